@@ -49,9 +49,8 @@ typedef struct pytracer_event {
 typedef void (*pytracer_record_fn)(const pytracer_event* event);
 
 typedef struct pytracer_hook {
-  uint32_t abi;             // PYTRACER_HOOK_ABI of the header the hook was compiled against
-  const char* backend;      // "cpu", "cuda" or "npu"
-  int32_t serialises;       // nonzero: events of one device come one at a time (allocator's lock)
+  uint32_t abi;         // PYTRACER_HOOK_ABI of the header the hook was compiled against
+  const char* backend;  // "cpu", "cuda" or "npu"
   // Installs the hook; may be called again (does nothing then). `enabled` stays valid for ever and
   // is read before each event: while it is 0 the hook calls nobody. Returns 0, or nonzero with the
   // reason, a sentence for the user, in `message`.

@@ -1,0 +1,301 @@
+// The Python face of the core; the only file that knows pybind11.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "error.h"
+#include "frame_walk.h"
+#include "hook_loader.h"
+#include "owner.h"
+#include "pickle_writer.h"
+#include "snapshot.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+namespace {
+
+// A row of events(). Documented field by field in pytracer/tracer.py.
+struct EventRecord {
+  uint64_t sequence;
+  int64_t time_ns;
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t stream;
+  uint64_t autograd_sequence;
+  uint32_t stack;
+  uint32_t alloc_stack;
+  uint32_t step;
+  uint16_t phase;
+  uint16_t pool;
+  uint16_t metadata;
+  uint8_t action;
+  int8_t device;
+};
+
+py::array_t<EventRecord> events_of(const View& view) {
+  std::vector<EventRecord> rows;
+  {
+    py::gil_scoped_release release;
+    for (const DeviceView& device : view.devices) {
+      const std::vector<Event> events = copy_events(device);
+      uint64_t sequence = device.cut.end - events.size();
+      for (const Event& event : events) {
+        rows.push_back({sequence++, WallClock::to_wall_ns(view.clock, event.ticks), event.address,
+                        event.size, event.stream, event.autograd_sequence,
+                        visible_stack(event, view.options.context),
+                        view.options.context == Context::none ? 0 : event.alloc_stack, event.step,
+                        event.phase, event.pool, event.metadata, event.action, event.device});
+      }
+    }
+  }
+  return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data());
+}
+
+// The frames of a stack: [(filename, name, line), ...], innermost first.
+py::list frames_of(const View& view, uint32_t stack) {
+  py::list frames;
+  if (stack == 0 || !view.stacks || stack > view.stacks->stats().stacks) return frames;
+  const StackTable& stacks = *view.stacks;
+  const StackTable::Stack& kept = stacks.stack(stack);
+  const auto text = [&](uint32_t id) {
+    const std::string& utf8 = stacks.string(id);
+    return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+        utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass"));
+  };
+  for (uint32_t i = 0; i < kept.frames && i < view.options.stack_depth; ++i) {
+    const StackTable::Frame& frame = stacks.frame(stacks.frame_id(kept, i));
+    frames.append(
+        py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
+  }
+  return frames;
+}
+
+void encode(PickleWriter& out, const py::handle& value) {
+  if (value.is_none()) {
+    out.none();
+  } else if (py::isinstance<py::bool_>(value)) {
+    out.boolean(value.cast<bool>());
+  } else if (py::isinstance<py::int_>(value)) {
+    out.integer(value.cast<int64_t>());
+  } else if (py::isinstance<py::float_>(value)) {
+    out.real(value.cast<double>());
+  } else if (py::isinstance<py::str>(value)) {
+    out.string(value.attr("encode")("utf-8", "surrogatepass").cast<std::string>());
+  } else if (py::isinstance<py::dict>(value)) {
+    out.dict();
+    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
+      encode(out, item.first);
+      encode(out, item.second);
+    }
+    out.set_items();
+  } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+    out.list();
+    for (const auto& item : value) encode(out, item);
+    out.append_items();
+  } else {
+    throw py::type_error("a snapshot cannot hold a value of type " +
+                         py::type::of(value).attr("__name__").cast<std::string>());
+  }
+}
+
+std::string encoded(const py::handle& value) {
+  MemorySink sink;
+  PickleWriter out(sink);
+  encode(out, value);
+  out.flush();
+  return std::move(sink.bytes);
+}
+
+SnapshotExtras extras_of(const py::dict& about, const py::object& settings,
+                         const py::object& annotations) {
+  std::string items;
+  for (const auto& item : about) items += encoded(item.first) + encoded(item.second);
+  return {encoded(settings), encoded(annotations), std::move(items)};
+}
+
+View view_of(Owner& owner) {
+  View view = [&] {
+    py::gil_scoped_release release;
+    return owner.view();
+  }();
+  if (view.stacks) view.stacks->resolve();
+  return view;
+}
+
+py::dict stats_of(Owner& owner) {
+  const Owner::Stats stats = owner.stats();
+  py::list devices;
+  for (const Owner::DeviceStats& device : stats.devices) {
+    using namespace py::literals;
+    devices.append(py::dict(
+        "device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
+        "overwritten"_a = device.overwritten, "unknown_frees"_a = device.counts.unknown_frees,
+        "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
+        "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
+        "live_dropped"_a = device.counts.live_dropped,
+        "live_table_bytes"_a = device.live_table_bytes,
+        "max_live_table_bytes"_a = device.max_live_table_bytes));
+  }
+  py::dict stacks;
+  stacks["stacks"] = stats.stacks.stacks;
+  stacks["frames"] = stats.stacks.frames;
+  stacks["codes"] = stats.stacks.codes;
+  stacks["truncated"] = stats.stacks.truncated;
+  stacks["dropped"] = stats.stacks.dropped;
+  stacks["bytes"] = stats.stacks.bytes;
+  stacks["max_bytes"] = stats.stacks.max_bytes;
+  py::dict result;
+  result["devices"] = devices;
+  result["stacks"] = stacks;
+  return result;
+}
+
+// Events on demand, without an allocator: for tests and benchmarks.
+void register_testing(py::module_ core) {
+  py::module_ m = core.def_submodule("testing", "Events on demand, for tests and benchmarks.");
+  m.def(
+      "record",
+      [](uint8_t action, uint64_t address, uint64_t size, int device) {
+        pytracer_event event{};
+        event.action = action;
+        event.address = address;
+        event.size = size;
+        event.device = static_cast<int16_t>(device);
+        py::gil_scoped_release release;
+        Recorder::record(&event);
+      },
+      py::arg("action"), py::arg("address"), py::arg("size"), py::arg("device") = -1);
+  m.def(
+      "record_pairs",
+      [](uint64_t pairs, uint64_t address, int device) {
+        pytracer_event event{};
+        event.device = static_cast<int16_t>(device);
+        event.address = address;
+        py::gil_scoped_release release;
+        const auto start = std::chrono::steady_clock::now();
+        for (uint64_t i = 0; i < pairs; ++i) {
+          event.action = PYTRACER_ALLOC;
+          event.size = 512;
+          Recorder::record(&event);
+          event.action = PYTRACER_FREE_COMPLETED;
+          event.size = 0;
+          Recorder::record(&event);
+        }
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      },
+      py::arg("pairs"), py::arg("address"), py::arg("device") = -1,
+      "Records alloc+free pairs without the GIL; returns the seconds it took.");
+  m.def(
+      "walk",
+      [](uint32_t depth) {
+        RawFrame frames[kMaxStackDepth];
+        const Walk walk = walk_frames(frames, std::min(depth, kMaxStackDepth));
+        py::list result;
+        for (uint32_t i = 0; i < walk.frames; ++i) {
+          result.append(py::make_tuple(code_filename(frames[i].code), code_name(frames[i].code),
+                                       code_line(frames[i].code, frames[i].offset)));
+        }
+        return result;
+      },
+      py::arg("depth"), "The calling thread's frames: [(filename, name, line), ...].");
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const IoError& error) {
+    const py::object arguments =
+        py::make_tuple(error.errno_code,
+                       std::string(error.what()) + " the snapshot failed: " +
+                           std::strerror(error.errno_code),
+                       error.path);
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  } catch (const HookError& error) {
+    PyErr_SetString(py::module_::import("pytracer.errors").attr("HookError").ptr(), error.what());
+  } catch (const Error& error) {
+    PyErr_SetString(py::module_::import("pytracer.errors").attr("PytracerError").ptr(),
+                    error.what());
+  }
+}
+
+}  // namespace
+}  // namespace pytracer
+
+PYBIND11_MODULE(_core, m) {
+  using namespace pytracer;
+  m.doc() = "pytracer's recorder. See _core.pyi.";
+  py::register_exception_translator(&translate);
+  PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
+                       autograd_sequence, stack, alloc_stack, step, phase, pool, metadata, action,
+                       device);
+  m.attr("CPU_DEVICE") = PYTRACER_CPU_DEVICE;
+  m.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
+
+  py::class_<View>(m, "View")
+      .def("events", &events_of)
+      .def("frames", &frames_of, py::arg("stack"))
+      .def(
+          "write",
+          [](const View& view, const std::string& path, const py::dict& about,
+             const py::object& settings, const py::object& annotations) {
+            const SnapshotExtras extras = extras_of(about, settings, annotations);
+            py::gil_scoped_release release;
+            FileSink sink(path);
+            write_snapshot(view, extras, sink);
+            sink.commit();
+          },
+          py::arg("path"), py::arg("about"), py::arg("allocator_settings"),
+          py::arg("external_annotations"))
+      .def(
+          "to_bytes",
+          [](const View& view, const py::dict& about, const py::object& settings,
+             const py::object& annotations) {
+            const SnapshotExtras extras = extras_of(about, settings, annotations);
+            MemorySink sink;
+            {
+              py::gil_scoped_release release;
+              write_snapshot(view, extras, sink);
+            }
+            return py::bytes(sink.bytes);
+          },
+          py::arg("about"), py::arg("allocator_settings"), py::arg("external_annotations"));
+
+  py::class_<Owner>(m, "Owner")
+      .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,
+                       uint64_t max_stack_bytes, uint8_t context) {
+             return std::make_unique<Owner>(OwnerOptions{std::move(devices), max_entries,
+                                                         stack_depth, max_stack_bytes,
+                                                         static_cast<Context>(context)});
+           }),
+           py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
+           py::arg("max_stack_bytes"), py::arg("context"))
+      .def("start", &Owner::start)
+      .def("stop", &Owner::stop, py::call_guard<py::gil_scoped_release>())
+      .def("clear", &Owner::clear, py::call_guard<py::gil_scoped_release>())
+      .def("view", &view_of)
+      .def("stats", &stats_of)
+      .def_property_readonly("recording", &Owner::recording)
+      .def_property_readonly("is_ours", &Owner::is_ours);
+
+  m.def("attach_hook", &attach_hook, py::arg("path"));
+  m.def("frame_walk_problem", [] {
+    const std::string problem = frame_walk_problem();
+    return problem.empty() ? py::object(py::none()) : py::object(py::str(problem));
+  });
+  m.def(
+      "enable_stacks",
+      [] {
+        // Destructions are watched from before the first walk on.
+        Recorder::instance().set_walking(watch_code(&Recorder::code_destroyed));
+      },
+      "Records stacks from now on. Only where frame_walk_problem() is None.");
+  m.def(
+      "stop_walking", [] { Recorder::instance().stop_walking(); },
+      py::call_guard<py::gil_scoped_release>());
+  register_testing(m);
+}

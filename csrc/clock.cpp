@@ -1,0 +1,83 @@
+#include "clock.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <x86intrin.h>
+#endif
+
+namespace pytracer {
+
+namespace {
+
+int64_t read_clock(clockid_t clock) noexcept {
+  timespec now;
+  clock_gettime(clock, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+#if defined(__x86_64__)
+bool tsc_is_invariant() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(0x80000007u, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
+}
+const bool g_use_tsc = tsc_is_invariant();
+#endif
+
+WallClock::Pair take_pair() noexcept {
+  // The reading with the shortest distance between the two ticks around it is the best of eight.
+  WallClock::Pair best{};
+  int64_t shortest = INT64_MAX;
+  for (int i = 0; i < 8; ++i) {
+    const int64_t before = now_ticks();
+    const int64_t wall = read_clock(CLOCK_REALTIME);
+    const int64_t distance = now_ticks() - before;
+    if (distance < shortest) {
+      shortest = distance;
+      best = {before + distance / 2, wall};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+int64_t now_ticks() noexcept {
+#if defined(__x86_64__)
+  if (g_use_tsc) return static_cast<int64_t>(__rdtsc());
+#elif defined(__aarch64__)
+  int64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#endif
+  return read_clock(CLOCK_MONOTONIC);
+}
+
+WallClock::WallClock() : pairs_{take_pair()} {}
+
+std::vector<WallClock::Pair> WallClock::calibrate() {
+  if (pairs_.size() >= kMaxPairs) {
+    std::vector<Pair> thinned;
+    for (size_t i = 0; i < pairs_.size(); i += 2) thinned.push_back(pairs_[i]);
+    pairs_ = std::move(thinned);
+  }
+  pairs_.push_back(take_pair());
+  return pairs_;
+}
+
+int64_t WallClock::to_wall_ns(const std::vector<Pair>& pairs, int64_t ticks) noexcept {
+  auto after = std::upper_bound(pairs.begin() + 1, pairs.end() - 1, ticks,
+                                [](int64_t value, const Pair& pair) { return value < pair.ticks; });
+  const Pair& a = *(after - 1);
+  const Pair& b = *after;
+  if (b.ticks == a.ticks) return a.wall_ns;
+  const double rate =
+      static_cast<double>(b.wall_ns - a.wall_ns) / static_cast<double>(b.ticks - a.ticks);
+  return a.wall_ns + std::llround(static_cast<double>(ticks - a.ticks) * rate);
+}
+
+}  // namespace pytracer

@@ -1,0 +1,36 @@
+// The recorder's clock: a cheap counter on the hot path, wall time at export.
+//
+// 1. now_ticks() reads the processor's counter (TSC, CNTVCT) where it runs at a constant rate,
+//    else CLOCK_MONOTONIC.
+// 2. Pairs (ticks, wall time) are taken at every snapshot. An event's wall time is interpolated
+//    between the pair before it and the pair after it, so it is the same in every snapshot that
+//    holds it, whatever was done to the system's clock in between.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pytracer {
+
+int64_t now_ticks() noexcept;  // any thread
+
+class WallClock {
+ public:
+  struct Pair {
+    int64_t ticks;
+    int64_t wall_ns;  // since the epoch
+  };
+
+  WallClock();
+  // Takes a pair now and returns all pairs, oldest first (two or more). Any thread that holds the
+  // recorder's control lock.
+  std::vector<Pair> calibrate();
+  static int64_t to_wall_ns(const std::vector<Pair>& pairs, int64_t ticks) noexcept;
+
+ private:
+  static constexpr size_t kMaxPairs = 4096;  // 64 KiB; past it every second old pair goes
+  std::vector<Pair> pairs_;
+};
+
+}  // namespace pytracer

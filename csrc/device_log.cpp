@@ -1,0 +1,99 @@
+#include "device_log.h"
+
+#include <mutex>
+
+namespace pytracer {
+
+namespace {
+
+// One writer: no read-modify-write instruction needed.
+void increment(std::atomic<uint64_t>& counter) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
+    : device_(device),
+      ring_(std::make_shared<RingBuffer>(ring_capacity)),
+      live_(std::make_unique<LiveTable>(kMaxLiveBlocks)) {}
+
+void DeviceLog::record(Event& event) noexcept {
+  std::lock_guard lock(writer_lock_);
+  // A mode change takes the lock: what is written here is of the mode read here.
+  const Mode mode = mode_.load(std::memory_order_relaxed);
+  if (mode == Mode::off) return;
+  LiveBlock block{};
+  switch (event.action) {
+    case PYTRACER_ALLOC:
+      block.address = event.address;
+      block.size = event.size;
+      block.ticks = event.ticks;
+      block.stack = event.stack;
+      block.step = event.step;
+      block.phase = event.phase;
+      if (!live_->insert(block)) increment(live_dropped_);
+      break;
+    case PYTRACER_FREE_REQUESTED:
+      if (live_->find(event.address, &block)) event.alloc_stack = block.stack;
+      break;
+    case PYTRACER_FREE_COMPLETED:
+      if (live_->remove(event.address, &block)) {
+        event.alloc_stack = block.stack;
+        if (event.size == 0) event.size = block.size;
+      } else {
+        increment(unknown_frees_);
+        if (event.size == 0) return;  // nobody knows how much was freed
+      }
+      break;
+    default:
+      break;
+  }
+  if (mode == Mode::on) ring_->append(event);
+}
+
+void DeviceLog::set_mode(Mode mode, Context context) {
+  std::unique_ptr<LiveTable> fresh;
+  if (this->mode() == Mode::off && mode != Mode::off && live_->committed_bytes() > 0) {
+    fresh = std::make_unique<LiveTable>(kMaxLiveBlocks);
+  }
+  std::lock_guard lock(writer_lock_);
+  if (fresh) live_.swap(fresh);
+  mode_.store(mode, std::memory_order_release);
+  context_.store(context, std::memory_order_relaxed);
+}
+
+void DeviceLog::ensure_ring(uint32_t capacity) {
+  std::lock_guard lock(writer_lock_);
+  if (capacity > ring_->capacity()) ring_ = std::make_shared<RingBuffer>(capacity, *ring_);
+}
+
+uint64_t DeviceLog::head() noexcept {
+  std::lock_guard lock(writer_lock_);
+  return ring_->head();
+}
+
+DeviceLog::Cut DeviceLog::cut() {
+  struct Thaw {
+    LiveTable& table;
+    ~Thaw() { table.thaw(); }
+  };
+  Cut cut{};
+  {
+    std::lock_guard lock(writer_lock_);
+    cut.end = ring_->head();
+    cut.ring = ring_;
+    cut.counts = counts();
+    live_->freeze();
+  }
+  Thaw thaw{*live_};
+  cut.live = live_->collect();
+  return cut;
+}
+
+DeviceLog::Counts DeviceLog::counts() const noexcept {
+  return {unknown_frees_.load(std::memory_order_relaxed),
+          live_dropped_.load(std::memory_order_relaxed)};
+}
+
+}  // namespace pytracer

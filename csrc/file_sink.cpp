@@ -1,0 +1,60 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <random>
+
+#include "byte_sink.h"
+#include "error.h"
+
+namespace pytracer {
+
+FileSink::FileSink(const std::string& path) : path_(path) {
+  const size_t slash = path.rfind('/');
+  const size_t name = slash == std::string::npos ? 0 : slash + 1;
+  std::random_device random;
+  for (int attempt = 0; attempt < 16 && file_ < 0; ++attempt) {
+    char suffix[48];
+    std::snprintf(suffix, sizeof(suffix), ".%d-%08x.tmp", static_cast<int>(getpid()), random());
+    temporary_ = path.substr(0, name) + "." + path.substr(name) + suffix;
+    file_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file_ < 0 && errno != EEXIST && errno != EINTR) break;
+  }
+  if (file_ < 0) fail(errno, "creating");
+}
+
+FileSink::~FileSink() {
+  if (file_ >= 0) close(file_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+void FileSink::write(const char* data, size_t size) {
+  while (size > 0) {
+    const ssize_t written = ::write(file_, data, size);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      fail(errno, "writing");
+    }
+    data += written;
+    size -= static_cast<size_t>(written);
+  }
+}
+
+void FileSink::restart() {
+  if (ftruncate(file_, 0) != 0 || lseek(file_, 0, SEEK_SET) != 0) fail(errno, "writing");
+}
+
+void FileSink::commit() {
+  // close() reports what a network file system could not write. No fsync: a crash of the machine
+  // (not of the process) may lose the file, and waiting for the disk would stall training.
+  const int file = file_;
+  file_ = -1;
+  if (close(file) != 0 && errno != EINTR) fail(errno, "writing");
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno, "renaming to");
+  temporary_.clear();
+}
+
+void FileSink::fail(int code, const char* doing) const { throw IoError(code, doing, path_); }
+
+}  // namespace pytracer

@@ -1,0 +1,12 @@
+// Loads a hook's shared library and connects it to the recorder.
+#pragma once
+
+#include <string>
+
+namespace pytracer {
+
+// Attaches the hook in `path`; a backend that is attached already stays as it is. The library is
+// never unloaded. Control thread, with the GIL. Throws HookError with a sentence for the user.
+void attach_hook(const std::string& path);
+
+}  // namespace pytracer

@@ -1,0 +1,109 @@
+#include "owner.h"
+
+#include <algorithm>
+
+namespace pytracer {
+
+Owner::Owner(OwnerOptions options)
+    : recorder_(Recorder::instance()),
+      options_(std::move(options)),
+      process_number_(recorder_.process_number()) {}
+
+Owner::~Owner() {
+  if (!is_ours()) {
+    // The parent's logs: what they share is left alone, not released.
+    new std::vector<Cursor>(std::move(cursors_));
+    new std::shared_ptr<StackTable>(std::move(stacks_));
+    new std::vector<DeviceLog::Cut>(std::move(final_cuts_));
+    return;
+  }
+  std::lock_guard lock(recorder_.control_);
+  recording_ = false;
+  if (registered_) recorder_.remove_owner(*this);
+}
+
+bool Owner::is_ours() const noexcept { return process_number_ == recorder_.process_number(); }
+
+void Owner::start() {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  if (recording_) return;
+  if (!registered_) {
+    recorder_.add_owner(*this);
+    registered_ = true;
+  }
+  final_cuts_.clear();
+  for (Cursor& cursor : cursors_) {
+    cursor.begin = cursor.log->head();
+    cursor.before = cursor.log->counts();
+  }
+  recording_ = true;
+  recorder_.apply_wishes();
+}
+
+void Owner::stop() {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  if (!recording_) return;
+  std::vector<DeviceLog::Cut> cuts;
+  for (const Cursor& cursor : cursors_) cuts.push_back(cursor.log->cut());
+  final_cuts_ = std::move(cuts);
+  recording_ = false;
+  recorder_.apply_wishes();
+}
+
+void Owner::clear() {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  for (size_t i = 0; i < cursors_.size(); ++i) {
+    cursors_[i].begin = recording_ ? cursors_[i].log->head() : final_cuts_[i].end;
+    cursors_[i].before = cursors_[i].log->counts();
+  }
+}
+
+DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
+  DeviceView view{cursor.log->device(), cursor.begin, 0, std::move(cut)};
+  const uint64_t end = view.cut.end;
+  const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
+  view.first = std::min(end, std::max({view.begin, allowed, view.cut.ring->oldest()}));
+  view.cut.counts.unknown_frees -= cursor.before.unknown_frees;
+  view.cut.counts.live_dropped -= cursor.before.live_dropped;
+  return view;
+}
+
+View Owner::view() {
+  View view{options_, {}, nullptr, {}};
+  if (!is_ours()) return view;
+  std::lock_guard lock(recorder_.control_);
+  view.stacks = stacks_;
+  for (size_t i = 0; i < cursors_.size(); ++i) {
+    view.devices.push_back(
+        view_of(cursors_[i], recording_ ? cursors_[i].log->cut() : final_cuts_[i]));
+  }
+  view.clock = recorder_.clock_.calibrate();
+  return view;
+}
+
+Owner::Stats Owner::stats() {
+  Stats stats{};
+  if (!is_ours()) return stats;
+  std::lock_guard lock(recorder_.control_);
+  if (stacks_) stats.stacks = stacks_->stats();
+  for (size_t i = 0; i < cursors_.size(); ++i) {
+    const Cursor& cursor = cursors_[i];
+    DeviceLog& log = *cursor.log;
+    DeviceLog::Cut cut{};
+    cut.end = recording_ ? log.head() : final_cuts_[i].end;
+    cut.ring = log.ring();
+    cut.counts = recording_ ? log.counts() : final_cuts_[i].counts;
+    const DeviceView view = view_of(cursor, std::move(cut));
+    stats.devices.push_back({view.device, view.cut.end - view.begin, view.cut.end - view.first,
+                             view.overwritten(), log.ring()->committed_bytes(),
+                             uint64_t{log.ring()->capacity()} * sizeof(Event), log.live().blocks(),
+                             log.live().block_bytes(), log.live().committed_bytes(),
+                             log.live().max_bytes(), view.cut.counts});
+  }
+  return stats;
+}
+
+}  // namespace pytracer

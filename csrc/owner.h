@@ -1,0 +1,95 @@
+// Someone who records: a tracer, a window, a session that stands in for torch's recorder.
+//
+// 1. An owner is a cursor into shared rings. Owners do not disturb each other: clear() moves the
+//    owner's own cursor, and where owners ask for different bounds the largest one is recorded and
+//    the others' are cut at export.
+// 2. After stop() an owner still gives what it had at that moment, as far as others have not
+//    overwritten it in the ring; the live blocks are kept with it.
+// 3. Control operations come one at a time, under the recorder's control lock.
+// 4. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "recorder.h"
+
+namespace pytracer {
+
+struct OwnerOptions {
+  std::vector<int> devices;  // PYTRACER_CPU_DEVICE or accelerator indices
+  uint32_t max_entries;      // of each device's ring
+  uint32_t stack_depth;      // at most kMaxStackDepth
+  uint64_t max_stack_bytes;  // of the stack table; the first owner's counts
+  Context context;
+};
+
+// What an owner sees of one device at one instant.
+struct DeviceView {
+  int device;
+  uint64_t begin;   // first event that is the owner's
+  uint64_t first;   // first of those that is still in the ring and within max_entries
+  DeviceLog::Cut cut;
+  uint64_t overwritten() const noexcept { return first - begin; }
+};
+
+// What an owner sees of everything at one instant (each device at an instant of its own). Shares
+// what it needs: it outlives the owner.
+struct View {
+  OwnerOptions options;
+  std::vector<DeviceView> devices;
+  std::shared_ptr<StackTable> stacks;
+  std::vector<WallClock::Pair> clock;
+};
+
+class Owner {
+ public:
+  explicit Owner(OwnerOptions options);
+  ~Owner();
+  Owner(const Owner&) = delete;
+  Owner& operator=(const Owner&) = delete;
+
+  // Throw Error (out of address space) or std::bad_alloc.
+  void start();
+  void stop();
+  View view();
+
+  void clear();
+  bool recording() const noexcept { return recording_ && is_ours(); }
+  // False in a child forked after the owner was made.
+  bool is_ours() const noexcept;
+
+  struct DeviceStats {
+    int device;
+    uint64_t recorded, held, overwritten, ring_bytes, max_ring_bytes;
+    uint64_t live_blocks, live_block_bytes, live_table_bytes, max_live_table_bytes;
+    DeviceLog::Counts counts;
+  };
+  struct Stats {
+    std::vector<DeviceStats> devices;
+    StackTable::Stats stacks;
+  };
+  Stats stats();
+
+ private:
+  friend class Recorder;
+  struct Cursor {
+    std::shared_ptr<DeviceLog> log;
+    uint64_t begin;
+    uint64_t end;  // once stopped
+    DeviceLog::Counts before;
+  };
+  DeviceView view_of(const Cursor& cursor, DeviceLog::Cut cut) const;
+
+  Recorder& recorder_;
+  const OwnerOptions options_;
+  const uint64_t process_number_;
+  bool registered_ = false;
+  bool recording_ = false;
+  std::vector<Cursor> cursors_;
+  std::vector<DeviceLog::Cut> final_cuts_;  // once stopped
+  std::shared_ptr<StackTable> stacks_;
+};
+
+}  // namespace pytracer

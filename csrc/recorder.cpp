@@ -1,0 +1,171 @@
+#include "recorder.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <new>
+
+#include "owner.h"
+#include "thread_slot.h"
+
+namespace pytracer {
+
+Recorder& Recorder::instance() noexcept {
+  static Recorder* const recorder = new Recorder;  // leaked: contract 1
+  return *recorder;
+}
+
+Recorder::Recorder() {
+  init_thread_slots();
+  pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
+}
+
+namespace {
+
+bool wants_stack(Context context, uint8_t action) noexcept {
+  switch (context) {
+    case Context::none:
+      return false;
+    case Context::state:
+      return action == PYTRACER_ALLOC;
+    case Context::alloc:  // frees show the stack of their allocation, which the live table knows
+      return action != PYTRACER_FREE_REQUESTED && action != PYTRACER_FREE_COMPLETED;
+    case Context::all:
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Recorder::record(const pytracer_event* given) noexcept {
+  Recorder& recorder = instance();
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr || given->action >= PYTRACER_ACTION_COUNT) return;
+  HookScope scope(*slot);
+  DeviceLog* log = recorder.log(given->device);
+  if (log == nullptr || log->mode() == Mode::off) return;
+  Event event{};
+  event.address = given->address;
+  event.size = given->size;
+  event.stream = given->stream;
+  event.ticks = now_ticks();
+  event.autograd_sequence = given->autograd_sequence;
+  event.step = recorder.step_.load(std::memory_order_relaxed);
+  event.phase = slot->phase;
+  event.action = given->action;
+  event.device = static_cast<int8_t>(given->device);
+  if (wants_stack(log->context(), given->action)) event.stack = recorder.stack_of_this_thread();
+  log->record(event);
+}
+
+DeviceLog* Recorder::log(int device) const noexcept {
+  const unsigned index = static_cast<unsigned>(device + 1);
+  return index < kMaxDevices ? logs_[index].load(std::memory_order_acquire) : nullptr;
+}
+
+uint32_t Recorder::stack_of_this_thread() noexcept {
+  StackTable* stacks = stacks_.load(std::memory_order_acquire);
+  if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
+  const uint32_t depth = depth_.load(std::memory_order_relaxed);
+  const WalkKey key = walk_key(depth, stacks->seed() ^ (uint64_t{depth} << 48));
+  if (key.frames == 0) return 0;
+  const uint32_t id = stacks->find(key);
+  return id != 0 ? id : walk_and_intern(*stacks, depth, key);
+}
+
+// Apart, so that the usual case needs no room for the frames on the stack.
+__attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks, uint32_t depth,
+                                                             const WalkKey& key) noexcept {
+  RawFrame frames[kMaxStackDepth];
+  const Walk walk = walk_frames(frames, depth);
+  return walk.frames != 0 ? stacks.intern(frames, walk, key) : 0;
+}
+
+void Recorder::stop_walking() noexcept {
+  walking_.store(false, std::memory_order_seq_cst);
+  wait_for_hooks();
+}
+
+void Recorder::code_destroyed(const void* code) noexcept {
+  // The table cannot go meanwhile: it is dropped by remove_owner(), which has the GIL too.
+  StackTable* stacks = instance().stacks_.load(std::memory_order_acquire);
+  if (stacks != nullptr) stacks->code_destroyed(code);
+}
+
+void Recorder::add_owner(Owner& owner) {
+  if (owners_.empty()) {
+    owned_stacks_ = std::make_shared<StackTable>(owner.options_.max_stack_bytes);
+    stacks_.store(owned_stacks_.get(), std::memory_order_release);
+  }
+  owners_.push_back(&owner);
+  owner.stacks_ = owned_stacks_;
+  for (const int device : owner.options_.devices) {
+    const auto found = std::find_if(owned_logs_.begin(), owned_logs_.end(),
+                                    [&](const auto& log) { return log->device() == device; });
+    std::shared_ptr<DeviceLog> log;
+    if (found != owned_logs_.end()) {
+      log = *found;
+      log->ensure_ring(owner.options_.max_entries);
+    } else {
+      log = std::make_shared<DeviceLog>(device, owner.options_.max_entries);
+      owned_logs_.push_back(log);
+      logs_[device + 1].store(log.get(), std::memory_order_release);
+    }
+    owner.cursors_.push_back({log, 0, 0, {}});
+  }
+}
+
+void Recorder::remove_owner(Owner& owner) noexcept {
+  owners_.erase(std::remove(owners_.begin(), owners_.end(), &owner), owners_.end());
+  apply_wishes();
+  if (!owners_.empty()) return;
+  for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
+  stacks_.store(nullptr, std::memory_order_seq_cst);
+  wait_for_hooks();
+  owned_logs_.clear();
+  owned_stacks_.reset();
+}
+
+void Recorder::apply_wishes() {
+  uint32_t depth = 0;
+  bool enabled[2] = {false, false};
+  for (const auto& log : owned_logs_) {
+    Mode mode = Mode::off;
+    Context context = Context::none;
+    for (const Owner* owner : owners_) {
+      const auto& devices = owner->options_.devices;
+      if (!owner->recording_ ||
+          std::find(devices.begin(), devices.end(), log->device()) == devices.end()) {
+        continue;
+      }
+      mode = Mode::on;
+      context = std::max(context, owner->options_.context);
+      depth = std::max(depth, owner->options_.stack_depth);
+    }
+    log->set_mode(mode, context);
+    enabled[log->device() == PYTRACER_CPU_DEVICE ? 0 : 1] |= mode != Mode::off;
+  }
+  depth_.store(depth, std::memory_order_relaxed);
+  for (int i = 0; i < 2; ++i) __atomic_store_n(&enabled_[i], enabled[i], __ATOMIC_RELEASE);
+}
+
+void Recorder::before_fork() noexcept { instance().control_.lock(); }
+void Recorder::after_fork_in_parent() noexcept { instance().control_.unlock(); }
+
+void Recorder::after_fork_in_child() noexcept {
+  // Other threads may have been inside the logs and the table: they are left as they were, leaked
+  // (their pages are not even copied), never touched again.
+  Recorder& recorder = instance();
+  for (auto& log : recorder.logs_) log.store(nullptr, std::memory_order_relaxed);
+  recorder.stacks_.store(nullptr, std::memory_order_relaxed);
+  for (uint32_t& flag : recorder.enabled_) flag = 0;
+  new (&recorder.owners_) std::vector<Owner*>();
+  new (&recorder.owned_logs_) std::vector<std::shared_ptr<DeviceLog>>();
+  new (&recorder.owned_stacks_) std::shared_ptr<StackTable>();
+  recorder.process_number_.fetch_add(1, std::memory_order_relaxed);
+  reset_thread_slots_after_fork();
+  recorder.control_.unlock();
+}
+
+}  // namespace pytracer

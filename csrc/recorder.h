@@ -1,0 +1,86 @@
+// The process's recorder: every hook's events end here, every owner reads from here.
+//
+// 1. One instance, made at the first use and never destroyed: allocators free memory after static
+//    destructors have run.
+// 2. record() runs on any thread, inside the allocator, with or without the GIL. It never throws,
+//    never waits for the GIL and never calls into an allocator that is recorded.
+// 3. Logs and the stack table come with the first owner and go with the last. They go only when no
+//    hook is inside (wait_for_hooks), and a snapshot that still needs them shares them.
+// 4. stop_walking() ends all stack walks and waits for those in flight: to be called before thread
+//    states are freed. Recording goes on without stacks.
+// 5. A forked child starts off and empty: it forgets the parent's logs without touching them, and
+//    can be traced anew. Owners of the parent are inert there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "device_log.h"
+#include "stack_table.h"
+
+namespace pytracer {
+
+class Owner;
+
+class Recorder {
+ public:
+  static constexpr int kMaxDevices = 65;  // the CPU and 64 accelerators
+
+  static Recorder& instance() noexcept;
+
+  // Any thread, in a hook.
+  static void record(const pytracer_event* event) noexcept;
+  // What hooks read before they call record(): nonzero while anything is recorded there.
+  const uint32_t* enabled_flag(bool cpu) const noexcept { return &enabled_[cpu ? 0 : 1]; }
+
+  // Any thread, not in a hook.
+  void stop_walking() noexcept;
+  // Records stacks from now on, if `possible` (frame_walk_problem() found none).
+  void set_walking(bool possible) noexcept { walking_.store(possible, std::memory_order_release); }
+  void set_step(uint32_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
+  // Counts forks: what was made under another number belongs to the parent.
+  uint64_t process_number() const noexcept {
+    return process_number_.load(std::memory_order_relaxed);
+  }
+
+  // With the GIL.
+  static void code_destroyed(const void* code) noexcept;
+
+ private:
+  friend class Owner;
+  Recorder();
+
+  // For Owner, under control_.
+  void add_owner(Owner& owner);
+  void remove_owner(Owner& owner) noexcept;
+  void apply_wishes();  // the strongest wish of all recording owners, to each device
+  DeviceLog* log(int device) const noexcept;
+
+  uint32_t stack_of_this_thread() noexcept;
+  uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key) noexcept;
+  static void before_fork() noexcept;
+  static void after_fork_in_parent() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  // Read by hooks.
+  std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
+  std::atomic<StackTable*> stacks_{nullptr};
+  std::atomic<bool> walking_{false};
+  std::atomic<uint32_t> depth_{0};
+  std::atomic<uint32_t> step_{0};
+  uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
+
+  std::mutex control_;  // all below; never held while waiting for the GIL
+  std::vector<Owner*> owners_;
+  std::vector<std::shared_ptr<DeviceLog>> owned_logs_;
+  std::shared_ptr<StackTable> owned_stacks_;
+  WallClock clock_;
+  std::atomic<uint64_t> process_number_{0};
+};
+
+}  // namespace pytracer

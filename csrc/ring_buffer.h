@@ -1,0 +1,106 @@
+// The bounded ring of one device's events.
+//
+// 1. One writer at a time: append() runs under the device's writer lock.
+// 2. Any number of readers, on any thread, without a lock; they never delay the writer.
+// 3. Events are numbered from 0 in the order they were appended. The ring holds the newest
+//    `capacity` of them; the writer overwrites the oldest and never waits.
+// 4. A reader can tell that an event was overwritten while it read: copy() verifies each one.
+// 5. Memory is committed as the ring fills: 64 bytes an event.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+#include "event.h"
+#include "reserved_array.h"
+
+namespace pytracer {
+
+class RingBuffer {
+ public:
+  explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, 0) {}
+  // Takes over the newest events of `other`, with their numbers. The writer of `other` excluded.
+  RingBuffer(uint32_t capacity, const RingBuffer& other)
+      : RingBuffer(capacity, std::max(other.oldest(), saturating_sub(other.head(), capacity))) {
+    Event event;
+    for (uint64_t sequence = first_; sequence < other.head(); ++sequence) {
+      if (other.read(sequence, event)) append(event);
+    }
+  }
+
+  // Writer, under the writer lock.
+  void append(const Event& event) noexcept {
+    const uint64_t sequence = head_.load(std::memory_order_relaxed);
+    uint64_t words[kWords];
+    std::memcpy(words, &event, sizeof(event));
+    Slot& slot = slots_[next_];
+    // Invalid first: whoever then sees a new word also sees that the old event is gone. (Release
+    // stores instead of a fence, which ThreadSanitizer cannot follow; they cost nothing on x86.)
+    slot.words[0].store(tag_of(sequence + kInvalid), std::memory_order_relaxed);
+    for (size_t i = 1; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
+    const uint64_t first_word = (words[0] & ~kTagMask) | tag_of(sequence);
+    slot.words[0].store(first_word, std::memory_order_release);
+    next_ = next_ + 1 == capacity_ ? 0 : next_ + 1;
+    head_.store(sequence + 1, std::memory_order_release);
+  }
+
+  // The number of the next event. Any thread.
+  uint64_t head() const noexcept { return head_.load(std::memory_order_acquire); }
+  // The number of the oldest event that is still held. Any thread.
+  uint64_t oldest() const noexcept {
+    const uint64_t end = head();
+    return end - first_ > capacity_ ? end - capacity_ : first_;
+  }
+  uint32_t capacity() const noexcept { return capacity_; }
+  uint64_t committed_bytes() const noexcept {
+    return std::min<uint64_t>(head() - first_, capacity_) * sizeof(Event);
+  }
+
+  // Copies events [begin, end) to out[0 .. end - begin). Returns the number of the first event
+  // that is good: it and all after it were read whole, those before it were overwritten. Any
+  // thread; end <= head().
+  uint64_t copy(uint64_t begin, uint64_t end, Event* out) const noexcept {
+    // Newest first: the writer overwrites the oldest first, so the losses form a prefix.
+    for (uint64_t sequence = end; sequence-- > begin;) {
+      if (!read(sequence, out[sequence - begin])) return sequence + 1;
+    }
+    return begin;
+  }
+
+ private:
+  RingBuffer(uint32_t capacity, uint64_t first)
+      : slots_(capacity),
+        capacity_(capacity),
+        first_(first),
+        next_(static_cast<uint32_t>(first % capacity)),
+        head_(first) {}
+
+  static constexpr size_t kWords = sizeof(Event) / sizeof(uint64_t);
+  static constexpr uint64_t kTagMask = 0xffffffffu;
+  static constexpr uint64_t kInvalid = 1ull << 31;  // capacity is far below, so no reader expects it
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> words[kWords];
+  };
+  static uint64_t tag_of(uint64_t sequence) noexcept { return sequence & kTagMask; }
+
+  bool read(uint64_t sequence, Event& out) const noexcept {
+    const Slot& slot = slots_[sequence % capacity_];
+    uint64_t words[kWords];
+    for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
+    const uint64_t again = slot.words[0].load(std::memory_order_relaxed);
+    std::memcpy(static_cast<void*>(&out), words, sizeof(out));
+    return words[0] == again && (again & kTagMask) == tag_of(sequence);
+  }
+
+  static uint64_t saturating_sub(uint64_t a, uint64_t b) noexcept { return a > b ? a - b : 0; }
+
+  ReservedArray<Slot> slots_;
+  const uint32_t capacity_;
+  const uint64_t first_;  // number of the first event this ring ever held
+  uint32_t next_;         // slot of the next event: head % capacity, without the division
+  std::atomic<uint64_t> head_;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,29 @@
+// A lock for critical sections of tens of nanoseconds.
+//
+// 1. Uncontended, it costs one atomic exchange; unlocking is a plain store.
+// 2. A waiter yields its time slice after a short spin, so a preempted holder gets to run.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+
+namespace pytracer {
+
+class SpinLock {
+ public:
+  void lock() noexcept {
+    while (locked_.exchange(true, std::memory_order_acquire)) {
+      for (int spin = 0; locked_.load(std::memory_order_relaxed); ++spin) {
+        if (spin >= kSpins) sched_yield();
+      }
+    }
+  }
+  void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+
+ private:
+  static constexpr int kSpins = 64;
+  std::atomic<bool> locked_{false};
+};
+
+}  // namespace pytracer

@@ -1,0 +1,125 @@
+// Call stacks, each kept once, for as long as the recorder holds anything.
+//
+// 1. A stack is a list of frames, a frame is a place in a code object. Stacks are equal when their
+//    frames are; code objects are told apart by identity, not by address: code_destroyed() retires
+//    an address.
+// 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds
+//    and under which nobody waits for the GIL, Python, or the allocator.
+// 3. Names and lines are read from code objects only with the GIL: at export, or when the code
+//    object goes.
+// 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted.
+// 5. Ids, and what they stand for, stay valid as long as the table.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "frame_walk.h"
+#include "linear_hash.h"
+#include "reserved_array.h"
+#include "walk_cache.h"
+
+namespace pytracer {
+
+class StackTable {
+ public:
+  struct Stack {
+    uint64_t hash;
+    uint32_t first_frame;  // into the frame lists; innermost first
+    uint32_t next;
+    uint16_t frames;
+    bool truncated;  // there were more frames than stack_depth
+  };
+  struct Frame {
+    uint32_t code;
+    int32_t offset;  // of the instruction, in bytes
+    int32_t line;    // unspecified until resolved
+    uint32_t next;
+    uint32_t next_of_code;
+  };
+  struct Code {
+    const void* pointer;  // null once the code object is gone
+    uint32_t next;
+    uint32_t newest_frame;
+    uint32_t filename;  // string ids; 0: not read yet
+    uint32_t name;
+  };
+  struct Stats {
+    uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped;
+  };
+
+  explicit StackTable(uint64_t max_bytes);
+
+  // In a hook, any thread. The seed of walk keys: changes whenever an address was retired.
+  uint64_t seed() const noexcept { return seed_.load(std::memory_order_acquire); }
+  uint32_t find(const WalkKey& key) const noexcept { return cache_.find(key); }
+  // In a hook, any thread. 0 when the table is full.
+  uint32_t intern(const RawFrame* frames, const Walk& walk, const WalkKey& key) noexcept;
+
+  // With the GIL.
+  void code_destroyed(const void* pointer) noexcept;
+  // Gives all frames their lines, all code objects their names.
+  void resolve();
+
+  // Any thread, without a lock, for ids handed out before the last resolve().
+  const Stack& stack(uint32_t id) const noexcept { return stacks_[id]; }
+  uint32_t frame_id(const Stack& stack, uint32_t index) const noexcept {
+    return frame_lists_[stack.first_frame + index];
+  }
+  const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
+  uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
+  uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
+  const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
+
+  Stats stats() const;  // any thread
+
+ private:
+  uint32_t intern_code(const void* pointer);
+  uint32_t intern_frame(const RawFrame& raw);
+  uint32_t intern_string(std::string text);
+  void resolve_frame(Frame& frame) noexcept;
+  void name_code(Code& code);
+  uint64_t bytes() const noexcept;
+
+  struct CodeItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept;
+    uint32_t& next(uint32_t id) noexcept { return table.codes_[id].next; }
+  } code_items_{*this};
+  struct FrameItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept;
+    uint32_t& next(uint32_t id) noexcept { return table.frames_[id].next; }
+  } frame_items_{*this};
+  struct StackItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept { return table.stacks_[id].hash; }
+    uint32_t& next(uint32_t id) noexcept { return table.stacks_[id].next; }
+  } stack_items_{*this};
+
+  mutable std::mutex mutex_;  // all below, but for what is said to be read without
+  const uint64_t max_bytes_;
+  // Item 0 of each stands for "none". Read without the lock for items handed out before.
+  ReservedArray<Code> codes_;
+  ReservedArray<Frame> frames_;
+  ReservedArray<Stack> stacks_;
+  ReservedArray<uint32_t> frame_lists_;
+  uint32_t code_count_ = 1, frame_count_ = 1, stack_count_ = 1, list_length_ = 0;
+  LinearHash<CodeItems> code_index_;
+  LinearHash<FrameItems> frame_index_;
+  LinearHash<StackItems> stack_index_;
+  WalkCache cache_;
+  std::atomic<uint64_t> seed_{1};
+  uint64_t truncated_ = 0, dropped_ = 0;
+  // Written with the GIL held.
+  uint32_t resolved_frames_ = 1;  // frames below this have their lines
+  uint64_t string_bytes_ = 0;
+  std::unordered_map<std::string, uint32_t> string_ids_;
+  ReservedArray<const std::string*> strings_;  // the keys of string_ids_; [0] is empty
+  uint32_t string_count_ = 0;
+};
+
+}  // namespace pytracer

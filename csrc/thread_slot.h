@@ -1,0 +1,61 @@
+// What the recorder keeps for each thread, and how it waits for threads that are inside a hook.
+//
+// 1. A slot belongs to one thread from its first event until the thread ends; then another thread
+//    may get it. Slots are never returned to the system: as many as there were threads at once.
+// 2. HookScope marks its thread busy for the time of one event. In the usual case that costs two
+//    plain stores: the waiting side pays for the ordering, with membarrier(2).
+// 3. wait_for_hooks(): a change made before the call is seen by every scope that begins after it,
+//    and scopes that began before have ended when it returns.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace pytracer {
+
+struct ThreadSlot {
+  std::atomic<uint32_t> busy{0};
+  std::atomic<bool> owned{false};
+  uint16_t phase = 0;  // the thread's innermost phase; 0: none of its own
+  ThreadSlot* next = nullptr;
+};
+
+namespace detail {
+// __thread and initial-exec: the access is one instruction instead of a call.
+extern __thread ThreadSlot* this_thread __attribute__((tls_model("initial-exec")));
+extern bool membarrier_works;
+ThreadSlot* claim_slot() noexcept;  // null: out of memory
+}  // namespace detail
+
+// The calling thread's slot; null only when memory has run out.
+inline ThreadSlot* thread_slot() noexcept {
+  ThreadSlot* slot = detail::this_thread;
+  return slot != nullptr ? slot : detail::claim_slot();
+}
+
+class HookScope {
+ public:
+  explicit HookScope(ThreadSlot& slot) noexcept : slot_(slot) {
+    if (detail::membarrier_works) {
+      slot_.busy.store(1, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      slot_.busy.exchange(1, std::memory_order_seq_cst);
+    }
+  }
+  ~HookScope() { slot_.busy.store(0, std::memory_order_release); }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+
+ private:
+  ThreadSlot& slot_;
+};
+
+// Once, before the first event.
+void init_thread_slots() noexcept;
+// Any thread, not in a hook.
+void wait_for_hooks() noexcept;
+// In a forked child: the other threads are gone. Async-signal-safe.
+void reset_thread_slots_after_fork() noexcept;
+
+}  // namespace pytracer

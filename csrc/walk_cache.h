@@ -1,0 +1,106 @@
+// From a walk's key to its stack's id, without a lock.
+//
+// 1. find() may run on any thread at any time; insert() and reserve() one at a time (the caller's
+//    mutex).
+// 2. A reader never gets the id of another key: each entry carries a version that is odd while it
+//    is written.
+// 3. An entry may be replaced by another at any time: a miss is never wrong, only slow.
+// 4. It doubles when half full; old arrays are kept (readers may be in them), together smaller than
+//    the newest.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "frame_walk.h"
+
+namespace pytracer {
+
+class WalkCache {
+ public:
+  WalkCache() { reserve(1); }
+
+  uint32_t find(const WalkKey& key) const noexcept {
+    const Table* table = table_.load(std::memory_order_acquire);
+    if (table == nullptr) return 0;
+    const Entry* set = table->set_of(key);
+    for (int way = 0; way < kWays; ++way) {
+      const Entry& entry = set[way];
+      const uint32_t version = entry.version.load(std::memory_order_acquire);
+      if (entry.a.load(std::memory_order_acquire) != key.a ||
+          entry.b.load(std::memory_order_acquire) != key.b) {
+        continue;
+      }
+      const uint32_t id = entry.id.load(std::memory_order_acquire);
+      const bool whole = entry.version.load(std::memory_order_relaxed) == version;
+      if (whole && (version & 1) == 0) return id;
+    }
+    return 0;
+  }
+
+  void insert(const WalkKey& key, uint32_t id) noexcept {
+    Table* table = table_.load(std::memory_order_relaxed);
+    if (table == nullptr) return;
+    Entry* set = table->set_of(key);
+    int way = 0;
+    while (way < kWays && set[way].id.load(std::memory_order_relaxed) != 0) ++way;
+    if (way == kWays) way = static_cast<int>(victim_++ % kWays);
+    Entry& entry = set[way];
+    const uint32_t version = entry.version.load(std::memory_order_relaxed);
+    entry.version.store(version + 1, std::memory_order_relaxed);
+    entry.a.store(key.a, std::memory_order_release);
+    entry.b.store(key.b, std::memory_order_release);
+    entry.id.store(id, std::memory_order_release);
+    entry.version.store(version + 2, std::memory_order_release);
+  }
+
+  // Room for `entries`, if memory allows; what was inserted before is forgotten when it grows.
+  void reserve(uint64_t entries) noexcept {
+    const Table* table = table_.load(std::memory_order_relaxed);
+    if (table != nullptr && entries * 2 <= table->sets * kWays) return;
+    uint64_t sets = table != nullptr ? table->sets * 2 : kFirstSets;
+    while (sets * kWays < entries * 2) sets *= 2;
+    std::unique_ptr<Table> grown(new (std::nothrow) Table);
+    if (!grown) return;
+    grown->entries.reset(new (std::nothrow) Entry[sets * kWays]);
+    if (!grown->entries) return;
+    grown->sets = sets;
+    grown->older = std::move(newest_);
+    newest_ = std::move(grown);
+    table_.store(newest_.get(), std::memory_order_release);
+  }
+
+  uint64_t bytes() const noexcept {
+    uint64_t bytes = 0;
+    for (const Table* table = newest_.get(); table != nullptr; table = table->older.get()) {
+      bytes += table->sets * kWays * sizeof(Entry);
+    }
+    return bytes;
+  }
+
+ private:
+  static constexpr int kWays = 4;
+  static constexpr uint64_t kFirstSets = 128;  // 16 KiB
+  struct alignas(32) Entry {
+    std::atomic<uint64_t> a{0};
+    std::atomic<uint64_t> b{0};
+    std::atomic<uint32_t> id{0};
+    std::atomic<uint32_t> version{0};
+  };
+  struct Table {
+    std::unique_ptr<Entry[]> entries;
+    uint64_t sets = 0;  // a power of two
+    std::unique_ptr<Table> older;
+    Entry* set_of(const WalkKey& key) const noexcept {
+      return &entries[((key.a ^ key.b) & (sets - 1)) * kWays];
+    }
+  };
+
+  std::atomic<Table*> table_{nullptr};
+  std::unique_ptr<Table> newest_;  // owns the chain
+  uint32_t victim_ = 0;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,64 @@
+"""The recorder (C++). Bounds are checked by pytracer.config; ids are explained in tracer.py."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CPU_DEVICE: int
+MAX_STACK_DEPTH: int
+
+class View:
+    """What an owner sees at one instant; keeps what it needs alive."""
+
+    def events(self) -> npt.NDArray[np.void]: ...
+    def frames(self, stack: int) -> list[tuple[str, str, int]]: ...
+    def write(
+        self,
+        path: str,
+        about: dict[str, Any],
+        allocator_settings: dict[str, Any],
+        external_annotations: list[Any],
+    ) -> None: ...
+    def to_bytes(
+        self,
+        about: dict[str, Any],
+        allocator_settings: dict[str, Any],
+        external_annotations: list[Any],
+    ) -> bytes: ...
+
+class Owner:
+    """A cursor into the shared recorder. Inert in a child forked after it was made."""
+
+    def __init__(
+        self,
+        devices: list[int],
+        max_entries: int,
+        stack_depth: int,
+        max_stack_bytes: int,
+        context: int,
+    ) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def clear(self) -> None: ...
+    def view(self) -> View: ...
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def recording(self) -> bool: ...
+    @property
+    def is_ours(self) -> bool: ...
+
+def attach_hook(path: str) -> None: ...
+def frame_walk_problem() -> str | None: ...
+def enable_stacks() -> None: ...
+def stop_walking() -> None: ...
+
+class testing:  # noqa: N801 - a submodule
+    """Events on demand, without an allocator: for tests and benchmarks."""
+
+    @staticmethod
+    def record(action: int, address: int, size: int, device: int = -1) -> None: ...
+    @staticmethod
+    def record_pairs(pairs: int, address: int, device: int = -1) -> float: ...
+    @staticmethod
+    def walk(depth: int) -> list[tuple[str, str, int]]: ...

@@ -1,0 +1,13 @@
+"""What pytracer has to say to the person at the other end: once, and never by an exception."""
+
+import logging
+
+_log = logging.getLogger("pytracer")
+_said: set[str] = set()
+
+
+def say_once(message: str) -> None:
+    """Logs `message` as a warning of the logger "pytracer", once in a process."""
+    if message not in _said:
+        _said.add(message)
+        _log.warning("pytracer: %s", message)

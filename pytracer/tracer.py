@@ -1,0 +1,263 @@
+"""The tracer: what people use."""
+
+import atexit
+import os
+import pickle
+import platform
+import socket
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import pytracer
+from pytracer import _core, hooks, output
+from pytracer.config import CONTEXTS, Device, Options, Output
+from pytracer.errors import HookError
+from pytracer.notices import say_once
+
+FORMAT_VERSION = (1, 0)
+"""Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
+
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "workspace_snapshot",
+    "annotate",
+)
+"""Names of the values of the `action` field of `Tracer.events()`, by value."""
+
+
+class Tracer:
+    """Records what the allocator does, and which Python code asked for it, in a bounded ring.
+
+    Use it as a context manager, or call `start()` and `stop()`. Several tracers, nested or at the
+    same time, share one recorder and do not disturb each other. A tracer that is still recording
+    when the process exits writes its snapshot then. In a forked child the parent's tracers do
+    nothing; the child can make its own.
+
+    Args:
+        output: where the snapshot is written at the end: None (nowhere), a file name ending in
+            `.pickle`, or a directory (see `pytracer.output`).
+        device: "auto" (the accelerator that is there, else the CPU; in this version always the
+            CPU), a device name, or a list of names.
+        trace_alloc_max_entries: how many events are kept for each device; 64 bytes each, committed
+            as the ring fills. The oldest are overwritten, and counted.
+        stack_depth: how many Python frames are kept of a stack, innermost first.
+        context: which stacks are kept. "all": every event has the stack of the thread that caused
+            it. "alloc": events have the stack of the allocation they belong to. "state": only the
+            blocks alive have one, that of their allocation. None: no stacks.
+        max_stack_bytes: bound of the table that holds every distinct stack once; stacks beyond it
+            are left out, and counted. While several tracers are alive, the first one's bound holds.
+        metadata: plain values (dicts, lists, strings, numbers) to be kept in the snapshot.
+
+    Raises:
+        ConfigError: an option cannot be used; the message names its value and the remedy.
+    """
+
+    def __init__(
+        self,
+        output: Output = None,
+        *,
+        device: Device = "auto",
+        trace_alloc_max_entries: int = 100_000,
+        stack_depth: int = 32,
+        context: str | None = "all",
+        max_stack_bytes: int = 2**25,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Checks the options; records nothing yet."""
+        self._options = Options.checked(
+            output,
+            device,
+            trace_alloc_max_entries,
+            stack_depth,
+            context,
+            max_stack_bytes,
+            metadata,
+        )
+        self._untraced: str | None = None
+        self._owner = _core.Owner(
+            [_core.CPU_DEVICE],
+            self._options.trace_alloc_max_entries,
+            self._options.stack_depth,
+            self._options.max_stack_bytes,
+            CONTEXTS.index(self._options.context),
+        )
+
+    def start(self) -> "Tracer":
+        """Begins to record; does nothing while recording. After `stop()`: begins anew.
+
+        Where recording is impossible (no hook for the running torch, say) that is said once, in the
+        log, and the job runs on untraced.
+
+        Raises:
+            ConfigError: the output cannot be written to.
+        """
+        if self._owner.recording or not self._owner.is_ours:
+            return self
+        if self._options.output is not None:
+            output.prepare(self._options.output)
+        try:
+            for backend in self._options.devices:
+                hooks.attach(backend)
+        except HookError as error:
+            self._untraced = str(error)
+            say_once(f"not recording: {error}")
+            return self
+        self._untraced = None
+        _enable_stacks()
+        self._owner.start()
+        _recording.add(self)
+        return self
+
+    def stop(self) -> None:
+        """Ends the recording; what was recorded stays readable as long as this tracer lives."""
+        _recording.discard(self)
+        self._owner.stop()
+
+    def __enter__(self) -> "Tracer":
+        """Starts."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Writes the snapshot, whether the body raised or not, and stops."""
+        self._finish()
+
+    def _finish(self) -> None:
+        """Stops and writes; a failure to write is said, not raised: the training matters more."""
+        if not self._owner.is_ours:
+            return
+        self.stop()
+        if self._options.output is None:
+            return
+        path = output.snapshot_path(self._options.output)
+        try:
+            self.dump(path)
+        except (OSError, MemoryError) as failure:
+            say_once(f"the snapshot {path} was not written: {failure}")
+
+    def clear(self) -> None:
+        """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""
+        self._owner.clear()
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Writes a PyTorch memory snapshot of what is recorded, now or at `stop()`.
+
+        The file is written under a temporary name and renamed: it is there whole or not at all.
+        Format: `torch.cuda.memory._snapshot()`, and the key `pytracer` (docs/design.md).
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._owner.view().write(os.fspath(path), self._about(), {}, [])
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same as a dict. Frames, and lists of frames, are shared objects: do not change them."""
+        data = self._owner.view().to_bytes(self._about(), {}, [])
+        snapshot: dict[str, Any] = pickle.loads(data)
+        return snapshot
+
+    def events(self) -> npt.NDArray[np.void]:
+        """The events that are held, in order of time, as a structured array of shape `(n,)`.
+
+        Fields:
+            sequence (u8): number of the event on its device, from 0; gaps never occur.
+            time_ns (i8): wall time, nanoseconds since the epoch.
+            address (u8): of the block.
+            size_bytes (u8): bytes asked for; for a free, those of the allocation.
+            stream (u8): the stream's handle; 0 on the CPU.
+            autograd_sequence (u8): autograd's sequence number; 0: not known (on the CPU always).
+            stack (u4): of the event, for `frames()`; 0: none.
+            alloc_stack (u4): for a free, the stack of the allocation; 0: none.
+            step (u4): the step it fell into; 0: before the first.
+            phase (u2): the phase it fell into; 0: none.
+            pool (u2): memory pool; 0: the default one.
+            metadata (u2): compile context and user metadata; 0: none.
+            action (u1): index into `ACTIONS`. The CPU has `alloc` and `free_completed`.
+            device (i1): index of the accelerator; -1: the CPU.
+        """
+        return self._owner.view().events()
+
+    def frames(self, stack: int) -> list[dict[str, Any]]:
+        """The frames of a `stack` of `events()`, innermost first: dicts as in a snapshot."""
+        return [
+            {"filename": filename, "name": name, "line": line}
+            for filename, name, line in self._owner.view().frames(stack)
+        ]
+
+    def stats(self) -> dict[str, Any]:
+        """Counts, and bytes held against their bounds.
+
+        Returns:
+            `recording` (bool), `untraced` (why nothing is recorded, or None), `devices` (a list of
+            dicts: events `recorded`, `held`, `overwritten`; `unknown_frees`: frees of blocks older
+            than the recording, left out; `live_blocks`, `live_block_bytes`, `live_dropped`: blocks
+            the full live table had no place for; `ring_bytes`, `live_table_bytes` and their
+            `max_...` bounds) and `stacks` (distinct `stacks`, `frames`, `codes`; `truncated`:
+            stacks cut at stack_depth; `dropped`: stacks left out because the table was full;
+            `bytes`, `max_bytes`).
+        """
+        return {
+            "recording": self._owner.recording,
+            "untraced": self._untraced,
+            **self._owner.stats(),
+        }
+
+    def _about(self) -> dict[str, Any]:
+        torch = sys.modules.get("torch")
+        return {
+            "format_version": FORMAT_VERSION,
+            "version": pytracer.__version__,
+            "written_ns": time.time_ns(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "torch": getattr(torch, "__version__", None),
+            "python": platform.python_version(),
+            "backends": self._options.devices,
+            "trace_alloc_max_entries": self._options.trace_alloc_max_entries,
+            "stack_depth": self._options.stack_depth,
+            "context": self._options.context,
+            "max_stack_bytes": self._options.max_stack_bytes,
+            "untraced": self._untraced,
+            "metadata": self._options.metadata,
+        }
+
+
+_recording: set[Tracer] = set()
+_prepared = False
+
+
+def _enable_stacks() -> None:
+    global _prepared
+    if _prepared:
+        return
+    _prepared = True
+    problem = _core.frame_walk_problem()
+    if problem is None:
+        _core.enable_stacks()
+    else:
+        say_once(f"recording without stacks: {problem}")
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    for tracer in list(_recording):
+        tracer._finish()
+    # Thread states are freed soon: from here on no stack is walked.
+    _core.stop_walking()

@@ -1,0 +1,10 @@
+// Stands in for csrc/frame_walk.cpp: each thread "runs" the frames the test gives it.
+#pragma once
+
+#include <vector>
+
+#include "frame_walk.h"
+
+// Innermost first. A code pointer is any nonzero number.
+void run_frames(std::vector<pytracer::RawFrame> frames);
+pytracer::RawFrame frame_at(uintptr_t code, int32_t offset);

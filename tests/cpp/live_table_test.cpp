@@ -1,0 +1,126 @@
+#include "live_table.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "check.h"
+
+using namespace pytracer;
+
+namespace {
+LiveBlock block_at(uint64_t address, uint64_t size) {
+  LiveBlock block{};
+  block.address = address;
+  block.size = size;
+  block.stack = static_cast<uint32_t>(size);
+  return block;
+}
+void check_same(const std::vector<LiveBlock>& live, const std::map<uint64_t, uint64_t>& model) {
+  CHECK(live.size() == model.size());
+  auto expected = model.begin();
+  for (const LiveBlock& block : live) {
+    CHECK(block.address == expected->first && block.size == expected->second);
+    CHECK(block.stack == static_cast<uint32_t>(block.size));
+    ++expected;
+  }
+}
+}  // namespace
+
+TEST(live_table_equals_a_map) {
+  LiveTable table(3000);
+  std::map<uint64_t, uint64_t> model;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 60'000; ++i) {
+    const uint64_t address = 64 * (1 + random() % 5000);
+    if (random() % 2 == 0) {
+      const uint64_t size = 1 + random() % 1000;
+      const bool fits = model.count(address) != 0 || model.size() < 3000;
+      CHECK(table.insert(block_at(address, size)) == fits);
+      if (fits) model[address] = size;
+    } else {
+      LiveBlock found;
+      CHECK(table.find(address, &found) == (model.count(address) != 0));
+      CHECK(table.remove(address, &found) == (model.count(address) != 0));
+      if (model.count(address) != 0) CHECK(found.size == model[address]);
+      model.erase(address);
+    }
+    if (i % 10'000 == 0) {
+      table.freeze();
+      check_same(table.collect(), model);
+      table.thaw();
+    }
+  }
+  uint64_t bytes = 0;
+  for (const auto& [address, size] : model) bytes += size;
+  CHECK(table.blocks() == model.size() && table.block_bytes() == bytes);
+  CHECK(table.committed_bytes() <= table.max_bytes());
+}
+
+TEST(live_table_frozen_keeps_what_goes) {
+  LiveTable table(100);
+  std::map<uint64_t, uint64_t> model;
+  for (uint64_t i = 1; i <= 50; ++i) {
+    table.insert(block_at(i * 64, i));
+    model[i * 64] = i;
+  }
+  for (int round = 0; round < 3; ++round) {
+    table.freeze();
+    const auto frozen = model;
+    LiveBlock found;
+    for (uint64_t i = 1; i <= 25; ++i) CHECK(table.remove(i * 64, &found));  // goes
+    for (uint64_t i = 1; i <= 10; ++i) table.insert(block_at(i * 64, 1000 + i));  // reused address
+    for (uint64_t i = 1; i <= 5; ++i) CHECK(table.remove(i * 64, &found) && found.size == 1000 + i);
+    table.insert(block_at(30 * 64, 77));  // a free that was missed
+    check_same(table.collect(), frozen);
+    table.thaw();
+    model[30 * 64] = 77;
+    for (uint64_t i = 1; i <= 25; ++i) model.erase(i * 64);
+    for (uint64_t i = 6; i <= 10; ++i) model[i * 64] = 1000 + i;
+    table.freeze();
+    check_same(table.collect(), model);
+    table.thaw();
+    for (uint64_t i = 1; i <= 25; ++i) {
+      table.remove(i * 64, &found);
+      table.insert(block_at(i * 64, i));
+      model[i * 64] = i;
+    }
+  }
+}
+
+// Writers go on while one reader freezes, collects and thaws: each view is one instant's.
+TEST(live_table_views_are_consistent_under_fire) {
+  LiveTable table(4096);
+  std::mutex writer_lock;
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> next{0};
+  std::thread writer([&] {
+    // Always 100 or 101 blocks alive, their sizes consecutive numbers.
+    LiveBlock found;
+    while (!stop) {
+      std::lock_guard lock(writer_lock);
+      ++next;
+      CHECK(table.insert(block_at(64 * (1 + next % 1000), next)));
+      if (next > 100) CHECK(table.remove(64 * (1 + (next - 100) % 1000), &found));
+    }
+  });
+  for (int i = 0; i < 300 || next < 20'000; ++i) {
+    {
+      std::lock_guard lock(writer_lock);
+      table.freeze();
+    }
+    const std::vector<LiveBlock> live = table.collect();
+    table.thaw();
+    CHECK(live.size() <= 100);
+    uint64_t least = ~0ull, most = 0;
+    for (const LiveBlock& block : live) {
+      least = std::min(least, block.size);
+      most = std::max(most, block.size);
+    }
+    if (!live.empty()) CHECK(most - least + 1 == live.size());
+  }
+  stop = true;
+  writer.join();
+}

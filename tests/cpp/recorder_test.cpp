@@ -1,0 +1,282 @@
+#include "recorder.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <thread>
+
+#include "check.h"
+#include "fake_frame_walk.h"
+#include "owner.h"
+#include "snapshot.h"
+#include "thread_slot.h"
+
+using namespace pytracer;
+
+namespace {
+
+OwnerOptions options(uint32_t entries, Context context = Context::all) {
+  return {{PYTRACER_CPU_DEVICE}, entries, 32, 1 << 20, context};
+}
+
+void record(uint8_t action, uint64_t address, uint64_t size = 0) {
+  pytracer_event event{};
+  event.action = action;
+  event.address = address;
+  event.size = size;
+  event.device = PYTRACER_CPU_DEVICE;
+  Recorder::record(&event);
+}
+void alloc(uint64_t address, uint64_t size) { record(PYTRACER_ALLOC, address, size); }
+void release(uint64_t address) { record(PYTRACER_FREE_COMPLETED, address); }
+
+bool hook_enabled() { return *Recorder::instance().enabled_flag(true) != 0; }
+
+// The view's state is what a replay of its events gives, and the events have no gap.
+void check_consistent(const DeviceView& device) {
+  const std::vector<Event> events = copy_events(device);
+  CHECK(device.first == device.begin && events.size() == device.cut.end - device.first);
+  std::map<uint64_t, uint64_t> alive;
+  for (const Event& event : events) {
+    if (event.action == PYTRACER_ALLOC) {
+      CHECK(alive.emplace(event.address, event.size).second);
+    } else {
+      const auto found = alive.find(event.address);
+      CHECK(found != alive.end() && found->second == event.size);
+      alive.erase(found);
+    }
+  }
+  CHECK(alive.size() == device.cut.live.size());
+  for (const LiveBlock& block : device.cut.live) CHECK(alive.at(block.address) == block.size);
+}
+
+}  // namespace
+
+TEST(nothing_is_recorded_without_an_owner) {
+  alloc(1, 1);
+  CHECK(!hook_enabled());
+  {
+    Owner owner(options(10));
+    CHECK(!hook_enabled() && !owner.recording());
+    owner.start();
+    CHECK(hook_enabled() && owner.recording());
+    alloc(64, 8);
+    owner.stop();
+    CHECK(!hook_enabled());
+    alloc(128, 8);
+    CHECK(owner.view().devices[0].cut.end == 1);
+    CHECK(owner.view().devices[0].cut.live.size() == 1);
+  }
+  Owner next(options(10));
+  next.start();
+  CHECK(next.view().devices[0].cut.end == 0 && next.view().devices[0].cut.live.empty());
+}
+
+TEST(owners_do_not_disturb_each_other) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1)});
+  Owner outer(options(100));
+  outer.start();
+  for (uint64_t i = 1; i <= 10; ++i) alloc(i * 64, i);
+  Owner inner(options(4, Context::alloc));
+  inner.start();
+  for (uint64_t i = 1; i <= 6; ++i) release(i * 64);
+  DeviceView seen = inner.view().devices[0];
+  CHECK(seen.begin == 10 && seen.first == 12 && seen.cut.end == 16 && seen.overwritten() == 2);
+  CHECK(seen.cut.live.size() == 4);  // alive since before: still known
+  inner.clear();
+  CHECK(inner.view().devices[0].begin == 16);
+  inner.stop();
+  alloc(4096, 1);
+  CHECK(inner.view().devices[0].cut.end == 16);
+  CHECK(outer.view().devices[0].cut.end == 17 && outer.view().devices[0].first == 0);
+  check_consistent(outer.view().devices[0]);
+  Owner large(options(100'000));  // the ring grows under the others
+  large.start();
+  alloc(8192, 1);
+  check_consistent(outer.view().devices[0]);
+  CHECK(large.view().devices[0].begin == 17 && large.view().devices[0].cut.end == 18);
+}
+
+TEST(context_decides_which_stacks_are_seen) {
+  Recorder::instance().set_walking(true);
+  for (const Context context : {Context::none, Context::state, Context::alloc, Context::all}) {
+    Owner owner(options(10, context));
+    owner.start();
+    run_frames({frame_at(1, 1)});
+    alloc(64, 1);
+    alloc(128, 1);
+    run_frames({frame_at(2, 2)});
+    release(64);
+    const DeviceView device = owner.view().devices[0];
+    const std::vector<Event> events = copy_events(device);
+    const uint32_t at_alloc = visible_stack(events[0], context);
+    const uint32_t at_free = visible_stack(events[2], context);
+    CHECK((at_alloc != 0) == (context == Context::alloc || context == Context::all));
+    CHECK((at_free != 0) == (at_alloc != 0));
+    CHECK((at_free == at_alloc) == (context != Context::all));
+    CHECK((device.cut.live[0].stack != 0) == (context != Context::none));
+  }
+}
+
+TEST(events_carry_step_phase_and_size_of_what_is_freed) {
+  Owner owner(options(10));
+  owner.start();
+  Recorder::instance().set_step(7);
+  thread_slot()->phase = 3;
+  alloc(64, 99);
+  Recorder::instance().set_step(0);
+  thread_slot()->phase = 0;
+  const DeviceView before = owner.view().devices[0];
+  CHECK(before.cut.live[0].step == 7 && before.cut.live[0].phase == 3);
+  release(64);
+  release(4096);  // older than the recording
+  const DeviceView device = owner.view().devices[0];
+  const std::vector<Event> events = copy_events(device);
+  CHECK(events.size() == 2 && events[0].step == 7 && events[0].phase == 3);
+  CHECK(events[1].size == 99 && events[1].step == 0 && events[1].phase == 0);
+  CHECK(device.cut.counts.unknown_frees == 1);
+}
+
+TEST(cuts_are_consistent_under_fire) {
+  Recorder::instance().set_walking(true);
+  Owner owner(options(1 << 21));
+  owner.start();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      run_frames({frame_at(10 + t, 1)});
+      for (uint64_t i = 0; !stop && i < 20'000; ++i) {
+        alloc((t * 1000 + i % 50 + 1) * 64, i + 1);
+        if (i % 50 >= 25) release((t * 1000 + (i - 25) % 50 + 1) * 64);
+        if (i % 50 == 49) {
+          for (uint64_t j = 25; j < 50; ++j) release((t * 1000 + j + 1) * 64);
+        }
+      }
+    });
+  }
+  uint64_t seen = 0;
+  for (int i = 0; i < 30 || seen < 20'000; ++i) {
+    const DeviceView device = owner.view().devices[0];
+    check_consistent(device);
+    seen = device.cut.end;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  check_consistent(owner.view().devices[0]);
+}
+
+TEST(a_snapshot_is_written_while_the_ring_is_lapped) {
+  Recorder::instance().set_walking(true);
+  Owner owner(options(20'000));
+  owner.start();
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    run_frames({frame_at(5, 1)});
+    while (!stop) {
+      alloc(64, 8);
+      release(64);
+    }
+  });
+  uint64_t laps = 0;
+  for (int i = 0; i < 15 || laps < 10; ++i) {
+    const View view = owner.view();
+    laps = view.devices[0].cut.end / 20'000;
+    view.stacks->resolve();
+    MemorySink sink;
+    write_snapshot(view, {"}", "]", ""}, sink);
+    CHECK(sink.bytes.size() > 100 && sink.bytes.back() == '.');
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST(stop_walking_ends_stacks_only) {
+  Recorder::instance().set_walking(true);
+  Owner owner(options(100));
+  owner.start();
+  std::atomic<bool> stop{false};
+  std::thread walker([&] {
+    run_frames({frame_at(1, 1)});
+    while (!stop) alloc(64, 1);
+  });
+  const auto newest_after = [&](uint64_t sequence) {
+    for (;;) {
+      const std::vector<Event> events = copy_events(owner.view().devices[0]);
+      if (!events.empty() && owner.view().devices[0].cut.end > sequence) return events.back();
+    }
+  };
+  CHECK(newest_after(0).stack != 0);
+  Recorder::instance().stop_walking();
+  const uint64_t stopped = owner.view().devices[0].cut.end;
+  newest_after(stopped);
+  CHECK(newest_after(stopped).stack == 0);
+  stop = true;
+  walker.join();
+}
+
+TEST(threads_may_end_and_owners_come_and_go_meanwhile) {
+  Recorder::instance().set_walking(true);
+  std::atomic<bool> stop{false};
+  std::atomic<int> ended{0};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t i = 0; !stop; ++i) {
+        std::thread([&] {
+          run_frames({frame_at(20 + t, static_cast<int32_t>(i % 100))});
+          alloc((t + 1) * 64, 8);
+          release((t + 1) * 64);
+        }).join();
+        ++ended;
+      }
+    });
+  }
+  for (int i = 0; i < 100 || ended < 100; ++i) {
+    Owner owner(options(100));
+    owner.start();
+    const View view = owner.view();
+    CHECK(copy_events(view.devices[0]).size() <= 100);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+#if !defined(__SANITIZE_THREAD__)  // it does not support threads in a forked child
+TEST(a_forked_child_starts_off_and_empty) {
+  Recorder::instance().set_walking(true);
+  Owner parents(options(100));
+  parents.start();
+  alloc(64, 1);
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {  // forks happen while another thread is inside
+    run_frames({frame_at(1, 1)});
+    while (!stop) {
+      alloc(128, 1);
+      release(128);
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      CHECK(!hook_enabled() && !parents.recording() && !parents.is_ours());
+      release(64);
+      parents.clear();
+      parents.stop();
+      CHECK(parents.view().devices.empty());
+      Owner own(options(10));
+      own.start();
+      alloc(256, 5);
+      CHECK(own.view().devices[0].cut.end == 1 && own.view().devices[0].cut.live.size() == 1);
+      _exit(0);
+    }
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  stop = true;
+  busy.join();
+  CHECK(parents.recording() && parents.view().devices[0].cut.end > 0);
+}
+#endif

@@ -1,0 +1,73 @@
+#include "ring_buffer.h"
+
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+using namespace pytracer;
+
+namespace {
+Event numbered(uint64_t number) {
+  Event event{};
+  event.address = number;
+  event.size = number * 3;
+  event.stream = ~number;
+  event.autograd_sequence = number;
+  event.alloc_stack = static_cast<uint32_t>(number);
+  return event;
+}
+bool whole(const Event& event, uint64_t number) {
+  return event.address == number && event.size == number * 3 && event.stream == ~number &&
+         event.autograd_sequence == number && event.alloc_stack == static_cast<uint32_t>(number);
+}
+}  // namespace
+
+TEST(ring_keeps_the_newest) {
+  for (const uint32_t capacity : {1u, 2u, 7u, 64u}) {
+    RingBuffer ring(capacity);
+    for (uint64_t n = 0; n < 200; ++n) {
+      CHECK(ring.head() == n);
+      CHECK(ring.oldest() == (n > capacity ? n - capacity : 0));
+      std::vector<Event> out(n + 1);
+      CHECK(ring.copy(0, n, out.data()) == ring.oldest());
+      for (uint64_t i = ring.oldest(); i < n; ++i) CHECK(whole(out[i], i));
+      ring.append(numbered(n));
+    }
+  }
+}
+
+TEST(ring_grows_with_its_events_and_numbers) {
+  RingBuffer small(5);
+  for (uint64_t n = 0; n < 13; ++n) small.append(numbered(n));
+  RingBuffer large(20, small);
+  CHECK(large.head() == 13 && large.oldest() == 8);
+  CHECK(large.committed_bytes() == 5 * sizeof(Event));
+  for (uint64_t n = 13; n < 40; ++n) large.append(numbered(n));
+  CHECK(large.oldest() == 20);
+  std::vector<Event> out(20);
+  CHECK(large.copy(20, 40, out.data()) == 20);
+  for (uint64_t i = 0; i < 20; ++i) CHECK(whole(out[i], 20 + i));
+}
+
+// A reader beside a writer that laps it all the time: whatever it gets is whole.
+TEST(ring_reader_knows_what_was_overwritten) {
+  RingBuffer ring(64);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t n = 0; !stop; ++n) ring.append(numbered(n));
+  });
+  uint64_t losses = 0, reads = 0;
+  std::vector<Event> out(64);
+  while (losses < 1000 || reads < 1000) {
+    const uint64_t begin = ring.oldest();
+    const uint64_t end = std::min(ring.head(), begin + 64);
+    const uint64_t good = ring.copy(begin, end, out.data());
+    CHECK(good >= begin && good <= end);
+    for (uint64_t n = good; n < end; ++n) CHECK(whole(out[n - begin], n));
+    losses += good - begin;
+    reads += end - good;
+  }
+  stop = true;
+  writer.join();
+}

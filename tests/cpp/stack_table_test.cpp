@@ -1,0 +1,116 @@
+#include "stack_table.h"
+
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "fake_frame_walk.h"
+
+using namespace pytracer;
+
+namespace {
+// What Recorder does for an event.
+uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
+  const WalkKey key = walk_key(depth, table.seed());
+  if (const uint32_t id = table.find(key)) return id;
+  RawFrame frames[kMaxStackDepth];
+  const Walk walk = walk_frames(frames, depth);
+  return table.intern(frames, walk, key);
+}
+}  // namespace
+
+TEST(stacks_are_kept_once) {
+  StackTable table(1 << 20);
+  run_frames({frame_at(1, 10), frame_at(2, 20)});
+  const uint32_t first = stack_here(table);
+  run_frames({frame_at(1, 12), frame_at(2, 20)});
+  const uint32_t second = stack_here(table);
+  run_frames({frame_at(1, 10), frame_at(2, 20)});
+  CHECK(first != 0 && second != 0 && first != second && stack_here(table) == first);
+  table.resolve();
+  const StackTable::Stack& stack = table.stack(first);
+  CHECK(stack.frames == 2 && !stack.truncated);
+  const StackTable::Frame& inner = table.frame(table.frame_id(stack, 0));
+  CHECK(inner.line == 11 && table.string(table.name(inner)) == "f1");
+  CHECK(table.string(table.filename(inner)) == "file.py");
+  CHECK(table.stats().stacks == 2 && table.stats().frames == 3 && table.stats().codes == 2);
+}
+
+TEST(stacks_keep_the_innermost_frames) {
+  StackTable table(1 << 20);
+  run_frames({frame_at(1, 1), frame_at(2, 2), frame_at(3, 3)});
+  const uint32_t cut = stack_here(table, 2);
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  const uint32_t whole = stack_here(table, 2);
+  CHECK(cut != whole);
+  CHECK(table.stack(cut).frames == 2 && table.stack(cut).truncated);
+  CHECK(!table.stack(whole).truncated && table.stats().truncated == 1);
+}
+
+TEST(an_address_used_again_is_another_code_object) {
+  StackTable table(1 << 20);
+  run_frames({frame_at(7, 1)});
+  const uint32_t before = stack_here(table);
+  table.code_destroyed(reinterpret_cast<const void*>(7));
+  table.code_destroyed(reinterpret_cast<const void*>(8));  // one we never saw
+  const uint32_t after = stack_here(table);
+  CHECK(after != before && table.stats().codes == 2);
+  // The one that went was read before it did.
+  CHECK(table.frame(table.frame_id(table.stack(before), 0)).line == 8);
+  CHECK(table.string(table.name(table.frame(table.frame_id(table.stack(before), 0)))) == "f7");
+}
+
+TEST(stacks_of_others_survive_a_destroyed_code) {
+  StackTable table(1 << 20);
+  std::vector<uint32_t> ids;
+  for (uintptr_t code = 1; code <= 500; ++code) {
+    run_frames({frame_at(code, 1), frame_at(10'000, 2)});
+    ids.push_back(stack_here(table));
+  }
+  table.code_destroyed(reinterpret_cast<const void*>(250));
+  for (uintptr_t code = 1; code <= 500; ++code) {
+    run_frames({frame_at(code, 1), frame_at(10'000, 2)});
+    CHECK((stack_here(table) == ids[code - 1]) == (code != 250));
+  }
+}
+
+TEST(the_bound_holds_and_is_counted) {
+  constexpr uint64_t kBound = 1 << 18;
+  StackTable table(kBound);
+  uint64_t refused = 0;
+  for (int32_t i = 0; i < 20'000; ++i) {
+    run_frames({frame_at(1 + static_cast<uintptr_t>(i), i), frame_at(50'000, i)});
+    refused += stack_here(table) == 0;
+  }
+  const StackTable::Stats stats = table.stats();
+  CHECK(refused > 0 && stats.dropped == refused);
+  CHECK(stats.bytes <= kBound && stats.bytes > kBound / 2);
+  CHECK(stats.stacks + refused == 20'000);
+}
+
+// Threads find and intern the same stacks while code objects go and lines are resolved.
+TEST(stacks_from_many_threads) {
+  StackTable table(8 << 20);
+  std::vector<std::thread> threads;
+  for (uintptr_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&table, t] {
+      for (int32_t i = 0; i < 4000; ++i) {
+        run_frames({frame_at(100 + t, i % 50), frame_at(1, i % 300)});
+        const uint32_t id = stack_here(table);
+        CHECK(id != 0);
+        const StackTable::Stack& stack = table.stack(id);
+        CHECK(stack.frames == 2);
+        CHECK(table.frame(table.frame_id(stack, 0)).offset == i % 50);
+        CHECK(table.frame(table.frame_id(stack, 1)).offset == i % 300);
+      }
+    });
+  }
+  for (uintptr_t code = 1000; code < 1200; ++code) {
+    run_frames({frame_at(code, 1)});
+    stack_here(table);
+    table.resolve();
+    table.code_destroyed(reinterpret_cast<const void*>(code));
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(table.stats().codes == 205);
+}

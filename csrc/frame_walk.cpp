@@ -102,8 +102,8 @@ WalkKey walk_key(uint32_t depth, uint64_t seed) noexcept {
     ++frames;
     const uint64_t code = reinterpret_cast<uint64_t>(code_of(frame));
     const uint64_t where = instruction(frame);
-    a = (a ^ where ^ (code << 21)) * 0x9e3779b97f4a7c15ull;
-    b = ((b ^ code) * 0xc2b2ae3d27d4eb4full) ^ (where << 7);
+    a = (a ^ (where ^ (code << 21))) * 0x9e3779b97f4a7c15ull;
+    b = (b ^ (code ^ (where << 29))) * 0xc2b2ae3d27d4eb4full;
   }
   // High bits into low ones, which multiplication alone does not reach.
   return {a ^ (a >> 29), b ^ (b >> 31), frames};

@@ -56,8 +56,9 @@ void Owner::clear() {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
   for (size_t i = 0; i < cursors_.size(); ++i) {
-    cursors_[i].begin = recording_ ? cursors_[i].log->head() : final_cuts_[i].end;
-    cursors_[i].before = cursors_[i].log->counts();
+    Cursor& cursor = cursors_[i];
+    cursor.begin = recording_ ? cursor.log->head() : final_cuts_[i].end;
+    cursor.before = recording_ ? cursor.log->counts() : final_cuts_[i].counts;
   }
 }
 
@@ -93,9 +94,11 @@ Owner::Stats Owner::stats() {
     const Cursor& cursor = cursors_[i];
     DeviceLog& log = *cursor.log;
     DeviceLog::Cut cut{};
-    cut.end = recording_ ? log.head() : final_cuts_[i].end;
-    cut.ring = log.ring();
-    cut.counts = recording_ ? log.counts() : final_cuts_[i].counts;
+    if (recording_) {
+      cut = {log.head(), log.ring(), {}, log.counts()};
+    } else {
+      cut = {final_cuts_[i].end, final_cuts_[i].ring, {}, final_cuts_[i].counts};
+    }
     const DeviceView view = view_of(cursor, std::move(cut));
     stats.devices.push_back({view.device, view.cut.end - view.begin, view.cut.end - view.first,
                              view.overwritten(), log.ring()->committed_bytes(),

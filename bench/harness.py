@@ -1,0 +1,83 @@
+"""What the benchmarks share: processes of their own, medians, the environment, the result file."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def in_own_process(script: str, *arguments: object) -> Any:
+    """Runs `script --worker arguments...` and returns what it prints, JSON."""
+    command = [sys.executable, script, "--worker", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def environment() -> dict[str, Any]:
+    """Where the figures were taken."""
+    import torch
+
+    import pytracer
+
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "pytracer": pytracer.__version__,
+    }
+
+
+def arguments(description: str | None, results: str) -> argparse.Namespace:
+    """The options every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=5, help="processes for each configuration")
+    parser.add_argument("--json", type=Path, default=RESULTS / results, help="where results go")
+    return parser.parse_args()
+
+
+def save(path: Path, figures: Any) -> None:
+    """Writes figures and environment."""
+    path.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2) + "\n")
+    print(f"\n{path}")
+
+
+def at_depth(frames: int, body: Any) -> Any:
+    """Calls `body` so that it runs at `frames` Python frames."""
+    own = 0
+    frame: Any = sys._getframe()
+    while frame is not None:
+        own, frame = own + 1, frame.f_back
+
+    def down(left: int) -> Any:
+        return body() if left == 0 else down(left - 1)
+
+    # `down` itself and `body` are two of them.
+    assert frames >= own + 2, f"{frames} frames asked for, {own} there already"
+    return down(frames - own - 2)
+
+
+def resident_bytes() -> int:
+    """Of this process, now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,56 @@
+"""Events on demand for tests: the core without an allocator."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+from pytracer import _core
+
+ALLOC, FREE = 0, 2
+CONTEXTS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+Frames = list[tuple[str, str, int]]
+
+assert _core.frame_walk_problem() is None
+_core.enable_stacks()
+
+
+def owner(
+    entries: int = 100_000,
+    depth: int = 32,
+    context: str | None = "all",
+    stack_bytes: int = 2**25,
+) -> Any:
+    """A started owner of the CPU's ring."""
+    made = _core.Owner([_core.CPU_DEVICE], entries, depth, stack_bytes, CONTEXTS[context])
+    made.start()
+    return made
+
+
+def chain(frame: FrameType | None, depth: int = 10_000) -> Frames:
+    """What Python's own interface says of the stack from `frame` outwards, cut at `depth`."""
+    frames: Frames = []
+    while frame is not None and len(frames) < depth:
+        frames.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
+        frame = frame.f_back
+    return frames
+
+
+class Probe:
+    """Called, records an event and notes what Python says of the stack at that very place."""
+
+    def __init__(self) -> None:
+        self.expected: list[Frames] = []
+
+    def __call__(self) -> None:
+        self.expected.append(
+            (_core.testing.record(ALLOC, 64 + 64 * len(self.expected), 1), chain(sys._getframe()))[
+                1
+            ]
+        )
+
+    def check(self, view: Any, depth: int) -> None:
+        """Compares every event's frames, whole and in order."""
+        events = view.events()
+        assert len(events) == len(self.expected) > 0
+        recorded = [view.frames(int(stack)) for stack in events["stack"]]
+        assert recorded == [frames[:depth] for frames in self.expected]

@@ -1,0 +1,237 @@
+"""Recorded frames equal `sys._getframe()`'s chain, cut at stack_depth."""
+
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from core_events import Probe, owner
+from pytracer import _core
+
+Scene = Callable[[Probe], object]
+
+
+def recursion(probe: Probe) -> None:
+    def down(depth: int) -> None:
+        probe() if depth == 0 else down(depth - 1)
+
+    for depth in (0, 1, 5, 40, 250):
+        down(depth)
+
+
+def generators(probe: Probe) -> None:
+    def inner() -> Iterator[int]:
+        probe()
+        yield 1
+        probe()
+
+    def outer() -> Iterator[int]:
+        yield from inner()
+        yield from (probe() or 2 for _ in range(2))
+
+    assert list(outer()) == [1, 2, 2]
+
+
+def coroutines(probe: Probe) -> None:
+    async def inner() -> None:
+        probe()
+
+    async def outer() -> None:
+        await inner()
+        await inner()
+
+    with contextlib.suppress(StopIteration):
+        outer().send(None)
+
+
+def lambdas_and_comprehensions(probe: Probe) -> None:
+    (lambda: probe())()
+    [probe() for _ in range(2)]
+    {probe() for _ in range(2)}
+    list(map(lambda _: probe(), range(2)))
+    sorted([2, 1], key=lambda _: probe() or 0)
+
+
+def classes_and_calls_from_c(probe: Probe) -> None:
+    class Body:
+        probe()
+
+        def __init__(self) -> None:
+            probe()
+
+        def __eq__(self, other: object) -> bool:
+            probe()
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+        @property
+        def attribute(self) -> None:
+            probe()
+
+    assert [Body()] == [Body()]
+    assert Body().attribute is None
+
+
+def several_lines(probe: Probe) -> None:
+    for _ in range(3):
+        probe()
+        probe(
+            # a call over lines
+        )
+    try:
+        raise ValueError
+    except ValueError:
+        probe()
+    finally:
+        probe()
+
+
+def exec_and_eval(probe: Probe) -> None:
+    exec("probe()\nprobe()", {"probe": probe})
+    eval("probe()", {"probe": probe})
+    exec(compile("def é():\n\n probe()\né()", "<日本語 \ud800>", "exec"), {"probe": probe})
+
+
+def threads(probe: Probe) -> None:
+    def work() -> None:
+        probe()
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+SCENES = [
+    recursion,
+    generators,
+    coroutines,
+    lambdas_and_comprehensions,
+    classes_and_calls_from_c,
+    several_lines,
+    exec_and_eval,
+    threads,
+]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 32, 200])
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_frames_equal_pythons(scene: Scene, depth: int) -> None:
+    # GIVEN a recording
+    recorder = owner(depth=depth)
+    probe = Probe()
+    # WHEN events happen, twice, so that the second time comes from the cache
+    scene(probe)
+    scene(probe)
+    # THEN each has the frames Python shows, innermost first, cut at the depth
+    probe.check(recorder.view(), depth)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 32, 200])
+def test_finalisers_run_by_the_collector(depth: int) -> None:
+    # GIVEN garbage whose finalisers make events, and a collector that runs at every chance: in
+    # the middle of making cells and generators too, where the frame below is not complete yet
+    recorder = owner(depth=depth)
+    probe = Probe()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            probe()
+
+    def makes_cells(a: object, b: object, c: object) -> Callable[[], object]:
+        d, e = [a], [b]
+        return lambda: (a, b, c, d, e)
+
+    def makes_a_generator(a: object) -> Iterator[object]:
+        b = [a]
+        yield lambda: (a, b)
+
+    def work() -> None:
+        Garbage()
+        makes_cells(1, 2, 3)()
+        for _ in makes_a_generator(1):
+            [x for x in ([], [])]
+
+    thresholds = gc.get_threshold()
+    # WHEN it runs
+    try:
+        for first in range(1, 12):
+            gc.set_threshold(first)
+            for _ in range(20):
+                work()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+    # THEN frames are as Python shows them
+    assert len(probe.expected) == 220
+    probe.check(recorder.view(), depth)
+
+
+def test_code_objects_that_come_and_go() -> None:
+    # GIVEN 10,000 functions made at run time and dropped, so that their addresses are used again:
+    # same instructions, other names, files and lines
+    recorder = owner()
+    probe = Probe()
+    addresses = set()
+    # WHEN each makes an event
+    for number in range(10_000):
+        scope = {"probe": probe}
+        source = "\n" * (number % 7) + f"def f{number % 3}():\n probe()"
+        exec(compile(source, f"<made {number}>", "exec"), scope)
+        function = scope[f"f{number % 3}"]
+        addresses.add(id(function.__code__))  # type: ignore[attr-defined]
+        function()
+        del scope, function
+    # THEN none has another's frames, though addresses did repeat, and all lines are known
+    assert len(addresses) < 5_000
+    probe.check(recorder.view(), 32)
+
+
+def test_names_and_lines_outlive_the_code() -> None:
+    # GIVEN events of a function that is gone before the stop, one that goes after it
+    recorder = owner()
+    scope = {"probe": (probe := Probe())}
+    exec(compile("\n\ndef early():\n probe()\nearly()", "<early>", "exec"), scope)
+    del scope["early"]
+    gc.collect()
+    exec(compile("\ndef late():\n probe()\nlate()", "<late>", "exec"), scope)
+    recorder.stop()
+    # WHEN the late one goes too
+    del scope["late"]
+    gc.collect()
+    # THEN both are told
+    probe.check(recorder.view(), 32)
+
+
+def test_walk_is_checked_against_python() -> None:
+    # GIVEN any place in a program
+    def somewhere() -> str | None:
+        return _core.frame_walk_problem()
+
+    # WHEN the walk is compared with Python's public interface there
+    problems = [somewhere(), *(somewhere() for _ in range(1)), (lambda: somewhere())()]
+    # THEN there is nothing to say
+    assert problems == [None, None, None]
+
+
+def test_threads_without_python_have_no_frames() -> None:
+    # GIVEN a process where a C thread (one of ctypes' callbacks has none of its own) makes events
+    # WHEN the main thread's event is made at the outermost level
+    # THEN it has just that frame
+    code = (
+        "from pytracer import _core\n"
+        "_core.enable_stacks()\n"
+        "o = _core.Owner([-1], 10, 32, 2**20, 3); o.start()\n"
+        "_core.testing.record(0, 64, 1)\n"
+        "v = o.view()\n"
+        "print(v.frames(int(v.events()['stack'][0])))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[('<string>', '<module>', 4)]"

@@ -168,6 +168,27 @@ TEST(cuts_are_consistent_under_fire) {
   check_consistent(owner.view().devices[0]);
 }
 
+// Ring and table are cut at the same instant: one block, alive after every odd event.
+TEST(state_and_trace_agree_at_every_instant) {
+  Owner owner(options(10));
+  owner.start();
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    while (!stop) {
+      alloc(64, 8);
+      release(64);
+    }
+  });
+  for (uint64_t odd = 0, even = 0; odd + even < 20'000 || odd < 100 || even < 100;) {
+    const DeviceView device = owner.view().devices[0];
+    const bool alive = device.cut.end % 2 == 1;
+    CHECK(device.cut.live.size() == (alive ? 1 : 0));
+    ++(alive ? odd : even);
+  }
+  stop = true;
+  writer.join();
+}
+
 TEST(a_snapshot_is_written_while_the_ring_is_lapped) {
   Recorder::instance().set_walking(true);
   Owner owner(options(20'000));

@@ -52,22 +52,24 @@ TEST(ring_grows_with_its_events_and_numbers) {
 
 // A reader beside a writer that laps it all the time: whatever it gets is whole.
 TEST(ring_reader_knows_what_was_overwritten) {
-  RingBuffer ring(64);
-  std::atomic<bool> stop{false};
-  std::thread writer([&] {
-    for (uint64_t n = 0; !stop; ++n) ring.append(numbered(n));
-  });
-  uint64_t losses = 0, reads = 0;
-  std::vector<Event> out(64);
-  while (losses < 1000 || reads < 1000) {
-    const uint64_t begin = ring.oldest();
-    const uint64_t end = std::min(ring.head(), begin + 64);
-    const uint64_t good = ring.copy(begin, end, out.data());
-    CHECK(good >= begin && good <= end);
-    for (uint64_t n = good; n < end; ++n) CHECK(whole(out[n - begin], n));
-    losses += good - begin;
-    reads += end - good;
+  for (const uint32_t capacity : {1u, 4u, 64u}) {
+    RingBuffer ring(capacity);
+    std::atomic<bool> stop{false};
+    std::thread writer([&] {
+      for (uint64_t n = 0; !stop; ++n) ring.append(numbered(n));
+    });
+    uint64_t losses = 0, reads = 0;
+    std::vector<Event> out(capacity);
+    while (losses < 100'000 || reads < 20'000) {
+      const uint64_t begin = ring.oldest();
+      const uint64_t end = std::min(ring.head(), begin + capacity);
+      const uint64_t good = ring.copy(begin, end, out.data());
+      CHECK(good >= begin && good <= end);
+      for (uint64_t n = good; n < end; ++n) CHECK(whole(out[n - begin], n));
+      losses += good - begin;
+      reads += end - good;
+    }
+    stop = true;
+    writer.join();
   }
-  stop = true;
-  writer.join();
 }

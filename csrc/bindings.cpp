@@ -81,7 +81,12 @@ void encode(PickleWriter& out, const py::handle& value) {
   } else if (py::isinstance<py::bool_>(value)) {
     out.boolean(value.cast<bool>());
   } else if (py::isinstance<py::int_>(value)) {
-    out.integer(value.cast<int64_t>());
+    const int64_t number = PyLong_AsLongLong(value.ptr());
+    if (PyErr_Occurred()) {
+      PyErr_Clear();
+      throw py::type_error("a snapshot cannot hold an integer of more than 64 bits");
+    }
+    out.integer(number);
   } else if (py::isinstance<py::float_>(value)) {
     out.real(value.cast<double>());
   } else if (py::isinstance<py::str>(value)) {

@@ -32,7 +32,10 @@ void DeviceLog::record(Event& event) noexcept {
       block.stack = event.stack;
       block.step = event.step;
       block.phase = event.phase;
-      if (!live_->insert(block)) increment(live_dropped_);
+      if (!live_->insert(block)) {
+        increment(live_dropped_);
+        return;  // an event without its block would contradict the state
+      }
       break;
     case PYTRACER_FREE_REQUESTED:
       if (live_->find(event.address, &block)) event.alloc_stack = block.stack;

@@ -31,7 +31,7 @@ class DeviceLog {
  public:
   struct Counts {
     uint64_t unknown_frees;  // of blocks allocated before recording began: left out
-    uint64_t live_dropped;   // blocks the full live table had no place for
+    uint64_t live_dropped;   // allocations the full live table had no place for: left out
   };
   struct Cut {
     uint64_t end;  // sequence number after the last event

@@ -33,6 +33,11 @@ class PickleWriter {
   void set_items() { put("u", 1); }
   void list() { put("](", 2); }
   void append_items() { put("e", 1); }
+  // Between two items of a long list. memory_viz appends a batch in one call of as many arguments,
+  // of which JavaScript engines allow some ten thousand.
+  void next_item() {
+    if (++items_ % kBatch == 0) put("e(", 2);
+  }
   // The same with the list remember()ed in between.
   void empty_list() { put("]", 1); }
   void mark() { put("(", 1); }
@@ -94,6 +99,7 @@ class PickleWriter {
 
  private:
   static constexpr Memo kMaxKeys = 95;
+  static constexpr uint32_t kBatch = 1000;  // as CPython's pickler
   static constexpr size_t kBufferSize = 1 << 18;
   static constexpr size_t kMargin = 16;  // more than anything put() is given
 
@@ -121,6 +127,7 @@ class PickleWriter {
   ByteSink& sink_;
   std::unique_ptr<char[]> buffer_;
   size_t used_ = 0;
+  uint32_t items_ = 0;  // since any moment: batches need not start with their list
   Memo next_key_ = 1;  // below 256, where references are short
   Memo next_memo_ = kMaxKeys + 1;
 };

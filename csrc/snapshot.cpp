@@ -1,6 +1,8 @@
 #include "snapshot.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <vector>
 
 #include "pickle_writer.h"
@@ -36,6 +38,7 @@ class SnapshotWriter {
   void event(const Event& event, uint8_t action, int64_t time_us);
   void about_devices(const std::vector<uint64_t>& lost);
   void frames(uint32_t stack);
+  uint32_t number_of(uint32_t frame);
   void frame(uint32_t id);
   void text(uint32_t string);
   void pool_id();
@@ -53,7 +56,10 @@ class SnapshotWriter {
   const View& view_;
   const SnapshotExtras& extras_;
   PickleWriter out_;
-  std::vector<Memo> stack_memos_, frame_memos_, string_memos_;
+  std::vector<Memo> stack_memos_, frame_memos_, string_memos_;  // by id, by number, by id
+  std::vector<uint32_t> frame_numbers_;                         // by id
+  std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;
+  std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of their numbers
   Memo pool_memo_ = 0;
 
   Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
@@ -95,7 +101,10 @@ int SnapshotWriter::file_index(int device) const noexcept {
 void SnapshotWriter::segments() {
   out_.list();
   for (const DeviceView& device : view_.devices) {
-    for (const LiveBlock& block : device.cut.live) segment(block, file_index(device.device));
+    for (const LiveBlock& block : device.cut.live) {
+      out_.next_item();
+      segment(block, file_index(device.device));
+    }
   }
   out_.append_items();
 }
@@ -186,6 +195,7 @@ void SnapshotWriter::events_of(const Event& held) {
 }
 
 void SnapshotWriter::event(const Event& event, uint8_t action, int64_t time_us) {
+  out_.next_item();
   out_.dict();
   out_.key(action_);
   out_.key(action_names_[action]);
@@ -230,7 +240,7 @@ void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
   out_.append_items();
   out_.string("stacks");
   out_.dict();
-  item("stacks", stacks.stacks);
+  item("count", stacks.stacks);
   item("truncated", stacks.truncated);
   item("dropped", stacks.dropped);
   item("bytes", stacks.bytes);
@@ -242,18 +252,41 @@ void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
 void SnapshotWriter::frames(uint32_t stack) {
   Memo& memo = memo_of(stack_memos_, stack);
   if (memo != 0) return out_.recall(memo);
-  out_.empty_list();
-  memo = out_.remember();
-  if (stack == 0) return;
-  const StackTable::Stack& kept = view_.stacks->stack(stack);
+  const StackTable::Stack none{};
+  const StackTable::Stack& kept = stack != 0 ? view_.stacks->stack(stack) : none;
   const uint32_t count = std::min<uint32_t>(kept.frames, view_.options.stack_depth);
+  std::pair<uint64_t, uint64_t> hash{1, count};
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t number = number_of(view_.stacks->frame_id(kept, i));
+    hash.first = (hash.first ^ number) * 0x9e3779b97f4a7c15ull;
+    hash.second = (hash.second + number) * 0xc2b2ae3d27d4eb4full;
+  }
+  const auto [same, is_new] = written_stacks_.emplace(hash, 0);
+  if (!is_new) {
+    memo = same->second;
+    return out_.recall(memo);
+  }
+  out_.empty_list();
+  memo = same->second = out_.remember();
+  if (count == 0) return;
   out_.mark();
   for (uint32_t i = 0; i < count; ++i) frame(view_.stacks->frame_id(kept, i));
   out_.append_items();
 }
 
+// Places in code that read the same, an instruction and the next one of its line, are one frame.
+uint32_t SnapshotWriter::number_of(uint32_t id) {
+  uint32_t& number = memo_of(frame_numbers_, id);
+  if (number == 0) {
+    const StackTable::Frame& kept = view_.stacks->frame(id);
+    const auto key = std::tuple(view_.stacks->filename(kept), view_.stacks->name(kept), kept.line);
+    number = numbers_.emplace(key, static_cast<uint32_t>(numbers_.size() + 1)).first->second;
+  }
+  return number;
+}
+
 void SnapshotWriter::frame(uint32_t id) {
-  Memo& memo = memo_of(frame_memos_, id);
+  Memo& memo = memo_of(frame_memos_, number_of(id));
   if (memo != 0) return out_.recall(memo);
   const StackTable::Frame& kept = view_.stacks->frame(id);
   out_.dict();

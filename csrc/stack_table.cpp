@@ -12,6 +12,8 @@ uint32_t most(uint64_t max_bytes) noexcept {
   return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, 1u << 30));
 }
 
+// What the names of a code object are taken to need until they are read.
+constexpr uint64_t kNameBytes = 256;
 constexpr int32_t kUnresolved = INT32_MIN;
 
 uint64_t mix(uint64_t hash, uint64_t value) noexcept {
@@ -50,7 +52,8 @@ StackTable::StackTable(uint64_t max_bytes)
 uint64_t StackTable::bytes() const noexcept {
   return code_count_ * sizeof(Code) + frame_count_ * sizeof(Frame) +
          stack_count_ * sizeof(Stack) + list_length_ * sizeof(uint32_t) + code_index_.bytes() +
-         frame_index_.bytes() + stack_index_.bytes() + cache_.bytes() + string_bytes_;
+         frame_index_.bytes() + stack_index_.bytes() + cache_.bytes() + string_bytes_ +
+         (code_count_ - named_codes_) * kNameBytes;
 }
 
 uint32_t StackTable::intern_code(const void* pointer) {
@@ -58,7 +61,7 @@ uint32_t StackTable::intern_code(const void* pointer) {
       hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
   if (known != 0) return known;
   const uint32_t id = code_count_++;
-  codes_[id] = {pointer, 0, 0, 0, 0};
+  codes_[id] = {pointer, 0, 0, 0, 0, false};
   code_index_.insert(id);
   return id;
 }
@@ -78,8 +81,9 @@ uint32_t StackTable::intern_frame(const RawFrame& raw) {
 
 uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
   std::lock_guard lock(mutex_);
-  // What a stack of only new frames in only new code takes; strings come when they are read.
-  const uint64_t needed = sizeof(Stack) + 4 + walk.frames * (sizeof(Code) + sizeof(Frame) + 12);
+  // What a stack of only new frames in only new code takes.
+  const uint64_t needed =
+      sizeof(Stack) + 4 + walk.frames * (sizeof(Code) + sizeof(Frame) + 12 + kNameBytes);
   if (bytes() + needed > max_bytes_) {
     ++dropped_;
     return 0;
@@ -106,7 +110,7 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
     stack_index_.insert(id);
   }
   if (walk.keyed) {
-    if (bytes() + stack_count_ * 256ull <= max_bytes_) cache_.reserve(stack_count_);
+    if (bytes() + cache_.growth(stack_count_) <= max_bytes_) cache_.reserve(stack_count_);
     cache_.insert(key, id);
   }
   return id;
@@ -115,14 +119,18 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
 uint32_t StackTable::intern_string(std::string text) {
   const auto known = string_ids_.find(text);
   if (known != string_ids_.end()) return known->second;
+  const uint64_t needed = text.size() + sizeof(std::string) + 64;  // with its node in the map
+  if (bytes() + needed > max_bytes_) return 0;
   const uint32_t id = string_count_++;
-  string_bytes_ += text.size() + sizeof(std::string) + 64;  // with its node in the map
+  string_bytes_ += needed;
   strings_[id] = &string_ids_.emplace(std::move(text), id).first->first;
   return id;
 }
 
 void StackTable::name_code(Code& code) {
-  if (code.name != 0) return;
+  if (code.named) return;
+  code.named = true;
+  ++named_codes_;
   code.filename = intern_string(code_filename(code.pointer));
   code.name = intern_string(code_name(code.pointer));
 }

@@ -7,7 +7,8 @@
 //    and under which nobody waits for the GIL, Python, or the allocator.
 // 3. Names and lines are read from code objects only with the GIL: at export, or when the code
 //    object goes.
-// 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted.
+// 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted; a name that finds
+//    none (one far longer than usual) is empty.
 // 5. Ids, and what they stand for, stay valid as long as the table.
 #pragma once
 
@@ -44,8 +45,9 @@ class StackTable {
     const void* pointer;  // null once the code object is gone
     uint32_t next;
     uint32_t newest_frame;
-    uint32_t filename;  // string ids; 0: not read yet
+    uint32_t filename;  // string ids
     uint32_t name;
+    bool named;  // they were read
   };
   struct Stats {
     uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped;
@@ -116,6 +118,7 @@ class StackTable {
   uint64_t truncated_ = 0, dropped_ = 0;
   // Written with the GIL held.
   uint32_t resolved_frames_ = 1;  // frames below this have their lines
+  uint32_t named_codes_ = 1;      // how many code objects' names were read
   uint64_t string_bytes_ = 0;
   std::unordered_map<std::string, uint32_t> string_ids_;
   ReservedArray<const std::string*> strings_;  // the keys of string_ids_; [0] is empty

@@ -56,12 +56,16 @@ class WalkCache {
     entry.version.store(version + 2, std::memory_order_release);
   }
 
+  // The bytes that reserve(entries) takes.
+  uint64_t growth(uint64_t entries) const noexcept {
+    const uint64_t sets = sets_for(entries);
+    return sets != 0 ? sets * kWays * sizeof(Entry) : 0;
+  }
+
   // Room for `entries`, if memory allows; what was inserted before is forgotten when it grows.
   void reserve(uint64_t entries) noexcept {
-    const Table* table = table_.load(std::memory_order_relaxed);
-    if (table != nullptr && entries * 2 <= table->sets * kWays) return;
-    uint64_t sets = table != nullptr ? table->sets * 2 : kFirstSets;
-    while (sets * kWays < entries * 2) sets *= 2;
+    const uint64_t sets = sets_for(entries);
+    if (sets == 0) return;
     std::unique_ptr<Table> grown(new (std::nothrow) Table);
     if (!grown) return;
     grown->entries.reset(new (std::nothrow) Entry[sets * kWays]);
@@ -97,6 +101,13 @@ class WalkCache {
       return &entries[((key.a ^ key.b) & (sets - 1)) * kWays];
     }
   };
+
+  // How many sets a table for so many entries has; 0: it is large enough.
+  uint64_t sets_for(uint64_t entries) const noexcept {
+    uint64_t sets = newest_ != nullptr ? newest_->sets : kFirstSets;
+    while (sets * kWays < entries * 2) sets *= 2;
+    return newest_ != nullptr && sets == newest_->sets ? 0 : sets;
+  }
 
   std::atomic<Table*> table_{nullptr};
   std::unique_ptr<Table> newest_;  // owns the chain

@@ -168,7 +168,7 @@ class Tracer:
         self._owner.view().write(os.fspath(path), self._about(), {}, [])
 
     def snapshot(self) -> dict[str, Any]:
-        """The same as a dict. Frames, and lists of frames, are shared objects: do not change them."""
+        """The same as a dict. Frames and lists of frames are shared objects: do not change them."""
         data = self._owner.view().to_bytes(self._about(), {}, [])
         snapshot: dict[str, Any] = pickle.loads(data)
         return snapshot
@@ -205,13 +205,15 @@ class Tracer:
         """Counts, and bytes held against their bounds.
 
         Returns:
-            `recording` (bool), `untraced` (why nothing is recorded, or None), `devices` (a list of
-            dicts: events `recorded`, `held`, `overwritten`; `unknown_frees`: frees of blocks older
-            than the recording, left out; `live_blocks`, `live_block_bytes`, `live_dropped`: blocks
-            the full live table had no place for; `ring_bytes`, `live_table_bytes` and their
-            `max_...` bounds) and `stacks` (distinct `stacks`, `frames`, `codes`; `truncated`:
-            stacks cut at stack_depth; `dropped`: stacks left out because the table was full;
-            `bytes`, `max_bytes`).
+            `recording`: whether it is. `untraced`: why nothing is recorded, or None.
+            `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
+            `unknown_frees`: frees of blocks older than the recording, left out; `live_dropped`:
+            allocations that found the live table full, left out; `live_blocks` and
+            `live_block_bytes`: alive now; `ring_bytes` of `max_ring_bytes`, `live_table_bytes` of
+            `max_live_table_bytes`.
+            `stacks`: distinct `stacks`, `frames` and `codes`; `truncated`: stacks cut at
+            stack_depth; `dropped`: events whose stack found the table full, left without one;
+            `bytes` of `max_bytes`.
         """
         return {
             "recording": self._owner.recording,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from core_events import Probe, owner
+
 from pytracer import _core
 
 Scene = Callable[[Probe], object]
@@ -51,7 +52,7 @@ def lambdas_and_comprehensions(probe: Probe) -> None:
     (lambda: probe())()
     [probe() for _ in range(2)]
     {probe() for _ in range(2)}
-    list(map(lambda _: probe(), range(2)))
+    list(filter(lambda _: probe(), range(2)))
     sorted([2, 1], key=lambda _: probe() or 0)
 
 
@@ -157,7 +158,7 @@ def test_finalisers_run_by_the_collector(depth: int) -> None:
         Garbage()
         makes_cells(1, 2, 3)()
         for _ in makes_a_generator(1):
-            [x for x in ([], [])]
+            [[x] for x in ([], [])]
 
     def one() -> None:
         work()

@@ -8,6 +8,7 @@ from core_events import ALLOC, FREE, owner
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from pytracer import _core
 
 EVENT_BYTES = 64

@@ -1,0 +1,158 @@
+"""The file: opcodes, everything once, large lists, the documented keys, old files."""
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_events import ALLOC, FREE, Probe, owner
+from viewers import check_opcodes, check_snapshot
+
+from pytracer import _core
+from pytracer.reading import load
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+DEVICE_KEYS = {"index", "is_cpu", "recorded", "overwritten", "unknown_frees", "live_dropped"}
+STACKS_KEYS = {"count", "truncated", "dropped", "bytes", "max_bytes"}
+
+
+def snapshot_bytes(recorder: Any, about: dict[str, Any] | None = None) -> bytes:
+    data: bytes = recorder.view().to_bytes(about or {}, {}, [])
+    return data
+
+
+def test_events_are_expanded_for_viewers() -> None:
+    # GIVEN a block that stays and one that goes
+    recorder = owner()
+    _core.testing.record(ALLOC, 4096, 100)
+    _core.testing.record(ALLOC, 8192, 2**20)
+    _core.testing.record(FREE, 4096, 0)
+    # WHEN it is written
+    data = snapshot_bytes(recorder)
+    snapshot = pickle.loads(data)
+    # THEN viewers accept it, and each allocation is a segment of its own
+    check_opcodes(data)
+    check_snapshot(snapshot)
+    (trace,) = snapshot["device_traces"]
+    assert [(event["action"], event["addr"], event["size"]) for event in trace] == [
+        ("segment_alloc", 4096, 100),
+        ("alloc", 4096, 100),
+        ("segment_alloc", 8192, 2**20),
+        ("alloc", 8192, 2**20),
+        ("free_requested", 4096, 100),
+        ("free_completed", 4096, 100),
+        ("segment_free", 4096, 100),
+    ]
+    (segment,) = snapshot["segments"]
+    assert (segment["address"], segment["total_size"]) == (8192, 2**20)
+    assert (segment["segment_type"], segment["device"]) == ("large", 0)
+
+
+def test_every_stack_frame_and_string_is_written_once() -> None:
+    # GIVEN several stacks, two of them different instructions of one line, events of them all
+    recorder = owner()
+    probe = Probe()
+    for _ in range(50):
+        probe(), probe()
+        (lambda: probe())()
+        [probe() for _ in range(2)]
+    # WHEN it is written
+    written = check_opcodes(snapshot_bytes(recorder))
+    # THEN nothing is there twice, and the two of one line are one
+    assert written.repeated() == []
+    assert recorder.stats()["stacks"]["stacks"] > len(written.stacks) >= 3
+
+
+def test_lists_longer_than_a_viewer_takes_at_once() -> None:
+    # GIVEN more events and more live blocks than JavaScript passes in one call
+    recorder = owner()
+    for block in range(70_000):
+        _core.testing.record(ALLOC, 64 + 64 * block, 8)
+    # WHEN it is written, THEN batches are short (check_opcodes refuses others) and nothing is lost
+    snapshot = check_opcodes(snapshot_bytes(recorder)).root
+    assert len(snapshot["device_traces"][0]) == 140_000
+    assert len(snapshot["segments"]) == 70_000
+
+
+def test_integers_and_strings_of_any_size() -> None:
+    # GIVEN values at the borders of the opcodes
+    numbers = [0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**40, 2**62, 2**63 - 1]
+    numbers += [-number for number in numbers] + [-(2**63)]
+    about: dict[str, Any] = {
+        "n": numbers,
+        "s": ["", "x" * 255, "x" * 256, "é" * 200_000, "\ud800"],
+        "f": [0.5, -1e300],
+    }
+    about |= {"d": {"a": {"b": [None, True, False]}}}
+    # WHEN they are written and read back, THEN they are the same
+    snapshot = pickle.loads(snapshot_bytes(owner(), about))
+    assert {key: snapshot["pytracer"][key] for key in about} == about
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    for value in (object(), 2**63, {1, 2}, b"bytes"):
+        with pytest.raises(TypeError, match="a snapshot cannot hold"):
+            owner().view().to_bytes({"x": value}, {}, [])
+
+
+def test_times_are_wall_times_and_never_change() -> None:
+    # GIVEN events with known times around them
+    recorder = owner()
+    before = time.time_ns()
+    for block in range(1, 50):
+        _core.testing.record(ALLOC, 64 * block, 8)
+        time.sleep(0.001)
+    after = time.time_ns()
+    # WHEN they are read
+    first = recorder.view().events()["time_ns"]
+    # THEN they lie between, in order, spread as they were
+    slack = 1_000_000
+    assert before - slack <= first[0] <= first[-1] <= after + slack
+    assert (first[1:] >= first[:-1]).all()
+    assert first[-1] - first[0] > 40_000_000
+    # AND later snapshots say the same of them
+    time.sleep(0.05)
+    assert (recorder.view().events()["time_ns"] == first).all()
+
+
+def test_stacks_beyond_the_bound_are_left_out_and_counted() -> None:
+    # GIVEN a table for few stacks
+    recorder = owner(stack_bytes=2**16)
+    # WHEN there are many
+    for number in range(2_000):
+        scope = {"record": _core.testing.record}
+        exec(f"def f{number}():\n record(0, 64 + 64 * {number}, 8)\nf{number}()", scope)
+    # THEN the bound holds, some have a stack, the others are counted, in the file too
+    stacks = recorder.stats()["stacks"]
+    without = int((recorder.view().events()["stack"] == 0).sum())
+    assert stacks["bytes"] <= stacks["max_bytes"] == 2**16
+    assert 0 < without < 2_000
+    assert stacks["dropped"] == without
+    assert pickle.loads(snapshot_bytes(recorder))["pytracer"]["stacks"]["dropped"] == without
+
+
+def golden_files() -> list[Path]:
+    files = sorted(GOLDEN.glob("snapshot-*.pickle"))
+    assert files, "the golden files are missing"
+    return files
+
+
+@pytest.mark.parametrize("path", golden_files(), ids=lambda path: path.stem)
+def test_files_of_every_format_version(path: Path) -> None:
+    # GIVEN a file a released version wrote (each made by tests/golden/make.py of its time)
+    # WHEN it is read
+    check_opcodes(path.read_bytes())
+    snapshot = load(path)
+    # THEN viewers take it, and the keys are the documented ones
+    check_snapshot(snapshot)
+    about = snapshot["pytracer"]
+    major, minor = about["format_version"]
+    assert path.stem == f"snapshot-{major}.{minor}"
+    assert set(about) >= {"version", "written_ns", "pid", "host", "torch", "python", "backends"}
+    assert set(about) >= {"trace_alloc_max_entries", "stack_depth", "context", "max_stack_bytes"}
+    assert set(about) >= {"untraced", "metadata", "devices", "stacks"}
+    assert set(about["devices"][0]) >= DEVICE_KEYS
+    assert set(about["stacks"]) >= STACKS_KEYS
+    events = snapshot["device_traces"][0]
+    assert {frame["name"] for event in events for frame in event["frames"]} == {"step", "forward"}

@@ -38,7 +38,13 @@ void Owner::start() {
     cursor.before = cursor.log->counts();
   }
   recording_ = true;
-  recorder_.apply_wishes();
+  try {
+    recorder_.apply_wishes();
+  } catch (...) {
+    recording_ = false;
+    recorder_.apply_wishes();
+    throw;
+  }
 }
 
 void Owner::stop() {

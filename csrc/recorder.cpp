@@ -94,25 +94,30 @@ void Recorder::code_destroyed(const void* code) noexcept {
 }
 
 void Recorder::add_owner(Owner& owner) {
-  if (owners_.empty()) {
-    owned_stacks_ = std::make_shared<StackTable>(owner.options_.max_stack_bytes);
-    stacks_.store(owned_stacks_.get(), std::memory_order_release);
+  // Whatever may fail comes first, and on failure the owner is as if it had never been added.
+  std::vector<Owner::Cursor> cursors;
+  std::vector<std::shared_ptr<DeviceLog>> logs = owned_logs_;
+  std::shared_ptr<StackTable> stacks = owned_stacks_;
+  if (!stacks) stacks = std::make_shared<StackTable>(owner.options_.max_stack_bytes);
+  for (const int device : owner.options_.devices) {
+    const auto found = std::find_if(logs.begin(), logs.end(),
+                                    [&](const auto& log) { return log->device() == device; });
+    if (found != logs.end()) {
+      (*found)->ensure_ring(owner.options_.max_entries);
+      cursors.push_back({*found, 0, 0, {}});
+    } else {
+      logs.push_back(std::make_shared<DeviceLog>(device, owner.options_.max_entries));
+      cursors.push_back({logs.back(), 0, 0, {}});
+    }
   }
   owners_.push_back(&owner);
+  owned_logs_ = std::move(logs);
+  owned_stacks_ = std::move(stacks);
+  owner.cursors_ = std::move(cursors);
   owner.stacks_ = owned_stacks_;
-  for (const int device : owner.options_.devices) {
-    const auto found = std::find_if(owned_logs_.begin(), owned_logs_.end(),
-                                    [&](const auto& log) { return log->device() == device; });
-    std::shared_ptr<DeviceLog> log;
-    if (found != owned_logs_.end()) {
-      log = *found;
-      log->ensure_ring(owner.options_.max_entries);
-    } else {
-      log = std::make_shared<DeviceLog>(device, owner.options_.max_entries);
-      owned_logs_.push_back(log);
-      logs_[device + 1].store(log.get(), std::memory_order_release);
-    }
-    owner.cursors_.push_back({log, 0, 0, {}});
+  stacks_.store(owned_stacks_.get(), std::memory_order_release);
+  for (const auto& log : owned_logs_) {
+    logs_[log->device() + 1].store(log.get(), std::memory_order_release);
   }
 }
 

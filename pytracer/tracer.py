@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytracer
 from pytracer import _core, hooks, output
 from pytracer.config import CONTEXTS, Device, Options, Output
-from pytracer.errors import HookError
+from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.notices import say_once
 
 FORMAT_VERSION = (1, 0)
@@ -87,6 +87,7 @@ class Tracer:
             metadata,
         )
         self._untraced: str | None = None
+        self._failures = 0
         self._owner = _core.Owner(
             [_core.CPU_DEVICE],
             self._options.trace_alloc_max_entries,
@@ -102,7 +103,7 @@ class Tracer:
         log, and the job runs on untraced.
 
         Raises:
-            ConfigError: the output cannot be written to.
+            ConfigError: the output cannot be written to, or there is no room for the ring.
         """
         if self._owner.recording or not self._owner.is_ours:
             return self
@@ -117,7 +118,13 @@ class Tracer:
             return self
         self._untraced = None
         _enable_stacks()
-        self._owner.start()
+        try:
+            self._owner.start()
+        except PytracerError as error:
+            entries = self._options.trace_alloc_max_entries
+            raise ConfigError(
+                f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
+            ) from None
         _recording.add(self)
         return self
 
@@ -140,17 +147,16 @@ class Tracer:
         self._finish()
 
     def _finish(self) -> None:
-        """Stops and writes; a failure to write is said, not raised: the training matters more."""
+        """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
-        self.stop()
-        if self._options.output is None:
-            return
-        path = output.snapshot_path(self._options.output)
         try:
-            self.dump(path)
-        except (OSError, MemoryError) as failure:
-            say_once(f"the snapshot {path} was not written: {failure}")
+            self.stop()
+            if self._options.output is not None:
+                self.dump(output.snapshot_path(self._options.output))
+        except Exception as failure:
+            self._failures += 1
+            say_once(f"the snapshot for output={self._options.output!r} was not written: {failure}")
 
     def clear(self) -> None:
         """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""
@@ -205,7 +211,8 @@ class Tracer:
         """Counts, and bytes held against their bounds.
 
         Returns:
-            `recording`: whether it is. `untraced`: why nothing is recorded, or None.
+            `recording`: whether it is. `untraced`: why nothing is recorded, or None. `failures`:
+            snapshots that could not be written at the end.
             `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
             `unknown_frees`: frees of blocks older than the recording, left out; `live_dropped`:
             allocations that found the live table full, left out; `live_blocks` and
@@ -218,6 +225,7 @@ class Tracer:
         return {
             "recording": self._owner.recording,
             "untraced": self._untraced,
+            "failures": self._failures,
             **self._owner.stats(),
         }
 

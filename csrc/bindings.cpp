@@ -3,9 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
+#include <thread>
 
 #include "error.h"
 #include "frame_walk.h"
@@ -18,6 +21,41 @@ namespace py = pybind11;
 
 namespace pytracer {
 namespace {
+
+// The GIL released for a scope; or held on to, once the interpreter is about to exit: a thread that
+// asks for it back then is ended in the middle of a C++ destructor, which ends the process.
+class OutsideGil {
+ public:
+  OutsideGil() {
+    if (!ended_) {
+      ++count_;
+      release_.emplace();
+    }
+  }
+  ~OutsideGil() {
+    if (release_) {
+      release_.reset();
+      --count_;
+    }
+  }
+  OutsideGil(const OutsideGil&) = delete;
+  OutsideGil& operator=(const OutsideGil&) = delete;
+
+  // With the GIL: no scope releases it from now on, and those that did have ended, or a minute has
+  // passed (a file system may hang).
+  static void end() {
+    ended_ = true;
+    py::gil_scoped_release release;
+    for (int wait = 0; count_ > 0 && wait < 60'000; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  static inline bool ended_ = false;  // guarded by the GIL
+  static inline std::atomic<int> count_{0};
+  std::optional<py::gil_scoped_release> release_;
+};
 
 // A row of events(). Documented field by field in pytracer/tracer.py.
 struct EventRecord {
@@ -40,7 +78,7 @@ struct EventRecord {
 py::array_t<EventRecord> events_of(const View& view) {
   std::vector<EventRecord> rows;
   {
-    py::gil_scoped_release release;
+    OutsideGil outside;
     for (const DeviceView& device : view.devices) {
       const std::vector<Event> events = copy_events(device);
       uint64_t sequence = device.cut.end - events.size();
@@ -48,7 +86,7 @@ py::array_t<EventRecord> events_of(const View& view) {
         rows.push_back({sequence++, WallClock::to_wall_ns(view.clock, event.ticks), event.address,
                         event.size, event.stream, event.autograd_sequence,
                         visible_stack(event, view.options.context),
-                        view.options.context == Context::none ? 0 : event.alloc_stack, event.step,
+                        view.options.context < Context::alloc ? 0 : event.alloc_stack, event.step,
                         event.phase, event.pool, event.metadata, event.action, event.device});
       }
     }
@@ -57,17 +95,19 @@ py::array_t<EventRecord> events_of(const View& view) {
 }
 
 // The frames of a stack: [(filename, name, line), ...], innermost first.
-py::list frames_of(const View& view, uint32_t stack) {
+py::list frames_of(Owner& owner, uint32_t stack) {
   py::list frames;
-  if (stack == 0 || !view.stacks || stack > view.stacks->stats().stacks) return frames;
-  const StackTable& stacks = *view.stacks;
+  const std::shared_ptr<StackTable> table = owner.stacks();
+  if (stack == 0 || !table || stack > table->stats().stacks) return frames;
+  StackTable& stacks = *table;
+  stacks.resolve();
   const StackTable::Stack& kept = stacks.stack(stack);
   const auto text = [&](uint32_t id) {
     const std::string& utf8 = stacks.string(id);
     return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
         utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass"));
   };
-  for (uint32_t i = 0; i < kept.frames && i < view.options.stack_depth; ++i) {
+  for (uint32_t i = 0; i < kept.frames && i < owner.options().stack_depth; ++i) {
     const StackTable::Frame& frame = stacks.frame(stacks.frame_id(kept, i));
     frames.append(
         py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
@@ -100,7 +140,10 @@ void encode(PickleWriter& out, const py::handle& value) {
     out.set_items();
   } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     out.list();
-    for (const auto& item : value) encode(out, item);
+    for (const auto& item : value) {
+      out.next_item();
+      encode(out, item);
+    }
     out.append_items();
   } else {
     throw py::type_error("a snapshot cannot hold a value of type " +
@@ -125,7 +168,7 @@ SnapshotExtras extras_of(const py::dict& about, const py::object& settings,
 
 View view_of(Owner& owner) {
   View view = [&] {
-    py::gil_scoped_release release;
+    OutsideGil outside;
     return owner.view();
   }();
   if (view.stacks) view.stacks->resolve();
@@ -218,7 +261,8 @@ void translate(std::exception_ptr pointer) {
         py::make_tuple(error.errno_code,
                        std::string(error.what()) + " the snapshot failed: " +
                            std::strerror(error.errno_code),
-                       error.path);
+                       py::reinterpret_steal<py::object>(
+                           PyUnicode_DecodeFSDefault(error.path.c_str())));
     PyErr_SetObject(PyExc_OSError, arguments.ptr());
   } catch (const HookError& error) {
     PyErr_SetString(py::module_::import("pytracer.errors").attr("HookError").ptr(), error.what());
@@ -243,14 +287,14 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<View>(m, "View")
       .def("events", &events_of)
-      .def("frames", &frames_of, py::arg("stack"))
       .def(
           "write",
-          [](const View& view, const std::string& path, const py::dict& about,
+          [](const View& view, const py::bytes& path, const py::dict& about,
              const py::object& settings, const py::object& annotations) {
             const SnapshotExtras extras = extras_of(about, settings, annotations);
-            py::gil_scoped_release release;
-            FileSink sink(path);
+            const std::string file = path;
+            OutsideGil outside;
+            FileSink sink(file);
             write_snapshot(view, extras, sink);
             sink.commit();
           },
@@ -263,7 +307,7 @@ PYBIND11_MODULE(_core, m) {
             const SnapshotExtras extras = extras_of(about, settings, annotations);
             MemorySink sink;
             {
-              py::gil_scoped_release release;
+              OutsideGil outside;
               write_snapshot(view, extras, sink);
             }
             return py::bytes(sink.bytes);
@@ -279,10 +323,11 @@ PYBIND11_MODULE(_core, m) {
            }),
            py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"))
-      .def("start", &Owner::start)
-      .def("stop", &Owner::stop, py::call_guard<py::gil_scoped_release>())
-      .def("clear", &Owner::clear, py::call_guard<py::gil_scoped_release>())
+      .def("start", &Owner::start, py::call_guard<OutsideGil>())
+      .def("stop", &Owner::stop, py::call_guard<OutsideGil>())
+      .def("clear", &Owner::clear, py::call_guard<OutsideGil>())
       .def("view", &view_of)
+      .def("frames", &frames_of, py::arg("stack"))
       .def("stats", &stats_of)
       .def_property_readonly("recording", &Owner::recording)
       .def_property_readonly("is_ours", &Owner::is_ours);
@@ -300,7 +345,12 @@ PYBIND11_MODULE(_core, m) {
       },
       "Records stacks from now on. Only where frame_walk_problem() is None.");
   m.def(
-      "stop_walking", [] { Recorder::instance().stop_walking(); },
-      py::call_guard<py::gil_scoped_release>());
+      "prepare_for_exit",
+      [] {
+        OutsideGil::end();
+        py::gil_scoped_release release;
+        Recorder::instance().stop_walking();
+      },
+      "Waits for calls that are outside the GIL, then ends all walks. Before thread states go.");
   register_testing(m);
 }

@@ -4,7 +4,8 @@
 //    else CLOCK_MONOTONIC.
 // 2. Pairs (ticks, wall time) are taken at every snapshot. An event's wall time is interpolated
 //    between the pair before it and the pair after it, so it is the same in every snapshot that
-//    holds it, whatever was done to the system's clock in between.
+//    holds it, whatever was done to the system's clock in between; to some nanoseconds, once 4,096
+//    snapshots were taken and every second old pair goes.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ class WallClock {
   static int64_t to_wall_ns(const std::vector<Pair>& pairs, int64_t ticks) noexcept;
 
  private:
-  static constexpr size_t kMaxPairs = 4096;  // 64 KiB; past it every second old pair goes
+  static constexpr size_t kMaxPairs = 4096;  // 64 KiB
   std::vector<Pair> pairs_;
 };
 

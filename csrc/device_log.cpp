@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "clock.h"
+
 namespace pytracer {
 
 namespace {
@@ -9,6 +11,20 @@ namespace {
 // One writer: no read-modify-write instruction needed.
 void increment(std::atomic<uint64_t>& counter) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+// An address is given out again: its block must have gone, unseen, some time before.
+Event missed_free(const Event& allocation, const LiveBlock& gone) noexcept {
+  Event event{};
+  event.address = gone.address;
+  event.size = gone.size;
+  event.stream = allocation.stream;
+  event.ticks = allocation.ticks;
+  event.alloc_stack = gone.stack;
+  event.pool = allocation.pool;
+  event.action = PYTRACER_FREE_COMPLETED;
+  event.device = allocation.device;
+  return event;
 }
 
 }  // namespace
@@ -21,11 +37,13 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
 void DeviceLog::record(Event& event) noexcept {
   std::lock_guard lock(writer_lock_);
   // A mode change takes the lock: what is written here is of the mode read here.
-  const Mode mode = mode_.load(std::memory_order_relaxed);
-  if (mode == Mode::off) return;
+  if (mode_.load(std::memory_order_relaxed) == Mode::off) return;
+  event.ticks = now_ticks();  // under the lock: times and numbers have the same order
   LiveBlock block{};
   switch (event.action) {
     case PYTRACER_ALLOC:
+      if (live_->remove(event.address, &block)) ring_->append(missed_free(event, block));
+      block = {};
       block.address = event.address;
       block.size = event.size;
       block.ticks = event.ticks;
@@ -52,7 +70,7 @@ void DeviceLog::record(Event& event) noexcept {
     default:
       break;
   }
-  if (mode == Mode::on) ring_->append(event);
+  ring_->append(event);
 }
 
 void DeviceLog::set_mode(Mode mode, Context context) {
@@ -67,8 +85,15 @@ void DeviceLog::set_mode(Mode mode, Context context) {
 }
 
 void DeviceLog::ensure_ring(uint32_t capacity) {
-  std::lock_guard lock(writer_lock_);
-  if (capacity > ring_->capacity()) ring_ = std::make_shared<RingBuffer>(capacity, *ring_);
+  if (capacity <= ring_->capacity()) return;
+  // The bulk is copied while writers go on; they wait for the rest alone.
+  auto grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  std::unique_lock lock(writer_lock_);
+  if (!grown->catch_up(*ring_)) {  // they went round once: now they are held up
+    grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  }
+  ring_.swap(grown);
+  lock.unlock();  // before the old ring goes
 }
 
 uint64_t DeviceLog::head() noexcept {

@@ -3,7 +3,8 @@
 // 1. record() may be called by several threads; the writer lock makes them one writer. It is held
 //    for the table and the ring alone: the stack was walked before.
 // 2. The live table is always what a replay of the events would give: cut() fixes both at one
-//    instant.
+//    instant. A free that was missed is made up for when its address is given out again.
+// 3. Events are in order of time.
 #pragma once
 
 #include <atomic>
@@ -20,9 +21,8 @@ namespace pytracer {
 
 // What a device records; the strongest wish of its owners.
 enum class Mode : uint8_t {
-  off = 0,    // nothing
-  state = 1,  // the live table only
-  on = 2,     // live table and ring
+  off = 0,  // nothing
+  on = 1,   // live table and ring
 };
 
 constexpr uint32_t kMaxLiveBlocks = 1u << 20;
@@ -30,7 +30,7 @@ constexpr uint32_t kMaxLiveBlocks = 1u << 20;
 class DeviceLog {
  public:
   struct Counts {
-    uint64_t unknown_frees;  // of blocks allocated before recording began: left out
+    uint64_t unknown_frees;  // of blocks not known (older than the recording, dropped): left out
     uint64_t live_dropped;   // allocations the full live table had no place for: left out
   };
   struct Cut {

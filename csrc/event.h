@@ -9,7 +9,7 @@
 namespace pytracer {
 
 struct Event {
-  uint32_t tag;          // low half of the sequence number; owned by RingBuffer
+  uint32_t tag;          // from the sequence number; owned by RingBuffer
   uint32_t alloc_stack;  // for frees: the stack of the allocation that is freed; 0: not known
   uint64_t address;      // of the block or segment; for oom the device's free bytes
   uint64_t size;         // bytes
@@ -19,7 +19,7 @@ struct Event {
   uint32_t stack;  // StackTable id of the calling thread's Python stack; 0: none
   uint32_t step;
   uint16_t phase;
-  uint16_t pool;      // PoolTable id; 0 is the default pool (0, 0)
+  uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
   uint8_t action;     // enum pytracer_action
   int8_t device;      // PYTRACER_CPU_DEVICE or the accelerator's index

@@ -3,9 +3,9 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <random>
 
 #include "byte_sink.h"
+#include "clock.h"
 #include "error.h"
 
 namespace pytracer {
@@ -13,11 +13,12 @@ namespace pytracer {
 FileSink::FileSink(const std::string& path) : path_(path) {
   const size_t slash = path.rfind('/');
   const size_t name = slash == std::string::npos ? 0 : slash + 1;
-  std::random_device random;
   for (int attempt = 0; attempt < 16 && file_ < 0; ++attempt) {
-    char suffix[48];
-    std::snprintf(suffix, sizeof(suffix), ".%d-%08x.tmp", static_cast<int>(getpid()), random());
-    temporary_ = path.substr(0, name) + "." + path.substr(name) + suffix;
+    // Other hosts may have the same pid on a shared file system; O_EXCL tells.
+    char hidden[64];
+    std::snprintf(hidden, sizeof(hidden), ".pytracer-%d-%llx.tmp", static_cast<int>(getpid()),
+                  static_cast<unsigned long long>(now_ticks()));
+    temporary_ = path.substr(0, name) + hidden;
     file_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file_ < 0 && errno != EEXIST && errno != EINTR) break;
   }
@@ -46,8 +47,8 @@ void FileSink::restart() {
 }
 
 void FileSink::commit() {
-  // close() reports what a network file system could not write. No fsync: a crash of the machine
-  // (not of the process) may lose the file, and waiting for the disk would stall training.
+  // Flushed first, so that not even a crash of the machine leaves an empty file under that name.
+  if (fdatasync(file_) != 0 && errno != EINVAL) fail(errno, "writing");
   const int file = file_;
   file_ = -1;
   if (close(file) != 0 && errno != EINTR) fail(errno, "writing");

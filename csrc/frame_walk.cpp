@@ -1,5 +1,7 @@
 #include "frame_walk.h"
 
+#include <memory>
+
 #define Py_BUILD_CORE 1
 #include <Python.h>
 #include <frameobject.h>
@@ -176,13 +178,11 @@ std::string to_utf8(PyObject* text) {
   // Called while code objects are deallocated too: whatever exception is set stays set.
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  std::string result;
-  if (PyObject* bytes = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass")) {
-    result.assign(PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes)));
-    Py_DECREF(bytes);
-  }
+  const std::unique_ptr<PyObject, void (*)(PyObject*)> bytes(
+      PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"), &Py_DecRef);
   PyErr_Restore(type, value, traceback);
-  return result;
+  if (!bytes) return {};
+  return {PyBytes_AS_STRING(bytes.get()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.get()))};
 }
 
 }  // namespace

@@ -47,7 +47,6 @@ void LiveTable::count(int32_t blocks, int64_t bytes) noexcept {
 
 bool LiveTable::insert(const LiveBlock& block) noexcept {
   WhileFrozen guard(*this);
-  if (const uint32_t stale = find_entry(block.address)) take_out(stale);
   uint32_t entry = free_list_;
   if (entry != 0) {
     free_list_ = entries_.blocks[entry].next;

@@ -8,7 +8,7 @@
 //    exclude each other by a lock that writers do not touch otherwise.
 // 3. Bounded: at most `capacity` blocks. A block that finds no place is not entered; insert() says
 //    so and the caller counts it.
-// 4. Memory is committed as blocks are entered: 52 bytes a block.
+// 4. Memory is committed as blocks are entered: 52 bytes a block, 56 once it went while frozen.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class LiveTable {
  public:
   explicit LiveTable(uint32_t capacity);
 
-  // Writer. An entry with the same address, whose free was missed, is replaced. False: full.
+  // Writer. No entry has this address (remove() it first). False: full.
   bool insert(const LiveBlock& block) noexcept;
   // Writer. The entry with this address, or false.
   bool find(uint64_t address, LiveBlock* found) const noexcept;

@@ -1,6 +1,7 @@
 #include "owner.h"
 
 #include <algorithm>
+#include <exception>
 
 namespace pytracer {
 
@@ -32,8 +33,9 @@ void Owner::start() {
     recorder_.add_owner(*this);
     registered_ = true;
   }
-  final_cuts_.clear();
-  for (Cursor& cursor : cursors_) {
+  // Before recording begins, so that no event falls between; kept only once it has.
+  std::vector<Cursor> cursors = cursors_;
+  for (Cursor& cursor : cursors) {
     cursor.begin = cursor.log->head();
     cursor.before = cursor.log->counts();
   }
@@ -45,17 +47,30 @@ void Owner::start() {
     recorder_.apply_wishes();
     throw;
   }
+  cursors_ = std::move(cursors);
+  final_cuts_.clear();
 }
 
 void Owner::stop() {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
   if (!recording_) return;
-  std::vector<DeviceLog::Cut> cuts;
-  for (const Cursor& cursor : cursors_) cuts.push_back(cursor.log->cut());
+  // Recording ends whatever happens; without memory for the live blocks, without those.
+  std::vector<DeviceLog::Cut> cuts(cursors_.size());
+  std::exception_ptr failure;
+  for (size_t i = 0; i < cursors_.size(); ++i) {
+    DeviceLog& log = *cursors_[i].log;
+    try {
+      cuts[i] = log.cut();
+    } catch (...) {
+      failure = std::current_exception();
+      cuts[i] = {log.head(), log.ring(), {}, log.counts()};
+    }
+  }
   final_cuts_ = std::move(cuts);
   recording_ = false;
   recorder_.apply_wishes();
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Owner::clear() {
@@ -91,6 +106,11 @@ View Owner::view() {
   return view;
 }
 
+std::shared_ptr<StackTable> Owner::stacks() {
+  std::lock_guard lock(recorder_.control_);
+  return is_ours() ? stacks_ : nullptr;
+}
+
 Owner::Stats Owner::stats() {
   Stats stats{};
   if (!is_ours()) return stats;
@@ -100,16 +120,22 @@ Owner::Stats Owner::stats() {
     const Cursor& cursor = cursors_[i];
     DeviceLog& log = *cursor.log;
     DeviceLog::Cut cut{};
+    uint64_t live_blocks = log.live().blocks();
+    uint64_t live_block_bytes = log.live().block_bytes();
     if (recording_) {
       cut = {log.head(), log.ring(), {}, log.counts()};
     } else {
-      cut = {final_cuts_[i].end, final_cuts_[i].ring, {}, final_cuts_[i].counts};
+      const DeviceLog::Cut& final_cut = final_cuts_[i];
+      cut = {final_cut.end, final_cut.ring, {}, final_cut.counts};
+      live_blocks = final_cut.live.size();
+      live_block_bytes = 0;
+      for (const LiveBlock& block : final_cut.live) live_block_bytes += block.size;
     }
     const DeviceView view = view_of(cursor, std::move(cut));
     stats.devices.push_back({view.device, view.cut.end - view.begin, view.cut.end - view.first,
                              view.overwritten(), log.ring()->committed_bytes(),
-                             uint64_t{log.ring()->capacity()} * sizeof(Event), log.live().blocks(),
-                             log.live().block_bytes(), log.live().committed_bytes(),
+                             uint64_t{log.ring()->capacity()} * sizeof(Event), live_blocks,
+                             live_block_bytes, log.live().committed_bytes(),
                              log.live().max_bytes(), view.cut.counts});
   }
   return stats;

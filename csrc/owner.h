@@ -9,6 +9,7 @@
 // 4. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -54,8 +55,11 @@ class Owner {
   void start();
   void stop();
   View view();
+  // What the stack ids of its events stand for; null before start().
+  std::shared_ptr<StackTable> stacks();
 
   void clear();
+  const OwnerOptions& options() const noexcept { return options_; }
   bool recording() const noexcept { return recording_ && is_ours(); }
   // False in a child forked after the owner was made.
   bool is_ours() const noexcept;
@@ -77,7 +81,6 @@ class Owner {
   struct Cursor {
     std::shared_ptr<DeviceLog> log;
     uint64_t begin;
-    uint64_t end;  // once stopped
     DeviceLog::Counts before;
   };
   DeviceView view_of(const Cursor& cursor, DeviceLog::Cut cut) const;
@@ -86,7 +89,7 @@ class Owner {
   const OwnerOptions options_;
   const uint64_t process_number_;
   bool registered_ = false;
-  bool recording_ = false;
+  std::atomic<bool> recording_{false};  // written under the control lock
   std::vector<Cursor> cursors_;
   std::vector<DeviceLog::Cut> final_cuts_;  // once stopped
   std::shared_ptr<StackTable> stacks_;

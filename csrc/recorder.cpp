@@ -49,7 +49,6 @@ void Recorder::record(const pytracer_event* given) noexcept {
   event.address = given->address;
   event.size = given->size;
   event.stream = given->stream;
-  event.ticks = now_ticks();
   event.autograd_sequence = given->autograd_sequence;
   event.step = recorder.step_.load(std::memory_order_relaxed);
   event.phase = slot->phase;
@@ -104,10 +103,10 @@ void Recorder::add_owner(Owner& owner) {
                                     [&](const auto& log) { return log->device() == device; });
     if (found != logs.end()) {
       (*found)->ensure_ring(owner.options_.max_entries);
-      cursors.push_back({*found, 0, 0, {}});
+      cursors.push_back({*found, 0, {}});
     } else {
       logs.push_back(std::make_shared<DeviceLog>(device, owner.options_.max_entries));
-      cursors.push_back({logs.back(), 0, 0, {}});
+      cursors.push_back({logs.back(), 0, {}});
     }
   }
   owners_.push_back(&owner);

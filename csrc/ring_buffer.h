@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "event.h"
 #include "reserved_array.h"
@@ -20,14 +21,18 @@ namespace pytracer {
 
 class RingBuffer {
  public:
-  explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, 0) {}
-  // Takes over the newest events of `other`, with their numbers. The writer of `other` excluded.
-  RingBuffer(uint32_t capacity, const RingBuffer& other)
-      : RingBuffer(capacity, std::max(other.oldest(), saturating_sub(other.head(), capacity))) {
+  explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, uint64_t{0}) {}
+  // Takes over the events of `other`, a smaller one, with their numbers; as a reader of it.
+  RingBuffer(uint32_t capacity, const RingBuffer& other) : RingBuffer(capacity, other.held()) {}
+
+  // Appends what `other` got since. The writer of `other` excluded. False: some of it is gone.
+  bool catch_up(const RingBuffer& other) noexcept {
     Event event;
-    for (uint64_t sequence = first_; sequence < other.head(); ++sequence) {
-      if (other.read(sequence, event)) append(event);
+    for (uint64_t sequence = head(); sequence < other.head(); ++sequence) {
+      if (!other.read(sequence, event)) return false;
+      append(event);
     }
+    return true;
   }
 
   // Writer, under the writer lock.
@@ -78,6 +83,21 @@ class RingBuffer {
   }
 
  private:
+  struct Held {
+    uint64_t first;
+    std::vector<Event> events;
+  };
+  Held held() const {
+    const uint64_t end = head();
+    const uint64_t begin = oldest();
+    std::vector<Event> events(end - std::min(begin, end));
+    const uint64_t good = copy(std::min(begin, end), end, events.data());
+    events.erase(events.begin(), events.end() - static_cast<ptrdiff_t>(end - good));
+    return {good, std::move(events)};
+  }
+  RingBuffer(uint32_t capacity, const Held& held) : RingBuffer(capacity, held.first) {
+    for (const Event& event : held.events) append(event);
+  }
   RingBuffer(uint32_t capacity, uint64_t first)
       : slots_(capacity),
         capacity_(capacity),
@@ -91,7 +111,8 @@ class RingBuffer {
   struct alignas(64) Slot {
     std::atomic<uint64_t> words[kWords];
   };
-  static uint64_t tag_of(uint64_t sequence) noexcept { return sequence & kTagMask; }
+  // Never the 0 of a slot that was not written (or was wiped by a fork), but once in 2^32 events.
+  static uint64_t tag_of(uint64_t sequence) noexcept { return (sequence + 1) & kTagMask; }
 
   bool read(uint64_t sequence, Event& out) const noexcept {
     const Slot& slot = slots_[sequence % capacity_];
@@ -101,8 +122,6 @@ class RingBuffer {
     std::memcpy(&out, words, sizeof(out));  // the inverse of append(): little-endian
     return words[0] == again && (again & kTagMask) == tag_of(sequence);
   }
-
-  static uint64_t saturating_sub(uint64_t a, uint64_t b) noexcept { return a > b ? a - b : 0; }
 
   ReservedArray<Slot> slots_;
   const uint32_t capacity_;

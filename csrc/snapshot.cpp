@@ -61,6 +61,7 @@ class SnapshotWriter {
   std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;
   std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of their numbers
   Memo pool_memo_ = 0;
+  uint64_t truncated_stacks_ = 0;  // of those written
 
   Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
       pool_id_{"pool_id"}, frames_{"frames"}, compile_context_{"compile_context"},
@@ -241,7 +242,7 @@ void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
   out_.string("stacks");
   out_.dict();
   item("count", stacks.stacks);
-  item("truncated", stacks.truncated);
+  item("truncated", truncated_stacks_);
   item("dropped", stacks.dropped);
   item("bytes", stacks.bytes);
   item("max_bytes", stacks.max_bytes);
@@ -269,6 +270,7 @@ void SnapshotWriter::frames(uint32_t stack) {
   out_.empty_list();
   memo = same->second = out_.remember();
   if (count == 0) return;
+  truncated_stacks_ += kept.truncated || count < kept.frames;
   out_.mark();
   for (uint32_t i = 0; i < count; ++i) frame(view_.stacks->frame_id(kept, i));
   out_.append_items();

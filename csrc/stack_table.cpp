@@ -46,32 +46,38 @@ StackTable::StackTable(uint64_t max_bytes)
       frame_index_(frame_items_, most<Frame>(max_bytes)),
       stack_index_(stack_items_, most<Stack>(max_bytes)),
       strings_(2 * size_t{most<Code>(max_bytes)} + 2) {
-  intern_string({});  // string 0: a name that was not read
+  strings_[0] = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
 }
 
 uint64_t StackTable::bytes() const noexcept {
+  const uint64_t unnamed = code_count_ - named_codes_.load(std::memory_order_relaxed);
   return code_count_ * sizeof(Code) + frame_count_ * sizeof(Frame) +
          stack_count_ * sizeof(Stack) + list_length_ * sizeof(uint32_t) + code_index_.bytes() +
-         frame_index_.bytes() + stack_index_.bytes() + cache_.bytes() + string_bytes_ +
-         (code_count_ - named_codes_) * kNameBytes;
+         frame_index_.bytes() + stack_index_.bytes() + cache_.bytes() +
+         string_bytes_.load(std::memory_order_relaxed) + unnamed * kNameBytes;
 }
 
-uint32_t StackTable::intern_code(const void* pointer) {
+bool StackTable::has_room(uint64_t needed) const noexcept {
+  return bytes() + needed <= max_bytes_;
+}
+
+uint32_t StackTable::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_index_.find(
       hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
-  if (known != 0) return known;
+  if (known != 0 || !has_room(sizeof(Code) + sizeof(uint32_t) + kNameBytes)) return known;
   const uint32_t id = code_count_++;
   codes_[id] = {pointer, 0, 0, 0, 0, false};
   code_index_.insert(id);
   return id;
 }
 
-uint32_t StackTable::intern_frame(const RawFrame& raw) {
+uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
   const uint32_t code = intern_code(raw.code);
+  if (code == 0) return 0;
   const uint32_t known = frame_index_.find(hash_frame(code, raw.offset), [&](uint32_t id) {
     return frames_[id].code == code && frames_[id].offset == raw.offset;
   });
-  if (known != 0) return known;
+  if (known != 0 || !has_room(sizeof(Frame) + sizeof(uint32_t))) return known;
   const uint32_t id = frame_count_++;
   frames_[id] = {code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
   codes_[code].newest_frame = id;
@@ -81,28 +87,29 @@ uint32_t StackTable::intern_frame(const RawFrame& raw) {
 
 uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
   std::lock_guard lock(mutex_);
-  // What a stack of only new frames in only new code takes.
-  const uint64_t needed =
-      sizeof(Stack) + 4 + walk.frames * (sizeof(Code) + sizeof(Frame) + 12 + kNameBytes);
-  if (bytes() + needed > max_bytes_) {
-    ++dropped_;
-    return 0;
-  }
+  // Behind the lists in use: where the new one stays, if it is new.
   const uint32_t first = list_length_;
   uint64_t hash = mix(3, walk.truncated);
   for (uint32_t i = 0; i < walk.frames; ++i) {
     const uint32_t frame = intern_frame(raw[i]);
+    if (frame == 0) {
+      ++dropped_;
+      return 0;
+    }
     frame_lists_[first + i] = frame;
     hash = mix(hash, frame);
   }
-  const uint32_t known = stack_index_.find(hash, [&](uint32_t id) {
-    const Stack& stack = stacks_[id];
+  uint32_t id = stack_index_.find(hash, [&](uint32_t known) {
+    const Stack& stack = stacks_[known];
     return stack.hash == hash && stack.frames == walk.frames && stack.truncated == walk.truncated &&
            std::equal(&frame_lists_[first], &frame_lists_[first] + walk.frames,
                       &frame_lists_[stack.first_frame]);
   });
-  uint32_t id = known;
-  if (known == 0) {
+  if (id == 0) {
+    if (!has_room(sizeof(Stack) + sizeof(uint32_t) * (1 + walk.frames))) {
+      ++dropped_;
+      return 0;
+    }
     id = stack_count_++;
     list_length_ += walk.frames;
     truncated_ += walk.truncated;
@@ -110,7 +117,7 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
     stack_index_.insert(id);
   }
   if (walk.keyed) {
-    if (bytes() + cache_.growth(stack_count_) <= max_bytes_) cache_.reserve(stack_count_);
+    if (has_room(cache_.growth(stack_count_))) cache_.reserve(stack_count_);
     cache_.insert(key, id);
   }
   return id;
@@ -120,61 +127,60 @@ uint32_t StackTable::intern_string(std::string text) {
   const auto known = string_ids_.find(text);
   if (known != string_ids_.end()) return known->second;
   const uint64_t needed = text.size() + sizeof(std::string) + 64;  // with its node in the map
-  if (bytes() + needed > max_bytes_) return 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!has_room(needed)) return 0;
+    string_bytes_.fetch_add(needed, std::memory_order_relaxed);
+  }
   const uint32_t id = string_count_++;
-  string_bytes_ += needed;
   strings_[id] = &string_ids_.emplace(std::move(text), id).first->first;
   return id;
 }
 
-void StackTable::name_code(Code& code) {
-  if (code.named) return;
-  code.named = true;
-  ++named_codes_;
-  code.filename = intern_string(code_filename(code.pointer));
-  code.name = intern_string(code_name(code.pointer));
-}
-
-void StackTable::resolve_frame(Frame& frame) noexcept {
-  if (frame.line != kUnresolved) return;
-  frame.line = code_line(codes_[frame.code].pointer, frame.offset);
+void StackTable::resolve_frame(Frame& frame) {
+  Code& code = codes_[frame.code];
+  if (!code.named) {
+    code.named = true;
+    named_codes_.fetch_add(1, std::memory_order_relaxed);  // before its strings are counted
+    code.filename = intern_string(code_filename(code.pointer));
+    code.name = intern_string(code_name(code.pointer));
+  }
+  if (frame.line == kUnresolved) frame.line = code_line(code.pointer, frame.offset);
 }
 
 void StackTable::code_destroyed(const void* pointer) noexcept {
-  std::lock_guard lock(mutex_);
-  const uint32_t id = code_index_.find(
-      hash_code(pointer), [&](uint32_t code) { return codes_[code].pointer == pointer; });
-  if (id == 0) return;
-  Code& code = codes_[id];
-  try {
-    name_code(code);
-  } catch (const std::bad_alloc&) {
-    // The names stay empty: string 0.
+  uint32_t id;
+  uint32_t frame;
+  {
+    std::lock_guard lock(mutex_);
+    id = code_index_.find(hash_code(pointer),
+                          [&](uint32_t code) { return codes_[code].pointer == pointer; });
+    if (id == 0) return;
+    frame = codes_[id].newest_frame;
+    code_index_.erase(id);
+    // From now on this address means another code object: keys made before must not match.
+    seed_.fetch_add(1, std::memory_order_release);
   }
-  for (uint32_t frame = code.newest_frame; frame != 0; frame = frames_[frame].next_of_code) {
-    resolve_frame(frames_[frame]);
+  for (; frame != 0; frame = frames_[frame].next_of_code) {
+    try {
+      resolve_frame(frames_[frame]);
+    } catch (const std::bad_alloc&) {
+      // The names stay empty.
+    }
   }
-  code_index_.erase(id);
-  code.pointer = nullptr;
-  // From now on this address means another code object: keys made before must not match.
-  seed_.fetch_add(1, std::memory_order_release);
+  codes_[id].pointer = nullptr;
 }
 
 void StackTable::resolve() {
-  // In short turns: a hook that meets a new stack meanwhile waits for one of them at most. The GIL,
-  // held all the time, keeps the code objects alive.
-  constexpr uint32_t kTurn = 64;
-  for (;;) {
+  uint32_t end;
+  {
     std::lock_guard lock(mutex_);
-    const uint32_t end = std::min(frame_count_, resolved_frames_ + kTurn);
-    for (; resolved_frames_ < end; ++resolved_frames_) {
-      Frame& frame = frames_[resolved_frames_];
-      Code& code = codes_[frame.code];
-      if (code.pointer == nullptr) continue;  // done when it went
-      name_code(code);
-      resolve_frame(frame);
-    }
-    if (resolved_frames_ == frame_count_) return;
+    end = frame_count_;
+  }
+  // The GIL, held all the time, keeps the code objects alive; those that went were read then.
+  for (; resolved_frames_ < end; ++resolved_frames_) {
+    Frame& frame = frames_[resolved_frames_];
+    if (codes_[frame.code].pointer != nullptr) resolve_frame(frame);
   }
 }
 

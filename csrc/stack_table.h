@@ -3,10 +3,10 @@
 // 1. A stack is a list of frames, a frame is a place in a code object. Stacks are equal when their
 //    frames are; code objects are told apart by identity, not by address: code_destroyed() retires
 //    an address.
-// 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds
-//    and under which nobody waits for the GIL, Python, or the allocator.
-// 3. Names and lines are read from code objects only with the GIL: at export, or when the code
-//    object goes.
+// 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:
+//    no Python, no waiting, no allocation of size happens under it.
+// 3. Names and lines are read from code objects only with the GIL, which guards them, and without
+//    the mutex: at export, or when the code object goes.
 // 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted; a name that finds
 //    none (one far longer than usual) is empty.
 // 5. Ids, and what they stand for, stay valid as long as the table.
@@ -79,12 +79,14 @@ class StackTable {
   Stats stats() const;  // any thread
 
  private:
-  uint32_t intern_code(const void* pointer);
-  uint32_t intern_frame(const RawFrame& raw);
-  uint32_t intern_string(std::string text);
-  void resolve_frame(Frame& frame) noexcept;
-  void name_code(Code& code);
+  // Under mutex_; 0: no room.
+  uint32_t intern_code(const void* pointer) noexcept;
+  uint32_t intern_frame(const RawFrame& raw) noexcept;
   uint64_t bytes() const noexcept;
+  bool has_room(uint64_t needed) const noexcept;
+  // With the GIL, without mutex_.
+  uint32_t intern_string(std::string text);
+  void resolve_frame(Frame& frame);
 
   struct CodeItems {
     StackTable& table;
@@ -117,12 +119,12 @@ class StackTable {
   std::atomic<uint64_t> seed_{1};
   uint64_t truncated_ = 0, dropped_ = 0;
   // Written with the GIL held.
-  uint32_t resolved_frames_ = 1;  // frames below this have their lines
-  uint32_t named_codes_ = 1;      // how many code objects' names were read
-  uint64_t string_bytes_ = 0;
+  uint32_t resolved_frames_ = 1;          // frames below this have their lines
+  std::atomic<uint32_t> named_codes_{1};  // how many code objects' names were read
+  std::atomic<uint64_t> string_bytes_{0};
   std::unordered_map<std::string, uint32_t> string_ids_;
   ReservedArray<const std::string*> strings_;  // the keys of string_ids_; [0] is empty
-  uint32_t string_count_ = 0;
+  uint32_t string_count_ = 1;
 };
 
 }  // namespace pytracer

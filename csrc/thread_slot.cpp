@@ -19,6 +19,7 @@ namespace {
 
 std::atomic<ThreadSlot*> g_slots{nullptr};  // all there are; grows only
 pthread_key_t g_thread_end;                 // its destructor gives the slot back
+bool g_thread_end_works = false;            // else slots are never given back
 
 void give_back(void* slot) {
   // Destructors that run after this one may still free tensors: they claim a slot anew.
@@ -46,13 +47,13 @@ ThreadSlot* detail::claim_slot() noexcept {
     }
   }
   detail::this_thread = slot;
-  pthread_setspecific(g_thread_end, slot);
+  if (g_thread_end_works) pthread_setspecific(g_thread_end, slot);
   return slot;
 }
 
 void init_thread_slots() noexcept {
   static const bool once = [] {
-    pthread_key_create(&g_thread_end, &give_back);
+    g_thread_end_works = pthread_key_create(&g_thread_end, &give_back) == 0;
 #if !defined(__SANITIZE_THREAD__)  // it cannot see membarrier's ordering
     detail::membarrier_works = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0;
 #endif
@@ -77,7 +78,9 @@ void wait_for_hooks() noexcept {
 void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     slot->busy.store(0, std::memory_order_relaxed);
-    if (slot != detail::this_thread) slot->owned.store(false, std::memory_order_relaxed);
+    if (slot == detail::this_thread) continue;
+    slot->phase = 0;
+    slot->owned.store(false, std::memory_order_relaxed);
   }
 }
 

@@ -11,10 +11,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
-#include <new>
 
 #include "frame_walk.h"
+#include "reserved_array.h"
 
 namespace pytracer {
 
@@ -23,7 +24,7 @@ class WalkCache {
   WalkCache() { reserve(1); }
 
   uint32_t find(const WalkKey& key) const noexcept {
-    const Table* table = table_.load(std::memory_order_acquire);
+    Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) return 0;
     const Entry* set = table->set_of(key);
     for (int way = 0; way < kWays; ++way) {
@@ -66,11 +67,12 @@ class WalkCache {
   void reserve(uint64_t entries) noexcept {
     const uint64_t sets = sets_for(entries);
     if (sets == 0) return;
-    std::unique_ptr<Table> grown(new (std::nothrow) Table);
-    if (!grown) return;
-    grown->entries.reset(new (std::nothrow) Entry[sets * kWays]);
-    if (!grown->entries) return;
-    grown->sets = sets;
+    std::unique_ptr<Table> grown;
+    try {
+      grown = std::make_unique<Table>(sets);
+    } catch (const std::exception&) {
+      return;
+    }
     grown->older = std::move(newest_);
     newest_ = std::move(grown);
     table_.store(newest_.get(), std::memory_order_release);
@@ -87,19 +89,20 @@ class WalkCache {
  private:
   static constexpr int kWays = 4;
   static constexpr uint64_t kFirstSets = 128;  // 16 KiB
-  struct alignas(32) Entry {
-    std::atomic<uint64_t> a{0};
-    std::atomic<uint64_t> b{0};
-    std::atomic<uint32_t> id{0};
-    std::atomic<uint32_t> version{0};
+  struct alignas(32) Entry {  // all zeroes: empty
+    std::atomic<uint64_t> a;
+    std::atomic<uint64_t> b;
+    std::atomic<uint32_t> id;
+    std::atomic<uint32_t> version;
   };
   struct Table {
-    std::unique_ptr<Entry[]> entries;
-    uint64_t sets = 0;  // a power of two
-    std::unique_ptr<Table> older;
-    Entry* set_of(const WalkKey& key) const noexcept {
+    explicit Table(uint64_t set_count) : entries(set_count * kWays), sets(set_count) {}
+    Entry* set_of(const WalkKey& key) noexcept {
       return &entries[((key.a ^ key.b) & (sets - 1)) * kWays];
     }
+    ReservedArray<Entry> entries;  // nothing is touched when the table is made
+    const uint64_t sets;           // a power of two
+    std::unique_ptr<Table> older;
   };
 
   // How many sets a table for so many entries has; 0: it is large enough.

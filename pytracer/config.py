@@ -130,7 +130,7 @@ def _checked_output(output: object) -> str | None:
             f"output={output!r} is not a path: give a file name ending in .pickle, a directory, "
             "or None to write nothing"
         )
-    return path
+    return os.path.abspath(path)  # wherever the program goes
 
 
 def _checked_metadata(metadata: object) -> dict[str, Any]:
@@ -138,7 +138,12 @@ def _checked_metadata(metadata: object) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, dict):
         raise ConfigError(f"metadata={metadata!r} is not a dict: give a dict, or None")
-    return {_checked_key(key): _checked_plain(value) for key, value in metadata.items()}
+    try:
+        return {_checked_key(key): _checked_plain(value) for key, value in metadata.items()}
+    except RecursionError:
+        raise ConfigError(
+            "metadata is nested too deeply, or holds itself: give fewer levels"
+        ) from None
 
 
 def _checked_key(key: object) -> str:

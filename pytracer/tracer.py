@@ -1,6 +1,7 @@
 """The tracer: what people use."""
 
 import atexit
+import multiprocessing.util
 import os
 import pickle
 import platform
@@ -117,7 +118,7 @@ class Tracer:
             say_once(f"not recording: {error}")
             return self
         self._untraced = None
-        _enable_stacks()
+        _prepare_process()
         try:
             self._owner.start()
         except PytracerError as error:
@@ -171,7 +172,7 @@ class Tracer:
         Raises:
             OSError: the file cannot be written.
         """
-        self._owner.view().write(os.fspath(path), self._about(), {}, [])
+        self._owner.view().write(os.fsencode(path), self._about(), {}, [])
 
     def snapshot(self) -> dict[str, Any]:
         """The same as a dict. Frames and lists of frames are shared objects: do not change them."""
@@ -204,7 +205,7 @@ class Tracer:
         """The frames of a `stack` of `events()`, innermost first: dicts as in a snapshot."""
         return [
             {"filename": filename, "name": name, "line": line}
-            for filename, name, line in self._owner.view().frames(stack)
+            for filename, name, line in self._owner.frames(stack)
         ]
 
     def stats(self) -> dict[str, Any]:
@@ -214,7 +215,7 @@ class Tracer:
             `recording`: whether it is. `untraced`: why nothing is recorded, or None. `failures`:
             snapshots that could not be written at the end.
             `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
-            `unknown_frees`: frees of blocks older than the recording, left out; `live_dropped`:
+            `unknown_frees`: frees of blocks not known (older than the recording, say), left out; `live_dropped`:
             allocations that found the live table full, left out; `live_blocks` and
             `live_block_bytes`: alive now; `ring_bytes` of `max_ring_bytes`, `live_table_bytes` of
             `max_live_table_bytes`.
@@ -250,24 +251,32 @@ class Tracer:
 
 
 _recording: set[Tracer] = set()
-_prepared = False
+_prepared_pid: int | None = None
 
 
-def _enable_stacks() -> None:
-    global _prepared
-    if _prepared:
+def _prepare_process() -> None:
+    """Once in a process: enables stacks, and sees to its end."""
+    global _prepared_pid
+    if _prepared_pid == os.getpid():
         return
-    _prepared = True
-    problem = _core.frame_walk_problem()
-    if problem is None:
-        _core.enable_stacks()
-    else:
-        say_once(f"recording without stacks: {problem}")
-    atexit.register(_at_exit)
+    forked = _prepared_pid is not None  # what follows, but for the last, is inherited
+    _prepared_pid = os.getpid()
+    if not forked:
+        problem = _core.frame_walk_problem()
+        if problem is None:
+            _core.enable_stacks()
+        else:
+            say_once(f"recording without stacks: {problem}")
+        atexit.register(_at_exit)
+    if multiprocessing.parent_process() is not None:
+        # Such a process may leave without `atexit`, but not without this.
+        multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _at_exit() -> None:
-    for tracer in list(_recording):
-        tracer._finish()
-    # Thread states are freed soon: from here on no stack is walked.
-    _core.stop_walking()
+    try:
+        for tracer in list(_recording):
+            tracer._finish()
+    finally:
+        # Thread states are freed soon: from here on no stack is walked.
+        _core.prepare_for_exit()

@@ -48,9 +48,9 @@ class Probe:
             ]
         )
 
-    def check(self, view: Any, depth: int) -> None:
-        """Compares every event's frames, whole and in order."""
-        events = view.events()
+    def check(self, recorder: Any, depth: int) -> None:
+        """Compares the frames of every event of an owner, whole and in order."""
+        events = recorder.view().events()
         assert len(events) == len(self.expected) > 0
-        recorded = [view.frames(int(stack)) for stack in events["stack"]]
+        recorded = [recorder.frames(int(stack)) for stack in events["stack"]]
         assert recorded == [frames[:depth] for frames in self.expected]

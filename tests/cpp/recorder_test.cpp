@@ -139,6 +139,41 @@ TEST(events_carry_step_phase_and_size_of_what_is_freed) {
   CHECK(device.cut.counts.unknown_frees == 1);
 }
 
+TEST(times_are_in_the_order_of_events) {
+  Recorder::instance().set_walking(true);
+  Owner owner(options(1 << 20));
+  owner.start();
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      run_frames({frame_at(10 + t, 1)});
+      for (uint64_t i = 0; i < 20'000; ++i) {
+        alloc((t + 1) * 64, 8);
+        release((t + 1) * 64);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const View view = owner.view();
+  int64_t before = 0;
+  for (const Event& event : copy_events(view.devices[0])) {
+    const int64_t now = WallClock::to_wall_ns(view.clock, event.ticks);
+    CHECK(now > before - 1'000);  // two processors' counters may differ by some nanoseconds
+    before = now;
+  }
+}
+
+TEST(an_address_given_out_twice_was_freed_in_between) {
+  Owner owner(options(10));
+  owner.start();
+  alloc(64, 8);
+  alloc(64, 9);
+  const DeviceView device = owner.view().devices[0];
+  const std::vector<Event> events = copy_events(device);
+  CHECK(events.size() == 3 && events[1].action == PYTRACER_FREE_COMPLETED && events[1].size == 8);
+  check_consistent(device);
+}
+
 TEST(cuts_are_consistent_under_fire) {
   Recorder::instance().set_walking(true);
   Owner owner(options(1 << 21));
@@ -221,7 +256,10 @@ TEST(stop_walking_ends_stacks_only) {
   std::atomic<bool> stop{false};
   std::thread walker([&] {
     run_frames({frame_at(1, 1)});
-    while (!stop) alloc(64, 1);
+    while (!stop) {
+      alloc(64, 1);
+      release(64);
+    }
   });
   const auto newest_after = [&](uint64_t sequence) {
     for (;;) {

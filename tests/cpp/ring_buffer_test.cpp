@@ -50,6 +50,32 @@ TEST(ring_grows_with_its_events_and_numbers) {
   for (uint64_t i = 0; i < 20; ++i) CHECK(whole(out[i], 20 + i));
 }
 
+TEST(ring_grows_beside_its_writer) {
+  for (int round = 0; round < 20; ++round) {
+    RingBuffer small(1000);
+    std::atomic<bool> stop{false};
+    std::thread writer([&] {
+      for (uint64_t n = 0; !stop; ++n) small.append(numbered(n));
+    });
+    while (small.head() < 2000) std::this_thread::yield();
+    RingBuffer large(5000, small);
+    stop = true;
+    writer.join();
+    const bool caught_up = large.catch_up(small);
+    CHECK(large.head() <= small.head() && caught_up == (large.head() == small.head()));
+    std::vector<Event> out(5000);
+    const uint64_t begin = large.oldest();
+    CHECK(large.copy(begin, large.head(), out.data()) == begin);
+    for (uint64_t n = begin; n < large.head(); ++n) CHECK(whole(out[n - begin], n));
+  }
+}
+
+TEST(ring_slots_that_were_wiped_are_not_events) {
+  RingBuffer ring(4);
+  Event out;
+  CHECK(ring.copy(0, 1, &out) == 1);  // never written: as after a fork
+}
+
 // A reader beside a writer that laps it all the time: whatever it gets is whole.
 TEST(ring_reader_knows_what_was_overwritten) {
   for (const uint32_t capacity : {1u, 4u, 64u}) {

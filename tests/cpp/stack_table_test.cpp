@@ -88,6 +88,28 @@ TEST(the_bound_holds_and_is_counted) {
   CHECK(stats.stacks + refused == 20'000);
 }
 
+TEST(a_full_table_keeps_what_it_has) {
+  StackTable table(1 << 16);
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  const uint32_t known = stack_here(table);
+  run_frames({frame_at(3, 3)});
+  stack_here(table);
+  for (int32_t i = 0; table.stats().dropped == 0; ++i) {
+    run_frames({frame_at(100 + static_cast<uintptr_t>(i), i)});
+    stack_here(table);
+  }
+  table.code_destroyed(reinterpret_cast<const void*>(3));  // every key is new
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  CHECK(known != 0 && stack_here(table) == known);
+}
+
+TEST(a_deep_stack_of_few_functions_fits) {
+  StackTable table(1 << 16);
+  std::vector<RawFrame> frames(1000, frame_at(1, 1));
+  run_frames(frames);
+  CHECK(stack_here(table, 1000) != 0);
+}
+
 // Threads find and intern the same stacks while code objects go and lines are resolved.
 TEST(stacks_from_many_threads) {
   StackTable table(8 << 20);

@@ -293,6 +293,7 @@ PYBIND11_MODULE(_core, m) {
              const py::object& settings, const py::object& annotations) {
             const SnapshotExtras extras = extras_of(about, settings, annotations);
             const std::string file = path;
+            if (file.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
             OutsideGil outside;
             FileSink sink(file);
             write_snapshot(view, extras, sink);

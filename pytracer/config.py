@@ -84,9 +84,8 @@ def _checked_int(name: str, value: object, least: int, most: int, default: int) 
 
 
 def _checked_context(context: object) -> str | None:
-    for known in CONTEXTS:
-        if context == known and type(context) is type(known):
-            return known
+    if context is None or (isinstance(context, str) and context in CONTEXTS):
+        return context
     raise ConfigError(f'context={context!r} is unknown: give None, "state", "alloc" or "all"')
 
 
@@ -130,7 +129,7 @@ def _checked_output(output: object) -> str | None:
             f"output={output!r} is not a path: give a file name ending in .pickle, a directory, "
             "or None to write nothing"
         )
-    return os.path.abspath(path)  # wherever the program goes
+    return path
 
 
 def _checked_metadata(metadata: object) -> dict[str, Any]:

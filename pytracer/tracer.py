@@ -89,6 +89,7 @@ class Tracer:
         )
         self._untraced: str | None = None
         self._failures = 0
+        self._output: str | None = None  # absolute, once started
         self._owner = _core.Owner(
             [_core.CPU_DEVICE],
             self._options.trace_alloc_max_entries,
@@ -110,6 +111,7 @@ class Tracer:
             return self
         if self._options.output is not None:
             output.prepare(self._options.output)
+            self._output = os.path.abspath(self._options.output)  # wherever the program goes
         try:
             for backend in self._options.devices:
                 hooks.attach(backend)
@@ -151,13 +153,14 @@ class Tracer:
         """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
+        path = output.snapshot_path(self._output) if self._output is not None else None
         try:
             self.stop()
-            if self._options.output is not None:
-                self.dump(output.snapshot_path(self._options.output))
+            if path is not None:
+                self.dump(path)
         except Exception as failure:
             self._failures += 1
-            say_once(f"the snapshot for output={self._options.output!r} was not written: {failure}")
+            say_once(f"the snapshot {path} was not written: {failure}")
 
     def clear(self) -> None:
         """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""

@@ -609,6 +609,12 @@ def replace_blocks(count: int, done: threading.Event) -> None:
         SCRIPT.replace(count, 50_000)
 
 
+def wait_for_work() -> None:
+    with Tracer() as tracer:
+        while counts(tracer)["recorded"] < 10_000:
+            time.sleep(0.001)
+
+
 def test_snapshots_while_threads_allocate(tmp_path: Path) -> None:
     # GIVEN threads that replace their blocks, and a ring they run over again and again, large
     # enough to hold both events of a block
@@ -622,6 +628,7 @@ def test_snapshots_while_threads_allocate(tmp_path: Path) -> None:
     # WHEN snapshots are taken
     def look() -> None:
         try:
+            wait_for_work()
             for turn in range(12):
                 tracer.dump(path)
                 snapshot = pickle.loads(path.read_bytes()) if turn % 2 else tracer.snapshot()
@@ -653,6 +660,7 @@ def test_tracers_come_and_go_while_threads_allocate() -> None:
     # WHEN tracers start, stop, are read and dropped, often the last one of all
     def trace() -> None:
         try:
+            wait_for_work()
             for turn in range(5000):
                 tracer = Tracer(trace_alloc_max_entries=1 + turn).start()
                 if turn % 3:

@@ -27,17 +27,17 @@ def start_threads(work, events, frames):
     for depth in (15, 55, 95):
         threading.Thread(target=down, args=(depth, work), daemon=True).start()
     deadline = time.monotonic() + 60
-    while len(events()) < 1000:
+    while len(seen := events()) < 1000:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert {"down"} <= {frame[1] for stack in events()["stack"][-10:] for frame in frames(stack)}
+    assert {"down"} <= {frame[1] for stack in seen["stack"][-10:] for frame in frames(stack)}
 """
 
 # Threads that record as fast as they can.
 CORE = f"""
 from pytracer import _core, tracer
 {THREADS}
-owner = _core.Owner([_core.CPU_DEVICE], 1000, 32, 2**20, 3)
+owner = _core.Owner([_core.CPU_DEVICE], 20_000, 32, 2**20, 3)
 tracer._prepare_process()
 owner.start()
 start_threads(
@@ -62,9 +62,9 @@ def churn(turns: int):
         kept[0] = torch.empty([1 + turn % 1000])
     return kept[0]
 ''')
-late = Tracer(trace_alloc_max_entries=1000)
+late = Tracer(trace_alloc_max_entries=20_000)
 atexit.register(late.start)
-tracer = Tracer("snapshot.pickle", trace_alloc_max_entries=1000).start()
+tracer = Tracer("snapshot.pickle", trace_alloc_max_entries=20_000).start()
 start_threads(
     lambda: unit.churn(2**60),
     tracer.events,

@@ -1,8 +1,10 @@
 """What recording adds to an allocation and its free, through torch's CPU allocator.
 
 Each figure: `torch.empty(128)` and dropping it, in a loop, at a given number of Python frames. Each
-configuration runs in processes of its own, in turn; the median over the rounds is given, and what
-it is above "off".
+configuration runs in processes of its own, in turn. In each process the loop runs by turns without
+recording and with it, so that a machine that changes its speed changes both; what is added is the
+median of the differences of neighbours. "attached" is the hook with recording off, against the time
+before it was attached.
 """
 
 import json
@@ -16,13 +18,13 @@ from rich.progress import track
 from rich.table import Table
 
 FRAMES = (5, 40)
-CONFIGURATIONS = ("off", "attached, off", "no stacks", "state", "alloc", "all")
-CONTEXT = {"no stacks": None, "state": "state", "alloc": "alloc", "all": "all"}
-PAIRS, REPEATS = 20_000, 9
+CONTEXTS = {"no stacks": None, "state": "state", "alloc": "alloc", "all": "all"}
+CONFIGURATIONS = ("attached", *CONTEXTS)
+PAIRS, REPEATS = 10_000, 15
 
 
-def worker(configuration: str, frames: int) -> float:
-    """Nanoseconds a pair: the median of the repeats."""
+def worker(configuration: str, frames: int) -> dict[str, float]:
+    """Nanoseconds a pair without recording, and what the configuration adds."""
     import torch
 
     import pytracer
@@ -33,42 +35,52 @@ def worker(configuration: str, frames: int) -> float:
             torch.empty(128)
         return (time.perf_counter_ns() - start) / PAIRS
 
-    if configuration != "off":
-        tracer = pytracer.Tracer(
-            device="cpu", stack_depth=64, context=CONTEXT.get(configuration, "all")
-        ).start()
-        if configuration == "attached, off":
+    tracer = pytracer.Tracer(
+        device="cpu", stack_depth=64, context=CONTEXTS.get(configuration, "all")
+    )
+    off, on = [], []
+    if configuration == "attached":
+        for _ in range(REPEATS + 1):
+            off.append(at_depth(frames, pairs))
+        tracer.start().stop()
+        for _ in range(REPEATS + 1):
+            on.append(at_depth(frames, pairs))
+    else:
+        tracer.start().stop()
+        for _ in range(REPEATS + 1):
+            off.append(at_depth(frames, pairs))
+            tracer.start()
+            on.append(at_depth(frames, pairs))
             tracer.stop()
-    at_depth(frames, pairs)
-    times = []
-    for _ in range(REPEATS):  # not a comprehension, which is a frame of its own before 3.12
-        times.append(at_depth(frames, pairs))
-    return statistics.median(times)
+    differences = [with_it - without for with_it, without in zip(on[1:], off[1:], strict=True)]
+    return {"off": statistics.median(off[1:]), "added": statistics.median(differences)}
 
 
 def main() -> None:
     options = arguments(__doc__, "per_event_cpu.json")
-    times: dict[tuple[str, int], list[float]] = {}
+    results: dict[tuple[str, int], list[dict[str, float]]] = {}
     rounds = [(c, f) for _ in range(options.rounds) for f in FRAMES for c in CONFIGURATIONS]
     for configuration, frames in track(rounds, "measuring", console=Console(stderr=True)):
         result = in_own_process(__file__, configuration, frames)
-        times.setdefault((configuration, frames), []).append(result)
-    table = Table(title="ns per allocation and free (median of processes)")
+        results.setdefault((configuration, frames), []).append(result)
+    table = Table(title="ns added to an allocation and its free (median, least .. most)")
     table.add_column("configuration")
     for frames in FRAMES:
         table.add_column(f"{frames} frames", justify="right")
-        table.add_column("added", justify="right")
     figures = []
     for configuration in CONFIGURATIONS:
         row = [configuration]
         for frames in FRAMES:
-            ns = summary(times[configuration, frames])
-            added = ns["median"] - statistics.median(times["off", frames])
-            row += [f"{ns['median']:.0f}", f"{added:+.0f}"]
-            figures.append({"configuration": configuration, "frames": frames, "ns": ns})
-            figures[-1]["added_ns"] = added
+            found = results[configuration, frames]
+            added = summary([each["added"] for each in found])
+            row.append(f"{added['median']:+.0f} ({added['min']:+.0f} .. {added['max']:+.0f})")
+            off = summary([each["off"] for each in found])
+            figures.append({"configuration": configuration, "frames": frames})
+            figures[-1] |= {"added_ns": added, "off_ns": off}
         table.add_row(*row)
     Console().print(table)
+    base = statistics.median(each["off"] for found in results.values() for each in found)
+    print(f"without recording: {base:.0f} ns")
     save(options.json, figures)
 
 

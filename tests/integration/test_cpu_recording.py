@@ -629,7 +629,7 @@ def test_snapshots_while_threads_allocate(tmp_path: Path) -> None:
     def look() -> None:
         try:
             wait_for_work()
-            for turn in range(12):
+            for turn in range(8):
                 tracer.dump(path)
                 snapshot = pickle.loads(path.read_bytes()) if turn % 2 else tracer.snapshot()
                 # THEN each is of one instant: its trace, backward from its blocks, never fails
@@ -657,7 +657,7 @@ def test_tracers_come_and_go_while_threads_allocate() -> None:
     def work() -> None:
         replace_blocks(10, done)
 
-    # WHEN tracers start, stop, are read and dropped, often the last one of all
+    # WHEN tracers start, stop, are read and dropped, each the last one of all
     def trace() -> None:
         try:
             wait_for_work()
@@ -670,6 +670,7 @@ def test_tracers_come_and_go_while_threads_allocate() -> None:
                     assert stats["recorded"] == stats["held"] + stats["overwritten"]
                     assert len(tracer.events()) == stats["held"] <= 1 + turn
                 tracer.stop()
+                del tracer
         finally:
             done.set()
 

@@ -218,8 +218,8 @@ class Tracer:
             `recording`: whether it is. `untraced`: why nothing is recorded, or None. `failures`:
             snapshots that could not be written at the end.
             `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
-            `unknown_frees`: frees of blocks not known (older than the recording, say), left out; `live_dropped`:
-            allocations that found the live table full, left out; `live_blocks` and
+            `unknown_frees`: frees of blocks not known (older than the recording, say), left out;
+            `live_dropped`: allocations that found the live table full, left out; `live_blocks` and
             `live_block_bytes`: alive now; `ring_bytes` of `max_ring_bytes`, `live_table_bytes` of
             `max_live_table_bytes`.
             `stacks`: distinct `stacks`, `frames` and `codes`; `truncated`: stacks cut at

@@ -145,7 +145,8 @@ class Recorder(RuleBasedStateMachine):
             assert rows["sequence"].tolist() == list(range(first, end))
             seen = [tuple(map(int, row)) for row in rows[["action", "address", "size_bytes"]]]
             assert seen == self.events[first:end]
-            assert all(each.real.frames(int(stack)) for stack in rows["stack"][rows["action"] == ALLOC])
+            stacks = rows["stack"][rows["action"] == ALLOC]
+            assert all(each.real.frames(int(stack)) for stack in stacks)
             stats = each.real.stats()["devices"][0]
             assert stats["recorded"] == end - each.begin
             assert stats["held"] == end - first

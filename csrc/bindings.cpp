@@ -238,19 +238,6 @@ void register_testing(py::module_ core) {
       },
       py::arg("pairs"), py::arg("address"), py::arg("device") = -1,
       "Records alloc+free pairs without the GIL; returns the seconds it took.");
-  m.def(
-      "walk",
-      [](uint32_t depth) {
-        RawFrame frames[kMaxStackDepth];
-        const Walk walk = walk_frames(frames, std::min(depth, kMaxStackDepth));
-        py::list result;
-        for (uint32_t i = 0; i < walk.frames; ++i) {
-          result.append(py::make_tuple(code_filename(frames[i].code), code_name(frames[i].code),
-                                       code_line(frames[i].code, frames[i].offset)));
-        }
-        return result;
-      },
-      py::arg("depth"), "The calling thread's frames: [(filename, name, line), ...].");
 }
 
 void translate(std::exception_ptr pointer) {

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytracer import _core
 from pytracer.errors import ConfigError
 
 CONTEXTS = (None, "state", "alloc", "all")
 BACKENDS = ("cpu", "cuda", "npu")
 RECORDED_BACKENDS = ("cpu",)
 MAX_ENTRIES_LIMIT = 2**28
-STACK_DEPTH_LIMIT = 1024
 STACK_BYTES_LIMITS = (2**16, 2**32)
 
 Output = str | os.PathLike[str] | None
@@ -63,7 +63,7 @@ class Options:
             _checked_int(
                 "trace_alloc_max_entries", trace_alloc_max_entries, 1, MAX_ENTRIES_LIMIT, 100_000
             ),
-            _checked_int("stack_depth", stack_depth, 1, STACK_DEPTH_LIMIT, 32),
+            _checked_int("stack_depth", stack_depth, 1, _core.MAX_STACK_DEPTH, 32),
             _checked_context(context),
             _checked_int("max_stack_bytes", max_stack_bytes, *STACK_BYTES_LIMITS, 2**25),
             _checked_metadata(metadata),

@@ -97,6 +97,7 @@ def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path:
     image = tmp_path / "image"
     baked = subprocess.run(
         [sys.executable, "-c", bake, "--output", str(image)],
+        cwd=tmp_path,
         env=env,
         capture_output=True,
         text=True,

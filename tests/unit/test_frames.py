@@ -2,13 +2,13 @@
 
 import contextlib
 import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from core_events import Probe, owner
+from processes import run
 
 from pytracer import _core
 
@@ -229,14 +229,14 @@ def test_walk_is_checked_against_python() -> None:
     assert problems == [None, None, None]
 
 
-def test_the_outermost_level_has_one_frame() -> None:
+def test_the_outermost_level_has_one_frame(tmp_path: Path) -> None:
     # WHEN an event is made at the outermost level of a program, THEN it has just that frame
-    code = (
+    program = (
         "from pytracer import _core\n"
         "_core.enable_stacks()\n"
         "o = _core.Owner([-1], 10, 32, 2**20, 3); o.start()\n"
         "_core.testing.record(0, 64, 1)\n"
-        "print(o.frames(int(o.view().events()['stack'][0])))\n"
+        "print([frame[1:] for frame in o.frames(int(o.view().events()['stack'][0]))])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[('<string>', '<module>', 4)]"
+    done = run(program, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("[('<module>', 4)]\n", "")

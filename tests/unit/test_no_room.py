@@ -1,7 +1,8 @@
 """A ring that finds no address space: said, and nothing else is harmed."""
 
-import subprocess
-import sys
+from pathlib import Path
+
+from processes import run
 
 CODE = """
 import resource
@@ -34,10 +35,10 @@ print(again.view().events()["address"].tolist())
 """
 
 
-def test_no_address_space_for_a_ring() -> None:
+def test_no_address_space_for_a_ring(tmp_path: Path) -> None:
     # GIVEN an owner that records, and little address space
     # WHEN others ask for rings of 16 GiB
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    done = run(CODE, cwd=tmp_path)
     # THEN they are told so, each time, and the first, and later ones, record as ever
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

@@ -72,14 +72,18 @@ class Options:
 
 def _checked_int(name: str, value: object, least: int, most: int, default: int) -> int:
     wanted = f"give an integer from {least} to {most} (default {default})"
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        shown = "(a number of thousands of digits)"
     if isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not an integer: {wanted}")
+        raise ConfigError(f"{name}={shown} is not an integer: {wanted}")
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(f"{name}={value!r} is not an integer: {wanted}") from None
+        raise ConfigError(f"{name}={shown} is not an integer: {wanted}") from None
     if not least <= number <= most:
-        raise ConfigError(f"{name}={value!r} is out of range: {wanted}")
+        raise ConfigError(f"{name}={shown} is out of range: {wanted}")
     return number
 
 

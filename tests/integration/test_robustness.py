@@ -589,6 +589,8 @@ def test_values_that_cannot_be_compared_or_end() -> None:
     # WHEN they are given, THEN the option is named all the same
     with pytest.raises(ConfigError, match=r"context=.*give None"):
         Tracer(context=Odd())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"stack_depth=.*digits.*give an integer"):
+        Tracer(stack_depth=10**5000)
     with pytest.raises(ConfigError, match=r"metadata .*give"):
         Tracer(metadata=endless)
 

@@ -28,6 +28,7 @@ class OutsideGil {
  public:
   OutsideGil() {
     if (!ended_) {
+      forget_the_parents();
       ++count_;
       release_.emplace();
     }
@@ -45,6 +46,7 @@ class OutsideGil {
   // passed (a file system may hang).
   static void end() {
     ended_ = true;
+    forget_the_parents();
     py::gil_scoped_release release;
     for (int wait = 0; count_ > 0 && wait < 60'000; ++wait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -52,7 +54,16 @@ class OutsideGil {
   }
 
  private:
-  static inline bool ended_ = false;  // guarded by the GIL
+  // A child forked meanwhile has none of the threads that were outside.
+  static void forget_the_parents() {
+    const uint64_t process = Recorder::instance().process_number();
+    if (process_ == process) return;
+    process_ = process;
+    count_ = 0;
+  }
+
+  static inline bool ended_ = false;  // guarded by the GIL, as the next
+  static inline uint64_t process_ = 0;
   static inline std::atomic<int> count_{0};
   std::optional<py::gil_scoped_release> release_;
 };

@@ -90,6 +90,40 @@ with tracer:
         assert child["pytracer"]["pid"] != parent["pytracer"]["pid"]
 
 
+def test_a_fork_while_a_thread_dumps(tmp_path: Path) -> None:
+    # GIVEN a thread that is in `dump()`, outside the GIL, most of the time
+    program = """
+import os, sys, threading, time
+import torch
+from pytracer import Tracer
+
+with Tracer(device="cpu") as tracer:
+    kept = [torch.empty(1) for _ in range(5_000)]
+    stop = threading.Event()
+
+    def dump() -> None:
+        while not stop.is_set():
+            tracer.dump("snapshot.pickle")
+
+    thread = threading.Thread(target=dump)
+    thread.start()
+    start = time.monotonic()
+    # WHEN children are forked meanwhile, and leave as programs do
+    for _ in range(10):
+        time.sleep(0.01)
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    stop.set()
+    thread.join()
+    # THEN none of them waits for a thread that it does not have
+    print(time.monotonic() - start < 30)
+"""
+    done = run(program, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_forks_while_threads_record(tmp_path: Path) -> None:
     # GIVEN threads that allocate, read and start tracers, so that any lock may be taken
     program = """

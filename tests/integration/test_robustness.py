@@ -109,7 +109,7 @@ with Tracer(device="cpu") as tracer:
     thread.start()
     start = time.monotonic()
     # WHEN children are forked meanwhile, and leave as programs do
-    for _ in range(10):
+    for _ in range(4):
         time.sleep(0.01)
         child = os.fork()
         if child == 0:

@@ -96,9 +96,15 @@ void DeviceLog::ensure_ring(uint32_t capacity) {
   lock.unlock();  // before the old ring goes
 }
 
-uint64_t DeviceLog::head() noexcept {
+DeviceLog::Cut DeviceLog::position_locked() const noexcept {
+  return {ring_->head(), ring_, {},
+          {unknown_frees_.load(std::memory_order_relaxed),
+           live_dropped_.load(std::memory_order_relaxed)}};
+}
+
+DeviceLog::Cut DeviceLog::position() noexcept {
   std::lock_guard lock(writer_lock_);
-  return ring_->head();
+  return position_locked();
 }
 
 DeviceLog::Cut DeviceLog::cut() {
@@ -109,19 +115,12 @@ DeviceLog::Cut DeviceLog::cut() {
   Cut cut{};
   {
     std::lock_guard lock(writer_lock_);
-    cut.end = ring_->head();
-    cut.ring = ring_;
-    cut.counts = counts();
+    cut = position_locked();
     live_->freeze();
   }
   Thaw thaw{*live_};
   cut.live = live_->collect();
   return cut;
-}
-
-DeviceLog::Counts DeviceLog::counts() const noexcept {
-  return {unknown_frees_.load(std::memory_order_relaxed),
-          live_dropped_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace pytracer

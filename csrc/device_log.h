@@ -53,14 +53,16 @@ class DeviceLog {
   // From off to anything else the live table starts empty: what went meanwhile was not seen.
   void set_mode(Mode mode, Context context);
   void ensure_ring(uint32_t capacity);
-  uint64_t head() noexcept;
+  // Where the log is now: a cut without its blocks.
+  Cut position() noexcept;
   // The state of this instant. Throws std::bad_alloc.
   Cut cut();
   std::shared_ptr<const RingBuffer> ring() const noexcept { return ring_; }
   const LiveTable& live() const noexcept { return *live_; }
-  Counts counts() const noexcept;
 
  private:
+  Cut position_locked() const noexcept;
+
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<Context> context_{Context::none};

@@ -35,10 +35,7 @@ void Owner::start() {
   }
   // Before recording begins, so that no event falls between; kept only once it has.
   std::vector<Cursor> cursors = cursors_;
-  for (Cursor& cursor : cursors) {
-    cursor.begin = cursor.log->head();
-    cursor.before = cursor.log->counts();
-  }
+  for (Cursor& cursor : cursors) cursor.move_to(cursor.log->position());
   recording_ = true;
   try {
     recorder_.apply_wishes();
@@ -64,7 +61,7 @@ void Owner::stop() {
       cuts[i] = log.cut();
     } catch (...) {
       failure = std::current_exception();
-      cuts[i] = {log.head(), log.ring(), {}, log.counts()};
+      cuts[i] = log.position();
     }
   }
   final_cuts_ = std::move(cuts);
@@ -77,10 +74,14 @@ void Owner::clear() {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
   for (size_t i = 0; i < cursors_.size(); ++i) {
-    Cursor& cursor = cursors_[i];
-    cursor.begin = recording_ ? cursor.log->head() : final_cuts_[i].end;
-    cursor.before = recording_ ? cursor.log->counts() : final_cuts_[i].counts;
+    cursors_[i].move_to(position_of(i));
   }
+}
+
+DeviceLog::Cut Owner::position_of(size_t device) const {
+  if (recording_) return cursors_[device].log->position();
+  const DeviceLog::Cut& final_cut = final_cuts_[device];
+  return {final_cut.end, final_cut.ring, {}, final_cut.counts};
 }
 
 DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
@@ -118,20 +119,15 @@ Owner::Stats Owner::stats() {
   if (stacks_) stats.stacks = stacks_->stats();
   for (size_t i = 0; i < cursors_.size(); ++i) {
     const Cursor& cursor = cursors_[i];
-    DeviceLog& log = *cursor.log;
-    DeviceLog::Cut cut{};
+    const DeviceLog& log = *cursor.log;
     uint64_t live_blocks = log.live().blocks();
     uint64_t live_block_bytes = log.live().block_bytes();
-    if (recording_) {
-      cut = {log.head(), log.ring(), {}, log.counts()};
-    } else {
-      const DeviceLog::Cut& final_cut = final_cuts_[i];
-      cut = {final_cut.end, final_cut.ring, {}, final_cut.counts};
-      live_blocks = final_cut.live.size();
+    if (!recording_) {
+      live_blocks = final_cuts_[i].live.size();
       live_block_bytes = 0;
-      for (const LiveBlock& block : final_cut.live) live_block_bytes += block.size;
+      for (const LiveBlock& block : final_cuts_[i].live) live_block_bytes += block.size;
     }
-    const DeviceView view = view_of(cursor, std::move(cut));
+    const DeviceView view = view_of(cursor, position_of(i));
     stats.devices.push_back({view.device, view.cut.end - view.begin, view.cut.end - view.first,
                              view.overwritten(), log.ring()->committed_bytes(),
                              uint64_t{log.ring()->capacity()} * sizeof(Event), live_blocks,

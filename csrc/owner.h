@@ -82,7 +82,13 @@ class Owner {
     std::shared_ptr<DeviceLog> log;
     uint64_t begin;
     DeviceLog::Counts before;
+    void move_to(const DeviceLog::Cut& position) noexcept {
+      begin = position.end;
+      before = position.counts;
+    }
   };
+  // Where this owner's record of a device ends, without its blocks.
+  DeviceLog::Cut position_of(size_t device) const;
   DeviceView view_of(const Cursor& cursor, DeviceLog::Cut cut) const;
 
   Recorder& recorder_;

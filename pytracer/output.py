@@ -1,7 +1,8 @@
 """Where snapshots go.
 
 `output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
-the layout of verl's `torch_memory` profiler: `exit/torch_memory_rank{R}_pid{P}.pickle`.
+the layout of verl's `torch_memory` profiler: `exit/torch_memory_rank{R}_pid{P}.pickle`, where the
+host's name stands for `rank{R}` if the launcher set no RANK.
 """
 
 import os

@@ -3,8 +3,12 @@ PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
 TORCH ?= torch==2.13.0
 
+# What the accelerators' tests run on: torch's real allocators over simulated devices, which need no
+# GPU, no NPU and none of their libraries (tests/devices/README.md).
+ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
+
 PIP_FLAGS := --disable-pip-version-check --quiet
-.PHONY: demo test dev lint bench clean
+.PHONY: demo test test-cpu $(ACCELERATORS:%=test-%) wheel dev lint bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -12,9 +16,24 @@ demo: .venv/torch
 	.venv/bin/pytracer demo
 
 # Every test, against the package as users install it.
-test: .venv/torch
-	.venv/bin/pip install $(PIP_FLAGS) '.[test]'
+test: test-cpu $(ACCELERATORS:%=test-%)
+
+test-cpu: wheel
 	.venv/bin/pytest
+
+$(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
+	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda
+
+$(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
+	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
+
+wheel: .venv/torch
+	rm -rf build/wheel
+	.venv/bin/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/wheel .
+	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
+	.venv/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
 
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
 dev: .venv-dev/torch
@@ -27,16 +46,36 @@ lint: .venv/torch
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: .venv/torch
+bench: .venv/torch .venv-cuda-2.12.1/torch
 	.venv/bin/pip install $(PIP_FLAGS) .
 	.venv/bin/python bench/per_event.py
 	.venv/bin/python bench/dump.py
+	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
+	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
+	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda
 
 # torch comes first and by itself, so that installing pytracer finds it and looks for no other.
-%/torch:
+.venv/torch .venv-dev/torch: %/torch:
 	$(PYTHON) -m venv $*
 	$*/bin/pip install $(PIP_FLAGS) '$(TORCH)' numpy
 	touch $@
 
+# Without its dependencies, which are CUDA's libraries; those it needs beside are listed here.
+BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy pyyaml setuptools
+BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
+
+$(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$*
+	touch $@
+
+# torch_npu and the torch of the same version.
+$(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$* torch-npu==$*
+	touch $@
+
 clean:
-	rm -rf .venv .venv-dev build
+	rm -rf .venv .venv-* build

@@ -72,7 +72,7 @@ def worker(entries: int) -> dict[str, float]:
 
 
 def main() -> None:
-    options = arguments(__doc__, "dump_cpu.json")
+    options = arguments(__doc__, "dump_{device}.json")
     results: dict[int, list[dict[str, float]]] = {}
     rounds = [size for _ in range(options.rounds) for size in SIZES]
     for size in track(rounds, "measuring", console=Console(stderr=True)):

@@ -1,6 +1,7 @@
 """What the benchmarks share: processes of their own, medians, the environment, the result file."""
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -45,16 +46,25 @@ def environment() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
+        "simulated": importlib.util.find_spec("simulated") is not None,
         "pytracer": pytracer.__version__,
     }
 
 
-def arguments(description: str | None, results: str) -> argparse.Namespace:
-    """The options every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments(
+    description: str | None, results: str, devices: tuple[str, ...] = ("cpu",)
+) -> argparse.Namespace:
+    """The options every benchmark has; `results` is a file name, with `{device}` in it."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="processes for each configuration")
-    parser.add_argument("--json", type=Path, default=RESULTS / results, help="where results go")
-    return parser.parse_args()
+    parser.add_argument("--device", choices=devices, default=devices[0], help="whose allocator")
+    parser.add_argument("--json", type=Path, help=f"where results go (bench/results/{results})")
+    options = parser.parse_args()
+    options.json = options.json or RESULTS / results.format(device=options.device)
+    return options
 
 
 def save(path: Path, figures: Any) -> None:

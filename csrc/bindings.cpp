@@ -3,11 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "error.h"
@@ -68,6 +70,20 @@ class OutsideGil {
   std::optional<py::gil_scoped_release> release_;
 };
 
+// For whatever takes the control lock. Who holds that may wait for the allocator's, and who holds
+// that one for the GIL: so nobody waits for the control lock with the GIL held.
+template <class Work>
+auto outside_gil(Work work) {
+  OutsideGil outside;
+  return work();
+}
+
+struct OutsideGilDeleter {
+  void operator()(Owner* owner) const {
+    outside_gil([&] { delete owner; });
+  }
+};
+
 // A row of events(). Documented field by field in pytracer/tracer.py.
 struct EventRecord {
   uint64_t sequence;
@@ -78,28 +94,35 @@ struct EventRecord {
   uint64_t autograd_sequence;
   uint32_t stack;
   uint32_t alloc_stack;
+  uint64_t pool_high;
+  uint64_t pool_low;
   uint32_t step;
   uint16_t phase;
-  uint16_t pool;
-  uint16_t metadata;
   uint8_t action;
   int8_t device;
 };
 
-py::array_t<EventRecord> events_of(const View& view) {
+py::array_t<EventRecord> events_of(Owner& owner) {
   std::vector<EventRecord> rows;
   {
     OutsideGil outside;
+    const View view = owner.events();
     for (const DeviceView& device : view.devices) {
       const std::vector<Event> events = copy_events(device);
       uint64_t sequence = device.cut.end - events.size();
       for (const Event& event : events) {
-        rows.push_back({sequence++, WallClock::to_wall_ns(view.clock, event.ticks), event.address,
-                        event.size, event.stream, event.autograd_sequence,
+        const Pool pool = device.cut.names->pool(event.pool);
+        rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
+                        event.address, event.size, event.stream, event.autograd_sequence,
                         visible_stack(event, view.options.context),
-                        view.options.context < Context::alloc ? 0 : event.alloc_stack, event.step,
-                        event.phase, event.pool, event.metadata, event.action, event.device});
+                        view.options.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
+                        pool.low, event.step, event.phase, event.action, event.device});
       }
+    }
+    if (view.devices.size() > 1) {
+      std::stable_sort(rows.begin(), rows.end(), [](const EventRecord& a, const EventRecord& b) {
+        return a.time_ns < b.time_ns;
+      });
     }
   }
   return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data());
@@ -108,7 +131,7 @@ py::array_t<EventRecord> events_of(const View& view) {
 // The frames of a stack: [(filename, name, line), ...], innermost first.
 py::list frames_of(Owner& owner, uint32_t stack) {
   py::list frames;
-  const std::shared_ptr<StackTable> table = owner.stacks();
+  const std::shared_ptr<StackTable> table = outside_gil([&] { return owner.stacks(); });
   if (stack == 0 || !table || stack > table->stats().stacks) return frames;
   StackTable& stacks = *table;
   stacks.resolve();
@@ -151,8 +174,9 @@ void encode(PickleWriter& out, const py::handle& value) {
     out.set_items();
   } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     out.list();
+    uint64_t items = 0;
     for (const auto& item : value) {
-      out.next_item();
+      out.next_item(items);
       encode(out, item);
     }
     out.append_items();
@@ -170,24 +194,30 @@ std::string encoded(const py::handle& value) {
   return std::move(sink.bytes);
 }
 
-SnapshotExtras extras_of(const py::dict& about, const py::object& settings,
-                         const py::object& annotations) {
+std::string encoded_items(const py::handle& dict) {
   std::string items;
-  for (const auto& item : about) items += encoded(item.first) + encoded(item.second);
-  return {encoded(settings), encoded(annotations), std::move(items)};
+  for (const auto& item : py::reinterpret_borrow<py::dict>(dict)) {
+    items += encoded(item.first) + encoded(item.second);
+  }
+  return items;
+}
+
+SnapshotExtras extras_of(const py::dict& about, const py::dict& devices) {
+  SnapshotExtras extras{encoded_items(about)};
+  for (const auto& item : devices) {
+    extras.device_items[item.first.cast<int>()] = encoded_items(item.second);
+  }
+  return extras;
 }
 
 View view_of(Owner& owner) {
-  View view = [&] {
-    OutsideGil outside;
-    return owner.view();
-  }();
+  View view = outside_gil([&] { return owner.view(); });
   if (view.stacks) view.stacks->resolve();
   return view;
 }
 
 py::dict stats_of(Owner& owner) {
-  const Owner::Stats stats = owner.stats();
+  const Owner::Stats stats = outside_gil([&] { return owner.stats(); });
   py::list devices;
   for (const Owner::DeviceStats& device : stats.devices) {
     using namespace py::literals;
@@ -197,6 +227,7 @@ py::dict stats_of(Owner& owner) {
         "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
         "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
         "live_dropped"_a = device.counts.live_dropped,
+        "labels_dropped"_a = device.counts.labels_dropped,
         "live_table_bytes"_a = device.live_table_bytes,
         "max_live_table_bytes"_a = device.max_live_table_bytes));
   }
@@ -278,18 +309,17 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "pytracer's recorder. See _core.pyi.";
   py::register_exception_translator(&translate);
   PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
-                       autograd_sequence, stack, alloc_stack, step, phase, pool, metadata, action,
-                       device);
+                       autograd_sequence, stack, alloc_stack, pool_high, pool_low, step, phase,
+                       action, device);
   m.attr("CPU_DEVICE") = PYTRACER_CPU_DEVICE;
   m.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
 
   py::class_<View>(m, "View")
-      .def("events", &events_of)
       .def(
           "write",
           [](const View& view, const py::bytes& path, const py::dict& about,
-             const py::object& settings, const py::object& annotations) {
-            const SnapshotExtras extras = extras_of(about, settings, annotations);
+             const py::dict& devices) {
+            const SnapshotExtras extras = extras_of(about, devices);
             const std::string file = path;
             if (file.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
             OutsideGil outside;
@@ -297,13 +327,11 @@ PYBIND11_MODULE(_core, m) {
             write_snapshot(view, extras, sink);
             sink.commit();
           },
-          py::arg("path"), py::arg("about"), py::arg("allocator_settings"),
-          py::arg("external_annotations"))
+          py::arg("path"), py::arg("about"), py::arg("devices"))
       .def(
           "to_bytes",
-          [](const View& view, const py::dict& about, const py::object& settings,
-             const py::object& annotations) {
-            const SnapshotExtras extras = extras_of(about, settings, annotations);
+          [](const View& view, const py::dict& about, const py::dict& devices) {
+            const SnapshotExtras extras = extras_of(about, devices);
             MemorySink sink;
             {
               OutsideGil outside;
@@ -311,14 +339,28 @@ PYBIND11_MODULE(_core, m) {
             }
             return py::bytes(sink.bytes);
           },
-          py::arg("about"), py::arg("allocator_settings"), py::arg("external_annotations"));
+          py::arg("about"), py::arg("devices"))
+      .def_property_readonly(
+          "used_devices",
+          [](const View& view) {
+            std::set<int> used;
+            for (const DeviceView& device : view.devices) {
+              if (device.cut.used) used.insert(device.device);
+            }
+            if (view.state) {
+              for (const auto& each : view.state->segments) used.insert(each.about.device);
+            }
+            return used;
+          })
+      .def_property_readonly(
+          "problem", [](const View& view) { return view.state ? view.state->problem : ""; });
 
-  py::class_<Owner>(m, "Owner")
+  py::class_<Owner, std::unique_ptr<Owner, OutsideGilDeleter>>(m, "Owner")
       .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,
                        uint64_t max_stack_bytes, uint8_t context) {
-             return std::make_unique<Owner>(OwnerOptions{std::move(devices), max_entries,
-                                                         stack_depth, max_stack_bytes,
-                                                         static_cast<Context>(context)});
+             return std::unique_ptr<Owner, OutsideGilDeleter>(
+                 new Owner(OwnerOptions{std::move(devices), max_entries, stack_depth,
+                                        max_stack_bytes, static_cast<Context>(context)}));
            }),
            py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"))
@@ -326,12 +368,13 @@ PYBIND11_MODULE(_core, m) {
       .def("stop", &Owner::stop, py::call_guard<OutsideGil>())
       .def("clear", &Owner::clear, py::call_guard<OutsideGil>())
       .def("view", &view_of)
+      .def("events", &events_of)
       .def("frames", &frames_of, py::arg("stack"))
       .def("stats", &stats_of)
       .def_property_readonly("recording", &Owner::recording)
       .def_property_readonly("is_ours", &Owner::is_ours);
 
-  m.def("attach_hook", &attach_hook, py::arg("path"));
+  m.def("attach_hook", &attach_hook, py::arg("path"), py::call_guard<OutsideGil>());
   m.def("frame_walk_problem", [] {
     const std::string problem = frame_walk_problem();
     return problem.empty() ? py::object(py::none()) : py::object(py::str(problem));

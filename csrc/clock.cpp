@@ -28,14 +28,14 @@ bool tsc_is_invariant() noexcept {
 const bool g_use_tsc = tsc_is_invariant();
 #endif
 
-WallClock::Pair take_pair() noexcept {
+WallClock::Pair take_pair(WallClock::Now now) {
   // The reading with the shortest distance between the two ticks around it is the best of eight.
   WallClock::Pair best{};
   int64_t shortest = INT64_MAX;
   for (int i = 0; i < 8; ++i) {
-    const int64_t before = now_ticks();
+    const int64_t before = now();
     const int64_t wall = read_clock(CLOCK_REALTIME);
-    const int64_t distance = now_ticks() - before;
+    const int64_t distance = now() - before;
     if (distance < shortest) {
       shortest = distance;
       best = {before + distance / 2, wall};
@@ -57,19 +57,19 @@ int64_t now_ticks() noexcept {
   return read_clock(CLOCK_MONOTONIC);
 }
 
-WallClock::WallClock() : pairs_{take_pair()} {}
+WallClock::WallClock(Now now) : now_(now), pairs_{take_pair(now)} {}
 
-std::vector<WallClock::Pair> WallClock::calibrate() {
+std::shared_ptr<const WallClock::Pairs> WallClock::calibrate() {
   if (pairs_.size() >= kMaxPairs) {
-    std::vector<Pair> thinned;
+    Pairs thinned;
     for (size_t i = 0; i < pairs_.size(); i += 2) thinned.push_back(pairs_[i]);
     pairs_ = std::move(thinned);
   }
-  pairs_.push_back(take_pair());
-  return pairs_;
+  pairs_.push_back(take_pair(now_));
+  return std::make_shared<const Pairs>(pairs_);
 }
 
-int64_t WallClock::to_wall_ns(const std::vector<Pair>& pairs, int64_t ticks) noexcept {
+int64_t WallClock::to_wall_ns(const Pairs& pairs, int64_t ticks) noexcept {
   auto after = std::upper_bound(pairs.begin() + 1, pairs.end() - 1, ticks,
                                 [](int64_t value, const Pair& pair) { return value < pair.ticks; });
   const Pair& a = *(after - 1);

@@ -1,9 +1,11 @@
-// What is recorded of one device: its ring and its live table, kept in agreement.
+// What is recorded of one device: its ring and its live tables, kept in agreement.
 //
 // 1. record() may be called by several threads; the writer lock makes them one writer. It is held
-//    for the table and the ring alone: the stack was walked before.
-// 2. The live table is always what a replay of the events would give: cut() fixes both at one
-//    instant. A free that was missed is made up for when its address is given out again.
+//    for the tables and the ring alone: the stack was walked before.
+// 2. The live table is always what a replay of the events would give: a cut fixes both at one
+//    instant. On the CPU, whose allocator has no state of its own to show, a free that was missed
+//    is made up for when its address is given out again, and what the table has no place for is
+//    left out of the ring too. An accelerator's events are recorded as they come.
 // 3. Events are in order of time.
 #pragma once
 
@@ -12,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "device_names.h"
 #include "event.h"
 #include "live_table.h"
 #include "ring_buffer.h"
@@ -22,53 +25,72 @@ namespace pytracer {
 // What a device records; the strongest wish of its owners.
 enum class Mode : uint8_t {
   off = 0,  // nothing
-  on = 1,   // live table and ring
+  on = 1,   // live tables and ring
 };
 
 constexpr uint32_t kMaxLiveBlocks = 1u << 20;
+constexpr uint32_t kMaxLiveSegments = 1u << 17;
 
 class DeviceLog {
  public:
   struct Counts {
-    uint64_t unknown_frees;  // of blocks not known (older than the recording, dropped): left out
-    uint64_t live_dropped;   // allocations the full live table had no place for: left out
+    uint64_t unknown_frees;   // of blocks not known: older than the recording, dropped
+    uint64_t live_dropped;    // blocks and segments that found their live table full
+    uint64_t labels_dropped;  // pools and labels that found no place
   };
   struct Cut {
     uint64_t end;  // sequence number after the last event
     std::shared_ptr<const RingBuffer> ring;
-    std::vector<LiveBlock> live;  // by address
+    std::shared_ptr<const DeviceNames> names;
+    std::vector<LiveBlock> live;      // by address
+    std::vector<LiveBlock> segments;  // by the address they were allocated or mapped at
     Counts counts;
+    bool used;  // the device has done more than mark snapshots
   };
 
   DeviceLog(int device, uint32_t ring_capacity);
 
   int device() const noexcept { return device_; }
+  bool is_cpu() const noexcept { return device_ == PYTRACER_CPU_DEVICE; }
   Mode mode() const noexcept { return mode_.load(std::memory_order_acquire); }
   Context context() const noexcept { return context_.load(std::memory_order_relaxed); }
 
-  // Any thread, in a hook. `event` complete but for what the live table knows.
-  void record(Event& event) noexcept;
+  // Any thread, in a hook. `event`: stack, step and phase; the rest comes from `given` and the
+  // tables. With `cut`, the event is where a cut begins: finish_cut() follows, not in the hook.
+  void record(Event& event, const pytracer_event& given, Cut* cut) noexcept;
 
   // Control thread (under the recorder's control lock), all below.
-  // From off to anything else the live table starts empty: what went meanwhile was not seen.
+  // From off to anything else the live tables start empty: what went meanwhile was not seen.
   void set_mode(Mode mode, Context context);
   void ensure_ring(uint32_t capacity);
   // Where the log is now: a cut without its blocks.
   Cut position() noexcept;
-  // The state of this instant. Throws std::bad_alloc.
-  Cut cut();
+  // The state of this instant.
+  void begin_cut(Cut& cut) noexcept;
+  // Once for each cut that was begun. Throws std::bad_alloc: the cut is without its blocks then.
+  void finish_cut(Cut& cut);
   std::shared_ptr<const RingBuffer> ring() const noexcept { return ring_; }
-  const LiveTable& live() const noexcept { return *live_; }
+  const LiveTable& live() const noexcept { return tables_->blocks; }
 
  private:
+  struct Tables {
+    LiveTable blocks{kMaxLiveBlocks};
+    LiveTable segments{kMaxLiveSegments};
+  };
+  // All under the writer lock.
+  bool note(Event& event) noexcept;
+  bool note_alloc(Event& event) noexcept;
   Cut position_locked() const noexcept;
+  void begin_cut_locked(Cut& cut) noexcept;
 
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<Context> context_{Context::none};
-  SpinLock writer_lock_;  // ring_, live_
+  SpinLock writer_lock_;  // all below
   std::shared_ptr<RingBuffer> ring_;
-  std::unique_ptr<LiveTable> live_;
+  std::unique_ptr<Tables> tables_;
+  std::shared_ptr<DeviceNames> names_;
+  bool used_ = false;
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

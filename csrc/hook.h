@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 1u
+#define PYTRACER_HOOK_ABI 2u
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +33,13 @@ enum pytracer_action {
 
 #define PYTRACER_CPU_DEVICE (-1)
 
+// What an allocator notes beside an allocation. UTF-8, NUL-terminated; "" for none.
+typedef struct pytracer_labels {
+  const char* compile_context;
+  const char* user_metadata;
+  const char* internal_metadata;
+} pytracer_labels;
+
 // One allocator event, as the hook hands it over. Lives on the hook's stack.
 typedef struct pytracer_event {
   uint64_t address;
@@ -41,6 +48,8 @@ typedef struct pytracer_event {
   uint64_t pool_high;          // MempoolId_t, first and second
   uint64_t pool_low;
   uint64_t autograd_sequence;  // 0: not known
+  int64_t ticks;               // of the hook's clock; 0 where it has none
+  const pytracer_labels* labels;  // null: none of them
   int16_t device;              // PYTRACER_CPU_DEVICE or the accelerator's index
   uint8_t action;              // enum pytracer_action
 } pytracer_event;
@@ -48,14 +57,71 @@ typedef struct pytracer_event {
 // Any thread; the GIL may or may not be held; never throws, never waits for the GIL.
 typedef void (*pytracer_record_fn)(const pytracer_event* event);
 
+enum pytracer_block_state {
+  PYTRACER_INACTIVE = 0,
+  PYTRACER_ACTIVE_PENDING_FREE = 1,
+  PYTRACER_ACTIVE_ALLOCATED = 2,
+};
+
+typedef struct pytracer_block {
+  uint64_t size;
+  uint64_t requested_size;
+  uint64_t state;  // enum pytracer_block_state
+} pytracer_block;
+
+// A contiguous range of device memory; its blocks follow each other without a gap.
+typedef struct pytracer_segment {
+  uint64_t address;
+  uint64_t stream;
+  uint64_t pool_high;
+  uint64_t pool_low;
+  uint64_t total_size;
+  uint64_t allocated_size;
+  uint64_t active_size;
+  uint64_t requested_size;
+  size_t block_count;
+  const pytracer_block* blocks;
+  int16_t device;
+  uint8_t is_large;
+  uint8_t is_expandable;
+} pytracer_segment;
+
+enum pytracer_result { PYTRACER_DONE = 0, PYTRACER_FAILED = 1, PYTRACER_NOT_READY = 2 };
+
+// A setting of the allocator: the kind tells which of the values it is.
+enum pytracer_kind { PYTRACER_BOOLEAN, PYTRACER_INTEGER, PYTRACER_REAL, PYTRACER_TEXT };
+typedef struct pytracer_setting {
+  const char* group;  // null, or the key of the dict that the setting is an item of
+  const char* key;
+  const char* text;
+  double real;
+  int64_t integer;  // or boolean
+  int32_t kind;     // enum pytracer_kind
+} pytracer_setting;
+
+// Who receives the allocator's state. The functions never throw.
+typedef struct pytracer_state_sink {
+  void* context;
+  void (*segment)(void* context, const pytracer_segment* segment);
+  void (*setting)(void* context, const pytracer_setting* setting);  // those of a group in a row
+} pytracer_state_sink;
+
 typedef struct pytracer_hook {
   uint32_t abi;         // PYTRACER_HOOK_ABI of the header the hook was compiled against
   const char* backend;  // "cpu", "cuda" or "npu"
   // Installs the hook; may be called again (does nothing then). `enabled` stays valid for ever and
-  // is read before each event: while it is 0 the hook calls nobody. Returns 0, or nonzero with the
-  // reason, a sentence for the user, in `message`.
+  // is read before each event: while it is 0 the hook calls nobody. Returns PYTRACER_NOT_READY
+  // while the device is not initialised, and else 0, or PYTRACER_FAILED with the reason, a sentence
+  // for the user, in `message`.
   int32_t (*attach)(pytracer_record_fn record, const uint32_t* enabled, char* message,
                     size_t message_size);
+  // The clock that events' ticks are of; null: events carry no time, the recorder stamps them.
+  int64_t (*now)(void);
+  // Hands over all segments, ordered by device and address. On the calling thread, before it
+  // returns, `record` gets one PYTRACER_SNAPSHOT for each device, at the instant its segments are
+  // collected and under its lock. Any thread, not in a hook. Returns as attach does. Null: the
+  // allocator has no segments.
+  int32_t (*snapshot)(const pytracer_state_sink* sink, char* message, size_t message_size);
 } pytracer_hook;
 
 // The one symbol a hook exports.

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <mutex>
 #include <set>
 
 #include "error.h"
@@ -20,8 +21,10 @@ std::string last_dl_error() {
 
 }  // namespace
 
-void attach_hook(const std::string& path) {
+bool attach_hook(const std::string& path) {
+  static std::mutex mutex;
   static std::set<std::string> attached;
+  std::lock_guard lock(mutex);
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw HookError("cannot load the hook " + path + ": " + last_dl_error());
   const auto entry =
@@ -35,14 +38,19 @@ void attach_hook(const std::string& path) {
                     std::to_string(hook->abi) + ", this one has " +
                     std::to_string(PYTRACER_HOOK_ABI) + "): delete it");
   }
-  if (attached.count(hook->backend) != 0) return;
+  if (attached.count(hook->backend) != 0) return true;
   const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
   char message[512] = "";
   Recorder& recorder = Recorder::instance();
-  if (hook->attach(&Recorder::record, recorder.enabled_flag(cpu), message, sizeof(message)) != 0) {
+  const int32_t result =
+      hook->attach(&Recorder::record, recorder.enabled_flag(cpu), message, sizeof(message));
+  if (result == PYTRACER_NOT_READY) return false;
+  if (result != PYTRACER_DONE) {
     throw HookError("the " + std::string(hook->backend) + " hook cannot be attached: " + message);
   }
+  if (!cpu) recorder.set_accelerator(*hook);
   attached.insert(hook->backend);
+  return true;
 }
 
 }  // namespace pytracer

@@ -5,8 +5,9 @@
 
 namespace pytracer {
 
-// Attaches the hook in `path`; a backend that is attached already stays as it is. The library is
-// never unloaded. Control thread, with the GIL. Throws HookError with a sentence for the user.
-void attach_hook(const std::string& path);
+// Attaches the hook in `path`; a backend that is attached already stays as it is. False: torch has
+// not initialised the device yet. The library is never unloaded. Any thread, without the GIL.
+// Throws HookError with a sentence for the user.
+bool attach_hook(const std::string& path);
 
 }  // namespace pytracer

@@ -53,21 +53,26 @@ void Owner::stop() {
   std::lock_guard lock(recorder_.control_);
   if (!recording_) return;
   // Recording ends whatever happens; without memory for the live blocks, without those.
-  std::vector<DeviceLog::Cut> cuts(cursors_.size());
   std::exception_ptr failure;
-  for (size_t i = 0; i < cursors_.size(); ++i) {
-    DeviceLog& log = *cursors_[i].log;
-    try {
-      cuts[i] = log.cut();
-    } catch (...) {
-      failure = std::current_exception();
-      cuts[i] = log.position();
-    }
+  try {
+    failure = cut(final_cuts_, final_state_);
+  } catch (...) {
+    failure = std::current_exception();
+    final_cuts_.clear();
   }
-  final_cuts_ = std::move(cuts);
   recording_ = false;
   recorder_.apply_wishes();
   if (failure) std::rethrow_exception(failure);
+}
+
+std::exception_ptr Owner::cut(std::vector<DeviceLog::Cut>& cuts,
+                              std::shared_ptr<const AllocatorState>& state) const {
+  std::vector<DeviceLog*> logs;
+  for (const Cursor& cursor : cursors_) logs.push_back(cursor.log.get());
+  const auto fresh = std::make_shared<AllocatorState>();
+  const std::exception_ptr failure = recorder_.cut(logs, cuts, *fresh);
+  state = fresh;
+  return failure;
 }
 
 void Owner::clear() {
@@ -79,32 +84,52 @@ void Owner::clear() {
 }
 
 DeviceLog::Cut Owner::position_of(size_t device) const {
-  if (recording_) return cursors_[device].log->position();
+  if (!stopped()) return cursors_[device].log->position();
   const DeviceLog::Cut& final_cut = final_cuts_[device];
-  return {final_cut.end, final_cut.ring, {}, final_cut.counts};
+  return {final_cut.end, final_cut.ring, final_cut.names, {}, {}, final_cut.counts,
+          final_cut.used};
 }
 
 DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
-  DeviceView view{cursor.log->device(), cursor.begin, 0, std::move(cut)};
+  DeviceView view{cursor.log->device(), cursor.begin, 0, std::move(cut), nullptr};
   const uint64_t end = view.cut.end;
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.cut.ring->oldest()}));
   view.cut.counts.unknown_frees -= cursor.before.unknown_frees;
   view.cut.counts.live_dropped -= cursor.before.live_dropped;
+  view.cut.counts.labels_dropped -= cursor.before.labels_dropped;
   return view;
 }
 
 View Owner::view() {
-  View view{options_, {}, nullptr, {}};
+  View view{options_, {}, nullptr, nullptr};
   if (!is_ours()) return view;
   std::lock_guard lock(recorder_.control_);
+  std::vector<DeviceLog::Cut> cuts = final_cuts_;
+  view.state = final_state_;
+  if (!stopped()) {
+    if (const auto failure = cut(cuts, view.state)) std::rethrow_exception(failure);
+  }
+  complete(view, std::move(cuts));
+  return view;
+}
+
+View Owner::events() {
+  View view{options_, {}, nullptr, nullptr};
+  if (!is_ours()) return view;
+  std::lock_guard lock(recorder_.control_);
+  std::vector<DeviceLog::Cut> cuts;
+  for (size_t i = 0; i < cursors_.size(); ++i) cuts.push_back(position_of(i));
+  complete(view, std::move(cuts));
+  return view;
+}
+
+void Owner::complete(View& view, std::vector<DeviceLog::Cut> cuts) {
   view.stacks = stacks_;
   for (size_t i = 0; i < cursors_.size(); ++i) {
-    view.devices.push_back(
-        view_of(cursors_[i], recording_ ? cursors_[i].log->cut() : final_cuts_[i]));
+    view.devices.push_back(view_of(cursors_[i], std::move(cuts[i])));
+    view.devices.back().clock = recorder_.clock_of(view.devices.back().device).calibrate();
   }
-  view.clock = recorder_.clock_.calibrate();
-  return view;
 }
 
 std::shared_ptr<StackTable> Owner::stacks() {
@@ -122,7 +147,7 @@ Owner::Stats Owner::stats() {
     const DeviceLog& log = *cursor.log;
     uint64_t live_blocks = log.live().blocks();
     uint64_t live_block_bytes = log.live().block_bytes();
-    if (!recording_) {
+    if (stopped()) {
       live_blocks = final_cuts_[i].live.size();
       live_block_bytes = 0;
       for (const LiveBlock& block : final_cuts_[i].live) live_block_bytes += block.size;

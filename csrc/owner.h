@@ -32,6 +32,8 @@ struct DeviceView {
   uint64_t begin;   // first event that is the owner's
   uint64_t first;   // first of those that is still in the ring and within max_entries
   DeviceLog::Cut cut;
+  std::shared_ptr<const WallClock::Pairs> clock;  // that the events' ticks are of
+  bool is_cpu() const noexcept { return device == PYTRACER_CPU_DEVICE; }
   uint64_t overwritten() const noexcept { return first - begin; }
 };
 
@@ -41,7 +43,7 @@ struct View {
   OwnerOptions options;
   std::vector<DeviceView> devices;
   std::shared_ptr<StackTable> stacks;
-  std::vector<WallClock::Pair> clock;
+  std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in events()
 };
 
 class Owner {
@@ -55,6 +57,8 @@ class Owner {
   void start();
   void stop();
   View view();
+  // The same without live blocks and the allocator's state: no snapshot marker is needed for it.
+  View events();
   // What the stack ids of its events stand for; null before start().
   std::shared_ptr<StackTable> stacks();
 
@@ -87,9 +91,13 @@ class Owner {
       before = position.counts;
     }
   };
+  bool stopped() const noexcept { return !recording_ && !final_cuts_.empty(); }
   // Where this owner's record of a device ends, without its blocks.
   DeviceLog::Cut position_of(size_t device) const;
+  void complete(View& view, std::vector<DeviceLog::Cut> cuts);
   DeviceView view_of(const Cursor& cursor, DeviceLog::Cut cut) const;
+  std::exception_ptr cut(std::vector<DeviceLog::Cut>& cuts,
+                         std::shared_ptr<const AllocatorState>& state) const;
 
   Recorder& recorder_;
   const OwnerOptions options_;
@@ -97,7 +105,8 @@ class Owner {
   bool registered_ = false;
   std::atomic<bool> recording_{false};  // written under the control lock
   std::vector<Cursor> cursors_;
-  std::vector<DeviceLog::Cut> final_cuts_;  // once stopped
+  std::vector<DeviceLog::Cut> final_cuts_;  // once stopped, as the next
+  std::shared_ptr<const AllocatorState> final_state_;
   std::shared_ptr<StackTable> stacks_;
 };
 

@@ -33,10 +33,10 @@ class PickleWriter {
   void set_items() { put("u", 1); }
   void list() { put("](", 2); }
   void append_items() { put("e", 1); }
-  // Between two items of a long list. memory_viz appends a batch in one call of as many arguments,
-  // of which JavaScript engines allow some ten thousand.
-  void next_item() {
-    if (++items_ % kBatch == 0) put("e(", 2);
+  // Before each item of a list that may be long; `items` counts those before. memory_viz appends a
+  // batch in one call of as many arguments, of which JavaScript engines allow some ten thousand.
+  void next_item(uint64_t& items) {
+    if (items++ % kBatch == 0 && items > 1) put("e(", 2);
   }
   // The same with the list remember()ed in between.
   void empty_list() { put("]", 1); }
@@ -127,7 +127,6 @@ class PickleWriter {
   ByteSink& sink_;
   std::unique_ptr<char[]> buffer_;
   size_t used_ = 0;
-  uint32_t items_ = 0;  // since any moment: batches need not start with their list
   Memo next_key_ = 1;  // below 256, where references are short
   Memo next_memo_ = kMaxKeys + 1;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "owner.h"
 #include "thread_slot.h"
@@ -29,9 +30,10 @@ bool wants_stack(Context context, uint8_t action) noexcept {
     case Context::state:
       return action == PYTRACER_ALLOC;
     case Context::alloc:  // frees show the stack of their allocation, which the live table knows
-      return action != PYTRACER_FREE_REQUESTED && action != PYTRACER_FREE_COMPLETED;
+      return action != PYTRACER_FREE_REQUESTED && action != PYTRACER_FREE_COMPLETED &&
+             action != PYTRACER_SNAPSHOT;
     case Context::all:
-      return true;
+      return action != PYTRACER_SNAPSHOT;  // of no block
   }
   return false;
 }
@@ -46,16 +48,15 @@ void Recorder::record(const pytracer_event* given) noexcept {
   DeviceLog* log = recorder.log(given->device);
   if (log == nullptr || log->mode() == Mode::off) return;
   Event event{};
-  event.address = given->address;
-  event.size = given->size;
-  event.stream = given->stream;
-  event.autograd_sequence = given->autograd_sequence;
   event.step = recorder.step_.load(std::memory_order_relaxed);
   event.phase = slot->phase;
-  event.action = given->action;
-  event.device = static_cast<int8_t>(given->device);
   if (wants_stack(log->context(), given->action)) event.stack = recorder.stack_of_this_thread();
-  log->record(event);
+  DeviceLog::Cut* cut = nullptr;
+  if (given->action == PYTRACER_SNAPSHOT && slot->cuts != nullptr) {
+    const int index = given->device + 1;
+    if (std::exchange(slot->cuts->log[index], nullptr) == log) cut = slot->cuts->cut[index];
+  }
+  log->record(event, *given, cut);
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -87,7 +88,9 @@ void Recorder::stop_walking() noexcept {
 }
 
 void Recorder::code_destroyed(const void* code) noexcept {
-  // The table cannot go meanwhile: it is dropped by remove_owner(), which has the GIL too.
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr) return;
+  HookScope scope(*slot);  // until it ends the table does not go
   StackTable* stacks = instance().stacks_.load(std::memory_order_acquire);
   if (stacks != nullptr) stacks->code_destroyed(code);
 }
@@ -154,6 +157,46 @@ void Recorder::apply_wishes() {
   for (int i = 0; i < 2; ++i) __atomic_store_n(&enabled_[i], enabled[i], __ATOMIC_RELEASE);
 }
 
+void Recorder::set_accelerator(const pytracer_hook& hook) {
+  std::lock_guard lock(control_);
+  accelerator_ = &hook;
+  if (hook.now != nullptr) accelerator_clock_.emplace(hook.now);
+}
+
+std::exception_ptr Recorder::cut(const std::vector<DeviceLog*>& logs,
+                                 std::vector<DeviceLog::Cut>& cuts, AllocatorState& state) {
+  cuts.resize(logs.size());
+  PendingCuts pending{};
+  bool accelerators = false;
+  for (size_t i = 0; i < logs.size(); ++i) {
+    const int index = logs[i]->device() + 1;
+    pending.log[index] = logs[i];
+    pending.cut[index] = &cuts[i];
+    accelerators |= !logs[i]->is_cpu();
+  }
+  ThreadSlot* slot = thread_slot();
+  std::exception_ptr failure;
+  if (accelerators && accelerator_ != nullptr && slot != nullptr) {
+    slot->cuts = &pending;
+    try {
+      state = allocator_state(*accelerator_);
+    } catch (...) {  // out of memory; the cuts that began have to be finished
+      failure = std::current_exception();
+    }
+    slot->cuts = nullptr;
+  }
+  for (size_t i = 0; i < logs.size(); ++i) {
+    // Without a marker: the CPU, and devices that the allocator does not know yet.
+    if (pending.log[logs[i]->device() + 1] != nullptr) logs[i]->begin_cut(cuts[i]);
+    try {
+      logs[i]->finish_cut(cuts[i]);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  return failure;
+}
+
 void Recorder::before_fork() noexcept { instance().control_.lock(); }
 void Recorder::after_fork_in_parent() noexcept { instance().control_.unlock(); }
 
@@ -164,6 +207,8 @@ void Recorder::after_fork_in_child() noexcept {
   for (auto& log : recorder.logs_) log.store(nullptr, std::memory_order_relaxed);
   recorder.stacks_.store(nullptr, std::memory_order_relaxed);
   for (uint32_t& flag : recorder.enabled_) flag = 0;
+  // If it was there, the device is lost to the child, and its lock may be held for ever.
+  recorder.accelerator_ = nullptr;
   new (&recorder.owners_) std::vector<Owner*>();
   new (&recorder.owned_logs_) std::vector<std::shared_ptr<DeviceLog>>();
   new (&recorder.owned_stacks_) std::shared_ptr<StackTable>();

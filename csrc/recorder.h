@@ -14,11 +14,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "allocator_state.h"
 #include "clock.h"
 #include "device_log.h"
 #include "stack_table.h"
@@ -27,10 +30,16 @@ namespace pytracer {
 
 class Owner;
 
+constexpr int kMaxDevices = 65;  // the CPU and 64 accelerators
+
+// Cuts that begin at the snapshot markers which this thread's allocator_state() call causes.
+struct PendingCuts {
+  DeviceLog* log[kMaxDevices];       // by device + 1; null: not wanted, or begun
+  DeviceLog::Cut* cut[kMaxDevices];
+};
+
 class Recorder {
  public:
-  static constexpr int kMaxDevices = 65;  // the CPU and 64 accelerators
-
   static Recorder& instance() noexcept;
 
   // Any thread, in a hook.
@@ -42,13 +51,15 @@ class Recorder {
   void stop_walking() noexcept;
   // Records stacks from now on, if `possible` (frame_walk_problem() found none).
   void set_walking(bool possible) noexcept { walking_.store(possible, std::memory_order_release); }
+  // From now on cuts of accelerators are made at its snapshot markers. With the hook attached.
+  void set_accelerator(const pytracer_hook& hook);
   void set_step(uint32_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
   // Counts forks: what was made under another number belongs to the parent.
   uint64_t process_number() const noexcept {
     return process_number_.load(std::memory_order_relaxed);
   }
 
-  // With the GIL.
+  // Any thread.
   static void code_destroyed(const void* code) noexcept;
 
  private:
@@ -60,6 +71,14 @@ class Recorder {
   void remove_owner(Owner& owner) noexcept;
   void apply_wishes();  // the strongest wish of all recording owners, to each device
   DeviceLog* log(int device) const noexcept;
+  // A consistent cut of each log, each at an instant of its own, and the accelerator's state at
+  // those. Without memory for the live blocks: cuts without them, and the exception.
+  std::exception_ptr cut(const std::vector<DeviceLog*>& logs, std::vector<DeviceLog::Cut>& cuts,
+                         AllocatorState& state);
+  // The clock that a device's events are stamped with.
+  WallClock& clock_of(int device) noexcept {
+    return device != PYTRACER_CPU_DEVICE && accelerator_clock_ ? *accelerator_clock_ : clock_;
+  }
 
   uint32_t stack_of_this_thread() noexcept;
   uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key) noexcept;
@@ -79,7 +98,9 @@ class Recorder {
   std::vector<Owner*> owners_;
   std::vector<std::shared_ptr<DeviceLog>> owned_logs_;
   std::shared_ptr<StackTable> owned_stacks_;
-  WallClock clock_;
+  const pytracer_hook* accelerator_ = nullptr;
+  WallClock clock_{&now_ticks};
+  std::optional<WallClock> accelerator_clock_;  // where its hook stamps events itself
   std::atomic<uint64_t> process_number_{0};
 };
 

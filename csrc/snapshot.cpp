@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "pickle_writer.h"
+#include "stack_writer.h"
+#include "utf8.h"
 
 namespace pytracer {
 
@@ -20,7 +23,7 @@ constexpr uint64_t kChunk = 4096;            // events read from the ring at a t
 class SnapshotWriter {
  public:
   SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
-      : view_(view), extras_(extras), out_(sink) {}
+      : view_(view), extras_(extras), out_(sink), stacks_(out_, view.stacks, view.options.stack_depth) {}
 
   // False if the ring's writer overtook us in the middle of a trace: the output has a gap then. A
   // private copy of the events cannot be overtaken.
@@ -31,49 +34,49 @@ class SnapshotWriter {
   using Key = PickleWriter::Key;
 
   void segments();
-  void segment(const LiveBlock& block, int device);
+  void segment_of_block(const LiveBlock& live, const DeviceView& device);
+  void segment(const pytracer_segment& about, const pytracer_block* blocks,
+               const DeviceView& device);
+  void block(const pytracer_block& about, uint64_t address, const DeviceView& device);
+  // That of the entry at `address` of a table ordered by address; 0: none, or not to be shown.
+  uint32_t allocation_stack(const std::vector<LiveBlock>& live, uint64_t address) const;
   bool traces(bool copy_first);
   bool trace(const DeviceView& device, uint64_t& lost, bool copy_first);
-  void events_of(const Event& held);
-  void event(const Event& event, uint8_t action, int64_t time_us);
+  void events_of(const Event& held, const DeviceView& device);
+  void event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us);
+  void allocator_settings();
   void about_devices(const std::vector<uint64_t>& lost);
-  void frames(uint32_t stack);
-  uint32_t number_of(uint32_t frame);
-  void frame(uint32_t id);
-  void text(uint32_t string);
-  void pool_id();
+  uint64_t reserved_bytes(int device) const;
+  void frames(uint32_t stack) { stacks_.frames(stack); }
+  void pool_id(const Pool& pool);
+  void label(const DeviceNames& names, uint16_t text, Key& none);
   void pair(Key& key, int64_t value) {
     out_.key(key);
     out_.integer(value);
   }
   int file_index(int device) const noexcept;
 
-  static Memo& memo_of(std::vector<Memo>& memos, uint32_t id) {
-    if (id >= memos.size()) memos.resize(std::max<size_t>(id + 1, memos.size() * 2));
-    return memos[id];
-  }
-
   const View& view_;
   const SnapshotExtras& extras_;
   PickleWriter out_;
-  std::vector<Memo> stack_memos_, frame_memos_, string_memos_;  // by id, by number, by id
-  std::vector<uint32_t> frame_numbers_;                         // by id
-  std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;
-  std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of their numbers
-  Memo pool_memo_ = 0;
-  uint64_t truncated_stacks_ = 0;  // of those written
+  StackWriter stacks_;
+  uint64_t trace_items_ = 0;  // of the device's list that is being written
+  Memo default_pool_memo_ = 0;
+  std::map<std::pair<uint64_t, uint64_t>, Memo> pool_memos_;
+  std::map<std::string_view, Memo> label_memos_;
 
   Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
       pool_id_{"pool_id"}, frames_{"frames"}, compile_context_{"compile_context"},
-      user_metadata_{"user_metadata"}, not_compiled_{"N/A"}, no_metadata_{""},
+      user_metadata_{"user_metadata"}, internal_metadata_{"internal_metadata"},
+      not_compiled_{"N/A"}, no_metadata_{""},
       device_free_{"device_free"};
   std::vector<Key> action_names_{kActionNames, kActionNames + PYTRACER_ACTION_COUNT};
-  Key filename_{"filename"}, name_{"name"}, line_{"line"};
   Key device_{"device"}, address_{"address"}, total_size_{"total_size"},
       allocated_size_{"allocated_size"}, active_size_{"active_size"},
       requested_size_{"requested_size"}, segment_type_{"segment_type"},
       segment_pool_id_{"segment_pool_id"}, is_expandable_{"is_expandable"}, blocks_{"blocks"},
-      state_{"state"}, active_allocated_{"active_allocated"}, small_{"small"}, large_{"large"};
+      state_{"state"}, small_{"small"}, large_{"large"};
+  Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
 };
 
 bool SnapshotWriter::write(bool copy_first) {
@@ -84,9 +87,10 @@ bool SnapshotWriter::write(bool copy_first) {
   out_.string("device_traces");
   if (!traces(copy_first)) return false;
   out_.string("allocator_settings");
-  out_.raw(extras_.allocator_settings);
+  allocator_settings();
   out_.string("external_annotations");
-  out_.raw(extras_.external_annotations);
+  out_.list();
+  out_.append_items();
   out_.set_items();
   out_.end();
   return true;
@@ -100,47 +104,86 @@ int SnapshotWriter::file_index(int device) const noexcept {
 }
 
 void SnapshotWriter::segments() {
+  uint64_t items = 0;
   out_.list();
   for (const DeviceView& device : view_.devices) {
-    for (const LiveBlock& block : device.cut.live) {
-      out_.next_item();
-      segment(block, file_index(device.device));
+    if (device.is_cpu()) {
+      for (const LiveBlock& block : device.cut.live) {
+        out_.next_item(items);
+        segment_of_block(block, device);
+      }
+    } else if (view_.state) {
+      for (const AllocatorState::Segment& each : view_.state->segments) {
+        if (each.about.device != device.device) continue;
+        out_.next_item(items);
+        segment(each.about, view_.state->blocks.data() + each.first_block, device);
+      }
     }
   }
   out_.append_items();
 }
 
-void SnapshotWriter::segment(const LiveBlock& block, int device) {
-  const int64_t size = static_cast<int64_t>(block.size);
-  const uint32_t stack = view_.options.context == Context::none ? 0 : block.stack;
+// The CPU's allocator has no segments.
+void SnapshotWriter::segment_of_block(const LiveBlock& live, const DeviceView& device) {
+  pytracer_segment about{};
+  about.address = live.address;
+  about.total_size = about.allocated_size = about.active_size = about.requested_size = live.size;
+  about.block_count = 1;
+  about.is_large = live.size >= kSmallSegment;
+  const pytracer_block block = {live.size, live.size, PYTRACER_ACTIVE_ALLOCATED};
+  segment(about, &block, device);
+}
+
+void SnapshotWriter::segment(const pytracer_segment& about, const pytracer_block* blocks,
+                             const DeviceView& device) {
   out_.dict();
-  pair(device_, device);
-  pair(address_, static_cast<int64_t>(block.address));
-  for (Key* key : {&total_size_, &allocated_size_, &active_size_, &requested_size_}) {
-    pair(*key, size);
-  }
-  pair(stream_, 0);
+  pair(device_, file_index(device.device));
+  pair(address_, static_cast<int64_t>(about.address));
+  pair(total_size_, static_cast<int64_t>(about.total_size));
+  pair(allocated_size_, static_cast<int64_t>(about.allocated_size));
+  pair(active_size_, static_cast<int64_t>(about.active_size));
+  pair(requested_size_, static_cast<int64_t>(about.requested_size));
+  pair(stream_, static_cast<int64_t>(about.stream));
   out_.key(segment_type_);
-  out_.key(block.size < kSmallSegment ? small_ : large_);
+  out_.key(about.is_large ? large_ : small_);
   out_.key(segment_pool_id_);
-  pool_id();
+  pool_id({about.pool_high, about.pool_low});
   out_.key(is_expandable_);
-  out_.boolean(false);
+  out_.boolean(about.is_expandable);
   out_.key(frames_);
-  frames(stack);
+  frames(allocation_stack(device.is_cpu() ? device.cut.live : device.cut.segments, about.address));
   out_.key(blocks_);
   out_.list();
-  out_.dict();
-  pair(address_, static_cast<int64_t>(block.address));
-  pair(size_, size);
-  pair(requested_size_, size);
-  out_.key(state_);
-  out_.key(active_allocated_);
-  out_.key(frames_);
-  frames(stack);
-  out_.set_items();
+  uint64_t address = about.address;
+  for (uint64_t i = 0, items = 0; i < about.block_count; ++i) {
+    out_.next_item(items);
+    block(blocks[i], address, device);
+    address += blocks[i].size;
+  }
   out_.append_items();
   out_.set_items();
+}
+
+void SnapshotWriter::block(const pytracer_block& about, uint64_t address,
+                           const DeviceView& device) {
+  out_.dict();
+  pair(address_, static_cast<int64_t>(address));
+  pair(size_, static_cast<int64_t>(about.size));
+  pair(requested_size_, static_cast<int64_t>(about.requested_size));
+  out_.key(state_);
+  out_.key(states_[about.state]);
+  out_.key(frames_);
+  frames(about.state == PYTRACER_INACTIVE ? 0 : allocation_stack(device.cut.live, address));
+  out_.set_items();
+}
+
+uint32_t SnapshotWriter::allocation_stack(const std::vector<LiveBlock>& live,
+                                          uint64_t address) const {
+  if (view_.options.context == Context::none) return 0;
+  const auto found = std::lower_bound(
+      live.begin(), live.end(), address,
+      [](const LiveBlock& block, uint64_t wanted) { return block.address < wanted; });
+  return found != live.end() && found->address == address ? found->stack : 0;
 }
 
 bool SnapshotWriter::traces(bool copy_first) {
@@ -164,6 +207,7 @@ bool SnapshotWriter::traces(bool copy_first) {
 }
 
 bool SnapshotWriter::trace(const DeviceView& device, uint64_t& lost, bool copy_first) {
+  trace_items_ = 0;
   const uint64_t end = device.cut.end;
   const uint64_t step = copy_first ? std::max<uint64_t>(end - device.first, 1) : kChunk;
   std::vector<Event> chunk(std::min(step, end - device.first));
@@ -174,29 +218,32 @@ bool SnapshotWriter::trace(const DeviceView& device, uint64_t& lost, bool copy_f
     if (good > begin && wrote) return false;
     lost += good - begin;
     for (uint64_t sequence = good; sequence < chunk_end; ++sequence) {
-      events_of(chunk[sequence - begin]);
+      events_of(chunk[sequence - begin], device);
     }
     wrote = wrote || good < chunk_end;
   }
   return true;
 }
 
-void SnapshotWriter::events_of(const Event& held) {
-  const int64_t time_us = WallClock::to_wall_ns(view_.clock, held.ticks) / 1000;
-  if (held.device != PYTRACER_CPU_DEVICE) {
-    event(held, held.action, time_us);
+void SnapshotWriter::events_of(const Event& held, const DeviceView& device) {
+  const int64_t time_us = WallClock::to_wall_ns(*device.clock, held.ticks) / 1000;
+  if (!device.is_cpu()) {
+    event(held, held.action, device, time_us);
   } else if (held.action == PYTRACER_ALLOC) {
-    event(held, PYTRACER_SEGMENT_ALLOC, time_us);
-    event(held, PYTRACER_ALLOC, time_us);
+    event(held, PYTRACER_SEGMENT_ALLOC, device, time_us);
+    event(held, PYTRACER_ALLOC, device, time_us);
   } else if (held.action == PYTRACER_FREE_COMPLETED) {
-    event(held, PYTRACER_FREE_REQUESTED, time_us);
-    event(held, PYTRACER_FREE_COMPLETED, time_us);
-    event(held, PYTRACER_SEGMENT_FREE, time_us);
+    event(held, PYTRACER_FREE_REQUESTED, device, time_us);
+    event(held, PYTRACER_FREE_COMPLETED, device, time_us);
+    event(held, PYTRACER_SEGMENT_FREE, device, time_us);
   }
 }
 
-void SnapshotWriter::event(const Event& event, uint8_t action, int64_t time_us) {
-  out_.next_item();
+void SnapshotWriter::event(const Event& event, uint8_t action, const DeviceView& device,
+                           int64_t time_us) {
+  const DeviceNames& names = *device.cut.names;
+  const DeviceNames::Labels labels = names.labels(event.metadata);
+  out_.next_item(trace_items_);
   out_.dict();
   out_.key(action_);
   out_.key(action_names_[action]);
@@ -205,14 +252,58 @@ void SnapshotWriter::event(const Event& event, uint8_t action, int64_t time_us) 
   pair(stream_, static_cast<int64_t>(event.stream));
   pair(time_us_, time_us);
   out_.key(pool_id_);
-  pool_id();
+  pool_id(names.pool(event.pool));
   out_.key(frames_);
   frames(visible_stack(event, view_.options.context));
   out_.key(compile_context_);
-  out_.key(not_compiled_);
+  label(names, labels.compile_context, not_compiled_);
   out_.key(user_metadata_);
-  out_.key(no_metadata_);
+  label(names, labels.user_metadata, no_metadata_);
+  if (labels.internal_metadata != 0) {
+    out_.key(internal_metadata_);
+    label(names, labels.internal_metadata, no_metadata_);
+  }
   out_.set_items();
+}
+
+void SnapshotWriter::allocator_settings() {
+  static const std::vector<AllocatorState::Setting> none;
+  std::string group;  // whose dict is open; empty: the outermost
+  out_.dict();
+  for (const AllocatorState::Setting& each : view_.state ? view_.state->settings : none) {
+    if (each.group != group) {
+      if (!group.empty()) out_.set_items();
+      group = each.group;
+      if (!group.empty()) {
+        out_.string(group);
+        out_.dict();
+      }
+    }
+    out_.string(each.key);
+    switch (each.about.kind) {
+      case PYTRACER_BOOLEAN:
+        out_.boolean(each.about.integer != 0);
+        break;
+      case PYTRACER_INTEGER:
+        out_.integer(each.about.integer);
+        break;
+      case PYTRACER_REAL:
+        out_.real(each.about.real);
+        break;
+      default:
+        out_.string(readable(each.text));
+    }
+  }
+  if (!group.empty()) out_.set_items();
+  out_.set_items();
+}
+
+uint64_t SnapshotWriter::reserved_bytes(int device) const {
+  uint64_t bytes = 0;
+  for (const AllocatorState::Segment& segment : view_.state->segments) {
+    if (segment.about.device == device) bytes += segment.about.total_size;
+  }
+  return bytes;
 }
 
 void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
@@ -231,18 +322,22 @@ void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
     out_.dict();
     item("index", static_cast<uint64_t>(file_index(device.device)));
     out_.string("is_cpu");
-    out_.boolean(device.device == PYTRACER_CPU_DEVICE);
+    out_.boolean(device.is_cpu());
     item("recorded", device.cut.end - device.begin);
     item("overwritten", device.overwritten() + lost[i]);
     item("unknown_frees", device.cut.counts.unknown_frees);
     item("live_dropped", device.cut.counts.live_dropped);
+    item("labels_dropped", device.cut.counts.labels_dropped);
+    if (!device.is_cpu() && view_.state) item("reserved_bytes", reserved_bytes(device.device));
+    const auto extra = extras_.device_items.find(device.device);
+    if (extra != extras_.device_items.end()) out_.raw(extra->second);
     out_.set_items();
   }
   out_.append_items();
   out_.string("stacks");
   out_.dict();
   item("count", stacks.stacks);
-  item("truncated", truncated_stacks_);
+  item("truncated", stacks_.truncated());
   item("dropped", stacks.dropped);
   item("bytes", stacks.bytes);
   item("max_bytes", stacks.max_bytes);
@@ -250,70 +345,22 @@ void SnapshotWriter::about_devices(const std::vector<uint64_t>& lost) {
   out_.set_items();
 }
 
-void SnapshotWriter::frames(uint32_t stack) {
-  Memo& memo = memo_of(stack_memos_, stack);
+void SnapshotWriter::pool_id(const Pool& pool) {
+  const bool is_default = pool.high == 0 && pool.low == 0;
+  Memo& memo = is_default ? default_pool_memo_ : pool_memos_[{pool.high, pool.low}];
   if (memo != 0) return out_.recall(memo);
-  const StackTable::Stack none{};
-  const StackTable::Stack& kept = stack != 0 ? view_.stacks->stack(stack) : none;
-  const uint32_t count = std::min<uint32_t>(kept.frames, view_.options.stack_depth);
-  std::pair<uint64_t, uint64_t> hash{1, count};
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint64_t number = number_of(view_.stacks->frame_id(kept, i));
-    hash.first = (hash.first ^ number) * 0x9e3779b97f4a7c15ull;
-    hash.second = (hash.second + number) * 0xc2b2ae3d27d4eb4full;
-  }
-  const auto [same, is_new] = written_stacks_.emplace(hash, 0);
-  if (!is_new) {
-    memo = same->second;
-    return out_.recall(memo);
-  }
-  out_.empty_list();
-  memo = same->second = out_.remember();
-  if (count == 0) return;
-  truncated_stacks_ += kept.truncated || count < kept.frames;
-  out_.mark();
-  for (uint32_t i = 0; i < count; ++i) frame(view_.stacks->frame_id(kept, i));
-  out_.append_items();
-}
-
-// Places in code that read the same, an instruction and the next one of its line, are one frame.
-uint32_t SnapshotWriter::number_of(uint32_t id) {
-  uint32_t& number = memo_of(frame_numbers_, id);
-  if (number == 0) {
-    const StackTable::Frame& kept = view_.stacks->frame(id);
-    const auto key = std::tuple(view_.stacks->filename(kept), view_.stacks->name(kept), kept.line);
-    number = numbers_.emplace(key, static_cast<uint32_t>(numbers_.size() + 1)).first->second;
-  }
-  return number;
-}
-
-void SnapshotWriter::frame(uint32_t id) {
-  Memo& memo = memo_of(frame_memos_, number_of(id));
-  if (memo != 0) return out_.recall(memo);
-  const StackTable::Frame& kept = view_.stacks->frame(id);
-  out_.dict();
-  out_.key(filename_);
-  text(view_.stacks->filename(kept));
-  out_.key(name_);
-  text(view_.stacks->name(kept));
-  pair(line_, kept.line);
-  out_.set_items();
-  memo = out_.remember();
-}
-
-void SnapshotWriter::text(uint32_t string) {
-  Memo& memo = memo_of(string_memos_, string);
-  if (memo != 0) return out_.recall(memo);
-  out_.string(view_.stacks->string(string));
-  memo = out_.remember();
-}
-
-void SnapshotWriter::pool_id() {
-  if (pool_memo_ != 0) return out_.recall(pool_memo_);
-  out_.integer(0);
-  out_.integer(0);
+  out_.integer(static_cast<int64_t>(pool.high));
+  out_.integer(static_cast<int64_t>(pool.low));
   out_.tuple2();
-  pool_memo_ = out_.remember();
+  memo = out_.remember();
+}
+
+void SnapshotWriter::label(const DeviceNames& names, uint16_t text, Key& none) {
+  if (text == 0) return out_.key(none);
+  const auto [found, is_new] = label_memos_.emplace(names.text(text), 0);
+  if (!is_new) return out_.recall(found->second);
+  out_.string(readable(names.text(text)));
+  found->second = out_.remember();
 }
 
 }  // namespace
@@ -334,9 +381,16 @@ std::vector<Event> copy_events(const DeviceView& device) {
 uint32_t visible_stack(const Event& event, Context context) noexcept {
   if (context == Context::all) return event.stack;
   if (context != Context::alloc) return 0;
-  const bool is_free =
-      event.action == PYTRACER_FREE_REQUESTED || event.action == PYTRACER_FREE_COMPLETED;
-  return is_free ? event.alloc_stack : event.stack;
+  switch (event.action) {
+    case PYTRACER_FREE_REQUESTED:
+    case PYTRACER_FREE_COMPLETED:
+      return event.alloc_stack;
+    case PYTRACER_SEGMENT_FREE:
+    case PYTRACER_SEGMENT_UNMAP:
+      return event.alloc_stack != 0 ? event.alloc_stack : event.stack;
+    default:
+      return event.stack;
+  }
 }
 
 }  // namespace pytracer

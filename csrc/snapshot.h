@@ -1,10 +1,12 @@
 // From a view to a file: PyTorch's memory snapshot format, with pytracer's own key beside.
 //
 // The format is the one torch.cuda.memory._snapshot() returns and torch/cuda/_memory_viz.py reads.
-// CPU memory has no segments; so that viewers hold, every CPU allocation is written as a segment
+// An accelerator's segments and blocks are those its allocator told at the marker; the live table
+// adds the stacks. CPU memory has no segments; so that viewers hold, every CPU allocation is written as a segment
 // of its own, with its segment events, and every free as requested and completed.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "byte_sink.h"
@@ -14,9 +16,8 @@ namespace pytracer {
 
 // What the Python side adds, as pickle fragments without memo references.
 struct SnapshotExtras {
-  std::string allocator_settings;    // a dict
-  std::string external_annotations;  // a list
-  std::string pytracer_items;        // key, value, key, value ... for the `pytracer` dict
+  std::string pytracer_items;  // key, value, key, value ... for the `pytracer` dict
+  std::map<int, std::string> device_items = {};  // likewise, by device, for its entry there
 };
 
 // Writes the snapshot and leaves the sink to commit. Lines and names must be resolved

@@ -13,10 +13,12 @@
 
 namespace pytracer {
 
+struct PendingCuts;
 struct ThreadSlot {
   std::atomic<uint32_t> busy{0};
   std::atomic<bool> owned{false};
   uint16_t phase = 0;  // the thread's innermost phase; 0: none of its own
+  PendingCuts* cuts = nullptr;
   ThreadSlot* next = nullptr;
 };
 

@@ -9,21 +9,26 @@ CPU_DEVICE: int
 MAX_STACK_DEPTH: int
 
 class View:
-    """What an owner sees at one instant; keeps what it needs alive."""
+    """What an owner sees at one instant; keeps what it needs alive.
 
-    def events(self) -> npt.NDArray[np.void]: ...
+    Attributes:
+        used_devices: those with events or memory.
+        problem: why the accelerator's segments are missing; empty: they are not.
+    """
+
+    used_devices: set[int]
+    problem: str
+
     def write(
         self,
         path: bytes,
         about: dict[str, Any],
-        allocator_settings: dict[str, Any],
-        external_annotations: list[Any],
+        devices: dict[int, dict[str, Any]],
     ) -> None: ...
     def to_bytes(
         self,
         about: dict[str, Any],
-        allocator_settings: dict[str, Any],
-        external_annotations: list[Any],
+        devices: dict[int, dict[str, Any]],
     ) -> bytes: ...
 
 class Owner:
@@ -41,6 +46,7 @@ class Owner:
     def stop(self) -> None: ...
     def clear(self) -> None: ...
     def view(self) -> View: ...
+    def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...
     def stats(self) -> dict[str, Any]: ...
     @property
@@ -48,7 +54,7 @@ class Owner:
     @property
     def is_ours(self) -> bool: ...
 
-def attach_hook(path: str) -> None: ...
+def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
 def frame_walk_problem() -> str | None: ...
 def enable_stacks() -> None: ...
 def prepare_for_exit() -> None: ...

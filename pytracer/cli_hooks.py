@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytracer import devices, hooks
 from pytracer import doctor as clinic
-from pytracer import hooks
 from pytracer.errors import HookError
 from pytracer.hook_places import destination
 
@@ -26,21 +26,25 @@ from pytracer.hook_places import destination
     "backends",
     type=click.Choice(hooks.BACKENDS),
     multiple=True,
-    default=("cpu",),
-    show_default=True,
-    help="Allocator to build the hook of; may be repeated.",
+    help="Allocator to build the hook of; may be repeated.  [default: all that this torch has]",
 )
 def build_hooks(output: Path | None, backends: tuple[str, ...]) -> None:
     """Compile the allocator hooks for the installed torch.
 
     Traced programs then need no compiler: bake the folder into an image and set PYTRACER_HOOK_DIR.
     """
+    failures = []
     try:
-        for backend in backends:
+        for backend in backends or devices.built_in():
             directory = output if output is not None else destination().directory
-            click.echo(f"{backend}: {hooks.build(backend, directory)}")
+            try:
+                click.echo(f"{backend}: {hooks.build(backend, directory)}")
+            except HookError as error:
+                failures.append(str(error))
     except HookError as error:
-        raise click.ClickException(str(error)) from error
+        failures.append(str(error))
+    if failures:
+        raise click.ClickException("\n".join(failures))
 
 
 @click.command("doctor")

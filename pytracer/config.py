@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytracer import _core
+from pytracer.devices import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
 
 CONTEXTS = (None, "state", "alloc", "all")
-BACKENDS = ("cpu", "cuda", "npu")
-RECORDED_BACKENDS = ("cpu",)
 MAX_ENTRIES_LIMIT = 2**28
 STACK_BYTES_LIMITS = (2**16, 2**32)
+MAX_OOM_SNAPSHOTS_LIMIT = 1000
 
 Output = str | os.PathLike[str] | None
 Device = str | Sequence[str]
@@ -25,12 +25,14 @@ class Options:
 
     Attributes:
         output: where snapshots go (see `pytracer.output`), or None.
-        devices: names such as "cpu"; never empty.
+        devices: "auto", "cpu", "cuda", "npu", or one accelerator as in "cuda:1"; never empty.
         trace_alloc_max_entries: events each device's ring holds.
         stack_depth: Python frames kept of a stack, innermost first.
         context: which stacks are kept: None, "state", "alloc" or "all".
         max_stack_bytes: bound of the table of all stacks.
         metadata: kept in the snapshot under `pytracer.metadata`.
+        on_oom: whether a snapshot is written when the device's memory runs out.
+        max_oom_snapshots: how many of those at most.
     """
 
     output: str | None
@@ -40,6 +42,8 @@ class Options:
     context: str | None
     max_stack_bytes: int
     metadata: dict[str, Any]
+    on_oom: bool
+    max_oom_snapshots: int
 
     @classmethod
     def checked(
@@ -51,6 +55,8 @@ class Options:
         context: str | None,
         max_stack_bytes: int,
         metadata: dict[str, Any] | None,
+        on_oom: bool,
+        max_oom_snapshots: int,
     ) -> "Options":
         """Checks every option.
 
@@ -67,6 +73,8 @@ class Options:
             _checked_context(context),
             _checked_int("max_stack_bytes", max_stack_bytes, *STACK_BYTES_LIMITS, 2**25),
             _checked_metadata(metadata),
+            _checked_bool("on_oom", on_oom),
+            _checked_int("max_oom_snapshots", max_oom_snapshots, 0, MAX_OOM_SNAPSHOTS_LIMIT, 3),
         )
 
 
@@ -87,6 +95,12 @@ def _checked_int(name: str, value: object, least: int, most: int, default: int) 
     return number
 
 
+def _checked_bool(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ConfigError(f"{name}={value!r} is not a boolean: give True or False")
+
+
 def _checked_context(context: object) -> str | None:
     if context is None or (isinstance(context, str) and context in CONTEXTS):
         return context
@@ -94,7 +108,7 @@ def _checked_context(context: object) -> str | None:
 
 
 def _checked_devices(device: object) -> tuple[str, ...]:
-    wanted = 'give "auto", "cpu", or a list of device names'
+    wanted = 'give "auto", "cpu", "cuda", "npu", one device as in "cuda:1", or a list of these'
     if isinstance(device, str):
         names: tuple[object, ...] = (device,)
     elif isinstance(device, Sequence) and len(device) > 0:
@@ -106,18 +120,19 @@ def _checked_devices(device: object) -> tuple[str, ...]:
     checked = []
     for name in names:
         backend, _, index = str(name).partition(":")
-        if backend == "auto" and not index:
-            backend = "cpu"
-        elif backend not in BACKENDS or (":" in str(name) and not index.isdecimal()):
+        if str(name) != "auto" and (
+            backend not in BACKENDS or (":" in str(name) and not index.isdecimal())
+        ):
             raise ConfigError(f"device={device!r} is unknown: {wanted}")
-        if backend not in RECORDED_BACKENDS:
+        if backend == "cpu":
+            if index not in ("", "0"):
+                raise ConfigError(f'device={device!r} does not exist: there is one CPU, "cpu"')
+            index = ""
+        if index and int(index) >= MAX_ACCELERATORS:
             raise ConfigError(
-                f"device={device!r} cannot be recorded yet: this version of pytracer records the "
-                'CPU allocator only; give device="cpu"'
+                f"device={device!r} does not exist: indices are below {MAX_ACCELERATORS}"
             )
-        if index not in ("", "0"):
-            raise ConfigError(f'device={device!r} does not exist: there is one CPU, "cpu"')
-        checked.append(backend)
+        checked.append(f"{backend}:{int(index)}" if index else backend)
     return tuple(dict.fromkeys(checked))
 
 

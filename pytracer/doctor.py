@@ -9,7 +9,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from pytracer import hooks
+from pytracer import devices, hooks
 from pytracer.errors import HookError
 from pytracer.hook_compile import find_compiler, running_torch
 from pytracer.hook_places import destination
@@ -79,6 +79,8 @@ def examine_interpreter() -> InterpreterReport:
 def _examine(backend: str, torch: str) -> BackendReport:
     found = None
     try:
+        if backend in devices.ACCELERATORS:
+            devices.indices(backend, None)
         found = hooks.find(backend)
         if found is None:
             command, folder = " ".join(find_compiler()), destination().directory

@@ -4,20 +4,28 @@ A new backend needs a source in `hooks/{backend}.cpp`, and here what `include_di
 """
 
 import hashlib
+import importlib.util
 import os
 import platform
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from pytracer.errors import HookError
 from pytracer.hook_places import PREBUILT_REMEDY, package_dirs, places
 
 COMPILE_SECONDS = 120.0
+NPU_VERSIONS = (
+    "2.13.0 or newer, or 2.12.0.post3, 2.11.0.post3, 2.10.0.post7, 2.9.0.post9, 2.7.1.post11"
+)
+"""The releases whose allocator has a tracker."""
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+# The CPU wheels have no header for the CUDA build's configuration; nothing in it matters to a hook.
+_BACKEND_FLAGS = {"cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)}
 _STANDARDS = ("c++20", "c++17")  # the second for compilers and headers that know no C++20
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
 
@@ -86,7 +94,38 @@ def include_dirs(backend: str) -> list[Path]:
             f"torch's C++ headers are missing ({headers / 'c10'} is not a folder); "
             "install torch from a wheel that has them"
         )
+    if backend == "cuda":
+        return [headers, source_dir(backend) / "hooks" / "stand_in"]
+    if backend == "npu":
+        return [headers, *_torch_npu_headers()]
     return [headers]
+
+
+def _torch_npu_headers() -> list[Path]:
+    """Those of a torch_npu whose allocator can be listened to."""
+    spec = importlib.util.find_spec("torch_npu")
+    if spec is None or spec.origin is None:
+        raise HookError("torch_npu is not installed for this Python; pip install torch-npu")
+    headers = Path(spec.origin).parent / "include"
+    allocator = headers / "torch_npu/csrc/core/npu/NPUCachingAllocator.h"
+    if not allocator.is_file():
+        raise HookError(
+            f"torch_npu's C++ headers are missing ({allocator} is not a file); "
+            "install torch_npu from a wheel that has them"
+        )
+    if b"attachAllocatorTraceTracker" not in allocator.read_bytes():
+        raise HookError(
+            f"the allocator of torch_npu {_version('torch_npu')} reports no events to others; "
+            f"install torch_npu {NPU_VERSIONS}"
+        )
+    return [headers, headers / "third_party" / "acl" / "inc"]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(of unknown version)"
 
 
 def key(backend: str) -> str:
@@ -103,13 +142,18 @@ def key(backend: str) -> str:
     parts = {
         "machine": platform.machine().encode(),
         "cxx11_abi": str(running_torch().cxx11_abi).encode(),
-        "flags": " ".join(_FLAGS).encode(),
+        "flags": " ".join(flags(backend)).encode(),
         **_included(folder / "hooks" / f"{backend}.cpp", [folder, *include_dirs(backend)]),
     }
     digest = hashlib.sha256()
     for name, content in sorted(parts.items()):
         digest.update(b"%s\0%d\0%s" % (os.fsencode(name), len(content), content))
     return digest.hexdigest()[:20]
+
+
+def flags(backend: str) -> list[str]:
+    """The compiler's options that decide what comes out."""
+    return [*_FLAGS, *_BACKEND_FLAGS.get(backend, ())]
 
 
 def file_name(backend: str) -> str:
@@ -182,7 +226,7 @@ def compile_hook(compiler: list[str], backend: str, output: Path) -> None:
     for standard in _STANDARDS:
         try:
             done = subprocess.run(
-                [*compiler, *_FLAGS, f"-std={standard}", *inputs],
+                [*compiler, *flags(backend), f"-std={standard}", *inputs],
                 timeout=COMPILE_SECONDS,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -12,23 +12,36 @@ def main(backend: str, path: str) -> None:
     """Attaches the hook at `path` and works its allocator a little, off and on.
 
     Raises:
-        HookError: The hook could not be loaded or attached.
-        SystemExit: It attached and does not do its work.
+        SystemExit: The hook could not be loaded or attached (`hooks.REFUSED`, and the reason), or
+            it attached and does not do its work, or there was no way to try (`hooks.NOT_TRIED`).
     """
     import torch
 
-    from pytracer import _core
+    from pytracer import _core, devices
+    from pytracer.errors import HookError
+    from pytracer.hooks import NOT_TRIED, REFUSED
 
     def work() -> set[int]:
         blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
         blocks[1].resize_(5000)
         blocks.append(blocks[1].clone())
-        if any(block[:1].ne(1).any().item() for block in blocks):
+        if backend == "cpu" and any(block[:1].ne(1).any().item() for block in blocks):
             raise SystemExit(f"torch computes wrong values under the hook {path}")
         return {block.data_ptr() for block in blocks if block.numel()}
 
-    before = torch.ones(1000, device=backend)
-    _core.attach_hook(path)
+    try:
+        if backend != "cpu":
+            devices.torch_module(backend).init()
+        before = torch.ones(1000, device=backend)
+    except Exception as error:  # it is full, or another process has it for itself
+        if backend == "cpu":
+            raise
+        raise SystemExit(NOT_TRIED) from error
+    try:
+        _core.attach_hook(path)
+    except HookError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from error
     del before  # allocated without the hook, freed under it
     work()
     device = _core.CPU_DEVICE if backend == "cpu" else 0
@@ -36,8 +49,11 @@ def main(backend: str, path: str) -> None:
     owner.start()
     addresses = work()
     owner.stop()
-    if not addresses <= set(owner.view().events()["address"].tolist()):
+    view = owner.view()
+    if not addresses <= set(owner.events()["address"].tolist()):
         raise SystemExit(f"the hook {path} does not report what is allocated")
+    if view.problem:
+        raise SystemExit(f"the hook {path} does not tell the allocator's state: {view.problem}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ that says what is missing and what to do about it; the caller runs on untraced.
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -23,17 +24,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
+from pytracer import devices, oom
+from pytracer.devices import BACKENDS
 from pytracer.errors import HookError
 from pytracer.hook_compile import building_allowed, compile_hook, file_name, find_compiler, key
 from pytracer.hook_places import PREBUILT_REMEDY, destination, places, private_place
+from pytracer.notices import say_once
 
 __all__ = ["BACKENDS", "Found", "attach", "build", "find", "key", "load_core", "probe"]
 
-BACKENDS = ("cpu", "cuda", "npu")
 WAIT_SECONDS = 120.0  # for the process of this node that is building the same hook
 PROBE_SECONDS = 120.0
+REFUSED, NOT_TRIED = 3, 4  # exit codes of a probe: the hook says no; the device cannot be used
 
-_attached: set[str] = set()
+_ready: set[str] = set()  # attached
+_queued: set[str] = set()  # to be, as soon as torch has initialised the device
+_late_problems: dict[str, str] = {}  # by backend
 _failures: dict[tuple[str, ...], str] = {}  # by what was tried: the next tracer need not try again
 
 
@@ -49,18 +55,56 @@ class Found:
 def attach(backend: str) -> None:
     """Attaches the hook for `backend`, building it first if no place has it; idempotent.
 
+    An accelerator that torch has not initialised yet is attached to when it is.
+
     Raises:
         HookError: The backend cannot be recorded here; the message says why and what to do.
     """
-    if backend in _attached:
+    if backend in _ready:
         return
+    accelerators = {backend, *_ready, *_queued} & set(devices.ACCELERATORS)
+    if len(accelerators) > 1:
+        raise HookError(
+            f"{' and '.join(sorted(accelerators))} in one process: pytracer records one kind of "
+            "accelerator; trace the other in another process"
+        )
     try:
         building_allowed()  # a mistake in PYTRACER_BUILD is told even where it does no harm
         found = find(backend) or _build_once(backend)
     except OSError as error:
         raise HookError(f"finding the hook for {backend!r} failed: {error}") from error
-    load_core().attach_hook(str(found.path))
-    _attached.add(backend)
+    if not _attach(found) and backend not in _queued:
+        _queued.add(backend)
+        devices.when_initialised(backend, functools.partial(_attach_late, found))
+
+
+def _attach(found: Found) -> bool:
+    """False: torch has not initialised the device yet."""
+    if not load_core().attach_hook(str(found.path)):
+        return False
+    _ready.add(found.backend)
+    _late_problems.pop(found.backend, None)
+    if found.backend in devices.ACCELERATORS:
+        oom.watch(found.backend)
+    return True
+
+
+def late_problem(backend: str) -> str | None:
+    """Why the hook could not be attached once the device was initialised, after `attach`."""
+    return _late_problems.get(backend)
+
+
+def _attach_late(found: Found) -> None:
+    """Runs in the middle of torch's initialisation, which must not fail because of us."""
+    try:
+        if not _attach(found):
+            raise HookError(
+                f"torch's own {found.backend.upper()} allocator is not in use, but another, a "
+                "pluggable one perhaps; pytracer records no other: do without it"
+            )
+    except Exception as error:
+        _late_problems[found.backend] = str(error)
+        say_once(f"not recording {found.backend}: {error}")
 
 
 def load_core() -> ModuleType:
@@ -107,7 +151,8 @@ def build(backend: str, directory: Path) -> Path:
         ) as scratch:
             fresh = Path(scratch) / target.name
             compile_hook(compiler, backend, fresh)
-            probe(backend, fresh)
+            if backend == "cpu" or devices.torch_module(backend).device_count() > 0:
+                probe(backend, fresh)  # else an image is made where there is no device
             fresh.chmod(0o755)
             with fresh.open("rb") as written:
                 os.fsync(written.fileno())
@@ -146,12 +191,14 @@ def probe(backend: str, path: Path) -> None:
         ) from error
     except OSError as error:
         raise HookError(f"{failed} could not start ({error}); {PREBUILT_REMEDY}") from error
-    if child.returncode == 0:
+    if child.returncode in (0, NOT_TRIED):
         return
+    last = (child.stderr.strip().splitlines() or ["it wrote no message"])[-1]
+    if child.returncode == REFUSED:
+        raise HookError(last)
     how = f"exited with code {child.returncode}"
     if child.returncode < 0:
         how = f"died of {_signal_name(-child.returncode)}"
-    last = (child.stderr.strip().splitlines() or ["it wrote no message"])[-1]
     raise HookError(f"{failed} {how} ({last}); report this, with what `pytracer doctor` prints")
 
 

@@ -1,13 +1,15 @@
 """Where snapshots go.
 
 `output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
-the layout of verl's `torch_memory` profiler: `exit/torch_memory_rank{R}_pid{P}.pickle`, where the
-host's name stands for `rank{R}` if the launcher set no RANK.
+the layout of verl's `torch_memory` profiler: `exit/torch_memory_rank{R}_pid{P}.pickle` at the end,
+`oom_{time}/torch_memory_oom_rank{R}_pid{P}.pickle` when memory runs out; the host's name stands for
+`rank{R}` if the launcher set no RANK. Beside a file `name.pickle` that is `name.oom-{time}.pickle`.
 """
 
 import os
 import socket
 import tempfile
+from datetime import datetime
 from pathlib import Path
 
 from pytracer.errors import ConfigError
@@ -18,9 +20,21 @@ def snapshot_path(output: str) -> Path:
     path = Path(output)
     if path.suffix == ".pickle":
         return path
+    return path / "exit" / f"torch_memory_{_who()}.pickle"
+
+
+def oom_path(output: str, now: datetime) -> Path:
+    """The file that the snapshot of an out-of-memory goes to."""
+    path = Path(output)
+    event = f"oom_{now:%Y%m%d-%H%M%S-%f}"
+    if path.suffix == ".pickle":
+        return path.with_name(f"{path.stem}.{event.replace('_', '-')}.pickle")
+    return path / event / f"torch_memory_oom_{_who()}.pickle"
+
+
+def _who() -> str:
     rank = os.environ.get("RANK", "")
-    who = f"rank{rank}" if rank.isdecimal() else socket.gethostname()
-    return path / "exit" / f"torch_memory_{who}_pid{os.getpid()}.pickle"
+    return f"{f'rank{rank}' if rank.isdecimal() else socket.gethostname()}_pid{os.getpid()}"
 
 
 def prepare(output: str) -> None:

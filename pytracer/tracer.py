@@ -8,6 +8,8 @@ import platform
 import socket
 import sys
 import time
+from dataclasses import asdict
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -15,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 import pytracer
-from pytracer import _core, hooks, output
+from pytracer import _core, devices, hooks, oom, output
 from pytracer.config import CONTEXTS, Device, Options, Output
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.notices import say_once
 
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 """Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 ACTIONS = (
@@ -50,8 +52,9 @@ class Tracer:
     Args:
         output: where the snapshot is written at the end: None (nowhere), a file name ending in
             `.pickle`, or a directory (see `pytracer.output`).
-        device: "auto" (the accelerator that is there, else the CPU; in this version always the
-            CPU), a device name, or a list of names.
+        device: "auto" (the accelerator that is there, else the CPU), "cpu", "cuda" or "npu" (all
+            devices of the process), one of them as in "cuda:1", or a list of these. A device that
+            torch has not initialised yet is recorded from its initialisation on.
         trace_alloc_max_entries: how many events are kept for each device; 64 bytes each, committed
             as the ring fills. The oldest are overwritten, and counted.
         stack_depth: how many Python frames are kept of a stack, innermost first.
@@ -61,6 +64,9 @@ class Tracer:
         max_stack_bytes: bound of the table that holds every distinct stack once; stacks beyond it
             are left out, and counted. While several tracers are alive, the first one's bound holds.
         metadata: plain values (dicts, lists, strings, numbers) to be kept in the snapshot.
+        on_oom: write a snapshot when an accelerator's memory runs out, before the exception is
+            raised; where, `pytracer.output` tells. Needs an output.
+        max_oom_snapshots: how many of those at most.
 
     Raises:
         ConfigError: an option cannot be used; the message names its value and the remedy.
@@ -76,6 +82,8 @@ class Tracer:
         context: str | None = "all",
         max_stack_bytes: int = 2**25,
         metadata: dict[str, Any] | None = None,
+        on_oom: bool = True,
+        max_oom_snapshots: int = 3,
     ) -> None:
         """Checks the options; records nothing yet."""
         self._options = Options.checked(
@@ -86,12 +94,20 @@ class Tracer:
             context,
             max_stack_bytes,
             metadata,
+            on_oom,
+            max_oom_snapshots,
         )
-        self._untraced: str | None = None
+        self._untraced: dict[str, str] = {}  # reasons, by backend
         self._failures = 0
+        self._oom_snapshots = 0
         self._output: str | None = None  # absolute, once started
-        self._owner = _core.Owner(
-            [_core.CPU_DEVICE],
+        self._indices: dict[str, list[int]] = {}  # by backend; empty until started
+        self._final_memory: dict[int, dict[str, int | None]] = {}  # of when it stopped
+        self._owner = self._new_owner()
+
+    def _new_owner(self) -> _core.Owner:
+        return _core.Owner(
+            [index for indices in self._indices.values() for index in indices],
             self._options.trace_alloc_max_entries,
             self._options.stack_depth,
             self._options.max_stack_bytes,
@@ -112,14 +128,12 @@ class Tracer:
         if self._options.output is not None:
             output.prepare(self._options.output)
             self._output = os.path.abspath(self._options.output)  # wherever the program goes
-        try:
-            for backend in self._options.devices:
-                hooks.attach(backend)
-        except HookError as error:
-            self._untraced = str(error)
-            say_once(f"not recording: {error}")
+        indices = self._attach()
+        if not indices:
             return self
-        self._untraced = None
+        if self._indices != indices:
+            self._indices = indices
+            self._owner = self._new_owner()
         _prepare_process()
         try:
             self._owner.start()
@@ -129,12 +143,35 @@ class Tracer:
                 f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
             ) from None
         _recording.add(self)
+        if self._options.on_oom and self._output is not None:
+            oom.listeners.add(self._on_oom)
         return self
+
+    def _attach(self) -> dict[str, list[int]]:
+        """Attaches to what can be recorded; the indices by backend. Says what cannot be."""
+        attached = {}
+        self._untraced = {}
+        for backend, wanted in devices.resolve(self._options.devices).items():
+            try:
+                attached[backend] = (
+                    [_core.CPU_DEVICE] if backend == "cpu" else devices.indices(backend, wanted)
+                )
+                hooks.attach(backend)
+            except Exception as error:  # a HookError, or one from torch itself
+                attached.pop(backend, None)
+                reason = str(error) if isinstance(error, HookError) else repr(error)
+                self._untraced[backend] = reason
+                say_once(f"not recording {backend}: {reason}")
+        return attached
 
     def stop(self) -> None:
         """Ends the recording; what was recorded stays readable as long as this tracer lives."""
         _recording.discard(self)
-        self._owner.stop()
+        oom.listeners.discard(self._on_oom)
+        if self._owner.recording:
+            self._owner.stop()
+            if any(backend != "cpu" for backend in self._indices):
+                self._final_memory = self._memory(self._owner.view())
 
     def __enter__(self) -> "Tracer":
         """Starts."""
@@ -175,13 +212,55 @@ class Tracer:
         Raises:
             OSError: the file cannot be written.
         """
-        self._owner.view().write(os.fsencode(path), self._about(), {}, [])
+        self._write(path, {})
 
     def snapshot(self) -> dict[str, Any]:
         """The same as a dict. Frames and lists of frames are shared objects: do not change them."""
-        data = self._owner.view().to_bytes(self._about(), {}, [])
-        snapshot: dict[str, Any] = pickle.loads(data)
+        view = self._owner.view()
+        snapshot: dict[str, Any] = pickle.loads(view.to_bytes(*self._beside(view)))
         return snapshot
+
+    def _write(self, path: str | os.PathLike[str], more: dict[str, Any]) -> None:
+        view = self._owner.view()
+        about, memory = self._beside(view)
+        view.write(os.fsencode(path), {**about, **more}, memory)
+
+    def _beside(self, view: _core.View) -> tuple[dict[str, Any], dict[int, dict[str, int | None]]]:
+        """What the core does not write by itself: about us, and about each device."""
+        if view.problem:
+            self._failures += 1
+            say_once(
+                f"a snapshot without segments: the allocator did not tell them: {view.problem}"
+            )
+        memory = self._memory(view) if self._owner.recording else self._final_memory
+        return self._about(), memory
+
+    def _memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+        """How full the devices are, by index. Those not in use are not asked: it would use them."""
+        return {
+            index: devices.memory(backend, index)
+            for backend, indices in self._indices.items()
+            for index in indices
+            if backend != "cpu" and index in view.used_devices
+        }
+
+    def _on_oom(self, event: oom.OutOfMemory) -> None:
+        if (
+            self._oom_snapshots >= self._options.max_oom_snapshots
+            or not self._owner.recording
+            or all(event.device not in indices for indices in self._indices.values())
+        ):
+            return
+        self._oom_snapshots += 1
+        assert self._output is not None
+        path = output.oom_path(self._output, datetime.now())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(path, {"oom": asdict(event)})
+            say_once(f"out of memory: {path} tells what took it")
+        except Exception as failure:
+            self._failures += 1
+            say_once(f"the snapshot {path} was not written: {failure}")
 
     def events(self) -> npt.NDArray[np.void]:
         """The events that are held, in order of time, as a structured array of shape `(n,)`.
@@ -189,20 +268,19 @@ class Tracer:
         Fields:
             sequence (u8): number of the event on its device, from 0; gaps never occur.
             time_ns (i8): wall time, nanoseconds since the epoch.
-            address (u8): of the block.
+            address (u8): of the block or segment; for `oom` the device's free bytes.
             size_bytes (u8): bytes asked for; for a free, those of the allocation.
-            stream (u8): the stream's handle; 0 on the CPU.
+            stream (u8): the stream's handle; 0: the default one.
             autograd_sequence (u8): autograd's sequence number; 0: not known (on the CPU always).
             stack (u4): of the event, for `frames()`; 0: none.
             alloc_stack (u4): for a free, the stack of the allocation; 0: none.
+            pool_high, pool_low (u8): the memory pool's id, as in a snapshot's `pool_id`.
             step (u4): the step it fell into; 0: before the first.
             phase (u2): the phase it fell into; 0: none.
-            pool (u2): memory pool; 0: the default one.
-            metadata (u2): compile context and user metadata; 0: none.
             action (u1): index into `ACTIONS`. The CPU has `alloc` and `free_completed`.
             device (i1): index of the accelerator; -1: the CPU.
         """
-        return self._owner.view().events()
+        return self._owner.events()
 
     def frames(self, stack: int) -> list[dict[str, Any]]:
         """The frames of a `stack` of `events()`, innermost first: dicts as in a snapshot."""
@@ -215,11 +293,14 @@ class Tracer:
         """Counts, and bytes held against their bounds.
 
         Returns:
-            `recording`: whether it is. `untraced`: why nothing is recorded, or None. `failures`:
-            snapshots that could not be written at the end.
+            `recording`: whether it is. `untraced`: why a device, or all, are not recorded, or None.
+            `failures`: snapshots that could not be written, or lack their segments.
+            `oom_snapshots`: how many were tried.
             `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
-            `unknown_frees`: frees of blocks not known (older than the recording, say), left out;
-            `live_dropped`: allocations that found the live table full, left out; `live_blocks` and
+            `unknown_frees`: frees of blocks not known (older than the recording, say), left out on
+            the CPU; `live_dropped`: allocations that found the live table full, left out on the
+            CPU, without a stack for their block on others; `labels_dropped`: memory pools and
+            metadata that found their table full, shown as none; `live_blocks` and
             `live_block_bytes`: alive now; `ring_bytes` of `max_ring_bytes`, `live_table_bytes` of
             `max_live_table_bytes`.
             `stacks`: distinct `stacks`, `frames` and `codes`; `truncated`: stacks cut at
@@ -227,28 +308,35 @@ class Tracer:
             `bytes` of `max_bytes`.
         """
         return {
-            "recording": self._owner.recording,
-            "untraced": self._untraced,
+            "recording": self._owner.recording
+            and not all(hooks.late_problem(backend) for backend in self._indices),
+            "untraced": self._why_untraced(),
             "failures": self._failures,
+            "oom_snapshots": self._oom_snapshots,
             **self._owner.stats(),
         }
 
+    def _why_untraced(self) -> str | None:
+        reasons = [*self._untraced.values()]
+        reasons += [late for backend in self._indices if (late := hooks.late_problem(backend))]
+        return "; ".join(reasons) or None
+
     def _about(self) -> dict[str, Any]:
-        torch = sys.modules.get("torch")
         return {
             "format_version": FORMAT_VERSION,
             "version": pytracer.__version__,
             "written_ns": time.time_ns(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "torch": getattr(torch, "__version__", None),
+            "torch": getattr(sys.modules.get("torch"), "__version__", None),
+            "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
             "python": platform.python_version(),
-            "backends": self._options.devices,
+            "backends": [*self._indices],
             "trace_alloc_max_entries": self._options.trace_alloc_max_entries,
             "stack_depth": self._options.stack_depth,
             "context": self._options.context,
             "max_stack_bytes": self._options.max_stack_bytes,
-            "untraced": self._untraced,
+            "untraced": self._why_untraced(),
             "metadata": self._options.metadata,
         }
 

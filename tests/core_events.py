@@ -50,7 +50,7 @@ class Probe:
 
     def check(self, recorder: Any, depth: int) -> None:
         """Compares the frames of every event of an owner, whole and in order."""
-        events = recorder.view().events()
+        events = recorder.events()
         assert len(events) == len(self.expected) > 0
         recorded = [recorder.frames(int(stack)) for stack in events["stack"]]
         assert recorded == [frames[:depth] for frames in self.expected]

@@ -93,7 +93,7 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
   return 1;
 }
 
-const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach};
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr};
 
 }  // namespace
 

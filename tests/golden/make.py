@@ -1,9 +1,10 @@
-"""Writes the golden file of the current format version: `python tests/golden/make.py`.
+"""Writes a golden file of the current format version: `python tests/golden/make.py cpu`, or `cuda`.
 
 Run it once for each new version, and never for an old one: that file is the old version's.
 """
 
 import socket
+import sys
 from pathlib import Path
 
 import pytracer
@@ -20,15 +21,16 @@ def step(x):
     return forward(x)[0] + 1
 
 torch.set_num_threads(1)
-kept = [step(torch.ones(8, 8)) for _ in range(3)]
+kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
 """
 
 if __name__ == "__main__":
-    path = Path(__file__).with_name("snapshot-{}.{}.pickle".format(*FORMAT_VERSION))
+    device = sys.argv[1]
+    path = Path(__file__).with_name("snapshot-{}.{}-{}.pickle".format(*FORMAT_VERSION, device))
     if path.exists():
         raise SystemExit(f"{path} exists: it belongs to the version that wrote it")
     socket.gethostname = lambda: "example"
     # Two frames: this file's own stays out.
     options = {"stack_depth": 2, "metadata": {"made by": "tests/golden/make.py"}}
-    with pytracer.Tracer(path, device="cpu", **options):
-        exec(compile(TRAINING, "train.py", "exec"), {})
+    with pytracer.Tracer(path, device=device, **options):
+        exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})

@@ -1,13 +1,12 @@
 """Tracers around real torch code, on torch's CPU allocator."""
 
-import gc
 import io
 import pickle
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -29,13 +28,7 @@ EVENT_BYTES = 64
 BYTE = torch.uint8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_collector() -> Iterator[None]:
-    """Other tests' garbage is not freed in the middle of a recording."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 class Event(NamedTuple):
@@ -111,7 +104,7 @@ def test_an_allocation_and_its_free(shape: tuple[int, ...], dtype: torch.dtype) 
     assert events["sequence"][1] == events["sequence"][0] + 1
     assert events["alloc_stack"].tolist() == [0, events["stack"][0]]
     assert set(events["device"]) == {-1}
-    for field in ("stream", "autograd_sequence", "step", "phase", "pool", "metadata"):
+    for field in ("stream", "autograd_sequence", "step", "phase", "pool_low", "pool_high"):
         assert set(events[field]) == {0}
 
 

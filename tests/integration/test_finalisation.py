@@ -42,7 +42,7 @@ tracer._prepare_process()
 owner.start()
 start_threads(
     lambda: _core.testing.record_pairs(2**60, 64),
-    lambda: owner.view().events(),
+    lambda: owner.events(),
     lambda stack: owner.frames(int(stack)),
 )
 """

@@ -34,7 +34,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def here(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this process that user, whatever other tests have attached in it."""
-    monkeypatch.setattr(hooks, "_attached", set())
+    monkeypatch.setattr(hooks, "_ready", set())
     monkeypatch.setattr(hooks, "_failures", {})
     for name in ("PYTRACER_BUILD", "PYTRACER_HOOK_DIR", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -142,7 +142,7 @@ def test_hook_that_refuses_is_quoted(source: Path) -> None:
     refuse = 'std::snprintf(message, message_size, "not today"); return 1;'
     change(source, victim, f"{refuse} {victim}")
     # WHEN / THEN
-    with pytest.raises(HookError, match=r"exited with code 1 .*not today"):
+    with pytest.raises(HookError, match=r"^the cpu hook cannot be attached: not today$"):
         hooks.attach("cpu")
 
 

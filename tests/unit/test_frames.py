@@ -236,7 +236,7 @@ def test_the_outermost_level_has_one_frame(tmp_path: Path) -> None:
         "_core.enable_stacks()\n"
         "o = _core.Owner([-1], 10, 32, 2**20, 3); o.start()\n"
         "_core.testing.record(0, 64, 1)\n"
-        "print([frame[1:] for frame in o.frames(int(o.view().events()['stack'][0]))])\n"
+        "print([frame[1:] for frame in o.frames(int(o.events()['stack'][0]))])\n"
     )
     done = run(program, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("[('<module>', 4)]\n", "")

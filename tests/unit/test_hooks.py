@@ -120,7 +120,7 @@ def attached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stands in for the core; the paths that were handed to it."""
     paths: list[str] = []
     core = types.ModuleType("pytracer._core")
-    core.attach_hook = paths.append  # type: ignore[attr-defined]
+    core.attach_hook = lambda path: paths.append(path) or True  # type: ignore[attr-defined]
     core.frame_walk_problem = lambda: None  # type: ignore[attr-defined]
     monkeypatch.setattr(pytracer, "_core", core, raising=False)
     monkeypatch.setitem(sys.modules, "pytracer._core", core)
@@ -129,7 +129,7 @@ def attached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets what this process has attached and tried."""
-    monkeypatch.setattr(hooks, "_attached", set())
+    monkeypatch.setattr(hooks, "_ready", set())
     monkeypatch.setattr(hooks, "_failures", {})
 
 
@@ -785,7 +785,8 @@ def test_probe_runs_untraced_with_our_modules(
     [
         ("kill -SEGV $$", r"died of SIGSEGV \(it wrote no message\)"),
         ("echo first >&2; echo last words >&2; kill -ABRT $$", r"died of SIGABRT \(last words\)"),
-        ("echo HookError: no >&2; exit 3", r"exited with code 3 \(HookError: no\)"),
+        ("echo HookError: no >&2; exit 9", r"exited with code 9 \(HookError: no\)"),
+        (f"echo first >&2; echo no mood >&2; exit {hooks.REFUSED}", r"^no mood$"),
         ("exec sleep 60", r"took longer than 1 s"),
     ],
 )
@@ -963,12 +964,16 @@ def test_doctor_names_what_is_missing(
     assert message in report.message
 
 
-def test_doctor_names_backends_of_later_versions(clinic: World) -> None:
+def test_doctor_says_what_accelerators_lack(clinic: World) -> None:
+    # GIVEN a torch for the CPU
     # WHEN
-    reports = doctor.examine()
+    cpu, cuda, npu = doctor.examine()
     # THEN
-    assert [report.available for report in reports[1:]] == [False, False]
-    assert all("records the CPU allocator only" in report.message for report in reports[1:])
+    assert cpu.available
+    assert not cuda.available
+    assert "is built without CUDA; install a CUDA build of torch" in cuda.message
+    assert not npu.available
+    assert "torch_npu is not installed" in npu.message
 
 
 def test_doctor_tries_the_hook_it_finds(clinic: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1101,3 +1106,20 @@ def test_doctor_command(clinic: World) -> None:
     assert to_file.output == ""
     assert to_nowhere.exit_code == 1
     assert "cannot write /dev/null/report.json" in to_nowhere.output
+
+
+def test_a_device_that_cannot_be_tried_does_not_forbid_the_hook(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a device that is full, or another process's alone
+    make_child(world, monkeypatch, f"echo CUDA error: busy >&2; exit {hooks.NOT_TRIED}")
+    # WHEN / THEN
+    assert hooks.build("cpu", world.cache).is_file()
+
+
+def test_one_kind_of_accelerator_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN
+    monkeypatch.setattr(hooks, "_ready", {"cpu", "cuda"})
+    # WHEN / THEN
+    with pytest.raises(HookError, match="cuda and npu in one process: pytracer records one kind"):
+        hooks.attach("npu")

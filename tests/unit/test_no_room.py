@@ -23,15 +23,15 @@ for owner in (made(2**28), made(2**28)):
         except PytracerError as error:
             print(error)
     assert not owner.recording
-    assert len(owner.view().events()) == 0
+    assert len(owner.events()) == 0
 del owner
 _core.testing.record(2, 64, 0)
-print(first.view().events()["address"].tolist())
+print(first.events()["address"].tolist())
 del first
 again = made(100)
 again.start()
 _core.testing.record(0, 128, 8)
-print(again.view().events()["address"].tolist())
+print(again.events()["address"].tolist())
 """
 
 

@@ -140,8 +140,7 @@ class Recorder(RuleBasedStateMachine):
             end = len(self.events) if each.recording else each.end
             oldest = self.oldest if each.oldest_kept is None else each.oldest_kept
             first = min(end, max(each.begin, end - each.bound, oldest))
-            view = each.real.view()
-            rows = view.events()
+            rows = each.real.events()
             assert rows["sequence"].tolist() == list(range(first, end))
             seen = [tuple(map(int, row)) for row in rows[["action", "address", "size_bytes"]]]
             assert seen == self.events[first:end]
@@ -163,7 +162,7 @@ class Recorder(RuleBasedStateMachine):
     @invariant()
     def the_state_is_that_of_the_instant(self) -> None:
         for each in self.owners:
-            snapshot = pickle.loads(each.real.view().to_bytes({}, {}, []))
+            snapshot = pickle.loads(each.real.view().to_bytes({}, {}))
             first_blocks = [segment["blocks"][0] for segment in snapshot["segments"]]
             blocks = {block["address"]: block["size"] for block in first_blocks}
             assert blocks == (self.live if each.recording else each.live_at_stop)

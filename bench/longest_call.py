@@ -1,0 +1,107 @@
+"""The longest single call: an allocation and its free, by a C++ thread, at the worst of times.
+
+A thread of C++ allocates and frees through torch's caching allocator while another thread sits in C
+and holds the GIL. Each pair is timed, by its thread's CPU time and by the clock on the wall, which
+counts what the machine's other work takes too. By turns: without the hook; attached but off;
+recording into a ring that is never full; into one that goes round all the time; and that with
+snapshots taken beside (then the GIL is held for a part of the time only). The longest CPU time of a
+recorded pair is the figure that has a goal: less than 1 ms.
+
+On simulated devices: `tests/devices/simulate cuda PYTHON bench/longest_call.py --device cuda`.
+"""
+
+import ctypes
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import arguments, in_own_process, save, summary
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+SECONDS, SAMPLES = 1.0, 1_000_000
+CONFIGURATIONS = ("no hook", "off", "recording", "ring lapping", "snapshots")
+FIGURES = ("p50", "p99.9", "max")
+
+
+def worker(backend: str, configuration: str) -> dict[str, Any]:
+    """Nanoseconds of a pair."""
+    import numpy as np
+    import torch
+
+    import pytracer
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from accelerator.extension import Churn, Extension
+
+    getattr(torch, backend).init()
+    entries = 8_000_000 if configuration == "recording" else 10_000
+    tracer = pytracer.Tracer(device=backend, trace_alloc_max_entries=entries)
+    with tempfile.TemporaryDirectory() as folder:
+        extension = Extension(Path(folder))
+    churn = Churn(extension, f"{backend}:0", held=64)
+    churn.allow(10_000)  # its segments are there then, and what else happens once
+    churn.finish()
+    churn.end()
+    churn = Churn(extension, f"{backend}:0", held=64, samples=SAMPLES)
+    if configuration != "no hook":
+        tracer.start()
+    if configuration == "off":
+        tracer.stop()
+    churn.allow(1 << 60)
+    if configuration == "snapshots":
+        end = time.monotonic() + SECONDS
+
+        def hold() -> None:
+            while time.monotonic() < end:
+                churn.hold_gil(0.02, ctypes.c_uint64())
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        while time.monotonic() < end:
+            tracer.snapshot()
+        thread.join()
+    else:
+        churn.hold_gil(SECONDS, ctypes.c_uint64())
+    samples = churn.end()
+    result: dict[str, Any] = {"pairs": len(samples)}
+    for column, clock in enumerate(("cpu", "wall")):
+        values = np.percentile(samples[:, column], [50, 99.9, 100])
+        result |= {
+            f"{clock} {name}": float(value) for name, value in zip(FIGURES, values, strict=True)
+        }
+    return result
+
+
+def main() -> None:
+    options = arguments(__doc__, "longest_call_{device}.json", devices=("cuda", "npu"))
+    results: dict[str, list[dict[str, float]]] = {}
+    rounds = [each for _ in range(options.rounds) for each in CONFIGURATIONS]
+    for configuration in track(rounds, "measuring", console=Console(stderr=True)):
+        found = in_own_process(__file__, options.device, configuration)
+        results.setdefault(configuration, []).append(found)
+    clocks = [f"{clock} {name}" for clock in ("cpu", "wall") for name in FIGURES]
+    table = Table(title="µs of an allocation and its free (medians; of max: the greatest)")
+    for column in ("", *clocks):
+        table.add_column(column, justify="right")
+    figures = []
+    for configuration, runs in results.items():
+        by_key = {key: summary([each[key] for each in runs]) for key in runs[0]}
+        figures.append({"configuration": configuration, "ns": by_key})
+        shown = ["max" if key.endswith("max") else "median" for key in clocks]
+        cells = [f"{by_key[k][which] / 1000:.1f}" for k, which in zip(clocks, shown, strict=True)]
+        table.add_row(configuration, *cells)
+    Console().print(table)
+    save(options.json, figures)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(worker(sys.argv[2], sys.argv[3])))
+    else:
+        main()

@@ -1,0 +1,110 @@
+// The CUDA hook: a tracker in torch's CUDA caching allocator. Compiled against c10's headers and,
+// instead of a CUDA toolkit's, the declarations in stand_in/.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <cstdint>
+#include <string>
+
+#include "caching_allocator.h"
+
+namespace {
+
+namespace torch_cuda = c10::cuda::CUDACachingAllocator;
+
+PYTRACER_FIELD(graph_capture_record_stream_reuse);
+PYTRACER_FIELD(max_round_threshold);
+PYTRACER_FIELD(max_cached_size);
+
+template <class T, class = void>
+struct snapshot_can_leave_out_traces : std::false_type {};
+template <class T>
+struct snapshot_can_leave_out_traces<
+    T, std::void_t<decltype(std::declval<T&>().snapshot({0, 0}, false))>> : std::true_type {};
+
+// Hands the settings over one by one.
+class Settings {
+ public:
+  explicit Settings(const pytracer_state_sink& sink) : sink_(sink) {}
+  void add(const char* key, bool value) const {
+    hand({nullptr, key, nullptr, 0, value, PYTRACER_BOOLEAN});
+  }
+  void add(const char* key, double value) const {
+    hand({nullptr, key, nullptr, value, 0, PYTRACER_REAL});
+  }
+  void add(const char* key, const std::string& value) const {
+    hand({nullptr, key, value.c_str(), 0, 0, PYTRACER_TEXT});
+  }
+  // torch, too, shows the greatest as -1.
+  void add(const char* key, size_t value, const char* group = nullptr) const {
+    hand({group, key, nullptr, 0, static_cast<int64_t>(value), PYTRACER_INTEGER});
+  }
+
+ private:
+  void hand(const pytracer_setting& setting) const { sink_.setting(sink_.context, &setting); }
+  const pytracer_state_sink& sink_;
+};
+
+struct Cuda {
+  using Allocator = torch_cuda::CUDAAllocator;
+  using TraceEntry = torch_cuda::TraceEntry;
+  static constexpr c10::DeviceType kDeviceType = c10::DeviceType::CUDA;
+  static constexpr bool kHasClock = true;
+  static constexpr const char* kVariable = "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF";
+  // By TraceEntry::Action; `annotate` since torch 2.15.
+  static constexpr uint8_t kActions[] = {
+      PYTRACER_ALLOC,         PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED,
+      PYTRACER_SEGMENT_ALLOC, PYTRACER_SEGMENT_FREE,   PYTRACER_SEGMENT_MAP,
+      PYTRACER_SEGMENT_UNMAP, PYTRACER_SNAPSHOT,       PYTRACER_OOM,
+      PYTRACER_ANNOTATE};
+
+  static int64_t now() { return static_cast<int64_t>(c10::getApproximateTime()); }
+
+  // Without traces where torch can: with its own recorder on they are copied, 100 MB and a second.
+  template <class Any>
+  static auto take_snapshot(Any& allocator) {
+    if constexpr (snapshot_can_leave_out_traces<Any>::value) {
+      return allocator.snapshot({0, 0}, false);
+    } else {
+      return allocator.snapshot();
+    }
+  }
+
+  // The keys of torch.cuda.memory._snapshot()["allocator_settings"].
+  template <class Info>
+  static void report_settings(const Info& info, const pytracer_state_sink& sink) {
+    const auto& config = info.config_metadata;
+    using Config = std::decay_t<decltype(config)>;
+    const Settings settings(sink);
+    settings.add("PYTORCH_CUDA_ALLOC_CONF", config.last_allocator_settings);
+    settings.add("max_split_size", config.max_split_size);
+    settings.add("garbage_collection_threshold", config.garbage_collection_threshold);
+    settings.add("expandable_segments", config.expandable_segments);
+    settings.add("pinned_num_register_threads", config.pinned_num_register_threads);
+    settings.add("release_lock_on_cudamalloc", config.release_lock_on_malloc);
+    settings.add("pinned_use_cuda_host_register", config.pinned_use_host_register);
+    if constexpr (has_graph_capture_record_stream_reuse<Config>::value) {
+      settings.add("graph_capture_record_stream_reuse", config.graph_capture_record_stream_reuse);
+    }
+    if constexpr (has_max_round_threshold<Config>::value) {
+      settings.add("max_round_threshold", config.max_round_threshold);
+    }
+    if constexpr (has_max_cached_size<Config>::value) {
+      settings.add("max_cached_size", config.max_cached_size);
+    }
+    uint64_t size = 1;  // the power of two that requests are below
+    for (const size_t divisions : config.roundup_power2_divisions) {
+      settings.add(std::to_string(size).c_str(), divisions, "roundup_power2_divisions");
+      size *= 2;
+    }
+  }
+};
+
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cuda", &Hook<Cuda>::attach, &Cuda::now,
+                            &Hook<Cuda>::snapshot};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const pytracer_hook* pytracer_hook_v1(void) {
+  return &hook;
+}

@@ -1,0 +1,33 @@
+// The NPU hook: a tracker in torch_npu's caching allocator. Needs a torch_npu whose allocator has
+// attachAllocatorTraceTracker (2.13.0 and later, and late posts of earlier ones).
+#include <torch_npu/csrc/core/npu/NPUCachingAllocator.h>
+
+#include "caching_allocator.h"
+
+namespace {
+
+struct Npu {
+  using Allocator = c10_npu::NPUCachingAllocator::NPUAllocator;
+  using TraceEntry = c10_npu::NPUCachingAllocator::TraceEntry;
+  static constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
+  static constexpr bool kHasClock = false;
+  static constexpr const char* kVariable = "PYTORCH_NPU_ALLOC_CONF";
+  // By TraceEntry::Action.
+  static constexpr uint8_t kActions[] = {
+      PYTRACER_ALLOC,       PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED,
+      PYTRACER_SEGMENT_ALLOC, PYTRACER_SEGMENT_FREE, PYTRACER_SEGMENT_MAP,
+      PYTRACER_SEGMENT_UNMAP, PYTRACER_SNAPSHOT,     PYTRACER_OOM,
+      PYTRACER_WORKSPACE_SNAPSHOT};
+  static auto take_snapshot(Allocator& allocator) { return allocator.snapshot(); }
+  template <class Info>
+  static void report_settings(const Info&, const pytracer_state_sink&) {}  // torch_npu does not tell
+};
+
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "npu", &Hook<Npu>::attach, nullptr,
+                            &Hook<Npu>::snapshot};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const pytracer_hook* pytracer_hook_v1(void) {
+  return &hook;
+}

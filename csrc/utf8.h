@@ -1,0 +1,43 @@
+// Whether bytes are UTF-8: what is not would make a whole pickle unreadable.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace pytracer {
+
+// As Python decodes it: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+inline bool is_utf8(std::string_view text) noexcept {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
+    };
+    const unsigned first = byte(i);
+    const size_t size = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (size == 0 || first > 0xf4) return false;
+    for (size_t k = 1; k < size; ++k) {
+      if ((byte(i + k) & 0xc0) != 0x80) return false;
+    }
+    const unsigned second = byte(i + 1);
+    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) {
+      return false;
+    }
+    i += size;
+  }
+  return true;
+}
+
+// The text, or if it is not UTF-8 (C++ may have made it) its ASCII, with ? for the rest.
+inline std::string readable(std::string_view text) {
+  std::string result(text);
+  if (!is_utf8(text)) {
+    std::replace_if(result.begin(), result.end(),
+                    [](char c) { return static_cast<signed char>(c) < 0; }, '?');
+  }
+  return result;
+}
+
+}  // namespace pytracer

@@ -1,0 +1,68 @@
+"""What the driver says this process holds on a device: torch's memory and everything else."""
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import Any
+
+
+def process_bytes(backend: str, index: int) -> int | None:
+    """Bytes of this process on the device that torch calls `index`.
+
+    None where the driver does not tell: without its library or the right to ask, for a part of a
+    device (MIG), or in a container that has process ids of its own.
+    """
+    try:
+        if _pids_are_translated():
+            return None
+        pids_and_bytes = _nvml(index) if backend == "cuda" else _dcmi(index)
+    except Exception:
+        return None
+    mine = [used for pid, used in pids_and_bytes if pid == os.getpid()]
+    return sum(mine) if mine and None not in mine else None
+
+
+def _pids_are_translated() -> bool:
+    """Whether this process has another number outside, which is what the driver knows it by."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        numbers = next((line.split()[1:] for line in status if line.startswith("NSpid:")), [])
+    return len(numbers) > 1
+
+
+def _nvml(index: int) -> list[tuple[int, Any]]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        uuid = sys.modules["torch"].cuda.get_device_properties(index).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return [(each.pid, each.usedGpuMemory) for each in found]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class _DcmiProcess(ctypes.Structure):
+    """`struct dcmi_proc_mem_info` of Huawei's DCMI reference."""
+
+    _fields_ = (("pid", ctypes.c_int), ("used", ctypes.c_ulong))
+
+
+_DCMI_PROCESSES = 32  # what dcmi_get_device_resource_info fills in at most
+
+
+def _dcmi(index: int) -> list[tuple[int, int]]:
+    library = ctypes.CDLL("libdcmi.so")
+    with contextlib.suppress(KeyError):
+        index = int(os.environ["ASCEND_RT_VISIBLE_DEVICES"].split(",")[index])
+    card, chip, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    processes = (_DcmiProcess * _DCMI_PROCESSES)()
+    failed = (
+        library.dcmi_init()
+        or library.dcmi_get_card_id_device_id_from_logicid(
+            ctypes.byref(card), ctypes.byref(chip), ctypes.c_uint(index)
+        )
+        or library.dcmi_get_device_resource_info(card, chip, processes, ctypes.byref(count))
+    )
+    return [] if failed else [(each.pid, each.used) for each in processes[: count.value]]

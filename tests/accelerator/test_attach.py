@@ -1,0 +1,225 @@
+"""When the allocator is attached to, and what is said where it cannot be."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from processes import Done, environment, run
+
+PROGRAM = """
+import json, logging, os, sys
+logging.basicConfig(format="%(message)s")
+import torch
+backend = sys.argv[1]
+device = getattr(torch, backend)
+if len(sys.argv) > 2:
+    allocator = getattr(device.memory, backend.upper() + "PluggableAllocator")
+    device.memory.change_current_allocator(allocator(sys.argv[2], "allocate", "release"))
+import pytracer
+if not os.environ.get("EARLY"):
+    device.init()
+tracer = pytracer.Tracer(device=backend).start()
+device.init()
+stats = tracer.stats()
+blocks = [torch.empty(1000, device=backend) for _ in range(3)]
+print(json.dumps([stats["recording"], stats["untraced"], len(tracer.events())]))
+"""
+PLUGGABLE = """
+#include <stdlib.h>
+void* allocate(size_t size, int device, void* stream) { return malloc(size); }
+void release(void* block, size_t size, int device, void* stream) { free(block); }
+"""
+
+
+@pytest.fixture(params=["", "1"], ids=["initialised", "not yet"])
+def early(request: pytest.FixtureRequest) -> str:
+    """Whether the tracer starts before the device is initialised."""
+    return str(request.param)
+
+
+def refused(done: Done) -> str:
+    """Why nothing was recorded: said once in the log, and kept in the statistics."""
+    assert done.returncode == 0, done.stderr
+    recording, untraced, events = json.loads(done.stdout.splitlines()[-1])
+    assert not recording
+    assert events == 0
+    assert untraced
+    assert done.stderr.count(untraced) == 1
+    return str(untraced)
+
+
+def test_another_of_torchs_allocators(backend: str, tmp_path: Path) -> None:
+    if backend == "npu":
+        # GIVEN torch_npu, which has no such setting: it refuses it itself
+        env = environment(PYTORCH_NPU_ALLOC_CONF="backend:other")
+        assert "Unrecognized key 'backend'" in run(PROGRAM, backend, cwd=tmp_path, env=env).stderr
+        return
+    # GIVEN an allocator that reports nothing
+    env = environment(EARLY="1", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    # WHEN it is to be traced
+    said = refused(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    # THEN it is named, with the remedy
+    assert "the allocator in use, cudaMallocAsync, tells nobody" in said
+    assert 'no "backend" in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF' in said
+
+
+def test_a_pluggable_allocator(backend: str, early: str, tmp_path: Path) -> None:
+    # GIVEN a program with an allocator of its own
+    source, library = tmp_path / "allocator.c", tmp_path / "allocator.so"
+    source.write_text(PLUGGABLE)
+    assert os.system(f"gcc -shared -fPIC -o {library} {source}") == 0
+    # WHEN it is to be traced
+    said = refused(run(PROGRAM, backend, library, cwd=tmp_path, env=environment(EARLY=early)))
+    # THEN that is said
+    assert f"torch's own {backend.upper()} allocator is not in use" in said
+
+
+def test_caching_switched_off(backend: str, tmp_path: Path) -> None:
+    # GIVEN the setting for memory checkers, under which torch's allocator reports nothing
+    variable = f"PYTORCH_NO_{backend.upper()}_MEMORY_CACHING"
+    env = environment(**{variable: "1"})
+    # WHEN it is to be traced
+    said = refused(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    # THEN the variable is named
+    assert said == f"{variable} is set: torch's allocator then reports nothing; unset it"
+
+
+def test_a_device_that_is_not_there(backend: str, tmp_path: Path) -> None:
+    # GIVEN a tracer of a device beyond the last, and of one that this torch knows nothing of
+    other = {"cuda": "npu", "npu": "cuda"}[backend]
+    program = """
+import logging, sys, torch, pytracer
+logging.basicConfig(format="%(message)s")
+tracer = pytracer.Tracer(device=["cpu", sys.argv[1] + ":63", sys.argv[2]]).start()
+block = torch.empty(1000)
+print(len(tracer.events()), tracer.stats()["untraced"])
+"""
+    # WHEN it starts
+    done = run(program, backend, other, cwd=tmp_path)
+    # THEN both are said, and the CPU is recorded
+    assert done.returncode == 0, done.stderr
+    count, said = done.stdout.splitlines()[-1].split(" ", 1)
+    assert count == "1"
+    assert f"{backend}:63 does not exist: torch finds " in said
+    assert f"give {backend}:0 to {backend}:" in said
+    missing = {"cuda": ["torch_npu is not installed"], "npu": ["without CUDA", "no CUDA device"]}
+    assert any(each in said for each in missing[backend])
+
+
+def test_started_before_the_device(backend: str, tmp_path: Path) -> None:
+    # GIVEN tracers that start before torch has initialised the device
+    program = """
+import os, sys, torch, pytracer
+from pytracer.tracer import ACTIONS
+backend = sys.argv[1]
+device = getattr(torch, backend)
+def names(tracer):
+    return [ACTIONS[each] for each in tracer.events()["action"]]
+first = pytracer.Tracer(device=backend).start()
+second = pytracer.Tracer(device=[backend, "cpu"]).start()
+third = pytracer.Tracer().start()
+assert not device.is_initialized() and names(first) == []
+assert first.snapshot()["segments"] == []
+# WHEN a forked child uses the device first, with a tracer of its own
+child = os.fork()
+if child == 0:
+    with pytracer.Tracer(device=backend) as own:
+        block = torch.empty(1000, device=backend)
+        # THEN that one sees it, and the parent's does nothing
+        fine = names(own) == ["segment_alloc", "alloc"] and names(first) == []
+    os._exit(0 if fine else 1)
+assert os.waitpid(child, 0)[1] == 0
+# WHEN the parent's first use initialises the device
+block = torch.empty(1000, device=backend)
+# THEN nothing is lost
+for tracer in (first, second, third):
+    assert names(tracer) == ["segment_alloc", "alloc"], names(tracer)
+(segment,) = first.snapshot()["segments"]
+assert segment["blocks"][0]["frames"][0]["filename"] == __file__
+print("fine")
+"""
+    done = run(program, backend, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+
+
+def test_a_torch_npu_without_a_tracker(backend: str, tmp_path: Path) -> None:
+    if backend != "npu":
+        return  # torch's own allocator has had one since 2.1
+    # GIVEN the headers of a torch_npu whose allocator has none
+    program = """
+import importlib.util, logging, pathlib, torch, torch_npu, pytracer
+logging.basicConfig(format="%(message)s")
+real = pathlib.Path(torch_npu.__file__).parent / "include"
+name = "torch_npu/csrc/core/npu/NPUCachingAllocator.h"
+header = pathlib.Path("old/include", name)
+header.parent.mkdir(parents=True)
+header.write_text((real / name).read_text().replace("AllocatorTraceTracker", "Nothing"))
+spec = importlib.util.find_spec("torch_npu")
+spec.origin = str(pathlib.Path("old/__init__.py").absolute())
+importlib.util.find_spec = lambda name: spec
+tracer = pytracer.Tracer(device="npu").start()
+block = torch.empty(1000, device="npu")
+print(tracer.stats()["recording"], tracer.stats()["untraced"])
+"""
+    # WHEN it is to be traced
+    done = run(program, cwd=tmp_path)
+    # THEN it is refused, naming what to install, and the program goes on
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith("False the allocator of torch_npu 2."), done.stderr
+    assert "install torch_npu 2.13.0 or newer, or 2.12.0.post3" in said
+
+
+def test_pinned_memory_initialises_the_allocator_alone(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program in which C++ initialises the allocator and Python does not know it
+    program = """
+import sys, torch, pytracer
+backend = sys.argv[1]
+pinned = torch.zeros(1).pin_memory()
+tracer = pytracer.Tracer(device=backend).start()
+# WHEN the device is used
+block = torch.empty(1000, device=backend)
+# THEN nothing is lost
+assert [int(each) for each in tracer.events()["action"]] == [3, 0]
+print("fine")
+"""
+    done = run(program, backend, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+
+
+def test_a_child_forked_after_the_device_was_used(backend: str, tmp_path: Path) -> None:
+    # GIVEN a traced program that has used the device, and threads of it that take snapshots
+    program = """
+import logging, os, signal, sys, threading, time, torch, pytracer
+backend = sys.argv[1]
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+tracer = pytracer.Tracer(device=backend).start()
+block = torch.empty(1000, device=backend)
+ended = threading.Event()
+def snapshots():
+    while not ended.is_set():
+        tracer.snapshot()
+threads = [threading.Thread(target=snapshots) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    # WHEN a child traces what there is, and the device that is lost to it
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        here = pytracer.Tracer().start()
+        lost = pytracer.Tracer(device=backend).start()
+        held = torch.empty(1000)
+        # THEN the CPU is recorded, the device refused, and nobody waits for the parent's locks
+        fine = [int(each) for each in here.events()["device"]] == [-1]
+        fine = fine and len(here.snapshot()["segments"]) == 1
+        fine = fine and "forked from one that used" in lost.stats()["untraced"]
+        os._exit(0 if fine else 1)
+    assert os.waitpid(child, 0)[1] == 0
+ended.set()
+for thread in threads:
+    thread.join()
+print("fine")
+"""
+    done = run(program, backend, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr

@@ -1,0 +1,398 @@
+"""Cuts under fire: state and trace of a snapshot agree, whatever goes on while it is taken.
+
+Every snapshot is checked by replaying its trace, from the state of the snapshot before it, and
+before the first one that of one taken in peace: what comes out must be what its segments show.
+"""
+
+import gc
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import simulated
+import torch
+from accelerator.extension import Churn, Extension
+
+from pytracer import Tracer
+from pytracer.reading import load
+
+RING = 6_000
+CUTS = 100  # in each of the tests that take many
+BURST = 400  # pairs of each C++ thread, released right before a cut
+PAGE = 2 << 20  # expandable segments consist of these
+
+Frames = tuple[tuple[str, str, int], ...]
+Entry = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory: pytest.TempPathFactory) -> Extension:
+    return Extension(tmp_path_factory.mktemp("extension"))
+
+
+@pytest.fixture
+def devices(device: ModuleType) -> Iterator[list[int]]:
+    """Two devices if there are, with nothing but what others may hold on to."""
+    gc.collect()
+    device.empty_cache()
+    if simulated.active():
+        simulated.set_pending_queries(3)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # else a burst is over before the cut's thread has the GIL
+    yield list(range(min(2, device.device_count())))
+    sys.setswitchinterval(interval)
+    if simulated.active():
+        simulated.set_pending_queries(0)
+    device.synchronize()
+    device.empty_cache()
+
+
+def frames_of(entry: Entry) -> Frames:
+    return tuple((frame["filename"], frame["name"], frame["line"]) for frame in entry["frames"])
+
+
+# --- the replay -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Block:
+    size: int
+    frames: Frames
+    pending: bool = False
+
+
+@dataclass
+class State:
+    """What is on a device."""
+
+    blocks: dict[int, Block] = field(default_factory=dict)  # the active ones, by address
+    segments: dict[int, int] = field(default_factory=dict)  # sizes by address
+    pages: set[int] = field(default_factory=set)  # of expandable segments
+
+    @classmethod
+    def shown(cls, snapshot: dict[str, Any], device: int) -> "State":
+        """That of a snapshot's segments."""
+        state = cls()
+        for segment in snapshot["segments"]:
+            if segment["device"] != device:
+                continue
+            address, end = segment["address"], segment["address"] + segment["total_size"]
+            if segment["is_expandable"]:
+                state.pages |= set(range(address // PAGE, end // PAGE))
+            else:
+                state.segments[address] = segment["total_size"]
+            for block in segment["blocks"]:
+                assert block["address"] == address
+                address += block["size"]
+                if block["state"] == "inactive":
+                    assert block["frames"] == []
+                    continue
+                pending = block["state"] == "active_pending_free"
+                size = block["requested_size"]
+                assert size <= block["size"]
+                state.blocks[block["address"]] = Block(size, frames_of(block), pending)
+            assert address == end
+        return state
+
+
+def about(snapshot: dict[str, Any], device: int) -> Entry:
+    (counts,) = (each for each in snapshot["pytracer"]["devices"] if each["index"] == device)
+    return counts
+
+
+@dataclass
+class Replay:
+    """A device's state, from its events."""
+
+    device: int
+    state: State
+    recorded: int
+    cpp_allocations: int = 0  # those without frames
+    markers: int = 0
+
+    @classmethod
+    def start(cls, snapshot: dict[str, Any], device: int) -> "Replay":
+        """From the state of a snapshot taken while nothing goes on."""
+        return cls(device, State.shown(snapshot, device), about(snapshot, device)["recorded"])
+
+    def check(self, snapshot: dict[str, Any]) -> None:
+        """Replays what is new in a snapshot, and compares its segments."""
+        counts = about(snapshot, self.device)
+        trace = snapshot["device_traces"][self.device]
+        new = counts["recorded"] - self.recorded
+        assert 0 < new <= len(trace), "the ring was lapped since the last snapshot"
+        assert (counts["unknown_frees"], counts["live_dropped"]) == (0, 0)
+        assert trace[-1]["action"] == "snapshot"
+        for event in trace[-new:]:
+            self.apply(event)
+        self.recorded += new
+        assert self.state == State.shown(snapshot, self.device)
+
+    def apply(self, event: Entry) -> None:
+        state = self.state
+        address, size = event.get("addr", 0), event["size"]
+        match event["action"]:
+            case "alloc":
+                assert address not in state.blocks
+                state.blocks[address] = Block(size, frames_of(event))
+                self.cpp_allocations += not event["frames"]
+            case "free_requested":
+                block = state.blocks[address]
+                assert (block.size, block.pending) == (size, False)
+                block.pending = True
+            case "free_completed":
+                block = state.blocks.pop(address)
+                assert (block.size, block.pending) == (size, True)
+            case "segment_alloc":
+                assert address not in state.segments
+                state.segments[address] = size
+            case "segment_free":
+                assert state.segments.pop(address) == size
+            case "segment_map":
+                pages = set(range(address // PAGE, (address + size) // PAGE))
+                assert not pages & state.pages
+                state.pages |= pages
+            case "segment_unmap":
+                pages = set(range(address // PAGE, (address + size) // PAGE))
+                assert pages <= state.pages
+                state.pages -= pages
+            case "snapshot":
+                self.markers += 1
+            case unknown:
+                raise AssertionError(unknown)
+
+
+# --- the fire -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def threads(*bodies: Callable[[], None]) -> Iterator[None]:
+    """Runs each body beside, again and again; what one raises is raised at the end."""
+    ended, failures = threading.Event(), []
+
+    def run(body: Callable[[], None]) -> None:
+        try:
+            while not ended.is_set():
+                body()
+        except BaseException as failure:
+            failures.append(failure)
+
+    running = [threading.Thread(target=run, args=[body]) for body in bodies]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in running:
+            thread.join()
+    for failure in failures:
+        raise failure
+
+
+class TensorThread:
+    """Allocates and frees tensors and raw memory on one device, some used on another stream."""
+
+    def __init__(self, backend: str, index: int, seed: int) -> None:
+        self._device, self._where = getattr(torch, backend), f"{backend}:{index}"
+        self._index, self._random = index, random.Random(seed)
+        self._stream = self._device.Stream(device=self._where)
+        self._held: list[torch.Tensor | None] = [None] * 24
+
+    def __call__(self) -> None:
+        for _ in range(5):
+            size = self._random.randrange(1, 1 << self._random.choice((9, 12, 16, 20, 23)))
+            place = self._random.randrange(len(self._held))
+            tensor = torch.empty(size, dtype=torch.uint8, device=self._where)
+            if size % 3 == 0:
+                tensor.record_stream(self._stream)
+            self._held[place] = tensor
+        address = self._device.caching_allocator_alloc(size, self._index)
+        self._device.caching_allocator_delete(address)
+        if self._random.random() < 0.01:
+            self._device.empty_cache()
+        time.sleep(0.002)
+
+    def end(self) -> None:
+        self._held.clear()
+
+
+@dataclass
+class Fire:
+    """Threads that allocate on all devices, and how many cuts fell into their midst."""
+
+    backend: str
+    devices: list[int]
+    extension: Extension
+    in_the_midst: int = 0
+    pending: int = 0
+
+    def cuts(self, tracer: Tracer, count: int, *others: Callable[[], None]) -> list[Replay]:
+        """Takes and checks snapshots under fire; returns the states at the end."""
+        before = tracer.snapshot()
+        replays = [Replay.start(before, index) for index in self.devices]
+        tensors = [TensorThread(self.backend, i, seed) for seed in (1, 2) for i in self.devices]
+        churns = [
+            Churn(self.extension, f"{self.backend}:{index}", sizes, held=20)
+            for index in self.devices
+            for sizes in ((1, 4 << 20), (100, 40_000))
+        ]
+        with threads(*tensors, *others):
+            for number in range(1, count + 1):
+                for churn in churns:
+                    churn.allow(BURST)
+                snapshot = tracer.snapshot()
+                for churn in churns:
+                    churn.finish()
+                for replay in replays:
+                    replay.check(snapshot)
+                    released = 2 * BURST * number
+                    self.in_the_midst += released - 2 * BURST < replay.cpp_allocations < released
+                    self.pending += any(block.pending for block in replay.state.blocks.values())
+        for churn in churns:
+            churn.end()
+        for tensor in tensors:
+            tensor.end()
+        return replays
+
+
+@contextmanager
+def expandable_segments(device: ModuleType, switched_on: bool) -> Iterator[None]:
+    with ExitStack() as at_end:
+
+        def switch(on: bool) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                device.memory._set_allocator_settings(f"expandable_segments:{on}")
+
+        if switched_on:
+            switch(True)
+            at_end.callback(switch, False)
+            at_end.callback(device.empty_cache)
+        yield
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["", "expandable"])
+def test_no_cut_is_inconsistent(
+    backend: str, device: ModuleType, devices: list[int], extension: Extension, expandable: bool
+) -> None:
+    # WHEN snapshots are taken while threads allocate on all devices, THEN each is consistent
+    fire = Fire(backend, devices, extension)
+    with (
+        expandable_segments(device, expandable),
+        Tracer(device=backend, trace_alloc_max_entries=RING) as tracer,
+    ):
+        before = tracer.snapshot()
+        replays = fire.cuts(tracer, CUTS)
+        device.synchronize()
+        device.empty_cache()
+        last = tracer.snapshot()
+    for replay in replays:
+        # AND at the end, when all is freed, nothing is left but what was there before
+        replay.check(last)
+        assert replay.state == State.shown(before, replay.device)
+        assert replay.markers == CUTS + 1
+    # AND cuts did fall between the allocations of threads that ran meanwhile, and found blocks
+    # whose free waits for a stream
+    assert fire.in_the_midst >= 3
+    if simulated.active():
+        assert fire.pending > CUTS / 10
+    print(f"{fire.in_the_midst} cuts of {CUTS * len(devices)} in the midst, {fire.pending} pending")
+
+
+def test_snapshots_of_others_change_nothing(
+    backend: str, device: ModuleType, devices: list[int], extension: Extension
+) -> None:
+    # GIVEN a thread that takes torch's own snapshots all the time
+    foreign = [0]
+
+    def take() -> None:
+        device.memory._snapshot() if foreign[0] % 2 else device.memory_snapshot()
+        foreign[0] += 1
+        time.sleep(0.003)
+
+    # WHEN ours are taken, THEN each is consistent
+    with Tracer(device=backend, trace_alloc_max_entries=RING) as tracer:
+        replays = Fire(backend, devices, extension).cuts(tracer, CUTS // 3, take)
+        last = tracer.snapshot()
+    # AND both kinds of markers are in the traces of all devices
+    assert foreign[0] > 10
+    for replay in replays:
+        replay.check(last)
+        assert replay.markers == CUTS // 3 + 1 + foreign[0]
+
+
+def test_addresses_used_again_during_exports_keep_the_right_stacks(
+    backend: str, devices: list[int], tmp_path: Path
+) -> None:
+    # GIVEN threads with functions of their own, whose blocks are of one size to the allocator, so
+    # that all use the same addresses; what was asked for tells the function
+    least = 1000
+
+    def allocating(number: int) -> Callable[[], None]:
+        scope: dict[str, Any] = {"empty": torch.empty, "byte": torch.uint8}
+        exec(
+            f"def allocate_{number}(device):\n"
+            f"    return empty({least + number}, dtype=byte, device=device)",
+            scope,
+        )
+        allocate, held = scope[f"allocate_{number}"], [None] * 4
+        draw = random.Random(number)
+
+        def body() -> None:
+            for _ in range(20):
+                place = draw.randrange(len(held))
+                held[place] = None
+                held[place] = allocate(f"{backend}:{draw.choice(devices)}")
+            time.sleep(0.0005)
+
+        return body
+
+    def check(entry: Entry, size: int) -> None:
+        assert entry["frames"][0]["name"] == f"allocate_{size - least}"
+
+    with Tracer(device=backend) as tracer:
+        before = tracer.snapshot()
+    others = {address for index in devices for address in State.shown(before, index).blocks}
+    users: dict[tuple[int, int], set[int]] = {}  # functions by device and address
+    blocks = 0
+    # WHEN snapshots are exported meanwhile, as dicts and as files
+    with (
+        Tracer(device=backend, trace_alloc_max_entries=3_000) as tracer,
+        threads(*map(allocating, range(8))),
+    ):
+        for number in range(CUTS):
+            if number % 2:
+                snapshot = tracer.snapshot()
+            else:
+                tracer.dump(tmp_path / "now.pickle")
+                snapshot = load(tmp_path / "now.pickle")
+            # THEN each event, and each block, has the stack of the function that asked
+            last: dict[tuple[int, int], Entry] = {}
+            for index, trace in enumerate(snapshot["device_traces"]):
+                for event in trace:
+                    if event["action"] == "alloc":
+                        check(event, event["size"])
+                        last[index, event["addr"]] = event
+                        users.setdefault((index, event["addr"]), set()).add(event["size"])
+            for segment in snapshot["segments"]:
+                for block in segment["blocks"]:
+                    if block["state"] == "inactive" or block["address"] in others:
+                        continue
+                    check(block, block["requested_size"])
+                    blocks += 1
+                    # AND of the last one that got this address
+                    event = last.get((segment["device"], block["address"]))
+                    assert event is None or frames_of(event) == frames_of(block)
+    # AND addresses did change hands
+    assert blocks > 10 * CUTS
+    assert sum(len(functions) > 1 for functions in users.values()) > 10

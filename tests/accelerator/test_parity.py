@@ -1,0 +1,322 @@
+"""pytracer's record equals the one of PyTorch's own recorder, of the same activity."""
+
+import copy
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+from accelerator import parity
+from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity
+from accelerator.workload import Workload
+
+from pytracer import Tracer
+
+EVENTS = 40_000
+ROOM = 1 << 20
+ALL = Rules()
+CONFIGURATIONS = [
+    # seed, rules, options of the workload
+    pytest.param(1, ALL, {}, id="segments"),
+    pytest.param(2, ALL, {"expandable": "on"}, id="expandable"),
+    pytest.param(3, ALL, {"expandable": "toggled", "concurrent": True}, id="toggled-threads"),
+    pytest.param(4, Rules(depth=3), {"expandable": "toggled"}, id="three-frames"),
+    pytest.param(5, Rules(context="alloc"), {"expandable": "toggled"}, id="alloc"),
+    pytest.param(6, Rules(context="state"), {"concurrent": True}, id="state"),
+    pytest.param(7, Rules(context=None), {"expandable": "on"}, id="none"),
+]
+LONG_RUN = int(os.environ.get("PYTRACER_PARITY_EVENTS", 3 * 20_000))
+CHUNK = min(500_000, LONG_RUN // 3)
+
+
+pytestmark = pytest.mark.usefixtures("no_collector")
+
+
+@contextmanager
+def recorded_by_torch(device: ModuleType, backend: str, context: str | None) -> Iterator[None]:
+    """PyTorch's own recorder is on, from empty."""
+    record: Callable[..., None] = device.memory._record_memory_history
+    more = {"compile_context": True, "clear_history": True} if backend == "cuda" else {}
+    record("all", context=context, stacks="python", max_entries=ROOM, **more)
+    try:
+        yield
+    finally:
+        record(None)
+
+
+@contextmanager
+def activity(backend: str, seed: int, **options: Any) -> Iterator[Workload]:
+    workload = Workload(backend, seed, compiled=backend == "cuda", **options)
+    try:
+        yield workload
+    finally:
+        workload.close()
+        gc.collect()
+
+
+def tracer_for(backend: str, rules: Rules = ALL, entries: int = ROOM) -> Tracer:
+    return Tracer(
+        device=backend,
+        context=rules.context,
+        stack_depth=rules.depth,
+        trace_alloc_max_entries=entries,
+        max_stack_bytes=2**28,  # the activity makes code without end
+    )
+
+
+def both(device: ModuleType, tracer: Tracer) -> tuple[Snapshot, Snapshot]:
+    """PyTorch's and ours, with nothing between. PyTorch's has the marker that ours leaves too."""
+    ours = tracer.snapshot()
+    return device.memory._snapshot(), ours
+
+
+def check_seen(seen: Seen, backend: str, device: ModuleType, *, expandable: str = "off") -> None:
+    """The activity had all that it is meant to have."""
+    actions = {"alloc", "free_requested", "free_completed", "oom"}
+    if expandable != "on":
+        actions |= {"segment_alloc", "segment_free"}
+    if expandable != "off":
+        actions |= {"segment_map", "segment_unmap"}
+    if hasattr(device.memory, "_annotate_tensor"):
+        actions.add("annotate")
+    assert actions <= seen.actions.keys()
+    assert seen.devices == min(2, device.device_count())
+    assert len(seen.streams) >= 4
+    assert {pool[0] > 0 for pool in seen.pools if pool != (0, 0)} == {True, False}  # graphs', ours
+    assert seen.delayed_frees > 100
+    assert seen.pending_blocks >= 2
+    if backend == "cuda":
+        assert len(seen.labels["user_metadata"]) > 10
+        assert any("Compiled" in label for label in seen.labels["compile_context"])
+
+
+@pytest.mark.parametrize(("seed", "rules", "options"), CONFIGURATIONS)
+def test_records_are_the_same(
+    backend: str, device: ModuleType, seed: int, rules: Rules, options: dict[str, Any]
+) -> None:
+    # GIVEN both recorders, on since the same point
+    tracer = tracer_for(backend, rules)
+    with (
+        activity(backend, seed, **options) as workload,
+        recorded_by_torch(device, backend, rules.context),
+    ):
+        tracer.start()
+        begun = time.time_ns() // 1000
+
+        # WHEN memory is used in every way there is
+        workload.run(EVENTS)
+        workload.leave_pending()
+        native, ours = both(device, tracer)
+        ended = time.time_ns() // 1000
+        tracer.stop()
+
+    # THEN each event, segment, block, frame and setting is the same, and nothing was left out
+    assert check_parity(native, ours, rules) >= EVENTS
+    times = [event["time_us"] for trace in ours["device_traces"] for event in trace]
+    assert begun - parity.CLOSE_US <= min(times)
+    assert max(times) <= ended + parity.CLOSE_US
+    for counts in ours["pytracer"]["devices"]:
+        assert (counts["overwritten"], counts["live_dropped"], counts["labels_dropped"]) == (0,) * 3
+    seen = Seen().add(native)
+    check_seen(seen, backend, device, expandable=options.get("expandable", "off"))
+    if rules.context == "all":
+        assert seen.retries >= 1
+        assert seen.deepest > ALL.depth  # so that stack_depth cuts
+        assert len(seen.stacks) > 500
+
+
+def test_the_events_compared_are_many() -> None:
+    assert len(CONFIGURATIONS) * EVENTS >= 200_000
+
+
+@pytest.mark.parametrize("context", ["all", "alloc"])
+def test_a_tracer_that_starts_later(backend: str, device: ModuleType, context: str) -> None:
+    # GIVEN blocks that PyTorch's recorder saw come, and pytracer did not
+    with (
+        activity(backend, seed=11, expandable="toggled") as workload,
+        recorded_by_torch(device, backend, context),
+    ):
+        workload.run(5000)
+        before = device.memory._snapshot()
+        strangers = parity.live(before)
+        # The snapshot leaves its marker behind.
+        since = [len(trace) + 1 for trace in before["device_traces"]]
+        rules = Rules(context=context, since=since, strangers=strangers)
+        tracer = tracer_for(backend, rules).start()
+
+        # WHEN they are used further, and some go
+        workload.run(2500)
+        native, ours = both(device, tracer)
+        tracer.stop()
+
+    # THEN what happened since is the same; what came before has no frames
+    assert check_parity(native, ours, rules) >= 2500
+    remaining = [blocks & now for blocks, now in zip(strangers, parity.live(native), strict=True)]
+    assert sum(map(len, remaining)) > 10
+    assert sum(map(len, strangers)) - sum(map(len, remaining)) > 100
+
+
+def test_a_small_ring_holds_the_last_events(backend: str, device: ModuleType) -> None:
+    # GIVEN a ring of 1,000
+    tracer = tracer_for(backend, entries=1000)
+    with activity(backend, seed=12) as workload, recorded_by_torch(device, backend, "all"):
+        tracer.start()
+
+        # WHEN it is overrun many times
+        workload.run(20_000)
+        native, ours = both(device, tracer)
+        tracer.stop()
+
+    # THEN it holds exactly the last 1,000 of each device, blocks have their frames as ever, and the
+    # rest is counted
+    totals = [len(trace) for trace in native["device_traces"]]
+    assert min(totals) > 5000
+    assert check_parity(native, ours, Rules(since=[total - 1000 for total in totals])) == (
+        1000 * len(totals)
+    )
+    counts = ours["pytracer"]["devices"]
+    assert [each["recorded"] for each in counts] == totals
+    assert [each["overwritten"] for each in counts] == [total - 1000 for total in totals]
+
+
+@pytest.mark.timeout(3600)
+def test_a_long_run(backend: str, device: ModuleType) -> None:
+    """PYTRACER_PARITY_EVENTS=10000000 makes it long."""
+    # GIVEN both recorders
+    seen, compared = Seen(), 0
+    tracer = tracer_for(backend)
+    with activity(backend, seed=13, expandable="toggled", concurrent=True) as workload:
+        tracer.start()
+        while compared < LONG_RUN:
+            with recorded_by_torch(device, backend, "all"):
+                # WHEN the activity goes on
+                tracer.clear()
+                workload.run(CHUNK)
+                native, ours = both(device, tracer)
+
+            # THEN each part of it is the same; blocks from before PyTorch's recorder was switched
+            # on again have their frames
+            compared += check_parity(native, ours)
+            seen.add(native)
+        tracer.stop()
+    assert seen.actions.total() >= LONG_RUN
+    assert tracer.stats()["stacks"]["dropped"] == 0
+
+
+# --- the comparison itself ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(request: pytest.FixtureRequest) -> tuple[Snapshot, Snapshot]:
+    backend: str = request.getfixturevalue("backend")
+    device: ModuleType = request.getfixturevalue("device")
+    tracer = tracer_for(backend)
+    with activity(backend, seed=14) as workload, recorded_by_torch(device, backend, "all"):
+        tracer.start()
+        workload.run(1000)
+        workload.leave_pending()
+        snapshots = both(device, tracer)
+        tracer.stop()
+    check_parity(*snapshots)
+    return snapshots
+
+
+def swap_events(ours: Snapshot) -> None:
+    trace = ours["device_traces"][0]
+    place = next(i for i, event in enumerate(trace) if event["size"] != trace[i + 1]["size"])
+    trace[place], trace[place + 1] = trace[place + 1], trace[place]
+
+
+def drop_event(ours: Snapshot) -> None:
+    ours["device_traces"][-1].pop()
+
+
+def add_event(ours: Snapshot) -> None:
+    ours["device_traces"][0].append(ours["device_traces"][0][-1])
+
+
+def change_event(key: str, action: str = "alloc") -> Callable[[Snapshot], None]:
+    def change(ours: Snapshot) -> None:
+        event = [each for each in ours["device_traces"][0] if each["action"] == action][-1]
+        event[key] = (7, 7) if key == "pool_id" else "x" if key in parity.LABELS else event[key] + 1
+
+    return change
+
+
+def change_time(by_us: int) -> Callable[[Snapshot], None]:
+    def change(ours: Snapshot) -> None:
+        ours["device_traces"][0][100]["time_us"] += by_us
+
+    return change
+
+
+def change_frame(key: str, value: object) -> Callable[[Snapshot], None]:
+    def change(ours: Snapshot) -> None:
+        event = ours["device_traces"][0][50]
+        event["frames"] = [*event["frames"][:-1], {**event["frames"][-1], key: value}]
+
+    return change
+
+
+def cut_frames(ours: Snapshot) -> None:
+    event = next(event for event in ours["device_traces"][0] if len(event["frames"]) > 2)
+    event["frames"] = event["frames"][:-1]
+
+
+def change_segment(key: str) -> Callable[[Snapshot], None]:
+    def change(ours: Snapshot) -> None:
+        ours["segments"][-1][key] = object()
+
+    return change
+
+
+def change_block(key: str) -> Callable[[Snapshot], None]:
+    def change(ours: Snapshot) -> None:
+        blocks = [block for segment in ours["segments"] for block in segment["blocks"]]
+        next(block for block in blocks if block["state"] == "active_pending_free")[key] = object()
+
+    return change
+
+
+def drop_block(ours: Snapshot) -> None:
+    ours["segments"][0]["blocks"].pop()
+
+
+def drop_segment(ours: Snapshot) -> None:
+    ours["segments"].pop()
+
+
+DAMAGES: dict[str, Callable[[Snapshot], None]] = {
+    "events swapped": swap_events,
+    "event dropped": drop_event,
+    "event added": add_event,
+    **{f"event's {key}": change_event(key) for key in ("addr", "size", "stream", "pool_id")},
+    **{f"event's {key}": change_event(key) for key in parity.LABELS},
+    "device_free": change_event("device_free", "oom"),
+    "time back": change_time(-10_000_000),
+    "time ahead": change_time(10_000_000),
+    "frame's name": change_frame("name", "other"),
+    "frame's file": change_frame("filename", "other"),
+    "frame's line": change_frame("line", 0),
+    "frames cut": cut_frames,
+    **{f"segment's {key}": change_segment(key) for key in parity.SEGMENT},
+    **{f"block's {key}": change_block(key) for key in (*parity.BLOCK, "frames")},
+    "block dropped": drop_block,
+    "segment dropped": drop_segment,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_comparison_sees(recorded: tuple[Snapshot, Snapshot], damage: str) -> None:
+    # GIVEN two snapshots that are the same, and one of them damaged in one place
+    native, ours = recorded
+    damaged = copy.deepcopy(ours)
+    DAMAGES[damage](damaged)
+
+    # THEN they are not the same
+    with pytest.raises(DifferenceError):
+        check_parity(native, damaged)

@@ -1,0 +1,259 @@
+"""What a snapshot of an accelerator holds beside what torch's own has."""
+
+import contextlib
+import gc
+import locale
+import os
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import simulated
+import torch
+from viewers import check_opcodes, check_snapshot
+
+import pytracer
+from pytracer.tracer import ACTIONS
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def empty_device(device: ModuleType) -> None:
+    gc.collect()
+    device.empty_cache()
+
+
+def actions(tracer: pytracer.Tracer, index: int = 0) -> list[str]:
+    events = tracer.events()
+    return [ACTIONS[each] for each in events["action"][events["device"] == index]]
+
+
+def blocks_of(snapshot: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {
+        block["address"]: block
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def test_blocks_older_than_the_recording(backend: str) -> None:
+    # GIVEN a block from before the tracer
+    old = torch.empty(1000, device=backend)
+    with pytracer.Tracer(device=backend) as tracer:
+        new = torch.empty(1000, device=backend)
+        snapshot = tracer.snapshot()
+        # THEN both are there, the older one without frames
+        blocks = blocks_of(snapshot)
+        assert blocks[old.data_ptr()]["frames"] == []
+        assert blocks[new.data_ptr()]["frames"][0]["filename"] == __file__
+        assert blocks[old.data_ptr()]["requested_size"] == 4000
+        # WHEN it goes
+        address = old.data_ptr()
+        del old
+        # THEN its free is recorded, with its size, and counted
+        frees = [e for e in tracer.snapshot()["device_traces"][0] if e["addr"] == address]
+        assert [each["action"] for each in frees] == ["free_requested", "free_completed"]
+        assert {each["size"] for each in frees} == {4000}
+        assert tracer.stats()["devices"][0]["unknown_frees"] == 1
+
+
+def test_memory_outside_the_allocator(backend: str, device: ModuleType) -> None:
+    # GIVEN a block of torch's on the last device, and the CPU traced too
+    last = device.device_count() - 1
+    held = torch.empty(40 * MB, dtype=torch.uint8, device=f"{backend}:{last}")
+    with pytracer.Tracer(device=[backend, "cpu"]) as tracer:
+        snapshot = tracer.snapshot()
+    # THEN the device's own figures are there
+    *others, cpu = snapshot["pytracer"]["devices"]
+    about = others[last]
+    free, total = device.mem_get_info(last)
+    assert about["total_bytes"] == total
+    assert about["reserved_bytes"] == device.memory_reserved(last) >= held.numel()
+    if simulated.active():  # a real device has other users, too
+        assert about["free_bytes"] == free
+        assert about["reserved_bytes"] == simulated.used_bytes(last)
+        assert about["process_bytes"] == about["reserved_bytes"] + simulated.context_bytes(last)
+    if about["process_bytes"] is not None:
+        assert about["process_bytes"] > about["reserved_bytes"]
+    # AND none for the CPU, nor for a device that is not in use: asking would begin to use it
+    assert "total_bytes" not in cpu
+    for index in range(last):
+        if device.memory_reserved(index) == 0:
+            assert "total_bytes" not in others[index]
+
+
+def test_devices_as_wished(backend: str, device: ModuleType) -> None:
+    if device.device_count() < 2:
+        pytest.skip("needs two devices")
+    # GIVEN tracers of each device, of all, of what is there, and of all and the CPU
+    options = [f"{backend}:0", f"{backend}:1", backend, "auto", [backend, "cpu"], ["cpu"]]
+    tracers = [pytracer.Tracer(device=each).start() for each in options]
+    # WHEN both devices and the CPU are used
+    blocks = [torch.empty(1000, device=name) for name in (f"{backend}:0", f"{backend}:1", "cpu")]
+    # THEN everyone has what it asked for
+    seen = [{int(each) for each in tracer.events()["device"]} for tracer in tracers]
+    assert seen == [{0}, {1}, {0, 1}, {0, 1}, {-1, 0, 1}, {-1}]
+    # AND in the file the CPU stands after all of them
+    snapshot = tracers[4].snapshot()
+    assert [bool(trace) for trace in snapshot["device_traces"]] == [True] * 3
+    assert {segment["device"] for segment in snapshot["segments"]} >= {0, 1, 2}
+    assert snapshot["pytracer"]["backends"] == [backend, "cpu"]
+    one = tracers[1].snapshot()
+    assert {segment["device"] for segment in one["segments"]} == {1}
+    assert [bool(trace) for trace in one["device_traces"]] == [False, True]
+    for tracer in tracers:
+        check_snapshot(tracer.snapshot())
+        tracer.stop()
+    del blocks
+
+
+def test_owners_with_different_wishes(backend: str) -> None:
+    # GIVEN tracers of all contexts, and one with a small ring
+    contexts = (None, "state", "alloc", "all")
+    tracers = [pytracer.Tracer(device=backend, context=each).start() for each in contexts]
+    small = pytracer.Tracer(device=backend, trace_alloc_max_entries=2, stack_depth=1).start()
+    # WHEN a block stays, and one goes
+    kept = torch.empty(1000, device=backend)
+    gone = torch.empty(1000, device=backend)
+    del gone
+    # THEN each sees stacks as it asked for
+    for tracer, context in zip(tracers, contexts, strict=True):
+        snapshot = tracer.snapshot()
+        trace = [each for each in snapshot["device_traces"][0] if each["action"] != "snapshot"]
+        with_frames = {each["action"] for each in trace if each["frames"]}
+        everything = {"segment_alloc", "alloc", "free_requested", "free_completed"}
+        assert with_frames == (everything if context in ("alloc", "all") else set())
+        assert bool(blocks_of(snapshot)[kept.data_ptr()]["frames"]) == (context is not None)
+        if context in ("alloc", "all"):
+            lines = {each["action"]: each["frames"][0]["line"] for each in trace[-3:]}
+            assert (lines["free_completed"] == lines["alloc"]) == (context == "alloc")
+    small_one = small.snapshot()
+    assert len(small_one["device_traces"][0]) == 2
+    assert all(len(each["frames"]) <= 1 for each in small_one["device_traces"][0])
+    for tracer in (*tracers, small):
+        tracer.stop()
+
+
+def test_the_state_at_the_end(backend: str, tmp_path: Path) -> None:
+    # GIVEN a tracer that has stopped with a block alive
+    tracer = pytracer.Tracer(device=backend).start()
+    block = torch.empty(1000, device=backend)
+    address = block.data_ptr()
+    tracer.stop()
+    # WHEN that block goes
+    del block
+    gc.collect()
+    # THEN a dump still shows what was there when it stopped
+    tracer.dump(tmp_path / "x.pickle")
+    data = (tmp_path / "x.pickle").read_bytes()
+    check_opcodes(data)
+    snapshot = pickle.loads(data)
+    check_snapshot(snapshot)
+    assert blocks_of(snapshot)[address]["frames"]
+    assert snapshot["device_traces"][0][-1]["action"] == "snapshot"
+    assert "free_requested" not in {each["action"] for each in snapshot["device_traces"][0]}
+
+
+def test_figures_of_the_end_are_of_the_end(backend: str, device: ModuleType) -> None:
+    # GIVEN a tracer that stopped while a large block was there
+    tracer = pytracer.Tracer(device=f"{backend}:0").start()
+    large = torch.empty(1 << 30, dtype=torch.uint8, device=backend)
+    tracer.stop()
+    # WHEN it has gone
+    del large
+    device.empty_cache()
+    # THEN what the device had left is what it had left then
+    (about,) = tracer.snapshot()["pytracer"]["devices"]
+    assert about["reserved_bytes"] >= 1 << 30
+    if simulated.active():
+        assert about["total_bytes"] - about["free_bytes"] == about["reserved_bytes"]
+
+
+def test_another_locale(backend: str) -> None:
+    # GIVEN a program in a language that writes numbers with a comma, where there is one
+    before = locale.setlocale(locale.LC_ALL)
+    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8"):
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, name)
+            break
+    try:
+        # WHEN a snapshot is taken
+        with pytracer.Tracer(device=backend) as tracer:
+            torch.empty(1000, device=backend)
+            settings = tracer.snapshot()["allocator_settings"]
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+    # THEN numbers are numbers
+    if backend == "cuda":
+        assert settings["garbage_collection_threshold"] == 0.0
+        assert isinstance(settings["garbage_collection_threshold"], float)
+        assert settings["roundup_power2_divisions"]["1024"] == 0
+
+
+def test_events_of_all_devices_in_order_of_time(backend: str, device: ModuleType) -> None:
+    if device.device_count() < 2:
+        pytest.skip("needs two devices")
+    # GIVEN blocks on two devices and the CPU by turns
+    with pytracer.Tracer(device=[backend, "cpu"]) as tracer:
+        for _ in range(50):
+            for name in (f"{backend}:1", "cpu", f"{backend}:0"):
+                torch.empty(1000, device=name)
+        events = tracer.events()
+    # THEN they are in order of time, and each device's in its own
+    assert (np.diff(events["time_ns"]) >= 0).all()
+    assert set(events["device"]) == {-1, 0, 1}
+    assert (np.diff(events["device"].astype(int)) != 0).sum() > 50
+    for index in (-1, 0, 1):
+        sequence = events["sequence"][events["device"] == index]
+        assert (np.diff(sequence.astype(int)) == 1).all()
+
+
+def test_pools_and_streams(backend: str, device: ModuleType) -> None:
+    # GIVEN a pool and a stream
+    pool, stream = device.MemPool(), device.Stream()
+    with pytracer.Tracer(device=backend) as tracer:
+        # WHEN a block comes from each
+        with device.use_mem_pool(pool):
+            pooled = torch.empty(1000, device=backend)
+        with device.stream(stream):
+            streamed = torch.empty(1000, device=backend)
+        events, snapshot = tracer.events(), tracer.snapshot()
+    handle = getattr(stream, f"{backend}_stream")
+    # THEN events and segments name them
+    by_address = {int(e["address"]): e for e in events if ACTIONS[e["action"]] == "alloc"}
+    event = by_address[pooled.data_ptr()]
+    assert (int(event["pool_high"]), int(event["pool_low"])) == tuple(pool.id) != (0, 0)
+    assert int(by_address[streamed.data_ptr()]["stream"]) == handle
+    in_file = {e["addr"]: e for e in snapshot["device_traces"][0] if e["action"] == "alloc"}
+    assert in_file[pooled.data_ptr()]["pool_id"] == tuple(pool.id)
+    assert in_file[streamed.data_ptr()]["pool_id"] == (0, 0)
+    segments = {segment["address"]: segment for segment in snapshot["segments"]}
+    assert segments[pooled.data_ptr()]["segment_pool_id"] == tuple(pool.id)
+    assert segments[streamed.data_ptr()]["stream"] == handle
+    del pooled
+
+
+def test_labels_beyond_their_bound(backend: str, device: ModuleType) -> None:
+    if backend == "npu" or not hasattr(device.memory, "_set_memory_metadata"):
+        return  # torch_npu has no labels, nor have older torches
+    # GIVEN a program that labels without end
+    with pytracer.Tracer(device=backend, trace_alloc_max_entries=200_000) as tracer:
+        for number in range(70_000):
+            device.memory._set_memory_metadata(f"step {number} " + "x" * 20)
+            if number % 2 == 0:
+                torch.empty(1, device=backend)
+        device.memory._set_memory_metadata("")
+        snapshot = tracer.snapshot()
+    # THEN the first ones are kept, the others are shown as none, and counted
+    labels = [each["user_metadata"] for each in snapshot["device_traces"][0]]
+    assert labels[1].startswith("step 0 ")
+    kept = sum(1 for label in labels if label)
+    (about, *_) = snapshot["pytracer"]["devices"]
+    assert 20_000 < kept < len(labels) - 1
+    assert about["labels_dropped"] == len(labels) - 1 - kept
+    assert os.getpid() == snapshot["pytracer"]["pid"]

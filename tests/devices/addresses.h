@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+
+namespace simulated {
+
+// Which addresses of a range are free: lowest first, neighbours joined. The caller locks.
+class Addresses {
+ public:
+  Addresses(uintptr_t start, size_t bytes) { free_[start] = bytes; }
+
+  bool take(size_t bytes, uintptr_t* start) {
+    for (auto range = free_.begin(); range != free_.end(); ++range) {
+      if (range->second < bytes) continue;
+      *start = range->first;
+      const size_t left = range->second - bytes;
+      free_.erase(range);
+      if (left != 0) free_[*start + bytes] = left;
+      return true;
+    }
+    return false;
+  }
+
+  void give_back(uintptr_t start, size_t bytes) {
+    auto next = free_.lower_bound(start);
+    if (next != free_.end() && start + bytes == next->first) {
+      bytes += next->second;
+      next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->first + previous->second == start) {
+        previous->second += bytes;
+        return;
+      }
+    }
+    free_[start] = bytes;
+  }
+
+ private:
+  std::map<uintptr_t, size_t> free_;  // start to size
+};
+
+}  // namespace simulated

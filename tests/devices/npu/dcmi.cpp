@@ -1,0 +1,98 @@
+// libdcmi.so: which devices there are, and who uses how much of their memory. Names and signatures
+// are those of Huawei's published DCMI reference. Each card has one device, and card, logical and
+// model's number are the same; ASCEND_RT_VISIBLE_DEVICES means nothing here.
+//
+// The only process is this one. A process that has a context on a device is said to use what it
+// allocated and kContextBytes more, and the device is that much larger than its capacity.
+#include <unistd.h>
+
+#include "../control.h"
+#include "../memory.h"
+
+using namespace simulated;
+
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kInvalidParameter = -8001;
+
+// struct dcmi_proc_mem_info.
+struct ProcessMemory {
+  int process;
+  unsigned long bytes;
+};
+
+// struct dcmi_hbm_info: sizes are in MB.
+struct HighBandwidthMemory {
+  unsigned long long total;
+  unsigned frequency;
+  unsigned long long used;
+  int temperature;
+  unsigned bandwidth_percent;
+};
+
+bool is_device(int card, int chip) {
+  return card >= 0 && card < settings().devices && chip == 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+int dcmi_init() { return kOk; }
+
+int dcmi_get_card_num_list(int* count, int* cards, int space) {
+  *count = 0;
+  while (*count < settings().devices && *count < space) {
+    cards[*count] = *count;
+    ++*count;
+  }
+  return kOk;
+}
+
+int dcmi_get_card_list(int* count, int* cards, int space) {
+  return dcmi_get_card_num_list(count, cards, space);
+}
+
+int dcmi_get_device_num_in_card(int card, int* devices) {
+  *devices = 1;
+  return is_device(card, 0) ? kOk : kInvalidParameter;
+}
+
+// The numbers of the other chips of a card: "none" is -1.
+int dcmi_get_device_id_in_card(int card, int* devices, int* mcu, int* cpu) {
+  *devices = 1;
+  *mcu = -1;
+  *cpu = -1;
+  return is_device(card, 0) ? kOk : kInvalidParameter;
+}
+
+int dcmi_get_card_id_device_id_from_logicid(int* card, int* chip, unsigned logical) {
+  *card = static_cast<int>(logical);
+  *chip = 0;
+  return is_device(*card, *chip) ? kOk : kInvalidParameter;
+}
+
+int dcmi_get_device_logic_id(int* logical, int card, int chip) {
+  *logical = card;
+  return is_device(card, chip) ? kOk : kInvalidParameter;
+}
+
+// Up to 32 processes; what the real one has on the device counts too, its own part included.
+int dcmi_get_device_resource_info(int card, int chip, ProcessMemory* processes, int* count) {
+  if (!is_device(card, chip)) return kInvalidParameter;
+  *count = in_use(card) ? 1 : 0;
+  if (*count == 1) processes[0] = {getpid(), used_bytes(card) + kContextBytes};
+  return kOk;
+}
+
+int dcmi_get_device_hbm_info(int card, int chip, HighBandwidthMemory* memory) {
+  if (!is_device(card, chip)) return kInvalidParameter;
+  const unsigned long long used = used_bytes(card) + simulated_context_bytes(card);
+  *memory = {};
+  memory->total = (capacity(card) + kContextBytes) >> 20;
+  memory->used = used >> 20;
+  return kOk;
+}
+
+}  // extern "C"

@@ -1,0 +1,117 @@
+// libascendcl.so, third part: what operators are called with. The operators themselves, aclnn…, are
+// generated stubs that do nothing and ask for no workspace.
+#include <acl/acl_op_compiler.h>
+
+#include <cstring>
+
+#include "npu.h"
+
+using namespace simulated;
+using namespace simulated::npu;
+
+namespace {
+
+// Descriptions of tensors and attributes are opaque to torch_npu, which only refuses null. None is
+// ever freed.
+char the_object[4096];
+
+template <typename Object>
+Object* object() {
+  return reinterpret_cast<Object*>(the_object);
+}
+
+constexpr int kSystemOptions = 16;
+int64_t system_options[kSystemOptions];
+
+bool is_option(aclSysParamOpt option) {
+  return static_cast<int>(option) >= 0 && static_cast<int>(option) < kSystemOptions;
+}
+
+}  // namespace
+
+extern "C" {
+
+aclDataBuffer* aclCreateDataBuffer(void*, size_t) { return object<aclDataBuffer>(); }
+
+aclTensorDesc* aclCreateTensorDesc(aclDataType, int, const int64_t*, aclFormat) {
+  return object<aclTensorDesc>();
+}
+
+aclopAttr* aclopCreateAttr() { return object<aclopAttr>(); }
+
+// Declared in the headers of CANN's operators, which torch_npu does without too.
+void* aclCreateTensor() { return the_object; }
+void* aclCreateTensorList() { return the_object; }
+void* aclCreateScalar() { return the_object; }
+void* aclCreateScalarList() { return the_object; }
+void* aclCreateIntArray() { return the_object; }
+void* aclCreateFloatArray() { return the_object; }
+void* aclCreateBoolArray() { return the_object; }
+
+aclError aclopCompileAndExecute(const char*, int, const aclTensorDesc* const[],
+                                const aclDataBuffer* const[], int, const aclTensorDesc* const[],
+                                aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
+                                aclopCompileType, const char*, aclrtStream) {
+  count(Counter::launch);
+  return ACL_SUCCESS;
+}
+
+aclError aclopCompileAndExecuteV2(const char*, int, aclTensorDesc*[], aclDataBuffer*[], int,
+                                  aclTensorDesc*[], aclDataBuffer*[], aclopAttr*, aclopEngineType,
+                                  aclopCompileType, const char*, aclrtStream) {
+  count(Counter::launch);
+  return ACL_SUCCESS;
+}
+
+// Options that torch_npu reads back; an import fails without the first, operators without the
+// last, of which it understands "enable" and "disable".
+
+aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+  if (!is_option(option)) return ACL_ERROR_INVALID_PARAM;
+  system_options[option] = value;
+  return ACL_SUCCESS;
+}
+
+aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+  if (!is_option(option)) return ACL_ERROR_INVALID_PARAM;
+  *value = system_options[option];
+  return ACL_SUCCESS;
+}
+
+aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+  return aclrtSetSysParamOpt(option, value);
+}
+
+aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+  return aclrtGetSysParamOpt(option, value);
+}
+
+size_t aclGetCompileoptSize(aclCompileOpt) { return sizeof("disable"); }
+
+aclError aclGetCompileopt(aclCompileOpt, char* value, size_t length) {
+  if (length < sizeof("disable")) return ACL_ERROR_INVALID_PARAM;
+  std::strcpy(value, "disable");
+  return ACL_SUCCESS;
+}
+
+aclError aclSetCompileopt(aclCompileOpt, const char*) { return ACL_SUCCESS; }
+
+aclError aclrtGetDeviceResLimit(int32_t, aclrtDevResLimitType, uint32_t* cores) {
+  *cores = kCores;
+  return ACL_SUCCESS;
+}
+
+aclError aclrtGetStreamResLimit(aclrtStream, aclrtDevResLimitType, uint32_t* cores) {
+  *cores = kCores;
+  return ACL_SUCCESS;
+}
+
+aclError aclrtGetResInCurrentThread(aclrtDevResLimitType, uint32_t* cores) {
+  *cores = kCores;
+  return ACL_SUCCESS;
+}
+
+// torch_npu warns where this is missing.
+int HcclSetConfig(int, int64_t) { return ACL_SUCCESS; }
+
+}  // extern "C"

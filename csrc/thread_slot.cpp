@@ -70,14 +70,17 @@ void wait_for_hooks() noexcept {
   }
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     if (slot == detail::this_thread) continue;
-    // A scope never waits for anything but a spin lock, so this ends within microseconds.
-    while (slot->busy.load(std::memory_order_seq_cst) != 0) sched_yield();
+    // A scope never waits for anything but a spin lock, so this ends within microseconds of its
+    // thread's running.
+    const uint32_t now = slot->scopes.load(std::memory_order_seq_cst);
+    if (now % 2 == 0) continue;
+    while (slot->scopes.load(std::memory_order_acquire) == now) sched_yield();
   }
 }
 
 void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
-    slot->busy.store(0, std::memory_order_relaxed);
+    slot->scopes.store(0, std::memory_order_relaxed);
     if (slot == detail::this_thread) continue;
     slot->phase = 0;
     slot->owned.store(false, std::memory_order_relaxed);

@@ -2,10 +2,12 @@
 //
 // 1. A slot belongs to one thread from its first event until the thread ends; then another thread
 //    may get it. Slots are never returned to the system: as many as there were threads at once.
-// 2. HookScope marks its thread busy for the time of one event. In the usual case that costs two
-//    plain stores: the waiting side pays for the ordering, with membarrier(2).
+// 2. HookScope makes its thread's count of scopes odd for the time of one event. In the usual case
+//    that costs two plain stores: the waiting side pays for the ordering, with membarrier(2).
+//    Scopes do not nest.
 // 3. wait_for_hooks(): a change made before the call is seen by every scope that begins after it,
-//    and scopes that began before have ended when it returns.
+//    and scopes that began before have ended when it returns. It does not wait for later ones: a
+//    thread that records without a pause holds it up for one event.
 #pragma once
 
 #include <atomic>
@@ -14,11 +16,12 @@
 namespace pytracer {
 
 struct PendingCuts;
+
 struct ThreadSlot {
-  std::atomic<uint32_t> busy{0};
+  std::atomic<uint32_t> scopes{0};  // begun and ended: odd while in one
   std::atomic<bool> owned{false};
   uint16_t phase = 0;  // the thread's innermost phase; 0: none of its own
-  PendingCuts* cuts = nullptr;
+  PendingCuts* cuts = nullptr;  // while this thread asks an allocator for its state
   ThreadSlot* next = nullptr;
 };
 
@@ -37,20 +40,22 @@ inline ThreadSlot* thread_slot() noexcept {
 
 class HookScope {
  public:
-  explicit HookScope(ThreadSlot& slot) noexcept : slot_(slot) {
+  explicit HookScope(ThreadSlot& slot) noexcept
+      : slot_(slot), begun_(slot.scopes.load(std::memory_order_relaxed) + 1) {
     if (detail::membarrier_works) {
-      slot_.busy.store(1, std::memory_order_relaxed);
+      slot_.scopes.store(begun_, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     } else {
-      slot_.busy.exchange(1, std::memory_order_seq_cst);
+      slot_.scopes.exchange(begun_, std::memory_order_seq_cst);
     }
   }
-  ~HookScope() { slot_.busy.store(0, std::memory_order_release); }
+  ~HookScope() { slot_.scopes.store(begun_ + 1, std::memory_order_release); }
   HookScope(const HookScope&) = delete;
   HookScope& operator=(const HookScope&) = delete;
 
  private:
   ThreadSlot& slot_;
+  const uint32_t begun_;
 };
 
 // Once, before the first event.

@@ -24,6 +24,7 @@
 #include "allocator_state.h"
 #include "clock.h"
 #include "device_log.h"
+#include "phases.h"
 #include "stack_table.h"
 
 namespace pytracer {
@@ -92,6 +93,7 @@ class Recorder {
   std::atomic<bool> walking_{false};
   std::atomic<uint32_t> depth_{0};
   std::atomic<uint32_t> step_{0};
+  const Phases& phases_ = Phases::instance();
   uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
 
   std::mutex control_;  // all below; never held while waiting for the GIL

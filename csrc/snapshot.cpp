@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "phases.h"
 #include "pickle_writer.h"
 #include "stack_writer.h"
 #include "utf8.h"
@@ -49,7 +50,7 @@ class SnapshotWriter {
   uint64_t reserved_bytes(int device) const;
   void frames(uint32_t stack) { stacks_.frames(stack); }
   void pool_id(const Pool& pool);
-  void label(const DeviceNames& names, uint16_t text, Key& none);
+  void label(std::string_view text, Key& none);
   void pair(Key& key, int64_t value) {
     out_.key(key);
     out_.integer(value);
@@ -236,6 +237,8 @@ void SnapshotWriter::events_of(const Event& held, const DeviceView& device) {
     event(held, PYTRACER_FREE_REQUESTED, device, time_us);
     event(held, PYTRACER_FREE_COMPLETED, device, time_us);
     event(held, PYTRACER_SEGMENT_FREE, device, time_us);
+  } else {
+    event(held, held.action, device, time_us);
   }
 }
 
@@ -256,12 +259,16 @@ void SnapshotWriter::event(const Event& event, uint8_t action, const DeviceView&
   out_.key(frames_);
   frames(visible_stack(event, view_.options.context));
   out_.key(compile_context_);
-  label(names, labels.compile_context, not_compiled_);
+  label(names.text(labels.compile_context), not_compiled_);
   out_.key(user_metadata_);
-  label(names, labels.user_metadata, no_metadata_);
+  if (labels.user_metadata != 0 || event.phase == 0) {
+    label(names.text(labels.user_metadata), no_metadata_);
+  } else {
+    label(Phases::instance().name(event.phase), no_metadata_);
+  }
   if (labels.internal_metadata != 0) {
     out_.key(internal_metadata_);
-    label(names, labels.internal_metadata, no_metadata_);
+    label(names.text(labels.internal_metadata), no_metadata_);
   }
   out_.set_items();
 }
@@ -355,11 +362,11 @@ void SnapshotWriter::pool_id(const Pool& pool) {
   memo = out_.remember();
 }
 
-void SnapshotWriter::label(const DeviceNames& names, uint16_t text, Key& none) {
-  if (text == 0) return out_.key(none);
-  const auto [found, is_new] = label_memos_.emplace(names.text(text), 0);
+void SnapshotWriter::label(std::string_view text, Key& none) {
+  if (text.empty()) return out_.key(none);
+  const auto [found, is_new] = label_memos_.emplace(text, 0);
   if (!is_new) return out_.recall(found->second);
-  out_.string(readable(names.text(text)));
+  out_.string(readable(text));
   found->second = out_.remember();
 }
 

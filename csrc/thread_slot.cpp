@@ -24,7 +24,7 @@ bool g_thread_end_works = false;            // else slots are never given back
 void give_back(void* slot) {
   // Destructors that run after this one may still free tensors: they claim a slot anew.
   detail::this_thread = nullptr;
-  static_cast<ThreadSlot*>(slot)->phase = 0;
+  static_cast<ThreadSlot*>(slot)->phase.store(0, std::memory_order_relaxed);
   static_cast<ThreadSlot*>(slot)->owned.store(false, std::memory_order_release);
 }
 
@@ -82,7 +82,7 @@ void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
     if (slot == detail::this_thread) continue;
-    slot->phase = 0;
+    slot->phase.store(0, std::memory_order_relaxed);
     slot->owned.store(false, std::memory_order_relaxed);
   }
 }

@@ -20,7 +20,7 @@ struct PendingCuts;
 struct ThreadSlot {
   std::atomic<uint32_t> scopes{0};  // begun and ended: odd while in one
   std::atomic<bool> owned{false};
-  uint16_t phase = 0;  // the thread's innermost phase; 0: none of its own
+  std::atomic<uint16_t> phase{0};  // the thread's innermost one; 0: none of its own
   PendingCuts* cuts = nullptr;  // while this thread asks an allocator for its state
   ThreadSlot* next = nullptr;
 };

@@ -1,22 +1,57 @@
-"""The options of a tracer: names, defaults, bounds, and the errors a bad value gets."""
+"""The options of a tracer: names, defaults, bounds, variables, and the errors a bad value gets.
 
-import operator
+An option that is not given is read from its variable, `PYTRACER_` and its name in capitals; without
+one it has its default. An empty variable counts as none.
+"""
+
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from pytracer import _core
-from pytracer.devices import BACKENDS, MAX_ACCELERATORS
+from pytracer.config_checks import (
+    OnSnapshot,
+    check_bool,
+    check_callback,
+    check_context,
+    check_devices,
+    check_int,
+    check_metadata,
+    check_path,
+    check_ranks,
+    check_role,
+    check_signal,
+    parse_bool,
+    parse_int,
+    parse_json,
+    parse_list,
+    parse_none,
+    parse_ranks,
+)
 from pytracer.errors import ConfigError
 
-CONTEXTS = (None, "state", "alloc", "all")
+MAX_STACK_DEPTH = 1024  # _core.MAX_STACK_DEPTH; the options are read before the core is needed
 MAX_ENTRIES_LIMIT = 2**28
 STACK_BYTES_LIMITS = (2**16, 2**32)
-MAX_OOM_SNAPSHOTS_LIMIT = 1000
+MAX_OOM_SNAPSHOTS_LIMIT = MAX_KEPT_LIMIT = 1000
 
 Output = str | os.PathLike[str] | None
 Device = str | Sequence[str]
+
+
+class Unset(Enum):
+    """The default of every option: its variable, else what the documentation says."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        """For `help()`."""
+        return "<unset>"
+
+
+UNSET = Unset.UNSET
 
 
 @dataclass(frozen=True)
@@ -25,162 +60,144 @@ class Options:
 
     Attributes:
         output: where snapshots go (see `pytracer.output`), or None.
-        devices: "auto", "cpu", "cuda", "npu", or one accelerator as in "cuda:1"; never empty.
+        device: "auto", "cpu", "cuda", "npu", or one accelerator as in "cuda:1"; never empty.
         trace_alloc_max_entries: events each device's ring holds.
         stack_depth: Python frames kept of a stack, innermost first.
         context: which stacks are kept: None, "state", "alloc" or "all".
         max_stack_bytes: bound of the table of all stacks.
         metadata: kept in the snapshot under `pytracer.metadata`.
-        on_oom: whether a snapshot is written when the device's memory runs out.
+        ranks: which ranks write the snapshot at the end; empty: rank 0.
+        all_ranks: all of them do.
+        oom_ranks: which ranks write snapshots of an out-of-memory; None: all.
+        role: names a process that has no rank, or None.
+        on_oom: whether a snapshot is written when memory runs out.
         max_oom_snapshots: how many of those at most.
+        keep_last: how many of the snapshots on demand are kept; None: all.
+        on_snapshot: called with the path of each file written: a function, "module:function", None.
+        dump_signal: a signal on which a snapshot is written, or None.
+        trigger_file: a file that, when it is made or touched, has a snapshot written, or None.
+        problem: what is wrong with a variable, and what to do: nothing is to be traced. Or None.
     """
 
     output: str | None
-    devices: tuple[str, ...]
+    device: tuple[str, ...]
     trace_alloc_max_entries: int
     stack_depth: int
     context: str | None
     max_stack_bytes: int
     metadata: dict[str, Any]
+    ranks: tuple[int, ...]
+    all_ranks: bool
+    oom_ranks: tuple[int, ...] | None
+    role: str | None
     on_oom: bool
     max_oom_snapshots: int
+    keep_last: int | None
+    on_snapshot: OnSnapshot
+    dump_signal: signal.Signals | None
+    trigger_file: str | None
+    problem: str | None = None
 
     @classmethod
-    def checked(
-        cls,
-        output: Output,
-        device: Device,
-        trace_alloc_max_entries: int,
-        stack_depth: int,
-        context: str | None,
-        max_stack_bytes: int,
-        metadata: dict[str, Any] | None,
-        on_oom: bool,
-        max_oom_snapshots: int,
-    ) -> "Options":
-        """Checks every option.
+    def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
+        """Checks every option; a wrong variable is told in `problem`, and its default stands.
+
+        Args:
+            given: options by name; those missing or `UNSET` come from their variable or default.
+            defaults: that take the place of the documented ones.
 
         Raises:
-            ConfigError: names the option, its value and what to give instead.
+            ConfigError: an option given is wrong; names it, its value and what to give instead.
         """
-        return cls(
-            _checked_output(output),
-            _checked_devices(device),
-            _checked_int(
-                "trace_alloc_max_entries", trace_alloc_max_entries, 1, MAX_ENTRIES_LIMIT, 100_000
-            ),
-            _checked_int("stack_depth", stack_depth, 1, _core.MAX_STACK_DEPTH, 32),
-            _checked_context(context),
-            _checked_int("max_stack_bytes", max_stack_bytes, *STACK_BYTES_LIMITS, 2**25),
-            _checked_metadata(metadata),
-            _checked_bool("on_oom", on_oom),
-            _checked_int("max_oom_snapshots", max_oom_snapshots, 0, MAX_OOM_SNAPSHOTS_LIMIT, 3),
-        )
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        for name, option in OPTIONS.items():
+            values[name] = option.check(name, defaults.get(name, option.default))
+            value = given.get(name, UNSET)
+            text = os.environ.get(variable(name), "")
+            if value is not UNSET:
+                values[name] = option.check(name, value)
+            elif text:
+                try:
+                    values[name] = option.check(variable(name), option.parse(text))
+                except ConfigError as error:
+                    problems.append(str(error))
+        return cls(**values, problem="; ".join(problems) or None)
 
 
-def _checked_int(name: str, value: object, least: int, most: int, default: int) -> int:
-    wanted = f"give an integer from {least} to {most} (default {default})"
+@dataclass(frozen=True)
+class Option:
+    """One option: its default, its variable's text as a value, and its check.
+
+    `parse` gives the text itself where it cannot be one; `check` takes the name to call it by and
+    the value, and returns the value to use.
+    """
+
+    default: object
+    parse: Callable[[str], object]
+    check: Callable[[str, object], Any]
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return f"PYTRACER_{name.upper()}"
+
+
+def _number(least: int, most: int, default: int | None) -> Callable[[str, object], int]:
+    return lambda name, value: check_int(name, value, least, most, default)
+
+
+def _or_none(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+OPTIONS = {
+    "output": Option(
+        None,
+        parse_none,
+        lambda name, value: check_path(
+            name, value, "give a file name ending in .pickle, a directory, or None to write nothing"
+        ),
+    ),
+    "device": Option("auto", parse_list, check_devices),
+    "trace_alloc_max_entries": Option(100_000, parse_int, _number(1, MAX_ENTRIES_LIMIT, 100_000)),
+    "stack_depth": Option(32, parse_int, _number(1, MAX_STACK_DEPTH, 32)),
+    "context": Option("all", parse_none, check_context),
+    "max_stack_bytes": Option(2**25, parse_int, _number(*STACK_BYTES_LIMITS, 2**25)),
+    "metadata": Option(None, parse_json, check_metadata),
+    "ranks": Option((), parse_ranks, check_ranks),
+    "all_ranks": Option(False, parse_bool, check_bool),
+    "oom_ranks": Option(None, parse_ranks, _or_none(check_ranks)),
+    "role": Option(None, str, check_role),
+    "on_oom": Option(True, parse_bool, check_bool),
+    "max_oom_snapshots": Option(3, parse_int, _number(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
+    "keep_last": Option(None, parse_int, _or_none(_number(1, MAX_KEPT_LIMIT, None))),
+    "on_snapshot": Option(None, str, check_callback),
+    "dump_signal": Option(None, str, check_signal),
+    "trigger_file": Option(
+        None, str, lambda name, value: check_path(name, value, "give a file name, or None")
+    ),
+}
+"""Every option of a tracer, in the order of the README's table."""
+
+
+SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
+OTHER_VARIABLES = (SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD")
+
+
+def switch(name: str) -> bool | None:
+    """What `PYTRACER` or `PYTRACER_PATCH_TORCH` says; None: nothing.
+
+    Raises:
+        ConfigError: it says neither yes nor no.
+    """
+    text = os.environ.get(name, "")
+    return check_bool(name, parse_bool(text)) if text else None
+
+
+def switched_off() -> bool:
+    """Whether `PYTRACER=0` forbids all tracing."""
     try:
-        shown = repr(value)
-    except ValueError:  # Python prints no integer of more than some thousand digits
-        shown = "(a number of thousands of digits)"
-    if isinstance(value, bool):
-        raise ConfigError(f"{name}={shown} is not an integer: {wanted}")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"{name}={shown} is not an integer: {wanted}") from None
-    if not least <= number <= most:
-        raise ConfigError(f"{name}={shown} is out of range: {wanted}")
-    return number
-
-
-def _checked_bool(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ConfigError(f"{name}={value!r} is not a boolean: give True or False")
-
-
-def _checked_context(context: object) -> str | None:
-    if context is None or (isinstance(context, str) and context in CONTEXTS):
-        return context
-    raise ConfigError(f'context={context!r} is unknown: give None, "state", "alloc" or "all"')
-
-
-def _checked_devices(device: object) -> tuple[str, ...]:
-    wanted = 'give "auto", "cpu", "cuda", "npu", one device as in "cuda:1", or a list of these'
-    if isinstance(device, str):
-        names: tuple[object, ...] = (device,)
-    elif isinstance(device, Sequence) and len(device) > 0:
-        names = tuple(device)
-    elif type(device).__module__ == "torch":  # torch.device
-        names = (str(device),)
-    else:
-        raise ConfigError(f"device={device!r} is not a device name: {wanted}")
-    checked = []
-    for name in names:
-        backend, _, index = str(name).partition(":")
-        if str(name) != "auto" and (
-            backend not in BACKENDS or (":" in str(name) and not index.isdecimal())
-        ):
-            raise ConfigError(f"device={device!r} is unknown: {wanted}")
-        if backend == "cpu":
-            if index not in ("", "0"):
-                raise ConfigError(f'device={device!r} does not exist: there is one CPU, "cpu"')
-            index = ""
-        if index and int(index) >= MAX_ACCELERATORS:
-            raise ConfigError(
-                f"device={device!r} does not exist: indices are below {MAX_ACCELERATORS}"
-            )
-        checked.append(f"{backend}:{int(index)}" if index else backend)
-    return tuple(dict.fromkeys(checked))
-
-
-def _checked_output(output: object) -> str | None:
-    if output is None:
-        return None
-    try:
-        path = os.fspath(output)  # type: ignore[call-overload]
-    except TypeError:
-        path = None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(
-            f"output={output!r} is not a path: give a file name ending in .pickle, a directory, "
-            "or None to write nothing"
-        )
-    return path
-
-
-def _checked_metadata(metadata: object) -> dict[str, Any]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict):
-        raise ConfigError(f"metadata={metadata!r} is not a dict: give a dict, or None")
-    try:
-        return {_checked_key(key): _checked_plain(value) for key, value in metadata.items()}
-    except RecursionError:
-        raise ConfigError(
-            "metadata is nested too deeply, or holds itself: give fewer levels"
-        ) from None
-
-
-def _checked_key(key: object) -> str:
-    if isinstance(key, str):
-        return key
-    raise ConfigError(f"metadata has the key {key!r}: keys are strings")
-
-
-def _checked_plain(value: object) -> Any:
-    """A copy, so that what the file says is what was given."""
-    if value is None or isinstance(value, bool | float | str):
-        return value
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return value
-    if isinstance(value, dict):
-        return {_checked_key(key): _checked_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_checked_plain(item) for item in value]
-    raise ConfigError(
-        f"metadata holds {value!r}: give None, booleans, 64-bit integers, floats, strings, lists "
-        "and dicts of them"
-    )
+        return switch(SWITCH) is False
+    except ConfigError:  # told where it would have switched on
+        return False

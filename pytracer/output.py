@@ -1,60 +1,143 @@
 """Where snapshots go.
 
 `output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
-the layout of verl's `torch_memory` profiler: `exit/torch_memory_rank{R}_pid{P}.pickle` at the end,
-`oom_{time}/torch_memory_oom_rank{R}_pid{P}.pickle` when memory runs out; the host's name stands for
-`rank{R}` if the launcher set no RANK. Beside a file `name.pickle` that is `name.oom-{time}.pickle`.
+the layout of verl's `torch_memory` profiler. {who} is `rank{R}`, of a process without a rank its
+role, if it was given one, and its host's name:
+
+| snapshot | in a directory | beside `name.pickle` |
+|---|---|---|
+| at the end | `exit/torch_memory_{who}_pid{P}.pickle` | `name.pickle` itself |
+| out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
+| on demand | `demand_{time}/torch_memory_{who}_pid{P}.pickle` | `name.demand-{time}.pickle` |
+
+Of several ranks, each has `name.rank{R}` for `name`; processes without a rank that were started by
+a traced one, `name.pid{P}`. A second tracer of a process in the same directory gets `_2`. No file
+is looked for, none is locked: any number of processes may share a directory.
 """
 
+import contextlib
+import importlib
 import os
-import socket
 import tempfile
+from collections import deque
 from datetime import datetime
 from pathlib import Path
 
+from pytracer import ranks
+from pytracer.config import Options
 from pytracer.errors import ConfigError
 
+FIRST_PROCESS = "PYTRACER_FIRST_PID"
+"""Variable that the first process traced by the environment leaves to those it starts."""
 
-def snapshot_path(output: str) -> Path:
-    """The file that the snapshot at the end of a recording goes to."""
-    path = Path(output)
-    if path.suffix == ".pickle":
-        return path
-    return path / "exit" / f"torch_memory_{_who()}.pickle"
+_directories: dict[str, int] = {}  # how many tracers of this process write there
+_of_process = os.getpid()
 
 
-def oom_path(output: str, now: datetime) -> Path:
-    """The file that the snapshot of an out-of-memory goes to."""
-    path = Path(output)
-    event = f"oom_{now:%Y%m%d-%H%M%S-%f}"
-    if path.suffix == ".pickle":
-        return path.with_name(f"{path.stem}.{event.replace('_', '-')}.pickle")
-    return path / event / f"torch_memory_oom_{_who()}.pickle"
+class Files:
+    """The files of one tracer: their names, which of them are wanted, and what becomes of them.
 
-
-def _who() -> str:
-    rank = os.environ.get("RANK", "")
-    return f"{f'rank{rank}' if rank.isdecimal() else socket.gethostname()}_pid{os.getpid()}"
-
-
-def prepare(output: str) -> None:
-    """Makes the directory and tries it, so that a bad one is known before the training, not after.
-
-    Raises:
-        ConfigError: the directory cannot be made or written to.
+    Not thread-safe, but for tracers that write one file at a time.
     """
-    directory = snapshot_path(output).parent
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"output={output!r} cannot be written: {directory}: {error.strerror}; give a path in a "
-            "directory that exists and is writable, or None to write nothing"
-        ) from None
-    if Path(output).suffix == ".pickle" and Path(output).is_dir():
-        raise ConfigError(
-            f"output={output!r} is a directory: give another file name, or a directory whose name "
-            "does not end in .pickle"
-        )
+
+    def __init__(self, options: Options) -> None:
+        """`options.output` is not None; relative to the current directory of now."""
+        assert options.output is not None
+        self._options = options
+        self._output = Path(os.path.abspath(options.output))
+        self._is_file = self._output.suffix == ".pickle"
+        self._number = 1 if self._is_file else _count(str(self._output))
+        self._oom_snapshots = 0
+        self._on_demand: deque[Path] = deque()
+
+    def prepare(self) -> None:
+        """Makes the directory and tries it: a bad one is known before the training, not after.
+
+        Raises:
+            ConfigError: the directory cannot be made or written to.
+        """
+        directory = self._output.parent if self._is_file else self._output
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"output={self._options.output!r} cannot be written: {directory}: "
+                f"{error.strerror}; give a path in a directory that exists and is writable, or "
+                "None to write nothing"
+            ) from None
+        if self._is_file and self._output.is_dir():
+            raise ConfigError(
+                f"output={self._options.output!r} is a directory: give another file name, or a "
+                "directory whose name does not end in .pickle"
+            )
+
+    def at_the_end(self) -> Path | None:
+        """Of the snapshot when the recording ends; None: another rank's is wanted."""
+        if not ranks.current().selected(self._options.ranks, self._options.all_ranks):
+            return None
+        return self._path("exit", "torch_memory", "")
+
+    def out_of_memory(self, now: datetime) -> Path | None:
+        """None: enough of these were asked for, or another rank's are wanted."""
+        rank = ranks.current()
+        chosen = self._options.oom_ranks
+        if self._oom_snapshots >= self._options.max_oom_snapshots or not (
+            chosen is None or rank.rank is None or rank.rank in chosen
+        ):
+            return None
+        self._oom_snapshots += 1
+        return self._path(f"oom_{now:%Y%m%d-%H%M%S-%f}", "torch_memory_oom")
+
+    def on_demand(self, now: datetime) -> Path:
+        """Older ones than the last `keep_last` go."""
+        path = self._path(f"demand_{now:%Y%m%d-%H%M%S-%f}", "torch_memory")
+        self._on_demand.append(path)
+        return path
+
+    @property
+    def oom_snapshots(self) -> int:
+        """How many were asked for so far."""
+        return self._oom_snapshots
+
+    def written(self, path: Path) -> None:
+        """Calls the user's function with the path, and deletes what is not to be kept."""
+        keep = self._options.keep_last
+        while keep is not None and len(self._on_demand) > keep:
+            old = self._on_demand.popleft()
+            with contextlib.suppress(OSError):
+                old.unlink(missing_ok=True)
+                if not self._is_file:
+                    old.parent.rmdir()
+        call = self._options.on_snapshot
+        if isinstance(call, str):
+            module, _, name = call.partition(":")
+            call = getattr(importlib.import_module(module), name)
+        if call is not None:
+            call(os.fspath(path))
+
+    def _path(self, event: str, tag: str, beside: str | None = None) -> Path:
+        """`beside`: what the event is called in a name beside the file."""
+        rank = ranks.current()
+        pid = os.getpid()
+        if not self._is_file:
+            number = f"_{self._number}" if self._number > 1 else ""
+            who = rank.name(self._options.role)
+            return self._output / event / f"{tag}_{who}_pid{pid}{number}.pickle"
+        parts = [self._output.stem]
+        if rank.is_one_of_several:
+            parts.append(f"rank{rank.rank}")
+        elif os.environ.get(FIRST_PROCESS, str(pid)) != str(pid):
+            parts.append(f"pid{pid}")
+        parts.append(event.replace("_", "-", 1) if beside is None else beside)
+        return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
+
+
+def _count(directory: str) -> int:
+    global _of_process
+    if _of_process != os.getpid():
+        _of_process = os.getpid()
+        _directories.clear()
+    _directories[directory] = _directories.get(directory, 0) + 1
+    return _directories[directory]

@@ -31,6 +31,6 @@ if __name__ == "__main__":
         raise SystemExit(f"{path} exists: it belongs to the version that wrote it")
     socket.gethostname = lambda: "example"
     # Two frames: this file's own stays out.
-    options = {"stack_depth": 2, "metadata": {"made by": "tests/golden/make.py"}}
+    options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     with pytracer.Tracer(path, device=device, **options):
         exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})

@@ -1,0 +1,230 @@
+"""Checks of options' values, and how a variable's text becomes one.
+
+A check takes the name to call the option by and a value; it returns the value to use, or raises a
+`ConfigError` that names both, and the remedy. A parser returns the text itself if it means nothing.
+"""
+
+import contextlib
+import json
+import operator
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytracer.devices import BACKENDS, MAX_ACCELERATORS
+from pytracer.errors import ConfigError
+
+CONTEXTS = (None, "state", "alloc", "all")
+MAX_RANK = 2**31 - 1
+UNUSABLE_SIGNALS = frozenset(
+    {
+        *(signal.SIGKILL, signal.SIGSTOP),  # which nobody can handle
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
+        *(signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM, signal.SIGPIPE),
+        *(signal.SIGINT, signal.SIGTERM),  # which end the job, and are to go on doing so
+    }
+)
+
+OnSnapshot = Callable[[str], object] | str | None
+
+
+def parse_int(text: str) -> object:
+    """An integer, in decimal."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def parse_bool(text: str) -> object:
+    """1, true, on, yes; 0, false, off, no."""
+    known = {"1": True, "true": True, "on": True, "yes": True}
+    known.update({"0": False, "false": False, "off": False, "no": False})
+    return known.get(text.strip().lower(), text)
+
+
+def parse_none(text: str) -> str | None:
+    """ "none" is None, anything else itself."""
+    return None if text.strip().lower() == "none" else text
+
+
+def parse_list(text: str) -> list[str]:
+    """Items separated by commas."""
+    return [item.strip() for item in text.split(",")]
+
+
+def parse_ranks(text: str) -> list[object]:
+    """Integers separated by commas."""
+    return [parse_int(item) for item in parse_list(text)]
+
+
+def parse_json(text: str) -> object:
+    """JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def check_int(name: str, value: object, least: int, most: int, default: int | None) -> int:
+    """An integer, or what counts as one (numpy's), within bounds."""
+    wanted = f"give an integer from {least} to {most} (default {default})"
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        shown = "(a number of thousands of digits)"
+    if isinstance(value, bool):
+        raise ConfigError(f"{name}={shown} is not an integer: {wanted}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name}={shown} is not an integer: {wanted}") from None
+    if not least <= number <= most:
+        raise ConfigError(f"{name}={shown} is out of range: {wanted}")
+    return number
+
+
+def check_bool(name: str, value: object) -> bool:
+    """True or False."""
+    if isinstance(value, bool):
+        return value
+    raise ConfigError(f"{name}={value!r} is not a boolean: give True or False (1 or 0)")
+
+
+def check_context(name: str, context: object) -> str | None:
+    """One of `CONTEXTS`."""
+    if context is None or (isinstance(context, str) and context in CONTEXTS):
+        return context
+    raise ConfigError(f'{name}={context!r} is unknown: give None, "state", "alloc" or "all"')
+
+
+def check_devices(name: str, device: object) -> tuple[str, ...]:
+    """A device's name, several, or a `torch.device`; as a tuple without duplicates."""
+    wanted = (
+        'give "auto", "cpu", "cuda", "npu", one device as in "cuda:1", or a list of these '
+        "(separated by commas)"
+    )
+    if isinstance(device, str):
+        names: tuple[object, ...] = (device,)
+    elif isinstance(device, Sequence) and len(device) > 0:
+        names = tuple(device)
+    elif type(device).__module__ == "torch":  # torch.device
+        names = (str(device),)
+    else:
+        raise ConfigError(f"{name}={device!r} is not a device name: {wanted}")
+    checked = []
+    for each in names:
+        backend, _, index = str(each).partition(":")
+        if str(each) != "auto" and (
+            backend not in BACKENDS or (":" in str(each) and not index.isdecimal())
+        ):
+            raise ConfigError(f"{name}={device!r} is unknown: {wanted}")
+        if backend == "cpu":
+            if index not in ("", "0"):
+                raise ConfigError(f'{name}={device!r} does not exist: there is one CPU, "cpu"')
+            index = ""
+        if index and int(index) >= MAX_ACCELERATORS:
+            raise ConfigError(
+                f"{name}={device!r} does not exist: indices are below {MAX_ACCELERATORS}"
+            )
+        checked.append(f"{backend}:{int(index)}" if index else backend)
+    return tuple(dict.fromkeys(checked))
+
+
+def check_path(name: str, value: object, wanted: str) -> str | None:
+    """A path or None; `wanted` tells what to give instead."""
+    if value is None:
+        return None
+    try:
+        path = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        path = None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"{name}={value!r} is not a path: {wanted}")
+    return path
+
+
+def check_role(name: str, role: object) -> str | None:
+    """A part of a file name, or None."""
+    if role is None or (isinstance(role, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", role)):
+        return role
+    raise ConfigError(
+        f"{name}={role!r} cannot be part of a file name: give up to 100 letters, digits, _, . and "
+        "-, or None"
+    )
+
+
+def check_ranks(name: str, ranks: object) -> tuple[int, ...]:
+    """Integers from 0, as a tuple."""
+    if isinstance(ranks, Sequence) and not isinstance(ranks, str):
+        with contextlib.suppress(ConfigError):
+            return tuple(check_int(name, rank, 0, MAX_RANK, None) for rank in ranks)
+    raise ConfigError(
+        f"{name}={ranks!r} is not a list of ranks: give integers from 0 (separated by commas)"
+    )
+
+
+def check_callback(name: str, callback: object) -> OnSnapshot:
+    """A function, None, or "package.module:function", which is imported when needed."""
+    if callback is None or callable(callback):
+        return callback
+    if isinstance(callback, str) and re.fullmatch(r"[\w.]+:[\w.]+", callback):
+        return callback
+    raise ConfigError(
+        f'{name}={callback!r} is not a function: give one, or "package.module:function", or None'
+    )
+
+
+def check_signal(name: str, value: object) -> signal.Signals | None:
+    """A signal by name or number, or None."""
+    if value is None:
+        return None
+    wanted = "give the name of one that a program may handle, such as SIGUSR2, or None"
+    try:
+        if isinstance(value, str) and not value.isdecimal():
+            number = signal.Signals[value if value.startswith("SIG") else f"SIG{value}"]
+        else:
+            number = signal.Signals(int(value))  # type: ignore[call-overload]
+    except (KeyError, ValueError, TypeError):
+        raise ConfigError(f"{name}={value!r} is not a signal: {wanted}") from None
+    if number in UNUSABLE_SIGNALS:
+        raise ConfigError(f"{name}={value!r} has another use: {wanted}")
+    return number
+
+
+def check_metadata(name: str, metadata: object) -> dict[str, Any]:
+    """A dict of plain values; as a copy."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"{name}={metadata!r} is not a dict: give a dict, or None")
+    try:
+        return {_check_key(key): _check_plain(value) for key, value in metadata.items()}
+    except RecursionError:
+        raise ConfigError(
+            "metadata is nested too deeply, or holds itself: give fewer levels"
+        ) from None
+
+
+def _check_key(key: object) -> str:
+    if isinstance(key, str):
+        return key
+    raise ConfigError(f"metadata has the key {key!r}: keys are strings")
+
+
+def _check_plain(value: object) -> Any:
+    """A copy, so that what the file says is what was given."""
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    if isinstance(value, dict):
+        return {_check_key(key): _check_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_check_plain(item) for item in value]
+    raise ConfigError(
+        f"metadata holds {value!r}: give None, booleans, 64-bit integers, floats, strings, lists "
+        "and dicts of them"
+    )

@@ -1,0 +1,72 @@
+"""Which process of a job this is, as its launcher tells."""
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+
+# Variables of the rank and of the number of ranks: torchrun's (verl and Ray Train set them too),
+# Open MPI's, those of PMI (MPICH, Intel MPI) and of MVAPICH2.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+)
+# srun's. The script of a batch job has a rank too, without being one of several: it has no step.
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process's number in its job.
+
+    Attributes:
+        rank: From 0; None: the process is not one of several.
+        world_size: How many there are; None: not known.
+    """
+
+    rank: int | None
+    world_size: int | None
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether other processes may do the same under the same name."""
+        return self.rank is not None and self.world_size != 1
+
+    def selected(self, ranks: tuple[int, ...], all_ranks: bool) -> bool:
+        """verl's meaning of its options; a process without a rank stands for itself."""
+        return self.rank is None or all_ranks or self.rank in (ranks or (0,))
+
+    def name(self, role: str | None) -> str:
+        """Of the process in file names; without a rank it is never called rank 0."""
+        if self.rank is not None:
+            return f"rank{self.rank}"
+        return "_".join(filter(None, (role, socket.gethostname())))
+
+
+def current() -> Rank:
+    """Of this process, now: launchers such as Ray set it after the process has started."""
+    if (named := _from(*_LAUNCHERS[0])) is not None:
+        return named
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return Rank(distributed.get_rank(), distributed.get_world_size())
+    except Exception:  # a torch that is half imported, or being torn down
+        pass
+    for launcher in _LAUNCHERS[1:]:
+        if (named := _from(*launcher)) is not None:
+            return named
+    named = _from(*_SLURM)
+    return named if named is not None and named.world_size is not None else Rank(None, None)
+
+
+def _from(rank: str, world_size: str) -> Rank | None:
+    number = _number(rank)
+    return None if number is None else Rank(number, _number(world_size))
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None

@@ -60,7 +60,7 @@ void DeviceLog::record(Event& event, const pytracer_event& given, Cut* cut) noex
     event.metadata = names_->number_of(given.labels);
     event.action = given.action;
     event.device = static_cast<int8_t>(given.device);
-    if (note(event)) ring_->append(event);
+    if (note(event)) append(event);
   }
   if (cut != nullptr) begin_cut_locked(*cut);
 }
@@ -100,7 +100,7 @@ bool DeviceLog::note(Event& event) noexcept {
 bool DeviceLog::note_alloc(Event& event) noexcept {
   LiveBlock gone{};
   if (tables_->blocks.remove(event.address, &gone) && is_cpu()) {
-    ring_->append(missed_free(event, gone));
+    append(missed_free(event, gone));
   }
   if (tables_->blocks.insert(live_block(event))) return true;
   increment(live_dropped_);

@@ -7,6 +7,7 @@
 //    is made up for when its address is given out again, and what the table has no place for is
 //    left out of the ring too. An accelerator's events are recorded as they come.
 // 3. Events are in order of time.
+// 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
 #pragma once
 
 #include <atomic>
@@ -24,8 +25,9 @@ namespace pytracer {
 
 // What a device records; the strongest wish of its owners.
 enum class Mode : uint8_t {
-  off = 0,  // nothing
-  on = 1,   // live tables and ring
+  off,    // nothing
+  state,  // live tables
+  on,     // live tables and ring
 };
 
 constexpr uint32_t kMaxLiveBlocks = 1u << 20;
@@ -80,6 +82,9 @@ class DeviceLog {
   // All under the writer lock.
   bool note(Event& event) noexcept;
   bool note_alloc(Event& event) noexcept;
+  void append(const Event& event) noexcept {
+    if (mode_.load(std::memory_order_relaxed) == Mode::on) ring_->append(event);
+  }
   Cut position_locked() const noexcept;
   void begin_cut_locked(Cut& cut) noexcept;
 

@@ -19,28 +19,53 @@ Owner::~Owner() {
     return;
   }
   std::lock_guard lock(recorder_.control_);
-  recording_ = false;
+  mode_ = Mode::off;
   if (registered_) recorder_.remove_owner(*this);
 }
 
 bool Owner::is_ours() const noexcept { return process_number_ == recorder_.process_number(); }
 
-void Owner::start() {
+OwnerOptions Owner::options() {
+  std::lock_guard lock(recorder_.control_);
+  return options_;
+}
+
+Context Owner::wished_context() const noexcept {
+  if (paused_) return Context::none;
+  // Stacks of frees are seen in events alone.
+  return mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
+}
+
+void Owner::start(bool history) {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
-  if (recording_) return;
   if (!registered_) {
     recorder_.add_owner(*this);
     registered_ = true;
   }
+  record(history ? Mode::on : Mode::state, false);
+}
+
+void Owner::pause() {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  if (mode_ != Mode::off) record(Mode::state, true);
+}
+
+void Owner::record(Mode mode, bool paused) {
+  if (mode == mode_ && paused == paused_) return;
   // Before recording begins, so that no event falls between; kept only once it has.
   std::vector<Cursor> cursors = cursors_;
   for (Cursor& cursor : cursors) cursor.move_to(cursor.log->position());
-  recording_ = true;
+  const Mode mode_before = mode_;
+  const bool paused_before = paused_;
+  mode_ = mode;
+  paused_ = paused;
   try {
     recorder_.apply_wishes();
   } catch (...) {
-    recording_ = false;
+    mode_ = mode_before;
+    paused_ = paused_before;
     recorder_.apply_wishes();
     throw;
   }
@@ -48,10 +73,20 @@ void Owner::start() {
   final_cuts_.clear();
 }
 
+void Owner::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  for (const Cursor& cursor : cursors_) cursor.log->ensure_ring(max_entries);
+  options_.max_entries = max_entries;
+  options_.stack_depth = stack_depth;
+  options_.context = context;
+  recorder_.apply_wishes();
+}
+
 void Owner::stop() {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
-  if (!recording_) return;
+  if (mode_ == Mode::off) return;
   // Recording ends whatever happens; without memory for the live blocks, without those.
   std::exception_ptr failure;
   try {
@@ -60,7 +95,11 @@ void Owner::stop() {
     failure = std::current_exception();
     final_cuts_.clear();
   }
-  recording_ = false;
+  if (mode_ == Mode::state) {  // it has no events of its own
+    for (size_t i = 0; i < final_cuts_.size(); ++i) cursors_[i].begin = final_cuts_[i].end;
+  }
+  mode_ = Mode::off;
+  paused_ = false;
   recorder_.apply_wishes();
   if (failure) std::rethrow_exception(failure);
 }
@@ -91,8 +130,9 @@ DeviceLog::Cut Owner::position_of(size_t device) const {
 }
 
 DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
-  DeviceView view{cursor.log->device(), cursor.begin, 0, std::move(cut), nullptr};
-  const uint64_t end = view.cut.end;
+  const uint64_t end = cut.end;
+  const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
+  DeviceView view{cursor.log->device(), begin, 0, std::move(cut), nullptr};
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.cut.ring->oldest()}));
   view.cut.counts.unknown_frees -= cursor.before.unknown_frees;
@@ -101,23 +141,26 @@ DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
   return view;
 }
 
-View Owner::view() {
+View Owner::view(bool history) {
+  std::lock_guard lock(recorder_.control_);
   View view{options_, {}, nullptr, nullptr};
   if (!is_ours()) return view;
-  std::lock_guard lock(recorder_.control_);
   std::vector<DeviceLog::Cut> cuts = final_cuts_;
   view.state = final_state_;
   if (!stopped()) {
     if (const auto failure = cut(cuts, view.state)) std::rethrow_exception(failure);
   }
   complete(view, std::move(cuts));
+  if (!history) {
+    for (DeviceView& device : view.devices) device.begin = device.first = device.cut.end;
+  }
   return view;
 }
 
 View Owner::events() {
+  std::lock_guard lock(recorder_.control_);
   View view{options_, {}, nullptr, nullptr};
   if (!is_ours()) return view;
-  std::lock_guard lock(recorder_.control_);
   std::vector<DeviceLog::Cut> cuts;
   for (size_t i = 0; i < cursors_.size(); ++i) cuts.push_back(position_of(i));
   complete(view, std::move(cuts));

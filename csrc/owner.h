@@ -5,8 +5,12 @@
 //    the others' are cut at export.
 // 2. After stop() an owner still gives what it had at that moment, as far as others have not
 //    overwritten it in the ring; the live blocks are kept with it.
-// 3. Control operations come one at a time, under the recorder's control lock.
-// 4. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
+// 3. An owner without history (start(false), pause()) sees the live blocks and no event, whatever
+//    others record. When its history begins again, so do its events; blocks keep their stacks.
+// 4. While paused, an owner keeps what is known of the blocks alive, and asks for no stacks: blocks
+//    allocated meanwhile have none, unless another owner wants them.
+// 5. Control operations come one at a time, under the recorder's control lock.
+// 6. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
 #pragma once
 
 #include <atomic>
@@ -54,17 +58,24 @@ class Owner {
   Owner& operator=(const Owner&) = delete;
 
   // Throw Error (out of address space) or std::bad_alloc.
-  void start();
+  // Does nothing while it records the same; blocks known go on being known, unless it was stopped.
+  void start(bool history = true);
+  // Does nothing while it does not record.
+  void pause();
   void stop();
-  View view();
+  // Other wishes, from now on, for events and blocks alike. The ring never shrinks.
+  void change(uint32_t max_entries, uint32_t stack_depth, Context context);
+  // Without `history`: no event is in it.
+  View view(bool history = true);
   // The same without live blocks and the allocator's state: no snapshot marker is needed for it.
   View events();
   // What the stack ids of its events stand for; null before start().
   std::shared_ptr<StackTable> stacks();
 
   void clear();
-  const OwnerOptions& options() const noexcept { return options_; }
-  bool recording() const noexcept { return recording_ && is_ours(); }
+  OwnerOptions options();
+  // Started and not stopped; paused too.
+  bool recording() const noexcept { return mode_ != Mode::off && is_ours(); }
   // False in a child forked after the owner was made.
   bool is_ours() const noexcept;
 
@@ -91,7 +102,10 @@ class Owner {
       before = position.counts;
     }
   };
-  bool stopped() const noexcept { return !recording_ && !final_cuts_.empty(); }
+  bool stopped() const noexcept { return mode_ == Mode::off && !final_cuts_.empty(); }
+  // What it wants to be recorded.
+  Context wished_context() const noexcept;
+  void record(Mode mode, bool paused);
   // Where this owner's record of a device ends, without its blocks.
   DeviceLog::Cut position_of(size_t device) const;
   void complete(View& view, std::vector<DeviceLog::Cut> cuts);
@@ -100,10 +114,11 @@ class Owner {
                          std::shared_ptr<const AllocatorState>& state) const;
 
   Recorder& recorder_;
-  const OwnerOptions options_;
+  OwnerOptions options_;  // under the control lock
   const uint64_t process_number_;
   bool registered_ = false;
-  std::atomic<bool> recording_{false};  // written under the control lock
+  std::atomic<Mode> mode_{Mode::off};  // written under the control lock
+  bool paused_ = false;                // in Mode::state
   std::vector<Cursor> cursors_;
   std::vector<DeviceLog::Cut> final_cuts_;  // once stopped, as the next
   std::shared_ptr<const AllocatorState> final_state_;

@@ -49,7 +49,7 @@ void Recorder::record(const pytracer_event* given) noexcept {
   if (log == nullptr || log->mode() == Mode::off) return;
   Event event{};
   event.step = recorder.step_.load(std::memory_order_relaxed);
-  event.phase = slot->phase;
+  event.phase = recorder.phases_.of(*slot);
   if (wants_stack(log->context(), given->action)) event.stack = recorder.stack_of_this_thread();
   DeviceLog::Cut* cut = nullptr;
   if (given->action == PYTRACER_SNAPSHOT && slot->cuts != nullptr) {
@@ -142,12 +142,12 @@ void Recorder::apply_wishes() {
     Context context = Context::none;
     for (const Owner* owner : owners_) {
       const auto& devices = owner->options_.devices;
-      if (!owner->recording_ ||
+      if (owner->mode_ == Mode::off ||
           std::find(devices.begin(), devices.end(), log->device()) == devices.end()) {
         continue;
       }
-      mode = Mode::on;
-      context = std::max(context, owner->options_.context);
+      mode = std::max(mode, owner->mode_.load());
+      context = std::max(context, owner->wished_context());
       depth = std::max(depth, owner->options_.stack_depth);
     }
     log->set_mode(mode, context);

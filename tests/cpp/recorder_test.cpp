@@ -120,6 +120,92 @@ TEST(context_decides_which_stacks_are_seen) {
   }
 }
 
+TEST(an_owner_without_history_sees_blocks_and_no_events) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1)});
+  Owner quiet(options(10));
+  quiet.start(false);
+  CHECK(hook_enabled() && quiet.recording());
+  alloc(64, 1);
+  alloc(64, 2);  // a missed free is no event either
+  DeviceView seen = quiet.view().devices[0];
+  CHECK(seen.cut.end == 0 && seen.cut.live.size() == 1 && seen.cut.live[0].stack != 0);
+  {
+    Owner loud(options(10));  // whatever others record
+    loud.start();
+    alloc(128, 1);
+    CHECK(copy_events(loud.view().devices[0]).size() == 1);
+    seen = quiet.view().devices[0];
+    CHECK(copy_events(seen).empty() && seen.overwritten() == 0 && seen.cut.live.size() == 2);
+    CHECK(quiet.stats().devices[0].recorded == 0);
+    quiet.stop();
+  }
+  alloc(256, 1);
+  CHECK(copy_events(quiet.view().devices[0]).empty());
+  CHECK(quiet.view().devices[0].cut.live.size() == 2);
+  CHECK(!hook_enabled());
+}
+
+TEST(a_paused_owner_keeps_what_it_knows) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1)});
+  Owner owner(options(10));
+  owner.pause();
+  CHECK(!owner.recording() && !hook_enabled());
+  owner.start();
+  alloc(64, 1);
+  alloc(128, 1);
+  owner.pause();
+  owner.pause();
+  CHECK(hook_enabled() && owner.recording());
+  release(128);
+  alloc(256, 1);  // in the gap: known, without a stack
+  DeviceView seen = owner.view().devices[0];
+  CHECK(copy_events(seen).empty() && seen.cut.live.size() == 2);
+  CHECK(seen.cut.live[0].stack != 0 && seen.cut.live[1].stack == 0);
+  CHECK(seen.cut.end == 2);  // nothing was written to the ring
+  {
+    Owner other(options(10));
+    other.start();
+    alloc(512, 1);  // someone else's event, and stack
+  }
+  owner.start();
+  release(256);
+  alloc(1024, 1);
+  seen = owner.view().devices[0];
+  const std::vector<Event> events = copy_events(seen);
+  CHECK(events.size() == 2 && events[0].size == 1 && events[1].address == 1024);
+  CHECK(seen.cut.live.size() == 3 && seen.cut.counts.unknown_frees == 0);
+  for (const LiveBlock& block : seen.cut.live) CHECK(block.stack != 0);
+  const View blocks = owner.view(false);
+  CHECK(copy_events(blocks.devices[0]).empty() && blocks.devices[0].cut.live.size() == 3);
+  owner.start();  // changes nothing
+  CHECK(copy_events(owner.view().devices[0]).size() == 2);
+  owner.stop();
+  owner.pause();
+  CHECK(!owner.recording() && !hook_enabled());
+  CHECK(copy_events(owner.view().devices[0]).size() == 2);
+}
+
+TEST(wishes_may_change_without_losing_events) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1), frame_at(2, 2), frame_at(3, 3)});
+  Owner owner(options(2, Context::none));
+  owner.change(3, 32, Context::none);  // before it started
+  owner.start();
+  for (uint64_t i = 1; i <= 4; ++i) alloc(i * 64, 1);
+  CHECK(copy_events(owner.view().devices[0]).size() == 3);
+  owner.change(8, 2, Context::all);
+  for (uint64_t i = 5; i <= 8; ++i) alloc(i * 64, 1);
+  const View view = owner.view();
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  CHECK(events.size() == 7 && events[2].stack == 0 && events[3].stack != 0);
+  view.stacks->resolve();
+  CHECK(view.stacks->stack(events[3].stack).frames == 2);
+  owner.change(1, 2, Context::all);
+  CHECK(copy_events(owner.view().devices[0]).size() == 1);
+}
+
 TEST(events_carry_step_phase_and_size_of_what_is_freed) {
   Owner owner(options(10));
   owner.start();

@@ -19,6 +19,7 @@ demo: .venv/torch
 test: test-cpu $(ACCELERATORS:%=test-%)
 
 test-cpu: wheel
+	.venv/bin/pip install $(PIP_FLAGS) '$(RAY)'
 	.venv/bin/pytest
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
@@ -50,9 +51,22 @@ bench: .venv/torch .venv-cuda-2.12.1/torch
 	.venv/bin/pip install $(PIP_FLAGS) .
 	.venv/bin/python bench/per_event.py
 	.venv/bin/python bench/dump.py
+	.venv/bin/python bench/startup.py
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda
+
+# What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
+# is torch and much else; what the parts that run import is listed here. Not on every torch, to save
+# time, and not for every Python.
+RAY := ray==2.60.0
+FRAMEWORKS := verl==0.9.1 torchtitan==0.3.0 tensordict==0.10.0
+BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.4.0 tyro==1.0.15 \
+	cloudpickle orjson pyvers==0.1.0 importlib_metadata
+.venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch: install_frameworks = $(if $(HAS_FRAMEWORKS), \
+	$(@D)/bin/pip install $(PIP_FLAGS) --use-pep517 $(BESIDE_FRAMEWORKS) && \
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps $(FRAMEWORKS))
+HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print(1)')
 
 # torch comes first and by itself, so that installing pytracer finds it and looks for no other.
 .venv/torch .venv-dev/torch: %/torch:
@@ -68,6 +82,7 @@ $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
 	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$*
+	$(install_frameworks)
 	touch $@
 
 # torch_npu and the torch of the same version.
@@ -75,6 +90,7 @@ $(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
 	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$* torch-npu==$*
+	$(install_frameworks)
 	touch $@
 
 clean:

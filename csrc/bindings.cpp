@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -18,57 +20,85 @@
 #include "owner.h"
 #include "pickle_writer.h"
 #include "snapshot.h"
+#include "wake_signal.h"
 
 namespace py = pybind11;
 
 namespace pytracer {
 namespace {
 
-// The GIL released for a scope; or held on to, once the interpreter is about to exit: a thread that
-// asks for it back then is ended in the middle of a C++ destructor, which ends the process.
-class OutsideGil {
+// The scopes whose thread will ask for the GIL. Once the interpreter is about to exit there must be
+// none: a thread that asks then is ended in the middle of a C++ destructor, which ends the process.
+class GilScopes {
  public:
-  OutsideGil() {
-    if (!ended_) {
-      forget_the_parents();
-      ++count_;
-      release_.emplace();
-    }
+  // Any thread, with or without the GIL. False: too late, do without.
+  static bool begin() noexcept {
+    ++count_;
+    if (!ended_) return true;
+    --count_;
+    return false;
   }
-  ~OutsideGil() {
-    if (release_) {
-      release_.reset();
-      --count_;
-    }
-  }
-  OutsideGil(const OutsideGil&) = delete;
-  OutsideGil& operator=(const OutsideGil&) = delete;
+  static void finish() noexcept { --count_; }
 
-  // With the GIL: no scope releases it from now on, and those that did have ended, or a minute has
-  // passed (a file system may hang).
+  // With the GIL: no scope begins from now on, and those that did have ended, or a minute has passed
+  // (a file system may hang).
   static void end() {
     ended_ = true;
-    forget_the_parents();
     py::gil_scoped_release release;
     for (int wait = 0; count_ > 0 && wait < 60'000; ++wait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 
- private:
-  // A child forked meanwhile has none of the threads that were outside.
-  static void forget_the_parents() {
-    const uint64_t process = Recorder::instance().process_number();
-    if (process_ == process) return;
-    process_ = process;
-    count_ = 0;
-  }
+  // Once. A forked child has none of the threads that were in a scope.
+  static void watch_forks() { pthread_atfork(nullptr, nullptr, [] { count_ = 0; }); }
 
-  static inline bool ended_ = false;  // guarded by the GIL, as the next
-  static inline uint64_t process_ = 0;
+ private:
+  static inline std::atomic<bool> ended_{false};
   static inline std::atomic<int> count_{0};
+};
+
+// The GIL released for a scope; or held on to, once the interpreter is about to exit.
+class OutsideGil {
+ public:
+  OutsideGil() {
+    if (GilScopes::begin()) release_.emplace();
+  }
+  ~OutsideGil() {
+    if (release_) {
+      release_.reset();
+      GilScopes::finish();
+    }
+  }
+  OutsideGil(const OutsideGil&) = delete;
+  OutsideGil& operator=(const OutsideGil&) = delete;
+
+ private:
   std::optional<py::gil_scoped_release> release_;
 };
+
+PyObject* g_oom_observer = nullptr;  // under the GIL; never released
+
+// A pytracer_oom_fn. Taking the GIL is no breach of the hooks' rule: that is for those who run under
+// a device's lock, for which a thread that has the GIL may wait. Here no lock is held, neither the
+// CPU allocator's, which has none, nor ours: the event is recorded. Nor does torch allocate under a
+// lock of its own for which it waits with the GIL: an operation that allocates may run Python at any
+// time (dispatch modes, hooks), and torch's observers of other devices take the GIL here as well.
+void tell_oom(uint64_t requested_size, uint64_t total_size, uint64_t free_size) noexcept {
+  if (!GilScopes::begin()) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  if (g_oom_observer != nullptr) {
+    const py::error_scope interrupted;
+    PyObject* result = PyObject_CallFunction(g_oom_observer, "iKKK", PYTRACER_CPU_DEVICE,
+                                             static_cast<unsigned long long>(requested_size),
+                                             static_cast<unsigned long long>(total_size),
+                                             static_cast<unsigned long long>(free_size));
+    if (result == nullptr) PyErr_WriteUnraisable(g_oom_observer);
+    Py_XDECREF(result);
+  }
+  PyGILState_Release(state);
+  GilScopes::finish();
+}
 
 // For whatever takes the control lock. Who holds that may wait for the allocator's, and who holds
 // that one for the GIL: so nobody waits for the control lock with the GIL held.
@@ -132,6 +162,7 @@ py::array_t<EventRecord> events_of(Owner& owner) {
 py::list frames_of(Owner& owner, uint32_t stack) {
   py::list frames;
   const std::shared_ptr<StackTable> table = outside_gil([&] { return owner.stacks(); });
+  const uint32_t depth = outside_gil([&] { return owner.options().stack_depth; });
   if (stack == 0 || !table || stack > table->stats().stacks) return frames;
   StackTable& stacks = *table;
   stacks.resolve();
@@ -141,7 +172,7 @@ py::list frames_of(Owner& owner, uint32_t stack) {
     return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
         utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass"));
   };
-  for (uint32_t i = 0; i < kept.frames && i < owner.options().stack_depth; ++i) {
+  for (uint32_t i = 0; i < kept.frames && i < depth; ++i) {
     const StackTable::Frame& frame = stacks.frame(stacks.frame_id(kept, i));
     frames.append(
         py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
@@ -210,8 +241,8 @@ SnapshotExtras extras_of(const py::dict& about, const py::dict& devices) {
   return extras;
 }
 
-View view_of(Owner& owner) {
-  View view = outside_gil([&] { return owner.view(); });
+View view_of(Owner& owner, bool history) {
+  View view = outside_gil([&] { return owner.view(history); });
   if (view.stacks) view.stacks->resolve();
   return view;
 }
@@ -308,6 +339,7 @@ PYBIND11_MODULE(_core, m) {
   using namespace pytracer;
   m.doc() = "pytracer's recorder. See _core.pyi.";
   py::register_exception_translator(&translate);
+  GilScopes::watch_forks();
   PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
                        autograd_sequence, stack, alloc_stack, pool_high, pool_low, step, phase,
                        action, device);
@@ -364,17 +396,46 @@ PYBIND11_MODULE(_core, m) {
            }),
            py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"))
-      .def("start", &Owner::start, py::call_guard<OutsideGil>())
+      .def("start", &Owner::start, py::arg("history") = true, py::call_guard<OutsideGil>())
+      .def("pause", &Owner::pause, py::call_guard<OutsideGil>())
+      .def(
+          "change",
+          [](Owner& owner, uint32_t max_entries, uint32_t stack_depth, uint8_t context) {
+            owner.change(max_entries, stack_depth, static_cast<Context>(context));
+          },
+          py::arg("max_entries"), py::arg("stack_depth"), py::arg("context"),
+          py::call_guard<OutsideGil>())
       .def("stop", &Owner::stop, py::call_guard<OutsideGil>())
       .def("clear", &Owner::clear, py::call_guard<OutsideGil>())
-      .def("view", &view_of)
+      .def("view", &view_of, py::arg("history") = true)
       .def("events", &events_of)
       .def("frames", &frames_of, py::arg("stack"))
       .def("stats", &stats_of)
       .def_property_readonly("recording", &Owner::recording)
       .def_property_readonly("is_ours", &Owner::is_ours);
 
-  m.def("attach_hook", &attach_hook, py::arg("path"), py::call_guard<OutsideGil>());
+  // The mutex is held for microseconds, by whoever has the GIL.
+  m.def("enter_phase", [](const std::string& name) { return Phases::instance().enter(name); });
+  m.def("leave_phase", [](uint64_t entry) { Phases::instance().leave(entry); });
+  m.def(
+      "attach_hook", [](const std::string& path) { return attach_hook(path, &tell_oom); },
+      py::arg("path"), py::call_guard<OutsideGil>());
+  m.def(
+      "observe_oom",
+      [](py::object observer) { g_oom_observer = observer.release().ptr(); },
+      py::arg("observer"));
+  m.def("wake_event", &wake_event);
+  m.def("wake", &wake);
+  m.def("watch_signal", &watch_signal, py::arg("number"));
+  m.def("unwatch_signal", &unwatch_signal, py::arg("number"));
+  m.def("take_signals", [] {
+    std::set<int> numbers;
+    uint64_t signals = take_signals();
+    for (int number = 1; signals != 0; ++number, signals >>= 1) {
+      if (signals & 1) numbers.insert(number);
+    }
+    return numbers;
+  });
   m.def("frame_walk_problem", [] {
     const std::string problem = frame_walk_problem();
     return problem.empty() ? py::object(py::none()) : py::object(py::str(problem));
@@ -389,7 +450,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "prepare_for_exit",
       [] {
-        OutsideGil::end();
+        GilScopes::end();
         py::gil_scoped_release release;
         Recorder::instance().stop_walking();
       },

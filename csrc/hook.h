@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 2u
+#define PYTRACER_HOOK_ABI 3u
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +56,11 @@ typedef struct pytracer_event {
 
 // Any thread; the GIL may or may not be held; never throws, never waits for the GIL.
 typedef void (*pytracer_record_fn)(const pytracer_event* event);
+
+// Told, in bytes, what was asked for in vain, and of the device's memory all there is and what is
+// free. The calling thread holds no lock; the GIL may or may not be held, and may be waited for.
+// Never throws.
+typedef void (*pytracer_oom_fn)(uint64_t requested_size, uint64_t total_size, uint64_t free_size);
 
 enum pytracer_block_state {
   PYTRACER_INACTIVE = 0,
@@ -122,6 +127,10 @@ typedef struct pytracer_hook {
   // collected and under its lock. Any thread, not in a hook. Returns as attach does. Null: the
   // allocator has no segments.
   int32_t (*snapshot)(const pytracer_state_sink* sink, char* message, size_t message_size);
+  // Called before `attach`: whenever an allocation has failed for good while `enabled`, `tell` is to
+  // be called on its thread, after the event and before the exception goes on. Null: torch has
+  // observers for that.
+  void (*observe_oom)(pytracer_oom_fn tell);
 } pytracer_hook;
 
 // The one symbol a hook exports.

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "error.h"
-#include "hook.h"
 #include "recorder.h"
 
 namespace pytracer {
@@ -21,7 +20,7 @@ std::string last_dl_error() {
 
 }  // namespace
 
-bool attach_hook(const std::string& path) {
+bool attach_hook(const std::string& path, pytracer_oom_fn tell_oom) {
   static std::mutex mutex;
   static std::set<std::string> attached;
   std::lock_guard lock(mutex);
@@ -42,6 +41,7 @@ bool attach_hook(const std::string& path) {
   const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
   char message[512] = "";
   Recorder& recorder = Recorder::instance();
+  if (hook->observe_oom != nullptr) hook->observe_oom(tell_oom);
   const int32_t result =
       hook->attach(&Recorder::record, recorder.enabled_flag(cpu), message, sizeof(message));
   if (result == PYTRACER_NOT_READY) return false;

@@ -3,28 +3,57 @@
     with pytracer.Tracer("snapshot.pickle") as tracer:
         train()
 
-Importing this package imports neither torch nor the recorder; a `Tracer` does.
+Importing this package imports nothing: every `import torch` does it, to look at `PYTRACER`. Its
+names are imported when they are used.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
-
-from pytracer.errors import ConfigError, HookError, PytracerError
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pytracer.errors import ConfigError, HookError, PytracerError
+    from pytracer.torch_patch import patch_torch, unpatch_torch
     from pytracer.tracer import ACTIONS, Tracer
 
-try:
-    __version__ = version("torch-pytracer")
-except PackageNotFoundError:  # running from a source tree that is not installed
-    __version__ = "0+unknown"
+    __version__: str
 
-__all__ = ["ACTIONS", "ConfigError", "HookError", "PytracerError", "Tracer", "__version__"]
+__all__ = [
+    "ACTIONS",
+    "ConfigError",
+    "HookError",
+    "PytracerError",
+    "Tracer",
+    "__version__",
+    "patch_torch",
+    "unpatch_torch",
+]
+
+_HOMES = {
+    "ACTIONS": "tracer",
+    "ConfigError": "errors",
+    "HookError": "errors",
+    "PytracerError": "errors",
+    "Tracer": "tracer",
+    "patch_torch": "torch_patch",
+    "unpatch_torch": "torch_patch",
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Tracer", "ACTIONS"):
-        from pytracer import tracer
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name in _HOMES:
+        import importlib
 
-        return getattr(tracer, name)
-    raise AttributeError(f"module 'pytracer' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"pytracer.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'pytracer' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch-pytracer")
+    except PackageNotFoundError:  # running from a source tree that is not installed
+        return "0+unknown"

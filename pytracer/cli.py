@@ -7,6 +7,7 @@ import click
 
 from pytracer import __version__
 from pytracer.cli_hooks import build_hooks, doctor
+from pytracer.cli_run import run
 from pytracer.errors import PytracerError
 
 
@@ -46,3 +47,4 @@ def demo(output: Path, steps: int) -> None:
 
 main.add_command(build_hooks)
 main.add_command(doctor)
+main.add_command(run)

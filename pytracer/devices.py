@@ -22,7 +22,7 @@ NO_CACHING = {
 """Variables under which torch's allocator bypasses its cache, and tells of nothing."""
 
 OomObserver = Callable[[int, int, int, int], None]
-"""Called with the device's index, the bytes asked for, and the device's total and free bytes."""
+"""Called with the device's index (-1: the CPU), the bytes asked for, its total and free bytes."""
 
 
 _used_before_fork: list[str] = []
@@ -190,7 +190,11 @@ def attach_oom_observer(backend: str, observer: OomObserver) -> None:
     With the GIL and without the device's lock. The device is initialised. For good: torch cannot
     detach it.
     """
-    if backend == "cuda":
+    if backend == "cpu":
+        from pytracer import _core  # which the package can be looked at without
+
+        _core.observe_oom(observer)
+    elif backend == "cuda":
         import torch
 
         torch._C._cuda_attach_out_of_memory_observer(observer)

@@ -84,8 +84,7 @@ def _attach(found: Found) -> bool:
         return False
     _ready.add(found.backend)
     _late_problems.pop(found.backend, None)
-    if found.backend in devices.ACCELERATORS:
-        oom.watch(found.backend)
+    oom.watch(found.backend)
     return True
 
 

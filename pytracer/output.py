@@ -10,9 +10,10 @@ role, if it was given one, and its host's name:
 | out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
 | on demand | `demand_{time}/torch_memory_{who}_pid{P}.pickle` | `name.demand-{time}.pickle` |
 
-Of several ranks, each has `name.rank{R}` for `name`; processes without a rank that were started by
-a traced one, `name.pid{P}`. A second tracer of a process in the same directory gets `_2`. No file
-is looked for, none is locked: any number of processes may share a directory.
+Of several ranks, each has `name.rank{R}` for `name`. A process that the environment traces adds
+`.pid{P}` if one of the same rank (or of none, as itself) started it. A second tracer of a process
+in the same directory gets `_2`. No file is looked for, none is locked: any number of processes may
+share a directory.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ from pytracer import ranks
 from pytracer.config import Options
 from pytracer.errors import ConfigError
 
-FIRST_PROCESS = "PYTRACER_FIRST_PID"
-"""Variable that the first process traced by the environment leaves to those it starts."""
+FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
+"""Variable, "rank:pid": the first process that the environment traces leaves it to its children."""
 
 _directories: dict[str, int] = {}  # how many tracers of this process write there
 _of_process = os.getpid()
@@ -50,15 +51,20 @@ class Files:
         self._oom_snapshots = 0
         self._on_demand: deque[Path] = deque()
 
-    def prepare(self) -> None:
-        """Makes the directory and tries it: a bad one is known before the training, not after.
+    def prepare(self, make: bool) -> None:
+        """Makes the directory, or else tries where it would be made, when there is what to write.
+
+        A bad one is known before the training then, not after.
 
         Raises:
             ConfigError: the directory cannot be made or written to.
         """
         directory = self._output.parent if self._is_file else self._output
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            if make:
+                directory.mkdir(parents=True, exist_ok=True)
+            while not directory.exists():
+                directory = directory.parent
             with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-"):
                 pass
         except OSError as error:
@@ -128,10 +134,24 @@ class Files:
         parts = [self._output.stem]
         if rank.is_one_of_several:
             parts.append(f"rank{rank.rank}")
-        elif os.environ.get(FIRST_PROCESS, str(pid)) != str(pid):
+        if _first_of_rank(rank) not in (None, str(pid)):
             parts.append(f"pid{pid}")
         parts.append(event.replace("_", "-", 1) if beside is None else beside)
         return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
+
+
+def claim_first() -> bool:
+    """Marks this process as its rank's first, for its children to see; whether it is that."""
+    rank = ranks.current()
+    if _first_of_rank(rank) is None:
+        os.environ[FIRST_PROCESS] = f"{rank.rank}:{os.getpid()}"
+    return _first_of_rank(rank) == str(os.getpid())
+
+
+def _first_of_rank(rank: ranks.Rank) -> str | None:
+    """Its pid; a launcher, say, is of no rank, and what it starts are of others."""
+    of, _, pid = os.environ.get(FIRST_PROCESS, "").partition(":")
+    return pid if pid and of == str(rank.rank) else None
 
 
 def _count(directory: str) -> int:

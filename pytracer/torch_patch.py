@@ -92,10 +92,9 @@ def unpatch_torch() -> None:
 def _backends() -> list[str]:
     import torch
 
-    npu = sys.modules.get("torch_npu")
-    half_imported = getattr(getattr(npu, "__spec__", None), "_initializing", False)
     cuda = ["cuda"] if torch.version.cuda is not None else []
-    return cuda if npu is None or half_imported else [*cuda, "npu"]
+    npu = ["npu"] if "torch_npu" in sys.modules and hasattr(torch, "npu") else []
+    return [*cuda, *npu]
 
 
 def _forget_the_parents() -> None:

@@ -8,21 +8,25 @@ import platform
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 import pytracer
-from pytracer import _core, devices, hooks, oom, output
-from pytracer.config import CONTEXTS, Device, Options, Output
+from pytracer import _core, devices, hooks, on_demand, oom, ranks
+from pytracer.config import OPTIONS, UNSET, Device, Options, Output, Unset, switched_off
+from pytracer.config_checks import CONTEXTS, OnSnapshot
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.notices import say_once
+from pytracer.output import Files
 
-FORMAT_VERSION = (1, 1)
+FORMAT_VERSION = (1, 2)
 """Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 ACTIONS = (
@@ -49,58 +53,76 @@ class Tracer:
     when the process exits writes its snapshot then. In a forked child the parent's tracers do
     nothing; the child can make its own.
 
+    An option that is not given is taken from its variable, `PYTRACER_` and its name in capitals, or
+    else is the default named here. `PYTRACER=0` switches every tracer off.
+
     Args:
-        output: where the snapshot is written at the end: None (nowhere), a file name ending in
-            `.pickle`, or a directory (see `pytracer.output`).
-        device: "auto" (the accelerator that is there, else the CPU), "cpu", "cuda" or "npu" (all
-            devices of the process), one of them as in "cuda:1", or a list of these. A device that
-            torch has not initialised yet is recorded from its initialisation on.
-        trace_alloc_max_entries: how many events are kept for each device; 64 bytes each, committed
-            as the ring fills. The oldest are overwritten, and counted.
-        stack_depth: how many Python frames are kept of a stack, innermost first.
-        context: which stacks are kept. "all": every event has the stack of the thread that caused
-            it. "alloc": events have the stack of the allocation they belong to. "state": only the
-            blocks alive have one, that of their allocation. None: no stacks.
-        max_stack_bytes: bound of the table that holds every distinct stack once; stacks beyond it
-            are left out, and counted. While several tracers are alive, the first one's bound holds.
+        output: where the snapshot is written at the end: None (nowhere, the default), a file name
+            ending in `.pickle`, or a directory (see `pytracer.output`).
+        device: "auto" (the default: the accelerator that is there, else the CPU), "cpu", "cuda" or
+            "npu" (all devices of the process), one of them as in "cuda:1", or a list of these. A
+            device that torch has not initialised yet is recorded from its initialisation on.
+        trace_alloc_max_entries: how many events are kept for each device (100,000); 64 bytes each,
+            committed as the ring fills. The oldest are overwritten, and counted.
+        stack_depth: how many Python frames are kept of a stack, innermost first (32).
+        context: which stacks are kept. "all" (the default): every event has the stack of the thread
+            that caused it. "alloc": events have the stack of the allocation they belong to.
+            "state": only the blocks alive have one, that of their allocation. None: no stacks.
+        max_stack_bytes: bound of the table that holds every distinct stack once (32 MiB); stacks
+            beyond it are left out, and counted. While several tracers are alive, the first one's
+            bound holds.
         metadata: plain values (dicts, lists, strings, numbers) to be kept in the snapshot.
-        on_oom: write a snapshot when an accelerator's memory runs out, before the exception is
-            raised; where, `pytracer.output` tells. Needs an output.
-        max_oom_snapshots: how many of those at most.
+        ranks: which ranks write the snapshot at the end; empty (the default): rank 0. A process
+            that has no rank writes.
+        all_ranks: all ranks write it (False).
+        oom_ranks: which ranks write snapshots of an out-of-memory; None (the default): all.
+        role: stands in the file's name where there is no rank (None).
+        on_oom: write a snapshot when memory runs out, before the exception is raised (True). Needs
+            an output.
+        max_oom_snapshots: how many of those at most (3).
+        keep_last: how many of the snapshots on demand are kept; None (the default): all.
+        on_snapshot: called with the path of each file this tracer has written by itself, in the
+            thread that wrote it; "module:function" is imported then (None).
+        dump_signal: a signal, by name or number, on which a snapshot is written (None). Its handler
+            is replaced.
+        trigger_file: a file; whenever it is made or touched, a snapshot is written (None).
 
     Raises:
         ConfigError: an option cannot be used; the message names its value and the remedy.
     """
 
+    # For subclasses: options' defaults, in place of the documented ones, and whether a process
+    # that used no device leaves nothing on the disk.
+    _defaults: ClassVar[dict[str, object]] = {}
+    _only_if_used: ClassVar[bool] = False
+
     def __init__(
         self,
-        output: Output = None,
+        output: Output | Unset = UNSET,
         *,
-        device: Device = "auto",
-        trace_alloc_max_entries: int = 100_000,
-        stack_depth: int = 32,
-        context: str | None = "all",
-        max_stack_bytes: int = 2**25,
-        metadata: dict[str, Any] | None = None,
-        on_oom: bool = True,
-        max_oom_snapshots: int = 3,
+        device: Device | Unset = UNSET,
+        trace_alloc_max_entries: int | Unset = UNSET,
+        stack_depth: int | Unset = UNSET,
+        context: str | Unset | None = UNSET,
+        max_stack_bytes: int | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        ranks: Sequence[int] | Unset = UNSET,
+        all_ranks: bool | Unset = UNSET,
+        oom_ranks: Sequence[int] | Unset | None = UNSET,
+        role: str | Unset | None = UNSET,
+        on_oom: bool | Unset = UNSET,
+        max_oom_snapshots: int | Unset = UNSET,
+        keep_last: int | Unset | None = UNSET,
+        on_snapshot: OnSnapshot | Unset = UNSET,
+        dump_signal: str | int | Unset | None = UNSET,
+        trigger_file: Output | Unset = UNSET,
     ) -> None:
         """Checks the options; records nothing yet."""
-        self._options = Options.checked(
-            output,
-            device,
-            trace_alloc_max_entries,
-            stack_depth,
-            context,
-            max_stack_bytes,
-            metadata,
-            on_oom,
-            max_oom_snapshots,
-        )
-        self._untraced: dict[str, str] = {}  # reasons, by backend
+        given = {name: value for name, value in locals().items() if name in OPTIONS}
+        self._options = Options.checked(given, **self._defaults)
+        self._untraced: dict[str, str] = {}  # reasons, by backend, or of all
         self._failures = 0
-        self._oom_snapshots = 0
-        self._output: str | None = None  # absolute, once started
+        self._files: Files | None = None  # once started
         self._indices: dict[str, list[int]] = {}  # by backend; empty until started
         self._final_memory: dict[int, dict[str, int | None]] = {}  # of when it stopped
         self._owner = self._new_owner()
@@ -123,11 +145,11 @@ class Tracer:
         Raises:
             ConfigError: the output cannot be written to, or there is no room for the ring.
         """
-        if self._owner.recording or not self._owner.is_ours:
+        if self._owner.recording or not self._owner.is_ours or self._is_forbidden():
             return self
         if self._options.output is not None:
-            output.prepare(self._options.output)
-            self._output = os.path.abspath(self._options.output)  # wherever the program goes
+            self._files = self._files or Files(self._options)
+            self._files.prepare(make=not self._only_if_used)
         indices = self._attach()
         if not indices:
             return self
@@ -143,15 +165,26 @@ class Tracer:
                 f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
             ) from None
         _recording.add(self)
-        if self._options.on_oom and self._output is not None:
-            oom.listeners.add(self._on_oom)
+        if self._files is not None:
+            if self._options.on_oom:
+                oom.listeners.add(self._on_oom)
+            on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
         return self
+
+    def _is_forbidden(self) -> bool:
+        """By `PYTRACER=0`, or by a wrong variable, which is said."""
+        self._untraced = {}
+        if switched_off():
+            self._untraced = {"all": "PYTRACER=0"}
+        elif self._options.problem is not None:
+            self._untraced = {"all": self._options.problem}
+            say_once(f"not recording: {self._options.problem}")
+        return bool(self._untraced)
 
     def _attach(self) -> dict[str, list[int]]:
         """Attaches to what can be recorded; the indices by backend. Says what cannot be."""
         attached = {}
-        self._untraced = {}
-        for backend, wanted in devices.resolve(self._options.devices).items():
+        for backend, wanted in devices.resolve(self._options.device).items():
             try:
                 attached[backend] = (
                     [_core.CPU_DEVICE] if backend == "cpu" else devices.indices(backend, wanted)
@@ -168,6 +201,7 @@ class Tracer:
         """Ends the recording; what was recorded stays readable as long as this tracer lives."""
         _recording.discard(self)
         oom.listeners.discard(self._on_oom)
+        on_demand.unwatch(self._on_demand)
         if self._owner.recording:
             self._owner.stop()
             if any(backend != "cpu" for backend in self._indices):
@@ -190,14 +224,31 @@ class Tracer:
         """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
-        path = output.snapshot_path(self._output) if self._output is not None else None
+        path = self._files.at_the_end() if self._files is not None else None
         try:
             self.stop()
-            if path is not None:
-                self.dump(path)
+        except Exception as failure:
+            self._failures += 1
+            say_once(f"no memory for the blocks alive at the end: {failure}")
+        if path is not None and (not self._only_if_used or self._owner.view().used_devices):
+            self._save(path, {})
+
+    def _save(self, path: Path, more: dict[str, Any]) -> bool:
+        """Writes a file by itself, for which no caller can be told of a failure."""
+        assert self._files is not None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(path, more)
         except Exception as failure:
             self._failures += 1
             say_once(f"the snapshot {path} was not written: {failure}")
+            return False
+        try:
+            self._files.written(path)
+        except Exception as failure:  # the user's function's
+            self._failures += 1
+            say_once(f"on_snapshot failed for {path}: {failure!r}")
+        return True
 
     def clear(self) -> None:
         """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""
@@ -245,22 +296,20 @@ class Tracer:
         }
 
     def _on_oom(self, event: oom.OutOfMemory) -> None:
-        if (
-            self._oom_snapshots >= self._options.max_oom_snapshots
-            or not self._owner.recording
-            or all(event.device not in indices for indices in self._indices.values())
+        """On the thread that ran out."""
+        if not self._owner.recording or all(
+            event.device not in indices for indices in self._indices.values()
         ):
             return
-        self._oom_snapshots += 1
-        assert self._output is not None
-        path = output.oom_path(self._output, datetime.now())
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(path, {"oom": asdict(event)})
+        assert self._files is not None
+        path = self._files.out_of_memory(datetime.now())
+        if path is not None and self._save(path, {"oom": asdict(event)}):
             say_once(f"out of memory: {path} tells what took it")
-        except Exception as failure:
-            self._failures += 1
-            say_once(f"the snapshot {path} was not written: {failure}")
+
+    def _on_demand(self) -> None:
+        """On the thread that watches for demands."""
+        if self._owner.recording and self._files is not None:
+            self._save(self._files.on_demand(datetime.now()), {})
 
     def events(self) -> npt.NDArray[np.void]:
         """The events that are held, in order of time, as a structured array of shape `(n,)`.
@@ -312,7 +361,7 @@ class Tracer:
             and not all(hooks.late_problem(backend) for backend in self._indices),
             "untraced": self._why_untraced(),
             "failures": self._failures,
-            "oom_snapshots": self._oom_snapshots,
+            "oom_snapshots": self._files.oom_snapshots if self._files is not None else 0,
             **self._owner.stats(),
         }
 
@@ -328,6 +377,8 @@ class Tracer:
             "written_ns": time.time_ns(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "rank": ranks.current().rank,
+            "role": self._options.role,
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
             "python": platform.python_version(),

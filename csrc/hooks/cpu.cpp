@@ -8,53 +8,82 @@
 // 3. Once installed it stays: blocks it handed out carry its deleter for as long as they live, past
 //    static destruction too. All state is therefore leaked on purpose.
 // 4. The CPU allocator has no lock of its own: `record` is called from many threads at once.
+// 5. An exception of the base's goes on as it came. Memory has run out then: that is reported first.
 #include <c10/core/CPUAllocator.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "../hook.h"
 
 namespace {
 
 pytracer_record_fn g_record = nullptr;
+pytracer_oom_fn g_tell_oom = nullptr;
 const uint32_t* g_enabled = nullptr;
 c10::Allocator* g_base = nullptr;
 c10::DeleterFnPtr g_base_delete = nullptr;
 
 inline bool enabled() noexcept { return __atomic_load_n(g_enabled, __ATOMIC_ACQUIRE) != 0; }
 
-void report(uint8_t action, void* data, size_t size) noexcept {
+void report(uint8_t action, uint64_t address, size_t size) noexcept {
   pytracer_event event{};
-  event.address = reinterpret_cast<uint64_t>(data);
+  event.address = address;
   event.size = size;
   event.device = PYTRACER_CPU_DEVICE;
   event.action = action;
   g_record(&event);
 }
 
+uint64_t bytes_of_pages(int name) noexcept {
+  const long pages = sysconf(name);
+  return pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) : 0;
+}
+
+void report_oom(size_t size) noexcept {
+  const uint64_t free_size = bytes_of_pages(_SC_AVPHYS_PAGES);
+  report(PYTRACER_OOM, free_size, size);
+  g_tell_oom(size, bytes_of_pages(_SC_PHYS_PAGES), free_size);
+}
+
 void delete_traced(void* data) {
-  if (data != nullptr && enabled()) report(PYTRACER_FREE_COMPLETED, data, 0);
+  if (data != nullptr && enabled()) {
+    report(PYTRACER_FREE_COMPLETED, reinterpret_cast<uint64_t>(data), 0);
+  }
   g_base_delete(data);
 }
 
 class TracedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size) override {
-    c10::DataPtr block = g_base->allocate(size);
+    c10::DataPtr block = allocate_from_base(size);
     void* data = block.get();
     // A block that is not the base's usual kind keeps its own context and deleter, untraced.
     if (data == nullptr || block.get_context() != data ||
         !block.compare_exchange_deleter(g_base_delete, &delete_traced)) {
       return block;
     }
-    if (enabled()) report(PYTRACER_ALLOC, data, size);
+    if (enabled()) report(PYTRACER_ALLOC, reinterpret_cast<uint64_t>(data), size);
     return block;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_traced; }
   void copy_data(void* dest, const void* src, std::size_t count) const override {
     g_base->copy_data(dest, src, count);
   }
+
+ private:
+  static c10::DataPtr allocate_from_base(size_t size) {
+    try {
+      return g_base->allocate(size);
+    } catch (const std::exception&) {
+      if (enabled()) report_oom(size);
+      throw;
+    }
+  }
 };
+
+void observe_oom(pytracer_oom_fn tell) { g_tell_oom = tell; }
 
 int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message,
                size_t message_size) {
@@ -93,7 +122,7 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
   return 1;
 }
 
-const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr};
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr, &observe_oom};
 
 }  // namespace
 

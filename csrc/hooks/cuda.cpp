@@ -101,7 +101,7 @@ struct Cuda {
 };
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cuda", &Hook<Cuda>::attach, &Cuda::now,
-                            &Hook<Cuda>::snapshot};
+                            &Hook<Cuda>::snapshot, nullptr};
 
 }  // namespace
 

@@ -24,7 +24,7 @@ struct Npu {
 };
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "npu", &Hook<Npu>::attach, nullptr,
-                            &Hook<Npu>::snapshot};
+                            &Hook<Npu>::snapshot, nullptr};
 
 }  // namespace
 

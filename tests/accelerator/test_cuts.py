@@ -25,7 +25,7 @@ from accelerator.extension import Churn, Extension
 from pytracer import Tracer
 from pytracer.reading import load
 
-RING = 6_000
+RING = 30_000  # not to be lapped between two cuts, on a slow machine either
 CUTS = 100  # in each of the tests that take many
 BURST = 400  # pairs of each C++ thread, released right before a cut
 PAGE = 2 << 20  # expandable segments consist of these

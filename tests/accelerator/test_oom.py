@@ -54,7 +54,7 @@ def test_the_snapshot_is_there_before_the_exception(
     untraced = ask_for_too_much()
     monkeypatch.setenv("RANK", "5")
     seen: list[Any] = []
-    with pytracer.Tracer(tmp_path, device=backend) as tracer:
+    with pytracer.Tracer(tmp_path, device=backend, ranks=[5]) as tracer:
         observe(backend, lambda *event: seen.append((event, list(tmp_path.glob("oom_*/*")))))
         held = torch.empty(3_000_000, dtype=torch.uint8, device=backend)
         # WHEN it runs out
@@ -119,6 +119,49 @@ def test_no_more_than_wished_for(
     ask_for_too_much()
     # THEN nothing more is written
     assert len(list(tmp_path.glob("*.oom-*"))) == 2
+
+
+def test_fifty_leave_three_files(
+    backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
+) -> None:
+    # GIVEN a program that catches what torch raises
+    with pytracer.Tracer(tmp_path, device=backend) as tracer:
+        # WHEN it runs out fifty times
+        for _ in range(50):
+            ask_for_too_much()
+        # THEN three snapshots are there, and all fifty in the record
+        assert len(list(tmp_path.glob("oom_*/*"))) == tracer.stats()["oom_snapshots"] == 3
+        actions = [ACTIONS[each] for each in tracer.events()["action"]]
+        assert actions.count("oom") == 50
+
+
+@pytest.mark.parametrize(("chosen", "files"), [([5], 1), ([0, 4], 0), (None, 1)])
+def test_oom_ranks(
+    backend: str,
+    ask_for_too_much: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: list[int] | None,
+    files: int,
+) -> None:
+    # GIVEN rank 5
+    monkeypatch.setenv("RANK", "5")
+    # WHEN it runs out, THEN it writes if it is one of those chosen
+    with pytracer.Tracer(tmp_path, device=backend, oom_ranks=chosen):
+        ask_for_too_much()
+    assert len(list(tmp_path.glob("oom_*/*"))) == files
+
+
+def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path: Path) -> None:
+    # GIVEN an operation whose backward, on autograd's own thread, asks for too much
+    leaf = torch.ones(1, device=backend, requires_grad=True)
+    with pytracer.Tracer(tmp_path, device=backend):
+        output = leaf.expand(HUGE)[:1].sum()
+        # WHEN it does, THEN the exception is torch's, and the snapshot is there
+        with pytest.raises(torch.OutOfMemoryError):
+            output.backward()
+        (path,) = tmp_path.glob("oom_*/*")
+    assert pickle.loads(path.read_bytes())["pytracer"]["oom"]["requested_bytes"] >= HUGE
 
 
 def test_a_dump_that_fails(

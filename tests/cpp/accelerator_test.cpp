@@ -63,7 +63,8 @@ int32_t take_snapshot(const pytracer_state_sink* sink, char* message, size_t siz
   return PYTRACER_DONE;
 }
 
-const pytracer_hook g_hook = {PYTRACER_HOOK_ABI, "cuda", nullptr, &allocator_time, &take_snapshot};
+const pytracer_hook g_hook = {PYTRACER_HOOK_ABI, "cuda", nullptr, &allocator_time, &take_snapshot,
+                              nullptr};
 
 // A recording owner of the made-up allocator.
 struct Recording {

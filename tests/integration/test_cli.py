@@ -34,7 +34,7 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
 
 def test_the_commands_are_there() -> None:
     with click.Context(main) as context:
-        assert main.list_commands(context) == ["build-hooks", "demo", "doctor"]
+        assert main.list_commands(context) == ["build-hooks", "demo", "doctor", "run"]
 
 
 def test_version_of_the_module_run_as_a_program(env: dict[str, str], tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path:
 @pytest.mark.parametrize(
     ("victim", "crash", "ending"),
     [
-        ("c10::DataPtr block = g_base", "*reinterpret_cast<volatile int*>(8) = 0;", "SIGSEGV"),
-        ("c10::DataPtr block = g_base", "__builtin_trap();", "SIG(ILL|TRAP)"),
+        ("c10::DataPtr block = allocate", "*reinterpret_cast<volatile int*>(8) = 0;", "SIGSEGV"),
+        ("c10::DataPtr block = allocate", "__builtin_trap();", "SIG(ILL|TRAP)"),
         ("g_record(&event);", "__builtin_trap();", "SIG(ILL|TRAP)"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from pytracer import ranks
 from pytracer.config import Options
-from pytracer.output import FIRST_PROCESS, Files
+from pytracer.output import FIRST_PROCESS, Files, claim_first
 from pytracer.ranks import Rank
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456)
@@ -141,12 +141,29 @@ def test_names_beside_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names() == [name.replace("x.y", "x.y.rank7") for name in plain]
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert names() == plain
-    # A process that another one started, without a rank
+    # A process, and one that it started, without a rank
     monkeypatch.delenv("RANK")
-    monkeypatch.setenv(FIRST_PROCESS, str(PID))
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID}")
     assert names() == plain
-    monkeypatch.setenv(FIRST_PROCESS, str(PID + 1))
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}")
     assert names() == [name.replace("x.y", f"x.y.pid{PID}") for name in plain]
+    # One of several ranks: started by their launcher, and by one of the same rank
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert names() == [name.replace("x.y", "x.y.rank7") for name in plain]
+    monkeypatch.setenv(FIRST_PROCESS, f"7:{PID + 1}")
+    assert names() == [name.replace("x.y", f"x.y.rank7.pid{PID}") for name in plain]
+
+
+def test_the_first_process_of_each_rank_claims_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FIRST_PROCESS, "")
+    assert claim_first()
+    assert os.environ[FIRST_PROCESS] == f"None:{PID}"
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}")
+    assert not claim_first()
+    monkeypatch.setenv("RANK", "3")
+    assert claim_first()
+    assert os.environ[FIRST_PROCESS] == f"3:{PID}"
 
 
 def test_two_tracers_of_a_process_in_one_directory(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+#include "wake_signal.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+
+namespace pytracer {
+
+namespace {
+
+constexpr int kSignals = 64;
+
+std::atomic<int> g_event{-1};
+std::atomic<uint64_t> g_came{0};
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "used in a signal handler");
+struct sigaction g_before[kSignals];  // by number - 1; of those that have our handler
+
+uint64_t bit(int number) noexcept { return uint64_t{1} << (number - 1); }
+
+void handle(int number) {
+  if (g_event < 0) return;  // inherited
+  const int interrupted = errno;
+  g_came.fetch_or(bit(number));
+  wake();
+  errno = interrupted;
+}
+
+bool is_ours(const struct sigaction& action) noexcept {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == &handle;
+}
+
+void forget_the_parents() noexcept {
+  const int event = g_event.exchange(-1);
+  if (event >= 0) close(event);
+  g_came = 0;
+}
+
+[[noreturn]] void fail(const char* doing) {
+  throw Error(std::string(doing) + " failed: " + std::strerror(errno));
+}
+
+}  // namespace
+
+int wake_event() {
+  static const int at_fork = pthread_atfork(nullptr, nullptr, &forget_the_parents);
+  if (at_fork != 0) throw Error("out of memory");
+  if (g_event < 0) {
+    const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (event < 0) fail("eventfd");
+    g_event = event;
+  }
+  return g_event;
+}
+
+void watch_signal(int number) {
+  wake_event();
+  struct sigaction now{};
+  if (sigaction(number, nullptr, &now) != 0) fail("sigaction");
+  if (is_ours(now)) return;
+  struct sigaction ours{};
+  ours.sa_handler = &handle;
+  ours.sa_flags = SA_RESTART | SA_ONSTACK;
+  g_before[number - 1] = now;
+  if (sigaction(number, &ours, nullptr) != 0) fail("sigaction");
+}
+
+void unwatch_signal(int number) noexcept {
+  struct sigaction now{};
+  if (sigaction(number, nullptr, &now) == 0 && is_ours(now)) {
+    sigaction(number, &g_before[number - 1], nullptr);
+  }
+  g_came.fetch_and(~bit(number));
+}
+
+uint64_t take_signals() noexcept {
+  uint64_t times = 0;
+  // First the event: a signal that is noted after the exchange makes it readable again.
+  [[maybe_unused]] const ssize_t size = read(g_event, &times, sizeof(times));
+  return g_came.exchange(0);
+}
+
+void wake() noexcept {
+  const int event = g_event;
+  const uint64_t once = 1;
+  if (event < 0) return;
+  [[maybe_unused]] const ssize_t size = write(event, &once, sizeof(once));
+}
+
+}  // namespace pytracer

@@ -1,0 +1,108 @@
+#include "wake_signal.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+
+using namespace pytracer;
+
+namespace {
+
+std::atomic<int> g_users{0};
+
+bool readable(int timeout_ms = 0) {
+  pollfd event{wake_event(), POLLIN, 0};
+  return poll(&event, 1, timeout_ms) == 1;
+}
+
+void users(int) { ++g_users; }
+
+void set_handler(void (*handler)(int)) {
+  struct sigaction action{};
+  action.sa_handler = handler;
+  CHECK(sigaction(SIGUSR1, &action, nullptr) == 0);
+}
+
+constexpr uint64_t kUsr1 = uint64_t{1} << (SIGUSR1 - 1);
+
+}  // namespace
+
+TEST(signals_wake_and_the_handler_of_before_comes_back) {
+  // GIVEN a handler of the user's, and a signal that is watched
+  set_handler(&users);
+  watch_signal(SIGUSR1);
+  watch_signal(SIGUSR1);
+  CHECK(!readable());
+  // WHEN it comes, many times
+  for (int i = 0; i < 100; ++i) raise(SIGUSR1);
+  // THEN that wakes, once
+  CHECK(readable());
+  CHECK(take_signals() == kUsr1);
+  CHECK(!readable());
+  CHECK(take_signals() == 0);
+  CHECK(g_users == 0);
+  // WHEN one comes just before the end, THEN the next watch does not see it
+  raise(SIGUSR1);
+  unwatch_signal(SIGUSR1);
+  watch_signal(SIGUSR1);
+  CHECK(take_signals() == 0);
+  // AND after the end the user's handler is called
+  unwatch_signal(SIGUSR1);
+  unwatch_signal(SIGUSR1);
+  raise(SIGUSR1);
+  CHECK(g_users == 1);
+  // WHEN the user's handler takes the place of ours, THEN it stays
+  watch_signal(SIGUSR1);
+  set_handler(SIG_IGN);
+  unwatch_signal(SIGUSR1);
+  struct sigaction now{};
+  CHECK(sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == SIG_IGN);
+}
+
+TEST(no_signal_is_lost_while_they_are_taken) {
+  // GIVEN a thread that raises a signal after each that was taken
+  watch_signal(SIGUSR1);
+  std::atomic<int> taken{0};
+  std::thread sender([&] {
+    for (int sent = 0; sent < 1000; ++sent) {
+      while (taken < sent) std::this_thread::yield();
+      raise(SIGUSR1);
+    }
+  });
+  // WHEN they are waited for, THEN each arrives
+  while (taken < 1000) {
+    CHECK(readable(10'000));
+    if (take_signals() == kUsr1) ++taken;
+  }
+  sender.join();
+  unwatch_signal(SIGUSR1);
+}
+
+TEST(a_forked_child_watches_by_itself) {
+  // GIVEN a parent that watches
+  watch_signal(SIGUSR1);
+  const pid_t child = fork();
+  if (child == 0) {
+    // WHEN the signal comes to the child, THEN it is as if it never had
+    raise(SIGUSR1);
+    if (take_signals() != 0 || readable()) _exit(1);
+    // AND the child can watch too
+    watch_signal(SIGUSR1);
+    raise(SIGUSR1);
+    if (!readable() || take_signals() != kUsr1) _exit(2);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  // THEN the parent knows nothing of it
+  CHECK(!readable() && take_signals() == 0);
+  raise(SIGUSR1);
+  CHECK(take_signals() == kUsr1);
+  unwatch_signal(SIGUSR1);
+}

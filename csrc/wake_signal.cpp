@@ -19,6 +19,7 @@ namespace {
 constexpr int kSignals = 64;
 
 std::atomic<int> g_event{-1};
+std::atomic<uint64_t> g_watched{0};  // bits, as take_signals() gives them
 std::atomic<uint64_t> g_came{0};
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "used in a signal handler");
 struct sigaction g_before[kSignals];  // by number - 1; of those that have our handler
@@ -26,7 +27,7 @@ struct sigaction g_before[kSignals];  // by number - 1; of those that have our h
 uint64_t bit(int number) noexcept { return uint64_t{1} << (number - 1); }
 
 void handle(int number) {
-  if (g_event < 0) return;  // inherited
+  if ((g_watched & bit(number)) == 0) return;  // left behind, or inherited
   const int interrupted = errno;
   g_came.fetch_or(bit(number));
   wake();
@@ -40,6 +41,7 @@ bool is_ours(const struct sigaction& action) noexcept {
 void forget_the_parents() noexcept {
   const int event = g_event.exchange(-1);
   if (event >= 0) close(event);
+  g_watched = 0;
   g_came = 0;
 }
 
@@ -64,20 +66,24 @@ void watch_signal(int number) {
   wake_event();
   struct sigaction now{};
   if (sigaction(number, nullptr, &now) != 0) fail("sigaction");
-  if (is_ours(now)) return;
-  struct sigaction ours{};
-  ours.sa_handler = &handle;
-  ours.sa_flags = SA_RESTART | SA_ONSTACK;
-  g_before[number - 1] = now;
-  if (sigaction(number, &ours, nullptr) != 0) fail("sigaction");
+  if (!is_ours(now)) {
+    struct sigaction ours{};
+    ours.sa_handler = &handle;
+    ours.sa_flags = SA_RESTART | SA_ONSTACK;
+    g_before[number - 1] = now;
+    if (sigaction(number, &ours, nullptr) != 0) fail("sigaction");
+  }
+  g_watched.fetch_or(bit(number));
 }
 
 void unwatch_signal(int number) noexcept {
-  struct sigaction now{};
-  if (sigaction(number, nullptr, &now) == 0 && is_ours(now)) {
-    sigaction(number, &g_before[number - 1], nullptr);
-  }
+  g_watched.fetch_and(~bit(number));
   g_came.fetch_and(~bit(number));
+  struct sigaction now{};
+  const struct sigaction& before = g_before[number - 1];
+  if (sigaction(number, nullptr, &now) == 0 && is_ours(now) && before.sa_handler != SIG_DFL) {
+    sigaction(number, &before, nullptr);
+  }
 }
 
 uint64_t take_signals() noexcept {

@@ -4,7 +4,8 @@
 // 1. The handler notes the signal and writes to an eventfd. It is async-signal-safe: it may
 //    interrupt anything, an allocator with its lock held too. System calls go on (SA_RESTART).
 // 2. unwatch_signal() puts back the handler that was there before; one that took our handler's
-//    place meanwhile stays.
+//    place meanwhile stays. Where there was none ours stays, and does nothing: a signal that is sent
+//    once too often, while a job is exiting say, must not end it.
 // 3. The eventfd is never closed: a handler on its way might write into the next file of that number.
 // 4. A forked child watches nothing, whatever it was forked from, and has no part in the parent's
 //    eventfd. The handler stays, and does nothing there until the child watches by itself.

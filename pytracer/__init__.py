@@ -10,6 +10,7 @@ names are imported when they are used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pytracer.errors import ConfigError, HookError, PytracerError
+    from pytracer.phases import annotate
     from pytracer.torch_patch import patch_torch, unpatch_torch
     from pytracer.tracer import ACTIONS, Tracer
 
@@ -22,6 +23,7 @@ __all__ = [
     "PytracerError",
     "Tracer",
     "__version__",
+    "annotate",
     "patch_torch",
     "unpatch_torch",
 ]
@@ -32,6 +34,7 @@ _HOMES = {
     "HookError": "errors",
     "PytracerError": "errors",
     "Tracer": "tracer",
+    "annotate": "phases",
     "patch_torch": "torch_patch",
     "unpatch_torch": "torch_patch",
 }

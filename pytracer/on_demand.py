@@ -109,7 +109,7 @@ class _Watcher:
                 return
             try:
                 watch.dump()
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 say_once(f"a snapshot on demand failed: {error!r}")
 
 

@@ -20,6 +20,7 @@ import contextlib
 import importlib
 import os
 import tempfile
+import threading
 from collections import deque
 from datetime import datetime
 from pathlib import Path
@@ -38,7 +39,7 @@ _of_process = os.getpid()
 class Files:
     """The files of one tracer: their names, which of them are wanted, and what becomes of them.
 
-    Not thread-safe, but for tracers that write one file at a time.
+    Any thread; `_on_demand` alone is changed by several, under the lock.
     """
 
     def __init__(self, options: Options) -> None:
@@ -50,6 +51,7 @@ class Files:
         self._number = 1 if self._is_file else _count(str(self._output))
         self._oom_snapshots = 0
         self._on_demand: deque[Path] = deque()
+        self._changing = threading.Lock()
 
     def prepare(self, make: bool) -> None:
         """Makes the directory, or else tries where it would be made, when there is what to write.
@@ -97,9 +99,10 @@ class Files:
         return self._path(f"oom_{now:%Y%m%d-%H%M%S-%f}", "torch_memory_oom")
 
     def on_demand(self, now: datetime) -> Path:
-        """Older ones than the last `keep_last` go."""
+        """Older ones than the last `keep_last` go when it is written."""
         path = self._path(f"demand_{now:%Y%m%d-%H%M%S-%f}", "torch_memory")
-        self._on_demand.append(path)
+        with self._changing:
+            self._on_demand.append(path)
         return path
 
     @property
@@ -109,9 +112,7 @@ class Files:
 
     def written(self, path: Path) -> None:
         """Calls the user's function with the path, and deletes what is not to be kept."""
-        keep = self._options.keep_last
-        while keep is not None and len(self._on_demand) > keep:
-            old = self._on_demand.popleft()
+        for old in self._surplus():
             with contextlib.suppress(OSError):
                 old.unlink(missing_ok=True)
                 if not self._is_file:
@@ -122,6 +123,12 @@ class Files:
             call = getattr(importlib.import_module(module), name)
         if call is not None:
             call(os.fspath(path))
+
+    def _surplus(self) -> list[Path]:
+        keep = self._options.keep_last
+        with self._changing:
+            count = 0 if keep is None else max(0, len(self._on_demand) - keep)
+            return [self._on_demand.popleft() for _ in range(count)]
 
     def _path(self, event: str, tag: str, beside: str | None = None) -> Path:
         """`beside`: what the event is called in a name beside the file."""

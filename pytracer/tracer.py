@@ -224,13 +224,15 @@ class Tracer:
         """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
-        path = self._files.at_the_end() if self._files is not None else None
         try:
             self.stop()
+            wanted = not self._only_if_used or bool(self._owner.view().used_devices)
         except Exception as failure:
             self._failures += 1
             say_once(f"no memory for the blocks alive at the end: {failure}")
-        if path is not None and (not self._only_if_used or self._owner.view().used_devices):
+            wanted = True
+        path = self._files.at_the_end() if self._files is not None else None
+        if path is not None and wanted:
             self._save(path, {})
 
     def _save(self, path: Path, more: dict[str, Any]) -> bool:
@@ -245,9 +247,9 @@ class Tracer:
             return False
         try:
             self._files.written(path)
-        except Exception as failure:  # the user's function's
+        except (Exception, SystemExit) as failure:  # the user's function's
             self._failures += 1
-            say_once(f"on_snapshot failed for {path}: {failure!r}")
+            say_once(f"on_snapshot failed: {failure!r}")
         return True
 
     def clear(self) -> None:
@@ -317,7 +319,7 @@ class Tracer:
         Fields:
             sequence (u8): number of the event on its device, from 0; gaps never occur.
             time_ns (i8): wall time, nanoseconds since the epoch.
-            address (u8): of the block or segment; for `oom` the device's free bytes.
+            address (u8): of the block or segment; for `oom` the free bytes of device or system.
             size_bytes (u8): bytes asked for; for a free, those of the allocation.
             stream (u8): the stream's handle; 0: the default one.
             autograd_sequence (u8): autograd's sequence number; 0: not known (on the CPU always).
@@ -326,7 +328,7 @@ class Tracer:
             pool_high, pool_low (u8): the memory pool's id, as in a snapshot's `pool_id`.
             step (u4): the step it fell into; 0: before the first.
             phase (u2): the phase it fell into; 0: none.
-            action (u1): index into `ACTIONS`. The CPU has `alloc` and `free_completed`.
+            action (u1): index into `ACTIONS`. The CPU has `alloc`, `free_completed` and `oom`.
             device (i1): index of the accelerator; -1: the CPU.
         """
         return self._owner.events()

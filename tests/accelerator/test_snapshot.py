@@ -257,3 +257,33 @@ def test_labels_beyond_their_bound(backend: str, device: ModuleType) -> None:
     assert 20_000 < kept < len(labels) - 1
     assert about["labels_dropped"] == len(labels) - 1 - kept
     assert os.getpid() == snapshot["pytracer"]["pid"]
+
+
+def test_phases_on_autograds_threads(backend: str, device: ModuleType) -> None:
+    # GIVEN a forward and a backward, which autograd runs on a thread of its own, in phases
+    weights = torch.ones(64, 64, device=backend, requires_grad=True)
+    with pytracer.Tracer(device=f"{backend}:0") as tracer:
+        with pytracer.annotate("forward"):
+            loss = (weights @ weights).sum()
+        with pytracer.annotate("backward"):
+            loss.backward()
+        torch.empty(12_345, dtype=torch.uint8, device=backend)
+    trace = tracer.snapshot()["device_traces"][0]
+    # THEN each allocation is of the phase that started it, those without a stack too
+    phases = {
+        (event["user_metadata"], bool(event["frames"]))
+        for event in trace
+        if event["action"] == "alloc"
+    }
+    assert {("forward", True), ("backward", False), ("", True)} <= phases
+    assert ("", False) not in phases
+    # AND what torch itself is told to note counts more
+    if hasattr(device.memory, "_set_memory_metadata"):
+        with pytracer.Tracer(device=f"{backend}:0") as tracer, pytracer.annotate("phase"):
+            device.memory._set_memory_metadata("mine")
+            torch.empty(12_345, dtype=torch.uint8, device=backend)
+            device.memory._set_memory_metadata("")
+            torch.empty(12_345, dtype=torch.uint8, device=backend)
+        trace = tracer.snapshot()["device_traces"][0]
+        allocations = [event for event in trace if event["action"] == "alloc"]
+        assert [event["user_metadata"] for event in allocations] == ["mine", "phase"]

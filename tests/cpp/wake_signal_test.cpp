@@ -65,6 +65,21 @@ TEST(signals_wake_and_the_handler_of_before_comes_back) {
   CHECK(sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == SIG_IGN);
 }
 
+TEST(a_signal_once_too_often_does_nothing) {
+  // GIVEN no handler, WHEN a signal comes after it was watched, THEN the process lives
+  set_handler(SIG_DFL);
+  watch_signal(SIGUSR1);
+  unwatch_signal(SIGUSR1);
+  raise(SIGUSR1);
+  CHECK(!readable());
+  // AND the next watch does not see it
+  watch_signal(SIGUSR1);
+  CHECK(take_signals() == 0);
+  raise(SIGUSR1);
+  CHECK(take_signals() == kUsr1);
+  unwatch_signal(SIGUSR1);
+}
+
 TEST(no_signal_is_lost_while_they_are_taken) {
   // GIVEN a thread that raises a signal after each that was taken
   watch_signal(SIGUSR1);

@@ -165,9 +165,23 @@ def test_two_tracers(tmp_path: Path, handler: list[int]) -> None:
     assert len(demanded(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
-def test_the_handler_of_before_is_put_back(tmp_path: Path, before: signal.Handlers) -> None:
-    # GIVEN a program that leaves the signal to the system, or ignores it
+def test_a_signal_once_too_often_does_not_end_the_program(tmp_path: Path) -> None:
+    # GIVEN a program without a handler of its own, which the signal would end
+    signal.signal(SIGNAL, signal.SIG_DFL)
+    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL):
+        pass
+    # WHEN it comes after the end, THEN it does nothing
+    send()
+    assert demanded(tmp_path) == []
+    # AND a tracer that comes later gets it
+    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL):
+        send()
+        wait_for(1, tmp_path)
+
+
+def test_the_handler_of_before_is_put_back(tmp_path: Path) -> None:
+    # GIVEN a program that ignores the signal
+    before = signal.SIG_IGN
     signal.signal(SIGNAL, before)
     tracer = Tracer(tmp_path, device="cpu", dump_signal=SIGNAL)
     for turn in (1, 2):
@@ -329,10 +343,13 @@ def test_on_snapshot(tmp_path: Path) -> None:
     assert not tracer.stats()["recording"]
 
 
-def test_an_on_snapshot_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # GIVEN a function of the user's that fails
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)])
+def test_an_on_snapshot_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    # GIVEN a function of the user's that fails, or wants to end the process
     def fail(path: str) -> None:
-        raise ValueError("bad")
+        raise error
 
     tracer = Tracer(
         tmp_path / "x.pickle", device="cpu", dump_signal=SIGNAL, on_snapshot=fail, keep_last=1
@@ -344,24 +361,7 @@ def test_an_on_snapshot_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixt
             wait_until(lambda number=number: tracer.stats()["failures"] == number)
             (path,) = demanded(tmp_path)
             assert path.exists()
-        assert "on_snapshot failed" in caplog.text
-
-
-def test_an_on_snapshot_that_exits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # GIVEN a function of the user's that wants to end the process
-    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL, on_snapshot=leave) as tracer:
-        # WHEN the signal comes, twice, THEN the thread stays, which is said once
-        with caplog.at_level(logging.WARNING, "pytracer"):
-            for number in (1, 2):
-                send()
-                wait_for(number, tmp_path)
-        assert caplog.text.count("a snapshot on demand failed: SystemExit(3)") == 1
-        assert tracer.stats()["recording"]
-
-
-def leave(path: str) -> None:
-    if "demand" in path:
-        sys.exit(3)
+        assert caplog.text.count(f"on_snapshot failed: {error!r}") == 1
 
 
 # --- threads and processes ------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytracer import Tracer
-from pytracer.phases import annotate
+from pytracer import Tracer, annotate
 
 
 def phase_of(size: int, tracer: Tracer) -> set[str]:

@@ -23,6 +23,8 @@ Phases::Phases() {
                    phases.of_process_ = entered.empty() ? uint16_t{0} : entered.back().phase;
                    phases.mutex_.unlock();
                  });
+  detail::on_thread_end.store([](ThreadSlot& slot) noexcept { instance().forget(slot); },
+                              std::memory_order_release);
 }
 
 uint64_t Phases::enter(std::string_view name) {
@@ -42,6 +44,14 @@ void Phases::leave(uint64_t entry) noexcept {
   if (found == entered_.end()) return;
   ThreadSlot& slot = *found->slot;
   entered_.erase(found);
+  publish(slot);
+}
+
+void Phases::forget(ThreadSlot& slot) noexcept {
+  std::lock_guard lock(mutex_);
+  entered_.erase(std::remove_if(entered_.begin(), entered_.end(),
+                                [&](const Entry& each) { return each.slot == &slot; }),
+                 entered_.end());
   publish(slot);
 }
 

@@ -3,7 +3,7 @@
 // 1. A thread's events carry its own innermost phase. Those of a thread that is in none carry the
 //    process's: the one that was entered last, on any thread, and not left yet. So autograd's
 //    threads carry the phase that started them.
-// 2. Phases may be left in any order, on any thread.
+// 2. Phases may be left in any order, on any thread. Those of a thread that ends are over.
 // 3. A name keeps its number for the life of the process. Bounded, see InternTable: a phase whose
 //    name finds no place is none.
 // 4. In a forked child the phases of the thread that forked go on; those of others are over.
@@ -43,6 +43,7 @@ class Phases {
     uint16_t phase;
   };
   Phases();
+  void forget(ThreadSlot& slot) noexcept;  // its thread has ended
   void publish(ThreadSlot& slot) noexcept;  // under mutex_
 
   std::mutex mutex_;  // all below, but for the names' being read

@@ -13,6 +13,7 @@ namespace pytracer {
 namespace detail {
 __thread ThreadSlot* this_thread = nullptr;
 bool membarrier_works = false;
+std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end{nullptr};
 }  // namespace detail
 
 namespace {
@@ -21,11 +22,14 @@ std::atomic<ThreadSlot*> g_slots{nullptr};  // all there are; grows only
 pthread_key_t g_thread_end;                 // its destructor gives the slot back
 bool g_thread_end_works = false;            // else slots are never given back
 
-void give_back(void* slot) {
+void give_back(void* of_thread) {
+  ThreadSlot& slot = *static_cast<ThreadSlot*>(of_thread);
   // Destructors that run after this one may still free tensors: they claim a slot anew.
   detail::this_thread = nullptr;
-  static_cast<ThreadSlot*>(slot)->phase.store(0, std::memory_order_relaxed);
-  static_cast<ThreadSlot*>(slot)->owned.store(false, std::memory_order_release);
+  if (slot.phase.load(std::memory_order_relaxed) != 0) {
+    if (const auto ended = detail::on_thread_end.load(std::memory_order_acquire)) ended(slot);
+  }
+  slot.owned.store(false, std::memory_order_release);
 }
 
 long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }

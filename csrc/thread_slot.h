@@ -2,6 +2,7 @@
 //
 // 1. A slot belongs to one thread from its first event until the thread ends; then another thread
 //    may get it. Slots are never returned to the system: as many as there were threads at once.
+//    When the thread of a slot with a phase ends, on_thread_end gets the slot first.
 // 2. HookScope makes its thread's count of scopes odd for the time of one event. In the usual case
 //    that costs two plain stores: the waiting side pays for the ordering, with membarrier(2).
 //    Scopes do not nest.
@@ -29,6 +30,8 @@ namespace detail {
 // __thread and initial-exec: the access is one instruction instead of a call.
 extern __thread ThreadSlot* this_thread __attribute__((tls_model("initial-exec")));
 extern bool membarrier_works;
+// On the thread that ends, which has no slot by then. Null: nobody has asked.
+extern std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end;
 ThreadSlot* claim_slot() noexcept;  // null: out of memory
 }  // namespace detail
 

@@ -79,8 +79,11 @@ class _Finder:
             return None
         self._searching.add(name)  # another finder may ask all finders, as this one does
         try:
-            for finder in sys.meta_path:
-                spec = finder.find_spec(name, path, target) if finder is not self else None
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)  # some old ones have none
+                spec: ModuleSpec | None = (
+                    find(name, path, target) if find and finder is not self else None
+                )
                 if spec is not None:
                     if spec.loader is not None:
                         _note_import(spec.loader, name)
@@ -95,6 +98,7 @@ def _note_import(loader: "Loader", name: str) -> None:
     execute = loader.exec_module
 
     def exec_module(module: "ModuleType") -> None:
+        getattr(loader, "__dict__", {}).pop("exec_module", None)  # it is as it was
         _importing.add(name)
         try:
             execute(module)
@@ -103,4 +107,7 @@ def _note_import(loader: "Loader", name: str) -> None:
             _importing.discard(name)
             begin()
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+    try:  # noqa: SIM105 (which would import contextlib)
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+    except Exception:  # it cannot be changed; torch's entry point is left
+        pass

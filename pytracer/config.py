@@ -104,7 +104,7 @@ class Options:
 
         Args:
             given: options by name; those missing or `UNSET` come from their variable or default.
-            defaults: that take the place of the documented ones.
+            defaults: that take the place of the documented ones: the environment's tracer has some.
 
         Raises:
             ConfigError: an option given is wrong; names it, its value and what to give instead.
@@ -115,6 +115,8 @@ class Options:
             values[name] = option.check(name, defaults.get(name, option.default))
             value = given.get(name, UNSET)
             text = os.environ.get(variable(name), "")
+            if name in OF_ENVIRONMENT and not defaults and switched_on():
+                text = ""
             if value is not UNSET:
                 values[name] = option.check(name, value)
             elif text:
@@ -181,6 +183,10 @@ OPTIONS = {
 """Every option of a tracer, in the order of the README's table."""
 
 
+OF_ENVIRONMENT = ("output", "dump_signal", "trigger_file")
+"""Whose variables are the environment's tracer's alone, under `PYTRACER=1`: a tracer in the code
+would write the same files."""
+
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
 OTHER_VARIABLES = (SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD")
 
@@ -195,9 +201,18 @@ def switch(name: str) -> bool | None:
     return check_bool(name, parse_bool(text)) if text else None
 
 
+def switched_on() -> bool:
+    """Whether `PYTRACER=1` asks for the environment's tracer."""
+    return _switch_is(True)
+
+
 def switched_off() -> bool:
     """Whether `PYTRACER=0` forbids all tracing."""
+    return _switch_is(False)
+
+
+def _switch_is(wanted: bool) -> bool:
     try:
-        return switch(SWITCH) is False
+        return switch(SWITCH) is wanted
     except ConfigError:  # told where it would have switched on
         return False

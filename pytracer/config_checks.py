@@ -64,7 +64,7 @@ def parse_json(text: str) -> object:
     """JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

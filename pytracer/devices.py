@@ -113,8 +113,9 @@ def automatic() -> str:
             continue
         if count is None:
             say_once(
-                f'device="auto" records the CPU: to ask for {backend.upper()} devices here would '
-                f'initialise the driver, which forks do not survive; give device="{backend}"'
+                f'device="auto" records the CPU until torch initialises {backend.upper()}: to ask '
+                "for devices here would initialise the driver, which forks do not survive; give "
+                f'device="{backend}"'
             )
         elif count > 0:
             return backend
@@ -127,7 +128,7 @@ def _count_without_initialising(backend: str) -> int | None:
     `torch.cuda.device_count()` falls back on one, and then a forked child cannot use the device.
     """
     module = torch_module(backend)
-    if backend == "cuda" and not module.is_initialized():
+    if backend == "cuda" and not (module.is_initialized() or _is_initialising(module)):
         if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
             return 1  # a process has one such part of a device
         count: int = module._device_count_nvml()
@@ -179,9 +180,34 @@ def indices(backend: str, wanted: list[int] | None) -> list[int]:
     return sorted(set(range(count) if wanted is None else wanted))
 
 
+def to_be_initialised() -> list[str]:
+    """The accelerators that torch may yet initialise here, devices or not; asks no driver."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
+    built = {"cuda": cuda, "npu": "torch_npu" in sys.modules}
+    modules = {each: getattr(torch, each, None) for each in ACCELERATORS if built[each]}
+    return [
+        backend
+        for backend, module in modules.items()
+        if module is not None and backend not in _lost_at_fork and not _is_in_use(module)
+    ]
+
+
 def when_initialised(backend: str, action: Callable[[], None]) -> None:
-    """Has torch run `action`, which must not raise, as soon as it has initialised the device."""
-    torch_module(backend)._lazy_call(action)
+    """Has torch run `action`, which must not raise, as soon as it has initialised the device.
+
+    That is before anything can be allocated; in the middle of it `action` runs at once.
+    """
+    module = torch_module(backend)
+    if _is_initialising(module):  # with a lock, which `_lazy_call` would wait for
+        action()
+    else:
+        module._lazy_call(action)
+
+
+def _is_initialising(module: ModuleType) -> bool:
+    """Whether this thread runs what `when_initialised` was given."""
+    return hasattr(module._tls, "is_initializing")
 
 
 def attach_oom_observer(backend: str, observer: OomObserver) -> None:

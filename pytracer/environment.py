@@ -6,11 +6,11 @@ import sys
 from multiprocessing import context, process, util
 from typing import ClassVar
 
-from pytracer import config, devices
+from pytracer import config
 from pytracer.errors import ConfigError
 from pytracer.notices import say_once
-from pytracer.output import FIRST_PROCESS, claim_first
-from pytracer.tracer import Tracer
+from pytracer.output import FIRST_PROCESS
+from pytracer.tracer import Tracer, follow_devices
 
 DEFAULT_OUTPUT = "outputs/profile"
 PREFIX = "PYTRACER_"
@@ -22,16 +22,14 @@ class EnvironmentTracer(Tracer):
     _defaults: ClassVar[dict[str, object]] = {"output": DEFAULT_OUTPUT}
     _only_if_used: ClassVar[bool] = True
 
+    def is_first(self) -> bool:
+        """Whether it records in the first such process of its rank; its children see that."""
+        return self.recording and self._files is not None and self._files.claim_first()
+
     @property
     def recording(self) -> bool:
         """Whether it is."""
         return self._owner.recording
-
-    def follow_device(self) -> None:
-        """Starts anew if "auto" means another device by now, since torch_npu came after torch."""
-        if self.recording and devices.resolve(self._options.device).keys() != self._indices.keys():
-            self.stop()
-            self.start()
 
 
 _tracer: EnvironmentTracer | None = None
@@ -49,14 +47,14 @@ def begin() -> None:
 def _begin() -> None:
     if _is_compile_worker():
         return
+    traced, patched = config.switch(config.SWITCH), config.switch(config.PATCH_TORCH)
+    if traced is False or not (traced or patched):
+        return
     _see_children()
     if getattr(process.current_process(), "_inheriting", False):
         # A child of multiprocessing that reads what it is to do; `_in_child` comes next.
         return
     if _is_data_worker():
-        return
-    traced, patched = config.switch(config.SWITCH), config.switch(config.PATCH_TORCH)
-    if traced is False:
         return
     if traced:
         _trace()
@@ -69,11 +67,11 @@ def _begin() -> None:
 def _trace() -> None:
     global _tracer
     if _tracer is not None:
-        _tracer.follow_device()
+        follow_devices()  # torch_npu came after torch
         return
     _tracer = EnvironmentTracer()
     _tracer.start()
-    if _tracer.recording and claim_first():  # else another has said it
+    if _tracer.is_first():  # else another has said it
         _say_unknown_variables()
 
 

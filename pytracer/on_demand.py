@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import datetime
 
 from pytracer import _core
 from pytracer.notices import say_once
@@ -23,7 +24,8 @@ LOOK_SECONDS = 1.0  # between two looks at the files
 DUMP_SECONDS = 60.0  # that the end of a watch waits for a dump; a file system may hang
 END_SECONDS = 1.0  # that it waits for the thread, which may be looking at such a file
 
-Dump = Callable[[], None]
+Dump = Callable[[datetime], None]
+"""Called with the time of the demand: all that watch a file are told the same."""
 
 
 @dataclass
@@ -33,10 +35,15 @@ class _Watch:
     file: str | None
     touched_ns: int | None  # the file's time when it was last looked at; None: it was not there
 
-    def is_due(self, signals: Collection[int]) -> bool:
-        """Whether one of the signals that came is ours, or the file was touched since last time."""
+    def due(self, signals: Collection[int]) -> datetime | None:
+        """When the file was touched, if it was since last time; now, if our signal came.
+
+        None: nothing is due.
+        """
         before, self.touched_ns = self.touched_ns, _touched_ns(self.file)
-        return self.number in signals or self.touched_ns not in (None, before)
+        if self.touched_ns is not None and self.touched_ns != before:
+            return datetime.fromtimestamp(self.touched_ns / 1e9)
+        return datetime.now() if self.number in signals else None
 
 
 class _Watcher:
@@ -94,8 +101,8 @@ class _Watcher:
             poll.poll(LOOK_SECONDS * 1000 if looks else None)
             signals = _core.take_signals()
             for watch in self._all():
-                if watch.is_due(signals):
-                    self._dump(watch)
+                if (when := watch.due(signals)) is not None:
+                    self._dump(watch, when)
 
     def _is_over(self) -> bool:
         with self._changing:
@@ -103,12 +110,12 @@ class _Watcher:
                 self._thread = None  # the next watch starts another
             return not self._watches
 
-    def _dump(self, watch: _Watch) -> None:
+    def _dump(self, watch: _Watch, when: datetime) -> None:
         with self._dumping:
             if self._watches.get(watch.dump) is not watch:
                 return
             try:
-                watch.dump()
+                watch.dump(when)
             except Exception as error:
                 say_once(f"a snapshot on demand failed: {error!r}")
 

@@ -30,7 +30,7 @@ from pytracer.config import Options
 from pytracer.errors import ConfigError
 
 FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
-"""Variable, "rank:pid": the first process that the environment traces leaves it to its children."""
+"""Variable, "rank:pid:output", that the environment's tracer leaves to the process's children."""
 
 _directories: dict[str, int] = {}  # how many tracers of this process write there
 _of_process = os.getpid()
@@ -45,6 +45,7 @@ class Files:
     def __init__(self, options: Options) -> None:
         """`options.output` is not None; relative to the current directory of now."""
         assert options.output is not None
+        ranks.remember_group()
         self._options = options
         self._output = Path(os.path.abspath(options.output))
         self._is_file = self._output.suffix == ".pickle"
@@ -105,6 +106,19 @@ class Files:
             self._on_demand.append(path)
         return path
 
+    def claim_first(self) -> bool:
+        """Marks this process as its rank's first here, for its children; whether it is that."""
+        rank = ranks.current()
+        if self._first_process(rank) is None:
+            os.environ[FIRST_PROCESS] = f"{rank.rank}:{os.getpid()}:{self._output}"
+        return self._first_process(rank) == str(os.getpid())
+
+    def _first_process(self, rank: ranks.Rank) -> str | None:
+        """Its pid; a launcher, say, is of no rank, and what it starts are of others."""
+        of, _, mark = os.environ.get(FIRST_PROCESS, "").partition(":")
+        pid, _, output = mark.partition(":")
+        return pid if (of, output) == (str(rank.rank), str(self._output)) else None
+
     @property
     def oom_snapshots(self) -> int:
         """How many were asked for so far."""
@@ -141,24 +155,10 @@ class Files:
         parts = [self._output.stem]
         if rank.is_one_of_several:
             parts.append(f"rank{rank.rank}")
-        if _first_of_rank(rank) not in (None, str(pid)):
+        if self._first_process(rank) not in (None, str(pid)):
             parts.append(f"pid{pid}")
         parts.append(event.replace("_", "-", 1) if beside is None else beside)
         return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
-
-
-def claim_first() -> bool:
-    """Marks this process as its rank's first, for its children to see; whether it is that."""
-    rank = ranks.current()
-    if _first_of_rank(rank) is None:
-        os.environ[FIRST_PROCESS] = f"{rank.rank}:{os.getpid()}"
-    return _first_of_rank(rank) == str(os.getpid())
-
-
-def _first_of_rank(rank: ranks.Rank) -> str | None:
-    """Its pid; a launcher, say, is of no rank, and what it starts are of others."""
-    of, _, pid = os.environ.get(FIRST_PROCESS, "").partition(":")
-    return pid if pid and of == str(rank.rank) else None
 
 
 def _count(directory: str) -> int:

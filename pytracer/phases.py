@@ -1,9 +1,16 @@
 """Phases: names for what a program is doing, which its allocations then carry."""
 
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ContextDecorator
+from threading import get_ident
 from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from pytracer import _core
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class annotate(ContextDecorator):  # noqa: N801
@@ -14,6 +21,10 @@ class annotate(ContextDecorator):  # noqa: N801
     of the phase that started them. In a snapshot an event's `user_metadata` is its phase, unless
     torch's own metadata was set for it.
 
+    A decorated coroutine function or generator function, async or not, is in the phase while its
+    body runs: not while it awaits or has yielded, when others run on its thread. A `with` that
+    awaits or yields within stays entered meanwhile, for all that runs on the thread.
+
     Args:
         name: as viewers show it; 65,535 different ones a process, others are left out.
     """
@@ -21,14 +32,13 @@ class annotate(ContextDecorator):  # noqa: N801
     def __init__(self, name: str) -> None:
         """Enters nothing yet."""
         self._name = name
-        self._entered: list[int] = []  # one may be entered again while it is
+        # By thread: several may be in it at once, and one may enter it again while it is.
+        self._entered: dict[int, list[int]] = {}
 
     def __enter__(self) -> None:
         """The calling thread enters the phase."""
-        self._entered.append(_core.enter_phase(str(self._name).encode("utf-8", "replace")))
-
-    def _recreate_cm(self) -> "annotate":
-        return annotate(self._name)  # each call of a decorated function enters by itself
+        entry = _core.enter_phase(str(self._name).encode("utf-8", "replace"))
+        self._entered.setdefault(get_ident(), []).append(entry)
 
     def __exit__(
         self,
@@ -37,4 +47,58 @@ class annotate(ContextDecorator):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         """Leaves it."""
-        _core.leave_phase(self._entered.pop())
+        entries = self._entered.get(get_ident())
+        if not entries:  # another thread entered it: a generator may be resumed on any
+            entries = next(each for each in list(self._entered.values()) if each)
+        _core.leave_phase(entries.pop())
+
+    def __call__(self, function: Function) -> Function:
+        """Decorates it."""
+        wrapper: Callable[..., Any]
+        if inspect.iscoroutinefunction(function):
+
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return await _Steps(self, function(*args, **kwargs))
+
+        elif inspect.isgeneratorfunction(function):
+
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return (yield from _Steps(self, function(*args, **kwargs)))
+
+        elif inspect.isasyncgenfunction(function):
+
+            async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+                body = function(*args, **kwargs)
+                step = body.asend(None)
+                while True:
+                    try:
+                        value = [await _Steps(self, step)]
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        # Popped, for this frame must not keep it alive.
+                        step = body.asend((yield value.pop()))
+                    except BaseException as error:  # for the body to handle, GeneratorExit too
+                        step = body.athrow(error)
+
+        else:
+            return super().__call__(function)
+        return cast(Function, functools.wraps(function)(wrapper))
+
+
+class _Steps(Generator[Any, Any, Any]):
+    """Runs each step of a coroutine or a generator in a phase."""
+
+    def __init__(self, phase: annotate, body: Any) -> None:
+        self._phase, self._body = phase, body
+
+    def send(self, value: Any) -> Any:
+        with self._phase:
+            return self._body.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        with self._phase:
+            return self._body.throw(*error)
+
+    def __await__(self) -> "_Steps":
+        return self

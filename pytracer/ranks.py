@@ -1,9 +1,11 @@
 """Which process of a job this is, as its launcher tells."""
 
+import functools
 import os
 import socket
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 # Variables of the rank and of the number of ranks: torchrun's (verl and Ray Train set them too),
 # Open MPI's, those of PMI (MPICH, Intel MPI) and of MVAPICH2.
@@ -45,21 +47,66 @@ class Rank:
         return "_".join(filter(None, (role, socket.gethostname())))
 
 
+_of_group: Rank | None = None  # of the process group that was destroyed last
+
+
+def _forget_the_parents() -> None:
+    global _of_group
+    _of_group = None
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
+
+
 def current() -> Rank:
-    """Of this process, now: launchers such as Ray set it after the process has started."""
-    if (named := _from(*_LAUNCHERS[0])) is not None:
+    """Of this process, now: launchers such as Ray set it after the process has started.
+
+    torchrun's variables count, unless torch's process group is of more ranks than they tell: then
+    they are the node's.
+    """
+    named, group = _from(*_LAUNCHERS[0]), _group() or _of_group
+    if group is not None:
+        named_size, group_size = (named and named.world_size) or 0, group.world_size or 0
+        return named if named is not None and named_size >= group_size else group
+    if named is not None:
         return named
+    for launcher in _LAUNCHERS[1:]:
+        if (named := _from(*launcher)) is not None:
+            return named
+    named = _from(*_SLURM)
+    return named if named is not None and named.world_size is not None else Rank(None, None)
+
+
+def remember_group() -> None:
+    """Sees to it that a rank that only the process group knows outlives it; idempotent.
+
+    torch asks programs to destroy the group before they end, which is when most files are written.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    destroy = getattr(distributed, "destroy_process_group", None)
+    if destroy is None or hasattr(destroy, "_pytracer"):
+        return
+
+    @functools.wraps(destroy)
+    def remembering(*args: Any, **kwargs: Any) -> Any:
+        global _of_group
+        _of_group = _group() or _of_group
+        return destroy(*args, **kwargs)
+
+    remembering._pytracer = True  # type: ignore[attr-defined]
+    for module in (distributed, sys.modules.get("torch.distributed.distributed_c10d")):
+        if getattr(module, "destroy_process_group", None) is destroy:
+            module.destroy_process_group = remembering  # type: ignore[union-attr]
+
+
+def _group() -> Rank | None:
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return Rank(distributed.get_rank(), distributed.get_world_size())
     except Exception:  # a torch that is half imported, or being torn down
         pass
-    for launcher in _LAUNCHERS[1:]:
-        if (named := _from(*launcher)) is not None:
-            return named
-    named = _from(*_SLURM)
-    return named if named is not None and named.world_size is not None else Rank(None, None)
+    return None
 
 
 def _from(rank: str, world_size: str) -> Rank | None:
@@ -69,4 +116,4 @@ def _from(rank: str, world_size: str) -> Rank | None:
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

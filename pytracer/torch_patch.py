@@ -37,6 +37,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytracer import oom, verl
+from pytracer.config import switched_off
 from pytracer.devices import torch_module
 from pytracer.notices import say_once
 from pytracer.torch_sessions import Asked, Session, Snapshot
@@ -70,8 +71,11 @@ _patches: dict[str, "_Patch"] = {}  # by backend
 def patch_torch() -> None:
     """Replaces torch's recorder functions, for each backend that is there; idempotent.
 
-    torch_npu's are there once it is imported: call this again then.
+    torch_npu's are there once it is imported: call this again then. Under `PYTRACER=0` it does
+    nothing.
     """
+    if switched_off():
+        return
     with _lock:
         for backend in _backends():
             if backend not in _patches:
@@ -137,6 +141,8 @@ def _write(snapshot: Snapshot, filename: str | os.PathLike[str]) -> None:
     try:
         with open(hidden, "wb") as file:
             pickle.dump(snapshot, file, protocol=4)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(hidden, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import platform
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -61,7 +62,8 @@ class Tracer:
             ending in `.pickle`, or a directory (see `pytracer.output`).
         device: "auto" (the default: the accelerator that is there, else the CPU), "cpu", "cuda" or
             "npu" (all devices of the process), one of them as in "cuda:1", or a list of these. A
-            device that torch has not initialised yet is recorded from its initialisation on.
+            device that torch has not initialised yet is recorded from its initialisation on;
+            which ones there are is looked at again then.
         trace_alloc_max_entries: how many events are kept for each device (100,000); 64 bytes each,
             committed as the ring fills. The oldest are overwritten, and counted.
         stack_depth: how many Python frames are kept of a stack, innermost first (32).
@@ -150,9 +152,13 @@ class Tracer:
         if self._options.output is not None:
             self._files = self._files or Files(self._options)
             self._files.prepare(make=not self._only_if_used)
-        indices = self._attach()
-        if not indices:
-            return self
+        if indices := self._attach():
+            self._record(indices)
+        else:
+            _waiting.add(self)
+        return self
+
+    def _record(self, indices: dict[str, list[int]]) -> None:
         if self._indices != indices:
             self._indices = indices
             self._owner = self._new_owner()
@@ -164,12 +170,14 @@ class Tracer:
             raise ConfigError(
                 f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
             ) from None
+        _waiting.discard(self)
+        if self in _recording:  # on other devices
+            return
         _recording.add(self)
         if self._files is not None:
             if self._options.on_oom:
                 oom.listeners.add(self._on_oom)
             on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
-        return self
 
     def _is_forbidden(self) -> bool:
         """By `PYTRACER=0`, or by a wrong variable, which is said."""
@@ -183,6 +191,7 @@ class Tracer:
 
     def _attach(self) -> dict[str, list[int]]:
         """Attaches to what can be recorded; the indices by backend. Says what cannot be."""
+        self._untraced = {}
         attached = {}
         for backend, wanted in devices.resolve(self._options.device).items():
             try:
@@ -192,13 +201,42 @@ class Tracer:
                 hooks.attach(backend)
             except Exception as error:  # a HookError, or one from torch itself
                 attached.pop(backend, None)
-                reason = str(error) if isinstance(error, HookError) else repr(error)
-                self._untraced[backend] = reason
-                say_once(f"not recording {backend}: {reason}")
+                self._leave_out(backend, error)
+        if {*self._options.device} != {"cpu"}:
+            _await_devices()
         return attached
+
+    def _leave_out(self, what: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, PytracerError) else repr(error)
+        self._untraced[what] = reason
+        say_once(f"not recording {what}: {reason}")
+
+    def _follow_devices(self) -> None:
+        """Begins anew if by now there are devices to record that it does not record.
+
+        Nothing is lost: no accelerator has allocated yet, and "auto" meant the CPU for want of one.
+        """
+        indices = self._attach()
+        before = self._indices if self in _recording else {}
+        new = [
+            f"{backend}:{index}"
+            for backend, there in indices.items()
+            for index in there
+            if index not in before.get(backend, [])
+        ]
+        if new and before and "cpu" in self._options.device:
+            error = HookError(
+                "it came when the CPU was already being recorded, and would end that; make all "
+                "devices visible before the tracer starts, or give the CPU a tracer of its own"
+            )
+            self._leave_out(", ".join(new), error)
+        elif new:
+            self._owner.stop()
+            self._record(indices)
 
     def stop(self) -> None:
         """Ends the recording; what was recorded stays readable as long as this tracer lives."""
+        _waiting.discard(self)
         _recording.discard(self)
         oom.listeners.discard(self._on_oom)
         on_demand.unwatch(self._on_demand)
@@ -308,10 +346,10 @@ class Tracer:
         if path is not None and self._save(path, {"oom": asdict(event)}):
             say_once(f"out of memory: {path} tells what took it")
 
-    def _on_demand(self) -> None:
+    def _on_demand(self, when: datetime) -> None:
         """On the thread that watches for demands."""
         if self._owner.recording and self._files is not None:
-            self._save(self._files.on_demand(datetime.now()), {})
+            self._save(self._files.on_demand(when), {})
 
     def events(self) -> npt.NDArray[np.void]:
         """The events that are held, in order of time, as a structured array of shape `(n,)`.
@@ -370,7 +408,7 @@ class Tracer:
     def _why_untraced(self) -> str | None:
         reasons = [*self._untraced.values()]
         reasons += [late for backend in self._indices if (late := hooks.late_problem(backend))]
-        return "; ".join(reasons) or None
+        return "; ".join(dict.fromkeys(reasons)) or None  # some are told twice
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -395,7 +433,33 @@ class Tracer:
 
 
 _recording: set[Tracer] = set()
+_waiting: "weakref.WeakSet[Tracer]" = weakref.WeakSet()  # started, with nothing to record yet
+_awaited: set[str] = set()  # backends
 _prepared_pid: int | None = None
+
+
+def _await_devices() -> None:
+    """Has the devices followed as torch initialises them; once for each backend.
+
+    What a process sees may change until then: Ray's workers set `CUDA_VISIBLE_DEVICES` late.
+    """
+    for backend in devices.to_be_initialised():
+        if backend not in _awaited:
+            _awaited.add(backend)
+            devices.when_initialised(backend, follow_devices)
+
+
+def follow_devices() -> None:
+    """Looks again at which devices there are, for all tracers. What fails is said, not raised.
+
+    In the middle of torch's initialisation, after the hooks that waited for it are attached.
+    """
+    for tracer in [*_recording, *_waiting]:
+        if tracer._owner.is_ours:
+            try:
+                tracer._follow_devices()
+            except Exception as error:
+                tracer._leave_out("all", error)
 
 
 def _prepare_process() -> None:
@@ -420,7 +484,10 @@ def _prepare_process() -> None:
 def _at_exit() -> None:
     try:
         for tracer in list(_recording):
-            tracer._finish()
+            try:
+                tracer._finish()
+            except Exception as failure:  # and the others are still to write
+                say_once(f"no snapshot at the end: {failure!r}")
     finally:
         # Thread states are freed soon: from here on no stack is walked.
         _core.prepare_for_exit()

@@ -223,3 +223,44 @@ print("fine")
 """
     done = run(program, backend, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+
+
+@pytest.mark.parametrize("visible", ["0", ""], ids=["one before", "none before"])
+def test_devices_that_become_visible_late(backend: str, tmp_path: Path, visible: str) -> None:
+    # GIVEN tracers that start when the process sees one device, or none
+    program = """
+import json, logging, os, sys
+logging.basicConfig(format="%(message)s")
+import torch, pytracer
+backend, variable = sys.argv[1:]
+asked = ["auto", backend, backend + ":0", ["cpu", backend]]
+tracers = [pytracer.Tracer(device=each).start() for each in asked]
+stopped = pytracer.Tracer(device=backend).start()
+stopped.stop()
+held = torch.empty(1000)
+# WHEN it is shown others before it initialises them, as Ray's workers are, and uses the last
+os.environ[variable] = "0,1"
+last = getattr(torch, backend).device_count() - 1
+blocks = [torch.empty(1000, device=f"{backend}:{index}") for index in {0, last}]
+told = [
+    [sorted({*tracer.events()["device"].tolist()}), tracer.stats()["untraced"]]
+    for tracer in tracers
+]
+assert len(stopped.events()) == 0 and not stopped.stats()["recording"]
+print(json.dumps([last, told]))
+"""
+    variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
+    done = run(program, backend, variable, cwd=tmp_path, env=environment(**{variable: visible}))
+    assert done.returncode == 0, done.stderr
+    last, told = json.loads(done.stdout.splitlines()[-1])
+    automatic, all_of_them, first, with_cpu = told
+    # THEN all are recorded, or the named one
+    assert automatic == all_of_them == [sorted({0, last}), None], done.stderr
+    assert first == [[0], None]
+    # THEN what is recorded of the CPU is not given up for them, which is said
+    before = [0] if visible else []
+    assert with_cpu[0] == [-1, *before]
+    if missing := sorted({0, last} - {*before}):
+        names = ", ".join(f"{backend}:{index}" for index in missing)
+        assert f"not recording {names}: it came when the CPU was" in done.stderr
+        assert "it came when the CPU was already being recorded" in with_cpu[1]

@@ -80,3 +80,27 @@ def test_the_stand_in_is_a_switch_of_its_own(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True" if switch == "PYTRACER_PATCH_TORCH" else "False")
     assert len([*tmp_path.rglob("*.pickle")]) == (switch == "PYTRACER")
+
+
+@pytest.mark.parametrize("visible", ["0", ""], ids=["one before", "none before"])
+def test_devices_that_become_visible_late(
+    backend: str, tmp_path: Path, env: dict[str, str], visible: str
+) -> None:
+    # GIVEN a process that sees one device, or none, when it imports torch
+    variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
+    env.update({"PYTRACER": "1", variable: visible})
+    program = """
+import os, sys, torch
+backend, variable = sys.argv[1:]
+# WHEN it is shown others after that, as Ray's workers are, and uses the last
+os.environ[variable] = "0,1"
+last = getattr(torch, backend).device_count() - 1
+block = torch.empty(5000, dtype=torch.uint8, device=f"{backend}:{last}")
+"""
+    done = run(program, backend, variable, cwd=tmp_path, env=env)
+    # THEN that one is recorded
+    assert done.returncode == 0, done.stderr
+    assert "pytracer" not in done.stderr
+    (path,) = tmp_path.rglob("*.pickle")
+    traces = pickle.loads(path.read_bytes())["device_traces"]
+    assert [e["size"] for e in traces[-1] if e["action"] == "alloc"] == [5000]

@@ -1,5 +1,6 @@
 #include "phases.h"
 
+#include <atomic>
 #include <string>
 #include <thread>
 
@@ -54,6 +55,42 @@ TEST(a_thread_in_no_phase_is_in_the_process_s) {
   CHECK(current() == "first");
   phases().leave(first);
   on_another_thread([] { CHECK(current().empty()); });
+}
+
+TEST(the_phases_of_a_thread_that_ended_are_over) {
+  init_thread_slots();
+  // GIVEN a thread that ended within a phase
+  uint64_t dead = 0;
+  const ThreadSlot* its_slot = nullptr;
+  on_another_thread([&] {
+    its_slot = thread_slot();
+    phases().enter("outer");
+    dead = phases().enter("dead");
+  });
+  // THEN the process is in none of its phases
+  CHECK(current().empty());
+  // AND neither is the next thread with its slot, before and after a phase of its own
+  on_another_thread([&] {
+    CHECK(thread_slot() == its_slot);
+    CHECK(current().empty());
+    const uint64_t own = phases().enter("own");
+    phases().leave(dead);  // late: no harm
+    CHECK(current() == "own");
+    phases().leave(own);
+    CHECK(current().empty());
+  });
+}
+
+TEST(threads_end_within_phases_that_others_leave) {
+  init_thread_slots();
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<uint64_t> entry{0};
+    std::thread ends([&] { entry = phases().enter("dead"); });
+    while (entry == 0) std::this_thread::yield();
+    phases().leave(entry);
+    ends.join();
+    CHECK(current().empty());
+  }
 }
 
 TEST(a_phase_without_a_place_for_its_name_is_none) {

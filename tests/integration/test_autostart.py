@@ -239,8 +239,28 @@ def test_every_rank_has_its_file(tmp_path: Path, env: Env) -> None:
 @pytest.mark.parametrize("value", ["0", "off", ""])
 def test_switched_off(tmp_path: Path, env: Env, value: str) -> None:
     env.update(PYTRACER=value, PYTRACER_STACK_DEPTH="deep", PYTRACER_UNKNOWN="1")
-    done = python("program.py", cwd=tmp_path, env=env)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    program = f"{ALONE}\nimport sys; print([each for each in sys.modules if 'pytracer.' in each])"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    # THEN nothing of pytracer is even imported
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n[]\n")
+    assert snapshots(tmp_path) == {}
+
+
+def test_switched_off_for_the_code_too(tmp_path: Path, env: Env) -> None:
+    # GIVEN a program that traces and patches by itself
+    env["PYTRACER"] = "0"
+    program = f"""
+import pytracer, torch
+original = torch.cuda.memory._snapshot
+pytracer.patch_torch()
+with pytracer.Tracer("own.pickle", device="cpu") as tracer:
+    torch.empty(10)
+print(tracer.stats()["recording"], tracer.stats()["untraced"])
+assert torch.cuda.memory._snapshot is original
+{ALONE}"""
+    # WHEN the environment forbids it, THEN it does neither, and runs
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "False PYTRACER=0\ndone\n")
     assert snapshots(tmp_path) == {}
 
 
@@ -326,7 +346,11 @@ def test_a_torch_npu_that_cannot_be_imported(tmp_path: Path, env: Env) -> None:
 def test_other_import_hooks(tmp_path: Path, env: Env) -> None:
     # GIVEN a hook of somebody else's that asks all hooks, as ours does
     program = f"""
-import importlib.util, sys
+import importlib.util, pickle, sys
+
+class Old:  # of before Python 3.4, and looked at until 3.12
+    def find_module(self, name, path=None):
+        return None
 
 class Finder:
     asking = False
@@ -335,13 +359,44 @@ class Finder:
             self.asking = True
             return importlib.util.find_spec(name)
 
-sys.meta_path.insert(0, Finder())
+sys.meta_path[:0] = [Finder(), Old()]
 {ALONE}
 loader = sys.modules["torch"].__spec__.loader
 assert type(loader).__name__ == "SourceFileLoader"
 assert loader.get_source("torch")
+assert pickle.dumps(loader)
 """
     env["PYTRACER"] = "1"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_a_loader_that_cannot_be_changed(tmp_path: Path, env: Env) -> None:
+    # GIVEN a torch that is loaded by something with no place for our function
+    program = f"""
+import importlib.machinery, sys
+
+class Loader:
+    __slots__ = ("loader",)
+    def __init__(self, loader):
+        self.loader = loader
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        self.loader.exec_module(module)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            spec.loader = Loader(spec.loader)
+            return spec
+
+sys.meta_path.insert(1, Finder())
+{ALONE}"""
+    env["PYTRACER"] = "1"
+    # WHEN it is imported, THEN torch's entry point starts the tracer
     done = python("program.py", cwd=tmp_path, env=env, program=program)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
     assert [*snapshots(tmp_path).values()] == [1000]

@@ -230,7 +230,7 @@ def test_a_hundred_signals_in_quick_succession(tmp_path: Path) -> None:
         send()
         paths = wait_for(before + 1, tmp_path)
     assert len(paths) <= 101
-    assert [len(load(path)["segments"]) for path in paths] == [0] * len(paths)
+    assert {len(load(path)["segments"]) for path in paths} <= {0, 1}
     assert tracer.stats()["failures"] == 0
 
 

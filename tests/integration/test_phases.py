@@ -1,7 +1,12 @@
 """Phases, as events carry them."""
 
+import asyncio
+import inspect
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +100,213 @@ def test_the_function_s_result_and_error_pass() -> None:
     assert work(False) == 7
     with pytest.raises(KeyError, match="no"):
         work(True)
+
+
+def test_the_phase_of_a_thread_that_ended_is_over() -> None:
+    # GIVEN a thread that ended while its generator was suspended within a phase
+    def suspended() -> Generator[None, None, None]:
+        with annotate("dead"):
+            yield
+
+    generator = suspended()
+    with Tracer(device="cpu") as tracer:
+        ends = threading.Thread(target=next, args=(generator,))
+        ends.start()
+        ends.join()
+        while Path(f"/proc/self/task/{ends.native_id}").exists():  # join() returns a little early
+            time.sleep(0.001)
+        torch.empty(4000, dtype=torch.uint8)
+
+        # WHEN another thread, which may get what was kept for it, enters and leaves a phase
+        def run() -> None:
+            with annotate("own"):
+                torch.empty(4001, dtype=torch.uint8)
+            torch.empty(4002, dtype=torch.uint8)
+
+        other = threading.Thread(target=run)
+        other.start()
+        other.join()
+        generator.close()
+        torch.empty(4003, dtype=torch.uint8)
+    # THEN none is in the dead one
+    found = [phase_of(size, tracer) for size in range(4000, 4004)]
+    assert found == [{""}, {"own"}, {""}, {""}]
+
+
+def test_one_object_on_several_threads() -> None:
+    # GIVEN two threads that enter the same object, and the first to enter is the first to leave
+    shared, entered, left = annotate("shared"), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with annotate("second"), shared:
+            entered.set()
+            left.wait(60)
+            torch.empty(5000, dtype=torch.uint8)
+        torch.empty(5001, dtype=torch.uint8)
+
+    with Tracer(device="cpu") as tracer:
+        second = threading.Thread(target=run)
+        with annotate("first"):
+            with shared:
+                second.start()
+                entered.wait(60)
+            torch.empty(5002, dtype=torch.uint8)
+            left.set()
+            second.join()
+    # THEN each leaves its own
+    found = [phase_of(size, tracer) for size in range(5000, 5003)]
+    assert found == [{"shared"}, {"first"}, {"first"}]
+
+
+def test_one_object_entered_on_one_thread_and_left_on_another() -> None:
+    phase = annotate("phase")
+    with Tracer(device="cpu") as tracer:
+        phase.__enter__()
+        leaves = threading.Thread(target=phase.__exit__, args=(None, None, None))
+        leaves.start()
+        leaves.join()
+        torch.empty(5100, dtype=torch.uint8)
+    assert phase_of(5100, tracer) == {""}
+
+
+def test_coroutine_functions_are_in_their_phase_while_they_run() -> None:
+    # GIVEN two coroutines of one thread that take turns
+    @annotate("even")
+    async def even(rounds: int) -> str:
+        for _ in range(rounds):
+            torch.empty(6000, dtype=torch.uint8)
+            await asyncio.sleep(0)
+        return "result"
+
+    @annotate("odd")
+    async def odd(rounds: int) -> None:
+        for _ in range(rounds):
+            torch.empty(6001, dtype=torch.uint8)
+            await asyncio.sleep(0)
+        raise KeyError("no")
+
+    async def plain(rounds: int) -> None:
+        for _ in range(rounds):
+            torch.empty(6002, dtype=torch.uint8)
+            await asyncio.sleep(0)
+
+    async def main() -> list[object]:
+        return await asyncio.gather(even(3), odd(3), plain(3), return_exceptions=True)
+
+    with Tracer(device="cpu") as tracer:
+        results = asyncio.run(main())
+    # THEN each has its own phase, and its result or error
+    found = [phase_of(size, tracer) for size in range(6000, 6003)]
+    assert found == [{"even"}, {"odd"}, {""}]
+    assert results[0] == "result"
+    assert isinstance(results[1], KeyError)
+    assert inspect.iscoroutinefunction(even)
+    assert even.__name__ == "even"
+
+
+def test_a_cancelled_coroutine_cleans_up_in_its_phase() -> None:
+    @annotate("cancelled")
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            torch.empty(6100, dtype=torch.uint8)
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Tracer(device="cpu") as tracer:
+        asyncio.run(main())
+    assert phase_of(6100, tracer) == {"cancelled"}
+
+
+def test_generator_functions_are_in_their_phase_while_they_run() -> None:
+    # GIVEN a generator that takes what is sent and thrown
+    @annotate("generator")
+    def generate() -> Generator[int, int, str]:
+        try:
+            sent = yield 1
+            torch.empty(7000, dtype=torch.uint8)
+            try:
+                yield sent + 1
+            except KeyError:
+                torch.empty(7001, dtype=torch.uint8)
+            yield 9
+            return "result"
+        finally:
+            torch.empty(7002, dtype=torch.uint8)
+
+    with Tracer(device="cpu") as tracer:
+        generator = generate()
+        assert next(generator) == 1
+        torch.empty(7003, dtype=torch.uint8)
+        assert generator.send(5) == 6
+        assert generator.throw(KeyError()) == 9
+        with pytest.raises(StopIteration, match="result"):
+            next(generator)
+        # AND one that is closed
+        closed = generate()
+        next(closed)
+        closed.close()
+    # THEN it gets them, in its phase
+    found = [phase_of(size, tracer) for size in range(7000, 7004)]
+    assert found == [{"generator"}] * 3 + [{""}]
+    assert inspect.isgeneratorfunction(generate)
+
+
+def test_async_generator_functions_are_in_their_phase_while_they_run() -> None:
+    # GIVEN an async generator that awaits, and takes what is thrown
+    @annotate("generator")
+    async def generate() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            torch.empty(8000, dtype=torch.uint8)
+            await asyncio.sleep(0)
+            try:
+                yield 2
+            except KeyError:
+                torch.empty(8001, dtype=torch.uint8)
+            yield 3
+        finally:
+            await asyncio.sleep(0)
+            torch.empty(8002, dtype=torch.uint8)
+
+    async def main() -> None:
+        assert [each async for each in generate()] == [1, 2, 3]
+        generator = generate()
+        assert await anext(generator) == 1
+        torch.empty(8003, dtype=torch.uint8)
+        assert await anext(generator) == 2
+        assert await generator.athrow(KeyError()) == 3
+        await generator.aclose()
+
+    with Tracer(device="cpu") as tracer:
+        asyncio.run(main())
+    # THEN it runs in its phase
+    found = [phase_of(size, tracer) for size in range(8000, 8004)]
+    assert found == [{"generator"}] * 3 + [{""}]
+    assert inspect.isasyncgenfunction(generate)
+
+
+def test_what_a_decorated_generator_yields_is_not_kept() -> None:
+    @annotate("phase")
+    def generate() -> Generator[torch.Tensor, None, None]:
+        yield torch.empty(1)
+
+    @annotate("phase")
+    async def generate_async() -> AsyncGenerator[torch.Tensor, None]:
+        yield torch.empty(1)
+
+    async def main() -> None:
+        generator = generate_async()
+        yielded = weakref.ref(await anext(generator))
+        assert yielded() is None
+
+    generator = generate()
+    yielded = weakref.ref(next(generator))
+    assert yielded() is None
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from pytracer.errors import ConfigError
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OPTIONS:
         monkeypatch.delenv(variable(name), raising=False)
+    monkeypatch.delenv("PYTRACER", raising=False)
 
 
 GOOD: list[tuple[str, str, Any]] = [
@@ -112,3 +113,14 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="PYTRACER='maybe' is not a boolean: give"):
         switch("PYTRACER")
     assert not switched_off()
+
+
+def test_files_that_are_the_environments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN an output in the environment, WHEN its tracer is not on, THEN it is any tracer's
+    monkeypatch.setenv("PYTRACER_OUTPUT", "x.pickle")
+    assert Options.checked({}).output == "x.pickle"
+    # WHEN it is, THEN it is that one's alone, unless the code names it
+    monkeypatch.setenv("PYTRACER", "1")
+    assert Options.checked({}).output is None
+    assert Options.checked({}, output="outputs/profile").output == "x.pickle"
+    assert Options.checked({"output": "x.pickle"}).output == "x.pickle"

@@ -10,7 +10,7 @@ import pytest
 
 from pytracer import ranks
 from pytracer.config import Options
-from pytracer.output import FIRST_PROCESS, Files, claim_first
+from pytracer.output import FIRST_PROCESS, Files
 from pytracer.ranks import Rank
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456)
@@ -54,18 +54,37 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch, variables: str, rank: Rank) 
     assert ranks.current() == rank
 
 
-def test_a_process_group_without_variables(tmp_path: Path) -> None:
+def test_a_process_group_without_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a program that names its ranks itself
     import torch.distributed
 
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
-    try:
-        assert ranks.current() == Rank(0, 1)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert ranks.current() == Rank(None, None)
+    ranks.remember_group()
+    monkeypatch.setattr(ranks, "_of_group", None)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    assert ranks.current() == Rank(0, 1)
+    # WHEN it destroys the group, as it should, THEN its rank is still known
+    torch.distributed.destroy_process_group()
+    assert ranks.current() == Rank(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "group", "rank"),
+    [
+        ("RANK=1 WORLD_SIZE=4", Rank(2, 4), Rank(1, 4)),
+        ("RANK=1 WORLD_SIZE=4", Rank(0, 2), Rank(1, 4)),  # an engine's own group, within a job
+        ("RANK=0 WORLD_SIZE=1", Rank(5, 8), Rank(5, 8)),  # the number of the node
+        ("RANK=0", Rank(5, 8), Rank(5, 8)),
+        ("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", Rank(5, 8), Rank(5, 8)),
+    ],
+)
+def test_the_wider_of_two_worlds(
+    monkeypatch: pytest.MonkeyPatch, variables: str, group: Rank, rank: Rank
+) -> None:
+    monkeypatch.setattr(ranks, "_of_group", group)
+    for item in variables.split():
+        monkeypatch.setenv(*item.split("="))
+    assert ranks.current() == rank
 
 
 @pytest.mark.parametrize(
@@ -141,29 +160,34 @@ def test_names_beside_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names() == [name.replace("x.y", "x.y.rank7") for name in plain]
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert names() == plain
-    # A process, and one that it started, without a rank
+    # A process, and one that it started, without a rank, with the same output or another
     monkeypatch.delenv("RANK")
-    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID}")
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID}:{tmp_path / 'x.y.pickle'}")
     assert names() == plain
-    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}")
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}:{tmp_path / 'z.pickle'}")
+    assert names() == plain
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}:{tmp_path / 'x.y.pickle'}")
     assert names() == [name.replace("x.y", f"x.y.pid{PID}") for name in plain]
     # One of several ranks: started by their launcher, and by one of the same rank
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert names() == [name.replace("x.y", "x.y.rank7") for name in plain]
-    monkeypatch.setenv(FIRST_PROCESS, f"7:{PID + 1}")
+    monkeypatch.setenv(FIRST_PROCESS, f"7:{PID + 1}:{tmp_path / 'x.y.pickle'}")
     assert names() == [name.replace("x.y", f"x.y.rank7.pid{PID}") for name in plain]
 
 
-def test_the_first_process_of_each_rank_claims_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_process_of_each_rank_claims_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.pickle"
     monkeypatch.setenv(FIRST_PROCESS, "")
-    assert claim_first()
-    assert os.environ[FIRST_PROCESS] == f"None:{PID}"
-    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}")
-    assert not claim_first()
+    assert files(path).claim_first()
+    assert os.environ[FIRST_PROCESS] == f"None:{PID}:{path}"
+    monkeypatch.setenv(FIRST_PROCESS, f"None:{PID + 1}:{path}")
+    assert not files(path).claim_first()
     monkeypatch.setenv("RANK", "3")
-    assert claim_first()
-    assert os.environ[FIRST_PROCESS] == f"3:{PID}"
+    assert files(path).claim_first()
+    assert os.environ[FIRST_PROCESS] == f"3:{PID}:{path}"
 
 
 def test_two_tracers_of_a_process_in_one_directory(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ demo: .venv/torch
 test: test-cpu $(ACCELERATORS:%=test-%)
 
 test-cpu: wheel
-	.venv/bin/pip install $(PIP_FLAGS) '$(RAY)'
+	.venv/bin/pip install $(PIP_FLAGS) $(RAY) ipykernel nbclient
 	.venv/bin/pytest
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel

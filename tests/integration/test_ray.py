@@ -47,6 +47,7 @@ def worker(**variables):
     return Worker.options(runtime_env={"env_vars": variables}).remote()
 
 workers = {name: worker() for name in ("dropped", "left", "terminated", "killed", "idle")}
+workers["bad variable"] = worker(PYTRACER_STACK_DEPTH="deep")
 workers |= {f"rank{rank}": worker(RANK=str(rank), WORLD_SIZE="2") for rank in range(2)}
 pids = {
     name: ray.get(each.rest.remote() if name == "idle" else each.work.remote())
@@ -94,7 +95,7 @@ class Job:
 
 @pytest.fixture(scope="module", params=["runtime_env", "exported"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Actors without a rank that end each in its own way, one that rests, and two with a rank."""
+    """Actors that end each in its own way, one that rests, one with a bad variable, two ranks."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     folder = tmp_path_factory.mktemp(request.param)
@@ -112,7 +113,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_actors_leave_their_files(job: Job) -> None:
-    # GIVEN actors that used torch, one that did not, and Ray's own processes
+    # GIVEN actors that used torch, one that did not, one that cannot be traced, and Ray's processes
     # WHEN they end: nobody holds them any more, they leave, they are told to
     # THEN each that used torch has left a file, with its rank's name if it has one (see `who`)
     # AND one that Ray killed has not: none of its code ran any more

@@ -748,6 +748,9 @@ def test_before_the_device_is_initialised(backend: str, first: str, tmp_path: Pa
 def test_a_child_forgets_the_sessions(patched: Torch) -> None:
     patched.record()
     (patch,) = (each for each in torch_patch._patches.values() if each._backend == patched.backend)
+    sessions = list(patch._sessions.values())
     torch_patch._forget_the_parents()
     assert not patch._sessions
     assert not patched.is_enabled()
+    for session in sessions:  # this is not a child
+        session.stop()

@@ -19,6 +19,7 @@ from pytracer.config_checks import (
     check_devices,
     check_int,
     check_metadata,
+    check_output,
     check_path,
     check_ranks,
     check_role,
@@ -154,13 +155,7 @@ def _or_none(check: Callable[[str, object], Any]) -> Callable[[str, object], Any
 
 
 OPTIONS = {
-    "output": Option(
-        None,
-        parse_none,
-        lambda name, value: check_path(
-            name, value, "give a file name ending in .pickle, a directory, or None to write nothing"
-        ),
-    ),
+    "output": Option(None, parse_none, check_output),
     "device": Option("auto", parse_list, check_devices),
     "trace_alloc_max_entries": Option(100_000, parse_int, _number(1, MAX_ENTRIES_LIMIT, 100_000)),
     "stack_depth": Option(32, parse_int, _number(1, MAX_STACK_DEPTH, 32)),

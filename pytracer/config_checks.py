@@ -146,6 +146,15 @@ def check_path(name: str, value: object, wanted: str) -> str | None:
     return path
 
 
+def check_output(name: str, output: object) -> str | None:
+    """A path or None; a name that looks like a file's without being one is no directory's."""
+    wanted = "give a file name ending in .pickle, a directory, or None to write nothing"
+    path = check_path(name, output, wanted)
+    if path is not None and path.endswith((".pkl", ".pickl", ".pickle.gz", ".pt", ".json")):
+        raise ConfigError(f"{name}={output!r} is not a name of a snapshot: {wanted}")
+    return path
+
+
 def check_role(name: str, role: object) -> str | None:
     """A part of a file name, or None."""
     if role is None or (isinstance(role, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", role)):

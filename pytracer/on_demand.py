@@ -73,6 +73,12 @@ class _Watcher:
                 self._thread = thread
             _core.wake()  # there may be a file to look at from now on
 
+    def defuse(self, number: int) -> None:
+        with self._changing:
+            if all(watch.number != number for watch in self._all()):
+                _core.watch_signal(number)
+                _core.unwatch_signal(number)  # a handler that does nothing stays
+
     def remove(self, dump: Dump) -> None:
         """When it returns `dump` runs no more, and no thread is there for nothing."""
         with self._changing:
@@ -155,6 +161,14 @@ def watch(dump: Dump, number: signal.Signals | None, file: str | None) -> None:
     except Exception as error:
         unwatch(dump)
         say_once(f"no snapshots on demand: {error}")
+
+
+def defuse(number: signal.Signals) -> None:
+    """Sees to it that the signal, to which there may be nothing to write, does not end the job."""
+    try:
+        _watcher.defuse(number)
+    except Exception as error:
+        say_once(f"{number.name} does what it did before: {error}")
 
 
 def unwatch(dump: Dump) -> None:

@@ -147,7 +147,11 @@ class Tracer:
         Raises:
             ConfigError: the output cannot be written to, or there is no room for the ring.
         """
-        if self._owner.recording or not self._owner.is_ours or self._is_forbidden():
+        if self._owner.recording or not self._owner.is_ours:
+            return self
+        if self._options.dump_signal is not None and not switched_off():
+            on_demand.defuse(self._options.dump_signal)
+        if self._is_forbidden():
             return self
         if self._options.output is not None:
             self._files = self._files or Files(self._options)

@@ -34,6 +34,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if (folder == "accelerator") == on_accelerator else True
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_others_tracers() -> None:
+    """The recorder is the process's: a tracer in another module's garbage would keep its ring."""
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
 def no_collector() -> Iterator[None]:
     """Other tests' garbage is not freed in the middle of a recording."""

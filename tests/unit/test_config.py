@@ -61,6 +61,7 @@ def test_every_option_was_tried() -> None:
 
 
 BAD = [
+    ("output", "x.pkl", "PYTRACER_OUTPUT='x.pkl' is not a name of a snapshot: give a file name"),
     ("device", "cuda,tpu", "PYTRACER_DEVICE=['cuda', 'tpu'] is unknown: give "),
     ("trace_alloc_max_entries", "0", "PYTRACER_TRACE_ALLOC_MAX_ENTRIES=0 is out of range: give"),
     ("stack_depth", "deep", "PYTRACER_STACK_DEPTH='deep' is not an integer: give an integer"),

@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
-.PHONY: demo test test-cpu $(ACCELERATORS:%=test-%) wheel dev lint bench clean
+.PHONY: demo test test-cpu test-viewers $(ACCELERATORS:%=test-%) wheel dev lint bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -29,6 +29,16 @@ $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
 	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
 	tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
+
+# Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
+test-viewers: wheel
+	rm -rf build/mosaic
+	git clone --quiet --depth 1 https://github.com/facebookresearch/mosaic build/mosaic
+	curl -sSfo build/process_alloc_data.js \
+		https://raw.githubusercontent.com/pytorch/pytorch/main/torch/utils/viz/process_alloc_data.js
+	.venv/bin/pip install $(PIP_FLAGS) pandas altair omegaconf tabulate
+	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js \
+		.venv/bin/pytest tests/integration/test_published_viewers.py
 
 wheel: .venv/torch
 	rm -rf build/wheel
@@ -74,22 +84,22 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 	$*/bin/pip install $(PIP_FLAGS) '$(TORCH)' numpy
 	touch $@
 
-# Without its dependencies, which are CUDA's libraries; those it needs beside are listed here.
+# torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;
+# what they need beside is listed here.
 BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy pyyaml setuptools
 BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
 $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$*
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-cuda-$*.txt
 	$(install_frameworks)
 	touch $@
 
-# torch_npu and the torch of the same version.
 $(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps torch==$* torch-npu==$*
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-npu-$*.txt
 	$(install_frameworks)
 	touch $@
 

@@ -140,13 +140,16 @@ py::array_t<EventRecord> events_of(Owner& owner) {
     for (const DeviceView& device : view.devices) {
       const std::vector<Event> events = copy_events(device);
       uint64_t sequence = device.cut.end - events.size();
+      auto step = device.steps.begin();
       for (const Event& event : events) {
+        while (step != device.steps.end() && step->begin <= sequence) ++step;
         const Pool pool = device.cut.names->pool(event.pool);
         rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
                         event.address, event.size, event.stream, event.autograd_sequence,
                         visible_stack(event, view.options.context),
                         view.options.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
-                        pool.low, event.step, event.phase, event.action, event.device});
+                        pool.low,
+                        step == device.steps.begin() ? 0 : std::prev(step)->number, event.phase, event.action, event.device});
       }
     }
     if (view.devices.size() > 1) {
@@ -241,8 +244,8 @@ SnapshotExtras extras_of(const py::dict& about, const py::dict& devices) {
   return extras;
 }
 
-View view_of(Owner& owner, bool history) {
-  View view = outside_gil([&] { return owner.view(history); });
+// Lines and names are read with the GIL.
+View resolved(View view) {
   if (view.stacks) view.stacks->resolve();
   return view;
 }
@@ -384,6 +387,8 @@ PYBIND11_MODULE(_core, m) {
             }
             return used;
           })
+      .def_property_readonly("has_events",
+                             [](const View& view) { return outside_gil([&] { return has_events(view); }); })
       .def_property_readonly(
           "problem", [](const View& view) { return view.state ? view.state->problem : ""; });
 
@@ -407,7 +412,19 @@ PYBIND11_MODULE(_core, m) {
           py::call_guard<OutsideGil>())
       .def("stop", &Owner::stop, py::call_guard<OutsideGil>())
       .def("clear", &Owner::clear, py::call_guard<OutsideGil>())
-      .def("view", &view_of, py::arg("history") = true)
+      .def(
+          "view",
+          [](Owner& owner, bool history, uint16_t phase) {
+            return resolved(outside_gil([&] { return owner.view(history, phase); }));
+          },
+          py::arg("history") = true, py::arg("phase") = 0)
+      .def(
+          "turn",
+          [](Owner& owner, bool history, uint32_t step) {
+            return resolved(outside_gil([&] { return owner.turn(history, step); }));
+          },
+          py::arg("history"), py::arg("step"))
+      .def("begin_step", &Owner::begin_step, py::arg("number"), py::call_guard<OutsideGil>())
       .def("events", &events_of)
       .def("frames", &frames_of, py::arg("stack"))
       .def("stats", &stats_of)
@@ -415,7 +432,21 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("is_ours", &Owner::is_ours);
 
   // The mutex is held for microseconds, by whoever has the GIL.
-  m.def("enter_phase", [](const std::string& name) { return Phases::instance().enter(name); });
+  m.def("enter_phase", [](const std::string& name) {
+    const Phases::Entered entered = Phases::instance().enter(name);
+    return py::make_tuple(entered.entry, entered.phase);
+  });
+  m.def(
+      "phase_path",
+      [](uint16_t phase) {
+        py::list path;
+        for (const Phases& phases = Phases::instance(); phase != 0; phase = phases.parent(phase)) {
+          const std::string_view name = phases.name(phase);
+          path.insert(0, py::bytes(name.data(), name.size()));
+        }
+        return path;
+      },
+      py::arg("number"));
   m.def("leave_phase", [](uint64_t entry) { Phases::instance().leave(entry); });
   m.def(
       "attach_hook", [](const std::string& path) { return attach_hook(path, &tell_oom); },

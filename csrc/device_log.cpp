@@ -33,7 +33,6 @@ LiveBlock live_block(const Event& event) noexcept {
   block.size = event.size;
   block.ticks = event.ticks;
   block.stack = event.stack;
-  block.step = event.step;
   block.phase = event.phase;
   return block;
 }

@@ -39,6 +39,17 @@ class DeviceLog {
     uint64_t unknown_frees;   // of blocks not known: older than the recording, dropped
     uint64_t live_dropped;    // blocks and segments that found their live table full
     uint64_t labels_dropped;  // pools and labels that found no place
+
+    void add(const Counts& other) noexcept {
+      unknown_frees += other.unknown_frees;
+      live_dropped += other.live_dropped;
+      labels_dropped += other.labels_dropped;
+    }
+    void subtract(const Counts& other) noexcept {
+      unknown_frees -= other.unknown_frees;
+      live_dropped -= other.live_dropped;
+      labels_dropped -= other.labels_dropped;
+    }
   };
   struct Cut {
     uint64_t end;  // sequence number after the last event
@@ -57,7 +68,7 @@ class DeviceLog {
   Mode mode() const noexcept { return mode_.load(std::memory_order_acquire); }
   Context context() const noexcept { return context_.load(std::memory_order_relaxed); }
 
-  // Any thread, in a hook. `event`: stack, step and phase; the rest comes from `given` and the
+  // Any thread, in a hook. `event`: stack and phase; the rest comes from `given` and the
   // tables. With `cut`, the event is where a cut begins: finish_cut() follows, not in the hook.
   void record(Event& event, const pytracer_event& given, Cut* cut) noexcept;
 

@@ -8,7 +8,7 @@
 //    exclude each other by a lock that writers do not touch otherwise.
 // 3. Bounded: at most `capacity` blocks. A block that finds no place is not entered; insert() says
 //    so and the caller counts it.
-// 4. Memory is committed as blocks are entered: 52 bytes a block, 56 once it went while frozen.
+// 4. Memory is committed as blocks are entered: 44 bytes a block, 48 once it went while frozen.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,6 @@ struct LiveBlock {
   uint64_t size;
   int64_t ticks;   // of the allocation, as all that follows
   uint32_t stack;
-  uint32_t step;
   uint16_t phase;
   uint16_t state;  // LiveTable's own, as all that follows
   uint32_t next;   // chain link

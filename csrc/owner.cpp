@@ -71,6 +71,39 @@ void Owner::record(Mode mode, bool paused) {
   }
   cursors_ = std::move(cursors);
   final_cuts_.clear();
+  begun_ = now_ticks();
+  if (mode_before == Mode::off) {
+    steps_.clear();
+    std::vector<uint64_t> begins;
+    for (const Cursor& cursor : cursors_) begins.push_back(cursor.begin);
+    add_step(std::move(begins), begun_);
+  }
+}
+
+void Owner::begin_step(uint32_t number) {
+  if (!is_ours()) return;
+  std::lock_guard lock(recorder_.control_);
+  step_ = number;
+  if (mode_ == Mode::off) return;
+  std::vector<uint64_t> begins;
+  for (const Cursor& cursor : cursors_) begins.push_back(cursor.log->position().end);
+  add_step(std::move(begins), now_ticks());
+}
+
+void Owner::add_step(std::vector<uint64_t> begins, int64_t ticks) {
+  if (!steps_.empty() && steps_.back().begins == begins) steps_.pop_back();  // nothing happened
+  steps_.push_back({step_, ticks, std::move(begins)});
+  if (steps_.size() > kMaxSteps) steps_.pop_front();
+}
+
+void Owner::forget_steps() {
+  const auto is_over = [this](const Step& next) {
+    for (size_t i = 0; i < cursors_.size(); ++i) {
+      if (next.begins[i] > cursors_[i].begin) return false;
+    }
+    return true;
+  };
+  while (steps_.size() > 1 && is_over(steps_[1])) steps_.pop_front();
 }
 
 void Owner::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
@@ -100,6 +133,7 @@ void Owner::stop() {
   }
   mode_ = Mode::off;
   paused_ = false;
+  ended_ = now_ticks();
   recorder_.apply_wishes();
   if (failure) std::rethrow_exception(failure);
 }
@@ -120,6 +154,8 @@ void Owner::clear() {
   for (size_t i = 0; i < cursors_.size(); ++i) {
     cursors_[i].move_to(position_of(i));
   }
+  begun_ = now_ticks();
+  forget_steps();
 }
 
 DeviceLog::Cut Owner::position_of(size_t device) const {
@@ -129,37 +165,78 @@ DeviceLog::Cut Owner::position_of(size_t device) const {
           final_cut.used};
 }
 
-DeviceView Owner::view_of(const Cursor& cursor, DeviceLog::Cut cut) const {
+DeviceView Owner::view_of(size_t index, DeviceLog::Cut cut) const {
+  const Cursor& cursor = cursors_[index];
   const uint64_t end = cut.end;
   const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
-  DeviceView view{cursor.log->device(), begin, 0, std::move(cut), nullptr};
+  DeviceView view{cursor.log->device(), begin, 0, std::move(cut), nullptr, {}};
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.cut.ring->oldest()}));
-  view.cut.counts.unknown_frees -= cursor.before.unknown_frees;
-  view.cut.counts.live_dropped -= cursor.before.live_dropped;
-  view.cut.counts.labels_dropped -= cursor.before.labels_dropped;
+  view.cut.counts.subtract(cursor.before);
+  for (const Step& step : steps_) view.steps.push_back({step.number, step.begins[index]});
   return view;
 }
 
-View Owner::view(bool history) {
+View Owner::view(bool history, uint16_t phase) {
   std::lock_guard lock(recorder_.control_);
-  View view{options_, {}, nullptr, nullptr};
-  if (!is_ours()) return view;
-  std::vector<DeviceLog::Cut> cuts = final_cuts_;
-  view.state = final_state_;
-  if (!stopped()) {
-    if (const auto failure = cut(cuts, view.state)) std::rethrow_exception(failure);
-  }
-  complete(view, std::move(cuts));
+  View view = snapshot_view();
+  view.phase = phase;
   if (!history) {
     for (DeviceView& device : view.devices) device.begin = device.first = device.cut.end;
   }
   return view;
 }
 
+View Owner::turn(bool history, uint32_t step) {
+  std::lock_guard lock(recorder_.control_);
+  if (!is_ours() || mode_ == Mode::off) return snapshot_view();
+  step_ = step;
+  View view;
+  try {
+    view = snapshot_view();
+  } catch (...) {  // no memory for the window that ends: the next one begins all the same
+    for (size_t i = 0; i < cursors_.size(); ++i) cursors_[i].move_to(position_of(i));
+    record(history ? Mode::on : Mode::state, false);
+    throw;
+  }
+  std::vector<uint64_t> begins;
+  for (size_t i = 0; i < view.devices.size(); ++i) {
+    Cursor& cursor = cursors_[i];
+    cursor.begin = view.devices[i].cut.end;
+    cursor.before.add(view.devices[i].cut.counts);
+    begins.push_back(cursor.begin);
+  }
+  begun_ = view.end;
+  add_step(std::move(begins), begun_);
+  forget_steps();
+  record(history ? Mode::on : Mode::state, false);
+  return view;
+}
+
+// Throws std::bad_alloc.
+View Owner::snapshot_view() {
+  View view;
+  view.options = options_;
+  if (!is_ours()) return view;
+  std::vector<DeviceLog::Cut> cuts = final_cuts_;
+  view.state = final_state_;
+  view.begin = begun_;
+  view.end = ended_;
+  if (!stopped()) {
+    if (const auto failure = cut(cuts, view.state)) std::rethrow_exception(failure);
+    view.end = now_ticks();
+  }
+  complete(view, std::move(cuts));
+  for (const Step& step : steps_) view.steps.push_back({step.number, step.ticks});
+  view.phases = Phases::instance().since(view.begin);
+  view.clock = recorder_.clock_of(PYTRACER_CPU_DEVICE).calibrate();
+  return view;
+}
+
 View Owner::events() {
   std::lock_guard lock(recorder_.control_);
-  View view{options_, {}, nullptr, nullptr};
+  View view;
+  view.options = options_;
   if (!is_ours()) return view;
   std::vector<DeviceLog::Cut> cuts;
   for (size_t i = 0; i < cursors_.size(); ++i) cuts.push_back(position_of(i));
@@ -170,7 +247,7 @@ View Owner::events() {
 void Owner::complete(View& view, std::vector<DeviceLog::Cut> cuts) {
   view.stacks = stacks_;
   for (size_t i = 0; i < cursors_.size(); ++i) {
-    view.devices.push_back(view_of(cursors_[i], std::move(cuts[i])));
+    view.devices.push_back(view_of(i, std::move(cuts[i])));
     view.devices.back().clock = recorder_.clock_of(view.devices.back().device).calibrate();
   }
 }
@@ -195,7 +272,7 @@ Owner::Stats Owner::stats() {
       live_block_bytes = 0;
       for (const LiveBlock& block : final_cuts_[i].live) live_block_bytes += block.size;
     }
-    const DeviceView view = view_of(cursor, position_of(i));
+    const DeviceView view = view_of(i, position_of(i));
     stats.devices.push_back({view.device, view.cut.end - view.begin, view.cut.end - view.first,
                              view.overwritten(), log.ring()->committed_bytes(),
                              uint64_t{log.ring()->capacity()} * sizeof(Event), live_blocks,

@@ -9,12 +9,15 @@
 //    others record. When its history begins again, so do its events; blocks keep their stacks.
 // 4. While paused, an owner keeps what is known of the blocks alive, and asks for no stacks: blocks
 //    allocated meanwhile have none, unless another owner wants them.
-// 5. Control operations come one at a time, under the recorder's control lock.
-// 6. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
+// 5. Steps are an owner's own: numbers that it gives to stretches of its record. The last 16,384 are
+//    known; events before them are of none.
+// 6. Control operations come one at a time, under the recorder's control lock.
+// 7. In a forked child an owner of the parent is inert: it gives nothing and changes nothing.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -37,6 +40,11 @@ struct DeviceView {
   uint64_t first;   // first of those that is still in the ring and within max_entries
   DeviceLog::Cut cut;
   std::shared_ptr<const WallClock::Pairs> clock;  // that the events' ticks are of
+  struct Step {
+    uint32_t number;
+    uint64_t begin;  // its first event
+  };
+  std::vector<Step> steps;  // in order; events before the first are of none
   bool is_cpu() const noexcept { return device == PYTRACER_CPU_DEVICE; }
   uint64_t overwritten() const noexcept { return first - begin; }
 };
@@ -48,6 +56,17 @@ struct View {
   std::vector<DeviceView> devices;
   std::shared_ptr<StackTable> stacks;
   std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in events()
+  uint16_t phase = 0;  // events of others are not shown; 0: all are
+
+  // What was entered and begun meanwhile; not in events().
+  struct Step {
+    uint32_t number;
+    int64_t begin;  // now_ticks(), as all that follows
+  };
+  std::vector<Step> steps;
+  Phases::Spans phases;
+  int64_t begin = 0, end = 0;
+  std::shared_ptr<const WallClock::Pairs> clock;  // of now_ticks()
 };
 
 class Owner {
@@ -65,8 +84,13 @@ class Owner {
   void stop();
   // Other wishes, from now on, for events and blocks alike. The ring never shrinks.
   void change(uint32_t max_entries, uint32_t stack_depth, Context context);
-  // Without `history`: no event is in it.
-  View view(bool history = true);
+  // Without `history`: no event is in it. With a phase: only its events, and of those within it.
+  View view(bool history = true, uint16_t phase = 0);
+  // The view of this instant; it ends the owner's window, and the next begins: no event is in both,
+  // or in neither. With or without history, and in this step.
+  View turn(bool history, uint32_t step);
+  // What follows is of this step; 0: of none. Before start() too.
+  void begin_step(uint32_t number);
   // The same without live blocks and the allocator's state: no snapshot marker is needed for it.
   View events();
   // What the stack ids of its events stand for; null before start().
@@ -106,10 +130,13 @@ class Owner {
   // What it wants to be recorded.
   Context wished_context() const noexcept;
   void record(Mode mode, bool paused);
+  void add_step(std::vector<uint64_t> begins, int64_t ticks);
+  void forget_steps();  // that were over when the window began
+  View snapshot_view();
   // Where this owner's record of a device ends, without its blocks.
   DeviceLog::Cut position_of(size_t device) const;
   void complete(View& view, std::vector<DeviceLog::Cut> cuts);
-  DeviceView view_of(const Cursor& cursor, DeviceLog::Cut cut) const;
+  DeviceView view_of(size_t device, DeviceLog::Cut cut) const;
   std::exception_ptr cut(std::vector<DeviceLog::Cut>& cuts,
                          std::shared_ptr<const AllocatorState>& state) const;
 
@@ -120,6 +147,15 @@ class Owner {
   std::atomic<Mode> mode_{Mode::off};  // written under the control lock
   bool paused_ = false;                // in Mode::state
   std::vector<Cursor> cursors_;
+  struct Step {
+    uint32_t number;
+    int64_t ticks;
+    std::vector<uint64_t> begins;  // its first event on each device
+  };
+  static constexpr size_t kMaxSteps = 16'384;
+  std::deque<Step> steps_;
+  uint32_t step_ = 0;
+  int64_t begun_ = 0, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Cut> final_cuts_;  // once stopped, as the next
   std::shared_ptr<const AllocatorState> final_state_;
   std::shared_ptr<StackTable> stacks_;

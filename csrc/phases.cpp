@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "clock.h"
+
 namespace pytracer {
 
 Phases& Phases::instance() noexcept {
@@ -14,27 +16,52 @@ Phases& Phases::instance() noexcept {
 Phases::Phases() {
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] {
-                   Phases& phases = instance();
-                   ThreadSlot* slot = detail::this_thread;
-                   auto& entered = phases.entered_;
-                   entered.erase(std::remove_if(entered.begin(), entered.end(),
-                                                [&](const Entry& each) { return each.slot != slot; }),
-                                 entered.end());
-                   phases.of_process_ = entered.empty() ? uint16_t{0} : entered.back().phase;
-                   phases.mutex_.unlock();
+                   instance().reset_after_fork();
+                   instance().mutex_.unlock();
                  });
   detail::on_thread_end.store([](ThreadSlot& slot) noexcept { instance().forget(slot); },
                               std::memory_order_release);
 }
 
-uint64_t Phases::enter(std::string_view name) {
+void Phases::reset_after_fork() noexcept {
+  const ThreadSlot* slot = detail::this_thread;
+  entered_.erase(std::remove_if(entered_.begin(), entered_.end(),
+                                [&](const Entry& each) { return each.slot != slot; }),
+                 entered_.end());
+  of_process_ = entered_.empty() ? uint16_t{0} : entered_.back().phase;
+  left_.clear();
+  left_count_ = 0;
+  forgotten_end_ = 0;
+}
+
+Phases::Entered Phases::enter(std::string_view name) {
   ThreadSlot* slot = thread_slot();
   std::lock_guard lock(mutex_);
-  const uint16_t phase = names_.intern(name);
-  if (slot == nullptr || phase == 0) return 0;
-  entered_.push_back({++entries_, slot, phase});
+  if (slot == nullptr) return {0, 0};
+  const uint16_t phase = number_of(slot->phase.load(std::memory_order_relaxed), name);
+  if (phase == 0) return {0, 0};
+  entered_.push_back({++entries_, slot, now_ticks(), phase});
   publish(*slot);
-  return entries_;
+  return {entries_, phase};
+}
+
+uint16_t Phases::number_of(uint16_t parent, std::string_view name) {
+  const auto found = numbers_.find({parent, name});
+  if (found != numbers_.end()) return found->second;
+  if (nodes_.size() > kMaxNames || name.size() > kMaxNameBytes - name_bytes_) {
+    ++names_dropped_;
+    return 0;
+  }
+  const auto number = static_cast<uint16_t>(nodes_.size());
+  nodes_.push_back({parent, std::string(name)});
+  try {
+    numbers_.emplace(std::pair(parent, std::string_view(nodes_.back().name)), number);
+  } catch (...) {
+    nodes_.pop_back();
+    throw;
+  }
+  name_bytes_ += name.size();
+  return number;
 }
 
 void Phases::leave(uint64_t entry) noexcept {
@@ -43,16 +70,37 @@ void Phases::leave(uint64_t entry) noexcept {
                                   [&](const Entry& each) { return each.number == entry; });
   if (found == entered_.end()) return;
   ThreadSlot& slot = *found->slot;
+  keep(*found);
   entered_.erase(found);
   publish(slot);
 }
 
 void Phases::forget(ThreadSlot& slot) noexcept {
   std::lock_guard lock(mutex_);
+  for (const Entry& each : entered_) {
+    if (each.slot == &slot) keep(each);
+  }
   entered_.erase(std::remove_if(entered_.begin(), entered_.end(),
                                 [&](const Entry& each) { return each.slot == &slot; }),
                  entered_.end());
   publish(slot);
+}
+
+void Phases::keep(const Entry& entry) noexcept {
+  const Span span{entry.begin, now_ticks(), entry.phase};
+  const size_t place = left_count_ % kMaxSpans;
+  if (place < left_.size()) {
+    forgotten_end_ = std::max(forgotten_end_, left_[place].end);
+    left_[place] = span;
+  } else {
+    try {
+      left_.push_back(span);
+    } catch (...) {  // out of memory
+      forgotten_end_ = span.end;
+      return;
+    }
+  }
+  ++left_count_;
 }
 
 void Phases::publish(ThreadSlot& slot) noexcept {
@@ -62,6 +110,32 @@ void Phases::publish(ThreadSlot& slot) noexcept {
                    std::memory_order_relaxed);
   of_process_.store(entered_.empty() ? uint16_t{0} : entered_.back().phase,
                     std::memory_order_relaxed);
+}
+
+std::string_view Phases::name(uint16_t phase) const {
+  std::lock_guard lock(mutex_);
+  return phase < nodes_.size() ? nodes_[phase].name : std::string_view();
+}
+
+uint16_t Phases::parent(uint16_t phase) const {
+  std::lock_guard lock(mutex_);
+  return phase < nodes_.size() ? nodes_[phase].parent : uint16_t{0};
+}
+
+bool Phases::is_within(uint16_t phase, uint16_t outer) const {
+  std::lock_guard lock(mutex_);
+  while (phase != 0 && phase != outer && phase < nodes_.size()) phase = nodes_[phase].parent;
+  return phase == outer;
+}
+
+Phases::Spans Phases::since(int64_t ticks) const {
+  std::lock_guard lock(mutex_);
+  Spans spans{{}, forgotten_end_ < ticks, names_dropped_};
+  for (const Span& span : left_) {
+    if (span.end >= ticks) spans.all.push_back(span);
+  }
+  for (const Entry& each : entered_) spans.all.push_back({each.begin, kOpen, each.phase});
+  return spans;
 }
 
 }  // namespace pytracer

@@ -48,7 +48,6 @@ void Recorder::record(const pytracer_event* given) noexcept {
   DeviceLog* log = recorder.log(given->device);
   if (log == nullptr || log->mode() == Mode::off) return;
   Event event{};
-  event.step = recorder.step_.load(std::memory_order_relaxed);
   event.phase = recorder.phases_.of(*slot);
   if (wants_stack(log->context(), given->action)) event.stack = recorder.stack_of_this_thread();
   DeviceLog::Cut* cut = nullptr;

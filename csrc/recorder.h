@@ -54,7 +54,6 @@ class Recorder {
   void set_walking(bool possible) noexcept { walking_.store(possible, std::memory_order_release); }
   // From now on cuts of accelerators are made at its snapshot markers. With the hook attached.
   void set_accelerator(const pytracer_hook& hook);
-  void set_step(uint32_t step) noexcept { step_.store(step, std::memory_order_relaxed); }
   // Counts forks: what was made under another number belongs to the parent.
   uint64_t process_number() const noexcept {
     return process_number_.load(std::memory_order_relaxed);
@@ -92,7 +91,6 @@ class Recorder {
   std::atomic<StackTable*> stacks_{nullptr};
   std::atomic<bool> walking_{false};
   std::atomic<uint32_t> depth_{0};
-  std::atomic<uint32_t> step_{0};
   const Phases& phases_ = Phases::instance();
   uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
 

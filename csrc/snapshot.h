@@ -24,6 +24,9 @@ struct SnapshotExtras {
 // (StackTable::resolve). Holds no lock; any thread, without the GIL. Throws IoError, bad_alloc.
 void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink);
 
+// Whether an event is in it, other than the markers of snapshots.
+bool has_events(const View& view);
+
 // Copies a device's events. Returns those that could still be read whole: a suffix, up to the end.
 std::vector<Event> copy_events(const DeviceView& device);
 

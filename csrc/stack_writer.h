@@ -23,6 +23,8 @@ class StackWriter {
 
   // The list of frames of a stack, innermost first; empty for stack 0.
   void frames(uint32_t stack);
+  // A frame's key, which others may use too.
+  PickleWriter::Key& name() noexcept { return name_; }
   // Of the distinct stacks written, those of which frames are missing.
   uint64_t truncated() const noexcept { return truncated_; }
 

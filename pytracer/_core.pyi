@@ -14,10 +14,12 @@ class View:
 
     Attributes:
         used_devices: those with events or memory.
+        has_events: whether there are events in it, other than the markers of snapshots.
         problem: why the accelerator's segments are missing; empty: they are not.
     """
 
     used_devices: set[int]
+    has_events: bool
     problem: str
 
     def write(
@@ -48,7 +50,11 @@ class Owner:
     def change(self, max_entries: int, stack_depth: int, context: int) -> None: ...
     def stop(self) -> None: ...
     def clear(self) -> None: ...
-    def view(self, history: bool = True) -> View: ...
+    # The events of a phase, and of those within it; 0: all.
+    def view(self, history: bool = True, phase: int = 0) -> View: ...
+    # Ends a window; the next, in this step, begins at the same instant.
+    def turn(self, history: bool, step: int) -> View: ...
+    def begin_step(self, number: int) -> None: ...  # 0: none
     def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...
     def stats(self) -> dict[str, Any]: ...
@@ -57,8 +63,9 @@ class Owner:
     @property
     def is_ours(self) -> bool: ...
 
-def enter_phase(name: bytes) -> int: ...  # of this thread; for leave_phase()
+def enter_phase(name: bytes) -> tuple[int, int]: ...  # of this thread: for leave_phase(), number
 def leave_phase(entry: int) -> None: ...  # on any thread; once
+def phase_path(number: int) -> list[bytes]: ...  # names, outermost first
 def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # of the CPU
 def wake_event() -> int: ...  # csrc/wake_signal.h

@@ -1,10 +1,14 @@
 #include "phases.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <string>
 #include <thread>
 
 #include "check.h"
+#include "clock.h"
 
 using namespace pytracer;
 
@@ -22,8 +26,8 @@ void on_another_thread(Work work) {
 
 TEST(a_thread_is_in_its_own_innermost_phase) {
   CHECK(current().empty());
-  const uint64_t outer = phases().enter("outer");
-  const uint64_t inner = phases().enter("inner");
+  const uint64_t outer = phases().enter("outer").entry;
+  const uint64_t inner = phases().enter("inner").entry;
   CHECK(current() == "inner");
   phases().leave(inner);
   CHECK(current() == "outer");
@@ -34,8 +38,8 @@ TEST(a_thread_is_in_its_own_innermost_phase) {
 }
 
 TEST(phases_may_be_left_in_any_order_and_on_any_thread) {
-  const uint64_t outer = phases().enter("outer");
-  const uint64_t inner = phases().enter("inner");
+  const uint64_t outer = phases().enter("outer").entry;
+  const uint64_t inner = phases().enter("inner").entry;
   phases().leave(outer);
   CHECK(current() == "inner");
   on_another_thread([&] { phases().leave(inner); });
@@ -43,10 +47,10 @@ TEST(phases_may_be_left_in_any_order_and_on_any_thread) {
 }
 
 TEST(a_thread_in_no_phase_is_in_the_process_s) {
-  const uint64_t first = phases().enter("first");
+  const uint64_t first = phases().enter("first").entry;
   on_another_thread([&] {
     CHECK(current() == "first");
-    const uint64_t own = phases().enter("own");
+    const uint64_t own = phases().enter("own").entry;
     CHECK(current() == "own");
     on_another_thread([] { CHECK(current() == "own"); });  // the one entered last
     phases().leave(own);
@@ -65,7 +69,7 @@ TEST(the_phases_of_a_thread_that_ended_are_over) {
   on_another_thread([&] {
     its_slot = thread_slot();
     phases().enter("outer");
-    dead = phases().enter("dead");
+    dead = phases().enter("dead").entry;
   });
   // THEN the process is in none of its phases
   CHECK(current().empty());
@@ -73,7 +77,7 @@ TEST(the_phases_of_a_thread_that_ended_are_over) {
   on_another_thread([&] {
     CHECK(thread_slot() == its_slot);
     CHECK(current().empty());
-    const uint64_t own = phases().enter("own");
+    const uint64_t own = phases().enter("own").entry;
     phases().leave(dead);  // late: no harm
     CHECK(current() == "own");
     phases().leave(own);
@@ -85,7 +89,7 @@ TEST(threads_end_within_phases_that_others_leave) {
   init_thread_slots();
   for (int round = 0; round < 200; ++round) {
     std::atomic<uint64_t> entry{0};
-    std::thread ends([&] { entry = phases().enter("dead"); });
+    std::thread ends([&] { entry = phases().enter("dead").entry; });
     while (entry == 0) std::this_thread::yield();
     phases().leave(entry);
     ends.join();
@@ -94,7 +98,76 @@ TEST(threads_end_within_phases_that_others_leave) {
 }
 
 TEST(a_phase_without_a_place_for_its_name_is_none) {
-  CHECK(phases().enter(std::string(2 << 20, 'x')) == 0);
+  CHECK(phases().enter(std::string(2 << 20, 'x')).entry == 0);
+  CHECK(phases().since(0).names_dropped == 1);
   phases().leave(0);
   CHECK(current().empty());
+}
+
+TEST(a_number_stands_for_a_path) {
+  const Phases::Entered outer = phases().enter("rollout");
+  const Phases::Entered inner = phases().enter("forward");
+  phases().leave(inner.entry);
+  phases().leave(outer.entry);
+  const Phases::Entered alone = phases().enter("forward");
+  // The same name elsewhere is another phase.
+  CHECK(phases().name(inner.phase) == "forward" && phases().name(alone.phase) == "forward");
+  CHECK(inner.phase != alone.phase);
+  CHECK(phases().parent(inner.phase) == outer.phase && phases().parent(alone.phase) == 0);
+  CHECK(phases().is_within(inner.phase, outer.phase));
+  CHECK(phases().is_within(outer.phase, outer.phase));
+  CHECK(!phases().is_within(outer.phase, inner.phase) && !phases().is_within(0, outer.phase));
+  phases().leave(alone.entry);
+  // On the same path it is the same one.
+  const uint64_t again = phases().enter("rollout").entry;
+  const Phases::Entered same = phases().enter("forward");
+  CHECK(same.phase == inner.phase);
+  phases().leave(same.entry);
+  phases().leave(again);
+}
+
+TEST(spans_tell_when_phases_were_entered_and_left) {
+  const int64_t before = now_ticks();
+  const Phases::Entered outer = phases().enter("outer");
+  const Phases::Entered inner = phases().enter("inner");
+  phases().leave(inner.entry);
+  const int64_t between = now_ticks();
+  const Phases::Spans all = phases().since(before);
+  CHECK(all.complete && all.all.size() == 2);
+  const Phases::Span left = all.all[0], open = all.all[1];
+  CHECK(left.phase == inner.phase && open.phase == outer.phase && open.end == Phases::kOpen);
+  CHECK(before <= open.begin && open.begin <= left.begin && left.begin <= left.end);
+  CHECK(left.end <= between);
+  // Those that were over are not told.
+  CHECK(phases().since(between).all.size() == 1);
+  phases().leave(outer.entry);
+  CHECK(phases().since(now_ticks()).all.empty());
+}
+
+TEST(spans_are_bounded_and_the_loss_is_told) {
+  const int64_t begin = now_ticks();
+  int64_t early = 0;
+  for (int i = 0; i < 70'000; ++i) {
+    phases().leave(phases().enter("often").entry);
+    if (i == 10'000) early = now_ticks();
+  }
+  const Phases::Spans all = phases().since(begin);
+  CHECK(all.all.size() == 65'536 && !all.complete);
+  CHECK(phases().since(early).complete);
+}
+
+TEST(a_forked_child_goes_on_with_its_thread_s_phases) {
+  const uint64_t left = phases().enter("left").entry;
+  phases().leave(left);
+  const Phases::Entered outer = phases().enter("outer");
+  const pid_t child = fork();
+  if (child == 0) {
+    bool good = current() == "outer" && phases().since(0).all.size() == 1;
+    good = good && phases().parent(phases().enter("inner").phase) == outer.phase;
+    _exit(good ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+  phases().leave(outer.entry);
 }

@@ -1,0 +1,202 @@
+// Windows, steps and phases of owners, and what a snapshot tells of them.
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "annotations.h"
+#include "check.h"
+#include "owner.h"
+#include "snapshot.h"
+
+using namespace pytracer;
+
+namespace {
+
+OwnerOptions options(uint32_t entries) {
+  return {{PYTRACER_CPU_DEVICE}, entries, 32, 1 << 20, Context::all};
+}
+
+void record(uint8_t action, uint64_t address, uint64_t size = 0) {
+  pytracer_event event{};
+  event.action = action;
+  event.address = address;
+  event.size = size;
+  event.device = PYTRACER_CPU_DEVICE;
+  Recorder::record(&event);
+}
+void alloc(uint64_t address) { record(PYTRACER_ALLOC, address, 8); }
+void release(uint64_t address) { record(PYTRACER_FREE_COMPLETED, address); }
+
+std::vector<uint64_t> addresses(const View& view) {
+  std::vector<uint64_t> found;
+  for (const Event& event : copy_events(view.devices[0])) found.push_back(event.address);
+  return found;
+}
+
+// The steps of a view's events.
+std::vector<uint32_t> steps(const View& view) {
+  std::vector<uint32_t> found;
+  const DeviceView& device = view.devices[0];
+  for (uint64_t sequence = device.first; sequence < device.cut.end; ++sequence) {
+    uint32_t step = 0;
+    for (const auto& each : device.steps) {
+      if (each.begin <= sequence) step = each.number;
+    }
+    found.push_back(step);
+  }
+  return found;
+}
+
+std::string told(const View& view) {
+  const int64_t begin_ns = WallClock::to_wall_ns(*view.clock, view.begin);
+  int64_t last_us = begin_ns / 1000;
+  std::string text;
+  for (const Annotation& each : annotations_of(view, begin_ns)) {
+    CHECK(each.time_us >= last_us);
+    last_us = each.time_us;
+    text += (each.ends ? " -" : " +") + each.name;
+  }
+  return text;
+}
+
+using Addresses = std::vector<uint64_t>;
+using Steps = std::vector<uint32_t>;
+
+}  // namespace
+
+TEST(each_window_has_its_own_events) {
+  Owner whole(options(100)), owner(options(100));
+  whole.start();
+  owner.begin_step(1);
+  owner.start();
+  alloc(64);
+  const View first = owner.turn(true, 2);
+  alloc(128);
+  release(64);
+  const View second = owner.turn(false, 3);  // waits
+  alloc(192);
+  release(128);
+  const View waited = owner.turn(true, 4);
+  alloc(256);
+  owner.stop();
+  CHECK(addresses(first) == Addresses({64}) && steps(first) == Steps({1}));
+  CHECK(addresses(second) == Addresses({128, 64}) && steps(second) == Steps({2, 2}));
+  CHECK(addresses(waited).empty() && !has_events(waited) && has_events(second));
+  const View last = owner.view();
+  CHECK(addresses(last) == Addresses({256}) && steps(last) == Steps({4}));
+  // What came while it waited is known.
+  CHECK(last.devices[0].cut.live.size() == 2 && last.devices[0].cut.live[0].address == 192);
+  // Nobody else noticed.
+  CHECK(addresses(whole.view()) == Addresses({64, 128, 64, 192, 128, 256}));
+  CHECK(steps(whole.view()) == Steps({0, 0, 0, 0, 0, 0}));
+}
+
+TEST(windows_under_fire_share_no_event_and_lose_none) {
+  Owner whole(options(1 << 20)), owner(options(1 << 20));
+  whole.start();
+  owner.start();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 1; t <= 3; ++t) {
+    threads.emplace_back([&stop, t] {
+      for (uint64_t i = 1; !stop && i < 100'000; ++i) {
+        alloc((t << 32) | (i * 64));
+        release((t << 32) | (i * 64));
+      }
+    });
+  }
+  uint64_t end = 0;
+  for (uint32_t step = 2; step < 200; ++step) {
+    const DeviceView window = owner.turn(true, step).devices[0];
+    CHECK(window.begin == end);
+    end = window.cut.end;
+    CHECK(window.steps.size() <= 2 && window.steps.back().number == step - 1 + (step == 2 ? -1 : 0));
+  }
+  stop = true;
+  for (std::thread& each : threads) each.join();
+  owner.stop();
+  whole.stop();
+  const DeviceView last = owner.view().devices[0];
+  CHECK(last.begin == end && last.cut.end == whole.view().devices[0].cut.end);
+}
+
+TEST(steps_of_one_owner_are_not_another_s) {
+  Owner one(options(100)), other(options(100));
+  one.start();
+  other.start();
+  one.begin_step(7);
+  alloc(64);
+  other.begin_step(3);
+  alloc(128);
+  one.begin_step(8);
+  one.begin_step(9);  // nothing happened in 8
+  alloc(192);
+  CHECK(steps(one.view()) == Steps({7, 7, 9}));
+  CHECK(steps(other.view()) == Steps({0, 3, 3}));
+  one.clear();
+  alloc(256);
+  CHECK(steps(one.view()) == Steps({9}) && one.view().devices[0].steps.size() == 1);
+}
+
+TEST(steps_are_bounded) {
+  Owner owner(options(1 << 16));
+  owner.start();
+  for (uint32_t step = 1; step <= 20'000; ++step) {
+    owner.begin_step(step);
+    alloc(uint64_t{step} * 64);
+  }
+  const Steps found = steps(owner.view());
+  CHECK(found.size() == 20'000 && found.front() == 0 && found.back() == 20'000);
+  CHECK(found[20'000 - 16'384 - 1] == 0 && found[20'000 - 16'384] == 20'001 - 16'384);
+}
+
+TEST(a_phase_s_view_has_its_events_and_those_within) {
+  Phases& phases = Phases::instance();
+  Owner owner(options(100));
+  owner.start();
+  const Phases::Entered rollout = phases.enter("rollout");
+  alloc(64);
+  const Phases::Entered inner = phases.enter("sample");
+  alloc(128);
+  std::thread([&] {
+    const Phases::Entered update = phases.enter("update");
+    alloc(192);
+    phases.leave(update.entry);
+  }).join();
+  phases.leave(inner.entry);
+  phases.leave(rollout.entry);
+  alloc(256);
+  const View view = owner.view(true, rollout.phase);
+  MemorySink sink;
+  write_snapshot(view, {""}, sink);
+  CHECK(sink.bytes.find("sample") != std::string::npos);
+  CHECK(sink.bytes.find("update") == std::string::npos);
+  CHECK(has_events(view) && has_events(owner.view(true, inner.phase)));
+  owner.clear();
+  CHECK(!has_events(owner.view(true, rollout.phase)));
+}
+
+TEST(annotations_tell_steps_and_phases_of_the_window) {
+  Phases& phases = Phases::instance();
+  const uint64_t early = phases.enter("early").entry;
+  Owner owner(options(100));
+  owner.start();
+  const uint64_t inner = phases.enter("inner").entry;
+  alloc(64);
+  phases.leave(inner);
+  phases.leave(early);
+  owner.begin_step(1);
+  alloc(128);
+  const uint64_t open = phases.enter("open").entry;
+  const View first = owner.turn(true, 2);
+  alloc(192);
+  phases.leave(open);
+  owner.begin_step(3);
+  alloc(256);
+  const View second = owner.turn(true, 4);
+  // What was under way when a window began begins with it; what goes on does not end. Step 2 began
+  // within a phase.
+  CHECK(told(first) == " +early +inner -inner -early +step 1 +open");
+  CHECK(told(second) == " +open -open +step 3");
+}

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_WATCHED = ("torch", "torch_npu")
-"""torch_npu imports torch and is imported by it, or comes later and changes what "auto" means."""
+_WATCHED = ("torch", "torch_npu", "verl.utils.profiler.profile")
+"""torch_npu imports torch and is imported by it, or comes later and changes what "auto" means.
+verl's module tells of steps."""
 
 _importing: set[str] = set()
 _imported: set[str] = set()
 
 
 def watch() -> None:
-    """Has `begin()` called when torch has been imported, and when torch_npu has; idempotent."""
+    """Has `begin()` called when torch has been imported, and what else is watched; idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pytracer.config import OPTIONS, PATCH_TORCH, SWITCH, Options, switched_off, variable
+from pytracer.config_checks import check_bool
 from pytracer.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     descriptions = _descriptions()
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        if isinstance(option.default, bool):
+        if option.check is check_bool:
             names, kind = [f"{flag}/--no-{flag[2:]}"], None
         else:
             names, kind = [flag], "TEXT"

@@ -6,7 +6,7 @@ one it has its default. An empty variable counts as none.
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,26 +17,35 @@ from pytracer.config_checks import (
     check_callback,
     check_context,
     check_devices,
+    check_discrete,
     check_int,
     check_metadata,
     check_output,
     check_path,
     check_ranks,
     check_role,
+    check_schedule,
     check_signal,
+    check_step_from,
+    check_steps,
     parse_bool,
+    parse_discrete,
     parse_int,
     parse_json,
     parse_list,
     parse_none,
     parse_ranks,
+    parse_schedule,
+    parse_steps,
 )
 from pytracer.errors import ConfigError
+from pytracer.windows import Schedule
 
 MAX_STACK_DEPTH = 1024  # _core.MAX_STACK_DEPTH; the options are read before the core is needed
 MAX_ENTRIES_LIMIT = 2**28
 STACK_BYTES_LIMITS = (2**16, 2**32)
 MAX_OOM_SNAPSHOTS_LIMIT = MAX_KEPT_LIMIT = 1000
+MAX_STEPS_LIMIT = 1_000_000  # of a window
 
 Output = str | os.PathLike[str] | None
 Device = str | Sequence[str]
@@ -67,7 +76,16 @@ class Options:
         context: which stacks are kept: None, "state", "alloc" or "all".
         max_stack_bytes: bound of the table of all stacks.
         metadata: kept in the snapshot under `pytracer.metadata`.
-        ranks: which ranks write the snapshot at the end; empty: rank 0.
+        steps: the steps that have files of their own, from 1; None: one snapshot at the end; empty:
+            none at all.
+        memory_snapshot_num_steps: how many of these share a file.
+        schedule: selects the steps instead: a `torch.profiler.schedule`, in the variable its
+            arguments, as "wait=1,active=3", or None.
+        step_from: who tells that a step is over: "framework", "optimizer", "optimizer:Class", or
+            None: the program, by `step()`.
+        discrete: which phases have files of their own for each time they occur in such a step:
+            names of phases, True: those that are in no other, or False.
+        ranks: which ranks write the snapshots at the end and of steps; empty: rank 0.
         all_ranks: all of them do.
         oom_ranks: which ranks write snapshots of an out-of-memory; None: all.
         role: names a process that has no rank, or None.
@@ -87,6 +105,11 @@ class Options:
     context: str | None
     max_stack_bytes: int
     metadata: dict[str, Any]
+    steps: tuple[int, ...] | None
+    memory_snapshot_num_steps: int
+    schedule: Schedule | None
+    step_from: str | None
+    discrete: bool | tuple[str, ...]
     ranks: tuple[int, ...]
     all_ranks: bool
     oom_ranks: tuple[int, ...] | None
@@ -112,7 +135,9 @@ class Options:
         """
         problems: list[str] = []
         values: dict[str, Any] = {}
+        called: dict[str, str] = {}
         for name, option in OPTIONS.items():
+            called[name] = name
             values[name] = option.check(name, defaults.get(name, option.default))
             value = given.get(name, UNSET)
             text = os.environ.get(variable(name), "")
@@ -121,11 +146,37 @@ class Options:
             if value is not UNSET:
                 values[name] = option.check(name, value)
             elif text:
+                called[name] = variable(name)
                 try:
                     values[name] = option.check(variable(name), option.parse(text))
                 except ConfigError as error:
                     problems.append(str(error))
+        for names, problem in [] if problems else [*_contradictions(values, called)]:
+            if all(called[name] == name for name in names):
+                raise ConfigError(problem)
+            problems.append(problem)
+            for name in names:
+                values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
         return cls(**values, problem="; ".join(problems) or None)
+
+
+def _contradictions(
+    values: Mapping[str, Any], called: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Options that do not go together, and what to do; `called`: what to call them by."""
+
+    def told(name: str) -> str:
+        return f"{called[name]}={values[name]!r}"
+
+    if values["steps"] is not None and values["schedule"] is not None:
+        problem = f"{told('steps')} and {told('schedule')} both select steps: give one of them"
+        yield ("steps", "schedule"), problem
+    elif values["memory_snapshot_num_steps"] > 1 and not values["steps"]:
+        problem = f"{told('memory_snapshot_num_steps')} is of steps that are selected: give `steps`"
+        yield ("memory_snapshot_num_steps",), f"{problem}, or leave it out"
+    if values["discrete"] and not values["steps"] and values["schedule"] is None:
+        problem = f"{told('discrete')} is of steps that are selected, which bounds what it writes"
+        yield ("discrete",), f"{problem}: give `steps` or `schedule`, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -162,6 +213,11 @@ OPTIONS = {
     "context": Option("all", parse_none, check_context),
     "max_stack_bytes": Option(2**25, parse_int, _number(*STACK_BYTES_LIMITS, 2**25)),
     "metadata": Option(None, parse_json, check_metadata),
+    "steps": Option(None, parse_steps, check_steps),
+    "memory_snapshot_num_steps": Option(1, parse_int, _number(1, MAX_STEPS_LIMIT, 1)),
+    "schedule": Option(None, parse_schedule, check_schedule),
+    "step_from": Option(None, parse_none, check_step_from),
+    "discrete": Option(False, parse_discrete, check_discrete),
     "ranks": Option((), parse_ranks, check_ranks),
     "all_ranks": Option(False, parse_bool, check_bool),
     "oom_ranks": Option(None, parse_ranks, _or_none(check_ranks)),
@@ -178,9 +234,11 @@ OPTIONS = {
 """Every option of a tracer, in the order of the README's table."""
 
 
-OF_ENVIRONMENT = ("output", "dump_signal", "trigger_file")
+OF_STEPS = ("steps", "memory_snapshot_num_steps", "schedule", "step_from", "discrete")
+
+OF_ENVIRONMENT = ("output", *OF_STEPS, "dump_signal", "trigger_file")
 """Whose variables are the environment's tracer's alone, under `PYTRACER=1`: a tracer in the code
-would write the same files."""
+would write the same files, or wait for steps that it is not told."""
 
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
 OTHER_VARIABLES = (SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD")

@@ -11,13 +11,16 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from pytracer.devices import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
+from pytracer.windows import ACTIONS, CyclicSchedule, Schedule
 
 CONTEXTS = (None, "state", "alloc", "all")
 MAX_RANK = 2**31 - 1
+MAX_STEP = 2**32 - 1
 UNUSABLE_SIGNALS = frozenset(
     {
         *(signal.SIGKILL, signal.SIGSTOP),  # which nobody can handle
@@ -58,6 +61,32 @@ def parse_list(text: str) -> list[str]:
 def parse_ranks(text: str) -> list[object]:
     """Integers separated by commas."""
     return [parse_int(item) for item in parse_list(text)]
+
+
+def parse_steps(text: str) -> object:
+    """Integers separated by commas, in brackets or not; "none"; "[]" for no step."""
+    if parse_none(text) is None:
+        return None
+    items = text.strip().removeprefix("[").removesuffix("]")
+    return parse_ranks(items) if items.strip() else []
+
+
+def parse_schedule(text: str) -> object:
+    """Arguments of `torch.profiler.schedule`, as in "wait=1,active=3"; "none"."""
+    known = {field.name for field in fields(CyclicSchedule)}
+    numbers: dict[str, int] = {}
+    for item in parse_list(text):
+        name, _, number = item.partition("=")
+        if name not in known or not number.isdecimal():
+            return parse_none(text)
+        numbers[name] = int(number)
+    return CyclicSchedule(**numbers) if numbers.get("active") else text
+
+
+def parse_discrete(text: str) -> object:
+    """A boolean, or names separated by commas."""
+    value = parse_bool(text)
+    return value if isinstance(value, bool) else parse_list(text)
 
 
 def parse_json(text: str) -> object:
@@ -172,6 +201,67 @@ def check_ranks(name: str, ranks: object) -> tuple[int, ...]:
             return tuple(check_int(name, rank, 0, MAX_RANK, None) for rank in ranks)
     raise ConfigError(
         f"{name}={ranks!r} is not a list of ranks: give integers from 0 (separated by commas)"
+    )
+
+
+def check_steps(name: str, steps: object) -> tuple[int, ...] | None:
+    """Integers from 1, as a tuple; or None."""
+    if steps is None:
+        return None
+    if isinstance(steps, Sequence) and not isinstance(steps, str):
+        with contextlib.suppress(ConfigError):
+            return tuple(check_int(name, step, 1, MAX_STEP, None) for step in steps)
+    raise ConfigError(
+        f"{name}={steps!r} is not a list of steps: give integers from 1 (separated by commas), [] "
+        "or None"
+    )
+
+
+def check_schedule(name: str, schedule: object) -> Schedule | None:
+    """What `torch.profiler.schedule` returns, or its like; None."""
+    if schedule is None or isinstance(schedule, CyclicSchedule):
+        return schedule
+    wanted = (
+        'give what torch.profiler.schedule() returns, or None (in the variable "wait=1,warmup=1,'
+        'active=3,repeat=2,skip_first=10", of which active has to be there)'
+    )
+    if not callable(schedule):
+        raise ConfigError(f"{name}={schedule!r} is not a schedule: {wanted}")
+    try:
+        answer = schedule(0)
+    except Exception as error:
+        raise ConfigError(f"{name}={schedule!r} fails for step 0: {error!r}: {wanted}") from error
+    if getattr(answer, "name", None) not in ACTIONS:
+        raise ConfigError(
+            f"{name}={schedule!r} says {answer!r} of step 0, which is no "
+            f"torch.profiler.ProfilerAction: {wanted}"
+        )
+    return schedule
+
+
+def check_step_from(name: str, source: object) -> str | None:
+    """Who tells that a step is over: None, "framework", "optimizer", "optimizer:Class"."""
+    if source is None or (
+        isinstance(source, str) and re.fullmatch(r"framework|optimizer(:[^\W\d]\w*)?", source)
+    ):
+        return source
+    raise ConfigError(
+        f'{name}={source!r} is unknown: give "framework", "optimizer", "optimizer:" and the name '
+        "of its class, or None"
+    )
+
+
+def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
+    """True, False, or names of phases."""
+    if isinstance(discrete, bool):
+        return discrete
+    if isinstance(discrete, Sequence) and not isinstance(discrete, str):
+        names = tuple(discrete)
+        if all(isinstance(each, str) and each for each in names):
+            return names or False
+    raise ConfigError(
+        f"{name}={discrete!r} are no phases: give True, False or a list of names (separated by "
+        "commas)"
     )
 
 

@@ -6,7 +6,7 @@ import sys
 from multiprocessing import context, process, util
 from typing import ClassVar
 
-from pytracer import config
+from pytracer import config, verl
 from pytracer.errors import ConfigError
 from pytracer.notices import say_once
 from pytracer.output import FIRST_PROCESS
@@ -19,7 +19,7 @@ PREFIX = "PYTRACER_"
 class EnvironmentTracer(Tracer):
     """A tracer that leaves no file in a process that has used no device: a launcher, a helper."""
 
-    _defaults: ClassVar[dict[str, object]] = {"output": DEFAULT_OUTPUT}
+    _defaults: ClassVar[dict[str, object]] = {"output": DEFAULT_OUTPUT, "step_from": "framework"}
     _only_if_used: ClassVar[bool] = True
 
     def is_first(self) -> bool:
@@ -66,6 +66,7 @@ def _begin() -> None:
 
 def _trace() -> None:
     global _tracer
+    verl.follow()
     if _tracer is not None:
         follow_devices()  # torch_npu came after torch
         return

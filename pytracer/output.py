@@ -1,24 +1,29 @@
 """Where snapshots go.
 
 `output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
-the layout of verl's `torch_memory` profiler. {who} is `rank{R}`, of a process without a rank its
-role, if it was given one, and its host's name:
+the layout of verl's `torch_memory` profiler. {file} is `torch_memory_{who}_pid{P}.pickle`, and
+{who} is `rank{R}`, of a process without a rank its role, if it was given one, and its host's name:
 
 | snapshot | in a directory | beside `name.pickle` |
 |---|---|---|
-| at the end | `exit/torch_memory_{who}_pid{P}.pickle` | `name.pickle` itself |
+| at the end | `exit/{file}` | `name.pickle` itself |
+| of a step | `step{N}/{file}` | `name.step{N}.pickle` |
+| of a window of steps | `steps{A}-{B}/{file}` | `name.steps{A}-{B}.pickle` |
+| of a phase in a step | `step{N}/{phase}/{file}` | `name.step{N}.{phase}.pickle` |
 | out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
-| on demand | `demand_{time}/torch_memory_{who}_pid{P}.pickle` | `name.demand-{time}.pickle` |
+| on demand | `demand_{time}/{file}` | `name.demand-{time}.pickle` |
 
 Of several ranks, each has `name.rank{R}` for `name`. A process that the environment traces adds
 `.pid{P}` if one of the same rank (or of none, as itself) started it. A second tracer of a process
-in the same directory gets `_2`. No file is looked for, none is locked: any number of processes may
-share a directory.
+in the same directory gets `_2`; so does a step that comes again, and a phase's name when the phase
+does in its step. No file is looked for, none is locked: any number of processes may share a
+directory.
 """
 
 import contextlib
 import importlib
 import os
+import re
 import tempfile
 import threading
 from collections import deque
@@ -28,12 +33,16 @@ from pathlib import Path
 from pytracer import ranks
 from pytracer.config import Options
 from pytracer.errors import ConfigError
+from pytracer.windows import Window
 
 FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
 """Variable, "rank:pid:output", that the environment's tracer leaves to the process's children."""
 
+MAX_PHASE_LENGTH = 50  # of its name in a file's, which may have 255 bytes
+
 _directories: dict[str, int] = {}  # how many tracers of this process write there
 _of_process = os.getpid()
+_claimed: dict[Path, object] = {}  # files of steps, by whom
 
 
 class Files:
@@ -84,9 +93,31 @@ class Files:
 
     def at_the_end(self) -> Path | None:
         """Of the snapshot when the recording ends; None: another rank's is wanted."""
-        if not ranks.current().selected(self._options.ranks, self._options.all_ranks):
-            return None
-        return self._path("exit", "torch_memory", "")
+        return self._path("exit", "torch_memory", "") if self.are_wanted() else None
+
+    def are_wanted(self) -> bool:
+        """Whether this rank writes at the end, and files of steps."""
+        return ranks.current().selected(self._options.ranks, self._options.all_ranks)
+
+    def of_window(self, window: Window) -> Path:
+        """Of a step, or of several."""
+        return self._unclaimed(window.name)
+
+    def of_phase(self, step: int, phase: str, occurrence: int) -> Path:
+        """Of one time that a phase occurs in a step."""
+        name = re.sub(r"[^\w.-]+", "_", phase).lstrip(".")[:MAX_PHASE_LENGTH] or "phase"
+        number = f"_{occurrence}" if occurrence > 1 else ""
+        return self._unclaimed(f"step{step}/{name}{number}")
+
+    def _unclaimed(self, event: str) -> Path:
+        """A framework may repeat a step, and a tracer may start again: each has its file."""
+        number, claim = self._number, object()
+        beside = event.replace("/", ".")
+        path = self._path(event, "torch_memory", beside, number)
+        while _claimed.setdefault(path, claim) is not claim:
+            number += 1
+            path = self._path(event, "torch_memory", beside, number)
+        return path
 
     def out_of_memory(self, now: datetime) -> Path | None:
         """None: enough of these were asked for, or another rank's are wanted."""
@@ -144,21 +175,24 @@ class Files:
             count = 0 if keep is None else max(0, len(self._on_demand) - keep)
             return [self._on_demand.popleft() for _ in range(count)]
 
-    def _path(self, event: str, tag: str, beside: str | None = None) -> Path:
+    def _path(
+        self, event: str, tag: str, beside: str | None = None, number: int | None = None
+    ) -> Path:
         """`beside`: what the event is called in a name beside the file."""
         rank = ranks.current()
         pid = os.getpid()
+        number = self._number if number is None else number
+        again = f"_{number}" if number > 1 else ""
         if not self._is_file:
-            number = f"_{self._number}" if self._number > 1 else ""
             who = rank.name(self._options.role)
-            return self._output / event / f"{tag}_{who}_pid{pid}{number}.pickle"
+            return self._output / event / f"{tag}_{who}_pid{pid}{again}.pickle"
         parts = [self._output.stem]
         if rank.is_one_of_several:
             parts.append(f"rank{rank.rank}")
         if self._first_process(rank) not in (None, str(pid)):
             parts.append(f"pid{pid}")
         parts.append(event.replace("_", "-", 1) if beside is None else beside)
-        return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
+        return self._output.with_name(".".join(filter(None, parts)) + f"{again}.pickle")
 
 
 def _count(directory: str) -> int:

@@ -2,15 +2,30 @@
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ContextDecorator
 from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from pytracer import _core
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Listener(Protocol):
+    """Told of phases on the threads that enter and leave them; it raises nothing."""
+
+    def entered(self, entry: int, phase: int) -> None:
+        """The calling thread entered it; `entry` is of this one time."""
+
+    def left(self, entry: int) -> None:
+        """It is over."""
+
+
+listeners: set[Listener] = set()
+os.register_at_fork(after_in_child=listeners.clear)
 
 
 class annotate(ContextDecorator):  # noqa: N801
@@ -23,7 +38,8 @@ class annotate(ContextDecorator):  # noqa: N801
 
     A decorated coroutine function or generator function, async or not, is in the phase while its
     body runs: not while it awaits or has yielded, when others run on its thread. A `with` that
-    awaits or yields within stays entered meanwhile, for all that runs on the thread.
+    awaits or yields within stays entered meanwhile, for all that runs on the thread. Such functions
+    have no discrete windows, since others of the same phase may take turns with them; a `with` has.
 
     Args:
         name: as viewers show it; 65,535 different ones a process, others are left out.
@@ -37,8 +53,15 @@ class annotate(ContextDecorator):  # noqa: N801
 
     def __enter__(self) -> None:
         """The calling thread enters the phase."""
-        entry = _core.enter_phase(str(self._name).encode("utf-8", "replace"))
+        entry, phase = self._enter()
+        if listeners:
+            for listener in list(listeners):
+                listener.entered(entry, phase)
+
+    def _enter(self) -> tuple[int, int]:
+        entry, phase = _core.enter_phase(str(self._name).encode("utf-8", "replace"))
         self._entered.setdefault(get_ident(), []).append(entry)
+        return entry, phase
 
     def __exit__(
         self,
@@ -47,10 +70,18 @@ class annotate(ContextDecorator):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         """Leaves it."""
+        entry = self._leave()
+        if listeners:
+            for listener in list(listeners):
+                listener.left(entry)
+
+    def _leave(self) -> int:
         entries = self._entered.get(get_ident())
         if not entries:  # another thread entered it: a generator may be resumed on any
             entries = next(each for each in list(self._entered.values()) if each)
-        _core.leave_phase(entries.pop())
+        entry = entries.pop()
+        _core.leave_phase(entry)
+        return entry
 
     def __call__(self, function: Function) -> Function:
         """Decorates it."""
@@ -87,18 +118,24 @@ class annotate(ContextDecorator):  # noqa: N801
 
 
 class _Steps(Generator[Any, Any, Any]):
-    """Runs each step of a coroutine or a generator in a phase."""
+    """Runs each step of a coroutine or a generator in a phase, of which listeners are not told."""
 
     def __init__(self, phase: annotate, body: Any) -> None:
         self._phase, self._body = phase, body
 
     def send(self, value: Any) -> Any:
-        with self._phase:
+        self._phase._enter()
+        try:
             return self._body.send(value)
+        finally:
+            self._phase._leave()
 
     def throw(self, *error: Any) -> Any:
-        with self._phase:
+        self._phase._enter()
+        try:
             return self._body.throw(*error)
+        finally:
+            self._phase._leave()
 
     def __await__(self) -> "_Steps":
         return self

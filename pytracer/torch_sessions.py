@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer.config import MAX_ENTRIES_LIMIT, Options
+from pytracer.config import MAX_ENTRIES_LIMIT, OF_STEPS, OPTIONS, Options
 from pytracer.config_checks import CONTEXTS
 from pytracer.errors import ConfigError
 from pytracer.notices import say_once
@@ -150,6 +150,7 @@ class Session(Tracer):
             "output": None,
             "device": self._backend,
             "context": asked.context,
+            **{name: OPTIONS[name].default for name in OF_STEPS},
         }
         if asked.max_entries <= MAX_ENTRIES_LIMIT:
             given["trace_alloc_max_entries"] = max(1, asked.max_entries)

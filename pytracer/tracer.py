@@ -7,6 +7,7 @@ import pickle
 import platform
 import socket
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -20,14 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 import pytracer
-from pytracer import _core, devices, hooks, on_demand, oom, ranks
+from pytracer import _core, devices, hooks, on_demand, oom, phases, ranks, step_sources
 from pytracer.config import OPTIONS, UNSET, Device, Options, Output, Unset, switched_off
 from pytracer.config_checks import CONTEXTS, OnSnapshot
+from pytracer.discrete import DiscreteWindows, Occurrence
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.notices import say_once
 from pytracer.output import Files
+from pytracer.windows import Schedule, Steps, Window
 
-FORMAT_VERSION = (1, 2)
+FORMAT_VERSION = (1, 3)
 """Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 ACTIONS = (
@@ -74,9 +77,24 @@ class Tracer:
             beyond it are left out, and counted. While several tracers are alive, the first one's
             bound holds.
         metadata: plain values (dicts, lists, strings, numbers) to be kept in the snapshot.
-        ranks: which ranks write the snapshot at the end; empty (the default): rank 0. A process
-            that has no rank writes.
-        all_ranks: all ranks write it (False).
+        steps: the steps that are recorded and written, from 1 (see `step()`), instead of one
+            snapshot at the end of all. Outside of them the live blocks alone go on being known,
+            with their stacks. Empty: all is recorded and nothing is written at the end. None (the
+            default): one snapshot at the end.
+        memory_snapshot_num_steps: how many of these share a file: a window, which has all from the
+            begin of the first one to the end of the last one (1).
+        schedule: what `torch.profiler.schedule()` returns: it selects the steps instead. A window
+            is what is recorded without interruption, up to RECORD_AND_SAVE. It may be asked of a
+            step more than once (None).
+        step_from: who tells that a step is over, beside `step()`. "framework": verl, of the steps
+            that it profiles. "optimizer": the first optimizer of torch's that steps;
+            "optimizer:AdamW": the first one of this class. None (the default): nobody.
+        discrete: phases (`pytracer.annotate`) that have a snapshot of their own for each time they
+            occur in a step that is recorded: a list of names, or True: those that are in no other
+            one. False (the default): none.
+        ranks: which ranks write the snapshots at the end and of steps; empty (the default): rank 0.
+            A process that has no rank writes.
+        all_ranks: all ranks write them (False).
         oom_ranks: which ranks write snapshots of an out-of-memory; None (the default): all.
         role: stands in the file's name where there is no rank (None).
         on_oom: write a snapshot when memory runs out, before the exception is raised (True). Needs
@@ -108,6 +126,11 @@ class Tracer:
         context: str | Unset | None = UNSET,
         max_stack_bytes: int | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
+        steps: Sequence[int] | Unset | None = UNSET,
+        memory_snapshot_num_steps: int | Unset = UNSET,
+        schedule: Schedule | Unset | None = UNSET,
+        step_from: str | Unset | None = UNSET,
+        discrete: bool | Sequence[str] | Unset = UNSET,
         ranks: Sequence[int] | Unset = UNSET,
         all_ranks: bool | Unset = UNSET,
         oom_ranks: Sequence[int] | Unset | None = UNSET,
@@ -128,6 +151,11 @@ class Tracer:
         self._indices: dict[str, list[int]] = {}  # by backend; empty until started
         self._final_memory: dict[int, dict[str, int | None]] = {}  # of when it stopped
         self._owner = self._new_owner()
+        self._stepping = threading.RLock()  # all below, and the owner's window
+        self._started = False
+        self._steps = Steps()
+        self._source = step_sources.Source()
+        self._discrete: DiscreteWindows | None = None
 
     def _new_owner(self) -> _core.Owner:
         return _core.Owner(
@@ -152,10 +180,12 @@ class Tracer:
         if self._options.dump_signal is not None and not switched_off():
             on_demand.defuse(self._options.dump_signal)
         if self._is_forbidden():
+            self._begin_steps(None)
             return self
         if self._options.output is not None:
             self._files = self._files or Files(self._options)
             self._files.prepare(make=not self._only_if_used)
+        self._begin_steps(self._options.step_from)
         if indices := self._attach():
             self._record(indices)
         else:
@@ -163,17 +193,20 @@ class Tracer:
         return self
 
     def _record(self, indices: dict[str, list[int]]) -> None:
-        if self._indices != indices:
-            self._indices = indices
-            self._owner = self._new_owner()
         _prepare_process()
-        try:
-            self._owner.start()
-        except PytracerError as error:
-            entries = self._options.trace_alloc_max_entries
-            raise ConfigError(
-                f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
-            ) from None
+        with self._stepping:
+            if self._indices != indices:
+                self._indices = indices
+                self._owner = self._new_owner()
+            self._owner.begin_step(self._steps.current)
+            try:
+                self._owner.start(self._steps.are_recorded)
+            except PytracerError as error:
+                self._end_steps()
+                entries = self._options.trace_alloc_max_entries
+                raise ConfigError(
+                    f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
+                ) from None
         _waiting.discard(self)
         if self in _recording:  # on other devices
             return
@@ -235,8 +268,9 @@ class Tracer:
             )
             self._leave_out(", ".join(new), error)
         elif new:
-            self._owner.stop()
-            self._record(indices)
+            with self._stepping:
+                self._owner.stop()
+                self._record(indices)
 
     def stop(self) -> None:
         """Ends the recording; what was recorded stays readable as long as this tracer lives."""
@@ -244,10 +278,123 @@ class Tracer:
         _recording.discard(self)
         oom.listeners.discard(self._on_oom)
         on_demand.unwatch(self._on_demand)
-        if self._owner.recording:
+        if not self._owner.is_ours:  # nor the lock, which another thread of the parent may hold
+            return
+        with self._stepping:
+            self._end_steps()
+            if not self._owner.recording:
+                return
             self._owner.stop()
-            if any(backend != "cpu" for backend in self._indices):
-                self._final_memory = self._memory(self._owner.view())
+        if any(backend != "cpu" for backend in self._indices):
+            self._final_memory = self._memory(self._owner.view())
+
+    def step(self) -> None:
+        """Ends a step, and begins the next; `start()` begins the first, which is 1.
+
+        Where the options select steps, the file of a window is written when its last step ends. A
+        failure to write is said and counted, not raised. Any thread may call it; what other threads
+        do counts to the step that began last. With a `step_from`, it counts on from the step told
+        last. Where nothing can be recorded it counts all the same; in a forked child, and while not
+        started, it does nothing.
+        """
+        self._enter_step(None)
+
+    @property
+    def current_step(self) -> int:
+        """The number of the step it is in, or was in when it stopped; 0: none."""
+        return self._steps.current
+
+    def _begin_steps(self, step_from: str | None) -> None:
+        options = self._options
+        with self._stepping:
+            self._end_steps()  # it was started before, and found nothing to record
+            number = options.memory_snapshot_num_steps
+            self._steps = Steps(options.steps, number, options.schedule)
+            if options.discrete and self._files is not None:
+                self._discrete = DiscreteWindows(
+                    options.discrete, self._occurrence_owner, self._save_occurrence, self._fail
+                )
+                phases.listeners.add(self._discrete)
+            self._source = step_sources.follow(step_from, self._enter_step)
+            self._started = True
+            self._move_to(self._source.first_step)
+
+    def _end_steps(self) -> None:
+        self._started = False
+        self._source.close()
+        if self._discrete is not None:
+            phases.listeners.discard(self._discrete)
+            self._discrete = None
+
+    def _enter_step(self, step: int | None) -> None:
+        """Ends the step it is in, and begins this one; 0: none, None: the next. Raises nothing."""
+        if not self._owner.is_ours:
+            return
+        with self._stepping:
+            if not self._started:
+                return
+            before = self._steps.current
+            ended = self._move_to(before + 1 if step is None else step)
+            view = self._turn(ended)
+        if ended is not None and view is not None:
+            self._save_window(ended, before, view)
+
+    def _move_to(self, step: int) -> Window | None:
+        """The window that ends."""
+        ended = self._steps.enter(step)
+        if self._discrete is not None:
+            is_recorded = self._steps.are_recorded and self._writes_steps()
+            self._discrete.begin_step(step, is_recorded)
+        return ended
+
+    def _turn(self, ended: Window | None) -> _core.View | None:
+        """Has the owner follow; the view of the window that ends, if that is to be written."""
+        if not self._owner.recording:
+            return None
+        try:
+            if ended is not None and self._writes_steps():
+                return self._owner.turn(self._steps.are_recorded, self._steps.current)
+            self._owner.begin_step(self._steps.current)
+            self._owner.start(self._steps.are_recorded)
+            if ended is not None:
+                self._owner.clear()
+        except Exception as failure:
+            self._fail(f"step {self._steps.current}: {failure!r}")
+        return None
+
+    def _writes_steps(self) -> bool:
+        return self._files is not None and self._files.are_wanted()
+
+    def _save_window(self, window: Window, step: int, view: _core.View | None) -> None:
+        assert self._files is not None
+        if self._is_of_use(view):
+            about = {**asdict(window), "phase": None, "occurrence": None}
+            self._save(self._files.of_window(window), {"window": about, "current_step": step}, view)
+
+    def _occurrence_owner(self) -> _core.Owner | None:
+        return self._new_owner() if self._owner.recording else None
+
+    def _save_occurrence(self, occurrence: Occurrence, complete: bool) -> None:
+        """On the thread that leaves the phase."""
+        assert self._files is not None
+        name, first = occurrence.path[-1], occurrence.step
+        try:
+            view = occurrence.owner.view(phase=occurrence.phase)
+        except Exception as failure:
+            self._fail(f"no file of the phase {name} in step {first}: {failure!r}")
+            return
+        if self._is_of_use(view):
+            last = max(first, self._steps.current)
+            about = {
+                **asdict(Window(first, last, complete)),
+                "phase": "/".join(occurrence.path),
+                "occurrence": occurrence.number,
+            }
+            path = self._files.of_phase(first, name, occurrence.number)
+            self._save(path, {"window": about}, view)
+
+    def _is_of_use(self, view: _core.View | None) -> bool:
+        return view is None or not self._only_if_used or bool(view.used_devices)
 
     def __enter__(self) -> "Tracer":
         """Starts."""
@@ -266,33 +413,47 @@ class Tracer:
         """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
+        if self._discrete is not None:
+            self._discrete.finish()
         try:
             self.stop()
-            wanted = not self._only_if_used or bool(self._owner.view().used_devices)
+            view = self._owner.view()
         except Exception as failure:
-            self._failures += 1
-            say_once(f"no memory for the blocks alive at the end: {failure}")
-            wanted = True
-        path = self._files.at_the_end() if self._files is not None else None
-        if path is not None and wanted:
+            self._fail(f"no memory for the blocks alive at the end: {failure}")
+            view = None
+        if self._files is None or not self._is_of_use(view):
+            return
+        if self._steps.are_selected:
+            self._finish_window(view)
+        elif self._options.steps is None and (path := self._files.at_the_end()) is not None:
             self._save(path, {})
 
-    def _save(self, path: Path, more: dict[str, Any]) -> bool:
+    def _finish_window(self, view: _core.View | None) -> None:
+        """Writes the one that is open; says so if steps were awaited in vain."""
+        window = self._steps.cut_short()
+        if window is not None and (view is None or view.has_events) and self._writes_steps():
+            self._save_window(window, self._steps.current, view)
+        if self._steps.entered <= self._source.first_step and view and view.used_devices:
+            say_once(f"no step was told, of those that were to be recorded: {self._source.remedy}")
+
+    def _save(self, path: Path, more: dict[str, Any], view: _core.View | None = None) -> bool:
         """Writes a file by itself, for which no caller can be told of a failure."""
         assert self._files is not None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(path, more)
+            self._write(path, more, view)
         except Exception as failure:
-            self._failures += 1
-            say_once(f"the snapshot {path} was not written: {failure}")
+            self._fail(f"the snapshot {path} was not written: {failure}")
             return False
         try:
             self._files.written(path)
         except (Exception, SystemExit) as failure:  # the user's function's
-            self._failures += 1
-            say_once(f"on_snapshot failed: {failure!r}")
+            self._fail(f"on_snapshot failed: {failure!r}")
         return True
+
+    def _fail(self, message: str) -> None:
+        self._failures += 1
+        say_once(message)
 
     def clear(self) -> None:
         """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""
@@ -315,16 +476,17 @@ class Tracer:
         snapshot: dict[str, Any] = pickle.loads(view.to_bytes(*self._beside(view)))
         return snapshot
 
-    def _write(self, path: str | os.PathLike[str], more: dict[str, Any]) -> None:
-        view = self._owner.view()
+    def _write(
+        self, path: str | os.PathLike[str], more: dict[str, Any], view: _core.View | None = None
+    ) -> None:
+        view = self._owner.view() if view is None else view
         about, memory = self._beside(view)
         view.write(os.fsencode(path), {**about, **more}, memory)
 
     def _beside(self, view: _core.View) -> tuple[dict[str, Any], dict[int, dict[str, int | None]]]:
         """What the core does not write by itself: about us, and about each device."""
         if view.problem:
-            self._failures += 1
-            say_once(
+            self._fail(
                 f"a snapshot without segments: the allocator did not tell them: {view.problem}"
             )
         memory = self._memory(view) if self._owner.recording else self._final_memory
@@ -368,7 +530,7 @@ class Tracer:
             stack (u4): of the event, for `frames()`; 0: none.
             alloc_stack (u4): for a free, the stack of the allocation; 0: none.
             pool_high, pool_low (u8): the memory pool's id, as in a snapshot's `pool_id`.
-            step (u4): the step it fell into; 0: before the first.
+            step (u4): the step it fell into; 0: none.
             phase (u2): the phase it fell into; 0: none.
             action (u1): index into `ACTIONS`. The CPU has `alloc`, `free_completed` and `oom`.
             device (i1): index of the accelerator; -1: the CPU.
@@ -423,6 +585,9 @@ class Tracer:
             "host": socket.gethostname(),
             "rank": ranks.current().rank,
             "role": self._options.role,
+            "current_step": self._steps.current,
+            "step_from": self._source.name,
+            "window": None,
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
             "python": platform.python_version(),

@@ -1,30 +1,123 @@
-"""What verl's `torch_memory` profiler lacks: `annotate`, which makes a role a phase.
+"""What verl tells of a job: its steps, and its roles, which are phases (verl 0.9.1).
 
-verl calls a profiler's `annotate` where it exists, around each of a worker's stages, while the step
-and the rank are profiled (verl 0.9.1, `verl/utils/profiler/profile.py`).
+When a step begins that is to be profiled, and when it ends, verl calls each `DistProfiler` of each
+process, whatever its tool is and whether it is enabled (`verl/utils/profiler/profile.py`). Methods
+decorated by `DistProfiler.annotate` are the stages of a role.
 """
 
+import functools
+import operator
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pytracer.notices import say_once
 from pytracer.phases import annotate
 
-MODULE = "verl.utils.profiler.torch_memory_profile"
+PROFILE = "verl.utils.profiler.profile"
+TORCH_MEMORY = "verl.utils.profiler.torch_memory_profile"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+listeners: set[Callable[[int], None]] = set()
+"""Told the number of a step that begins, and 0 when it ends. They raise nothing."""
+
+_step = 0  # the last that began
+_in_step: "weakref.WeakSet[Any]" = weakref.WeakSet()  # profilers
+
+
+def follow() -> None:
+    """Has steps told, and makes roles phases from now on, if verl was imported; idempotent."""
+    profiler = getattr(sys.modules.get(PROFILE), "DistProfiler", None)
+    if profiler is None or hasattr(profiler.start, "_pytracer"):
+        return
+    try:
+        start, stop = profiler.start, profiler.stop
+        decorator_of = profiler.__dict__["annotate"].__func__
+    except Exception as error:  # another verl's
+        say_once(f"verl's steps are not known: {error!r}")
+        return
+
+    @functools.wraps(start)
+    def telling_start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _safely(_begin, self, kwargs.get("profile_step", kwargs.get("global_step")))
+        return start(self, *args, **kwargs)
+
+    @functools.wraps(stop)
+    def telling_stop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stop(self, *args, **kwargs)
+        finally:
+            _safely(_end, self)
+
+    @functools.wraps(decorator_of)
+    def annotating(
+        cls: Any, message: str | None = None, *args: Any, **kwargs: Any
+    ) -> Callable[[Function], Function]:
+        decorator = decorator_of(cls, message, *args, **kwargs)
+        return lambda stage: decorator(_as_phase(stage, kwargs.get("role") or message))
+
+    telling_start._pytracer = True  # type: ignore[attr-defined]
+    profiler.start, profiler.stop = telling_start, telling_stop
+    profiler.annotate = classmethod(annotating)
+
+
+def _safely(tell: Callable[..., None], *args: Any) -> None:
+    try:
+        tell(*args)
+    except Exception as error:
+        say_once(f"a step of verl's was missed: {error!r}")
+
+
+def _begin(profiler: Any, number: Any) -> None:
+    """Of the profilers of a process the first one begins the step."""
+    global _step
+    if _in_step and number in (None, _step):
+        _in_step.add(profiler)
+        return
+    _in_step.clear()  # of a step that was not ended
+    _in_step.add(profiler)
+    _step = _step + 1 if number is None else operator.index(number)
+    _tell(_step)
+
+
+def _end(profiler: Any) -> None:
+    """The last one ends it."""
+    if profiler in _in_step:
+        _in_step.discard(profiler)
+        if not _in_step:
+            _tell(0)
+
+
+def _tell(step: int) -> None:
+    for listener in list(listeners):
+        listener(step)
+
+
+def _as_phase(stage: Function, role: str | None) -> Function:
+    """Once: both `annotate`s of verl's may be given the same function."""
+    if hasattr(stage, "_pytracer_phase"):
+        return stage
+    phase = annotate(role or str(getattr(stage, "__qualname__", stage)))(stage)
+    phase._pytracer_phase = True  # type: ignore[attr-defined]
+    return phase
+
 
 def add_annotate() -> None:
-    """To verl's profiler, if verl has been imported and it has none of its own."""
-    profiler = getattr(sys.modules.get(MODULE), "TorchMemoryProfiler", None)
+    """To verl's profiler of this name, if it was imported and has none of its own.
+
+    verl calls it around each stage while the step and the rank are profiled: for stages that were
+    decorated before `follow()`.
+    """
+    profiler = getattr(sys.modules.get(TORCH_MEMORY), "TorchMemoryProfiler", None)
     if profiler is not None and not hasattr(profiler, "annotate"):
         profiler.annotate = _annotate
 
 
 def remove_annotate() -> None:
     """What `add_annotate` added."""
-    profiler = getattr(sys.modules.get(MODULE), "TorchMemoryProfiler", None)
+    profiler = getattr(sys.modules.get(TORCH_MEMORY), "TorchMemoryProfiler", None)
     if getattr(profiler, "annotate", None) is _annotate:
         del profiler.annotate  # type: ignore[union-attr]
 
@@ -32,7 +125,4 @@ def remove_annotate() -> None:
 def _annotate(
     _profiler: object, message: str | None = None, role: str | None = None, **_others: object
 ) -> Callable[[Function], Function]:
-    def decorate(stage: Function) -> Function:
-        return annotate(role or message or stage.__qualname__)(stage)
-
-    return decorate
+    return lambda stage: _as_phase(stage, role or message)

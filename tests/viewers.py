@@ -52,6 +52,7 @@ EVENT_TYPES = {
 }
 OOM_TYPES = {("device_free" if key == "addr" else key): kind for key, kind in EVENT_TYPES.items()}
 FRAME_TYPES = {"filename": str, "name": str, "line": int}
+ANNOTATION_TYPES = {"name": str, "stage": str, "device": int, "time_us": int}
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 
 
@@ -217,7 +218,7 @@ def check_snapshot(snapshot: dict[str, Any]) -> None:
     _require(isinstance(segments, list), "segments is not a list")
     _require(isinstance(traces, list), "device_traces is not a list")
     _require(isinstance(snapshot["allocator_settings"], dict), "allocator_settings is not a dict")
-    _require(isinstance(snapshot["external_annotations"], list), "external_annotations: no list")
+    _check_annotations(snapshot["external_annotations"])
 
     for number, segment in enumerate(segments):
         _check_segment(segment, f"segment {number}")
@@ -237,6 +238,35 @@ def check_snapshot(snapshot: dict[str, Any]) -> None:
             memory.undo(
                 trace[number], f"device {device} event {number} ({trace[number]['action']})"
             )
+
+
+def annotated(snapshot: dict[str, Any], device: int) -> list[str]:
+    """Each event's annotation, as mosaic's annotation profile finds it: the one begun last."""
+    waiting, open_, found = list(snapshot["external_annotations"]), [""], []
+    for event in snapshot["device_traces"][device]:
+        while waiting and waiting[0]["time_us"] <= event["time_us"]:
+            annotation = waiting.pop(0)
+            if annotation["stage"] == "START":
+                open_.append(annotation["name"])
+            else:
+                last = len(open_) - 1 - open_[::-1].index(annotation["name"])
+                del open_[last]
+        found.append(open_[-1])
+    return found
+
+
+def _check_annotations(annotations: Any) -> None:
+    _require(isinstance(annotations, list), "external_annotations is not a list")
+    open_: Counter[str] = Counter()
+    last_us = 0
+    for number, annotation in enumerate(annotations):
+        where = f"annotation {number}"
+        _check_types(annotation, ANNOTATION_TYPES, where)
+        _require(annotation["time_us"] >= last_us, f"{where}: earlier than the one before")
+        last_us = annotation["time_us"]
+        _require(annotation["stage"] in {"START", "END"}, f"{where}: {annotation['stage']!r}")
+        open_[annotation["name"]] += 1 if annotation["stage"] == "START" else -1
+        _require(open_[annotation["name"]] >= 0, f"{where}: an END without its START")
 
 
 def _check_segment(segment: Any, where: str) -> None:

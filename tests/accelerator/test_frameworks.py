@@ -87,6 +87,33 @@ tracer.stop()
 """
 )
 
+UNTOLD = """
+import os, sys
+import torch
+backend = sys.argv[1]
+if backend == "npu":
+    import torch_npu
+
+from verl.utils.profiler import DistProfiler, ProfilerConfig
+
+class Worker:
+    def __init__(self):
+        self.profiler = DistProfiler(int(os.environ["RANK"]), ProfilerConfig(enable=False))
+
+    @DistProfiler.annotate(role="actor_update")
+    def update(self, size):
+        return torch.empty(size, dtype=torch.uint8, device=backend)
+
+actor, critic = Worker(), Worker()
+for step in (1, 2, 5):
+    for worker in (actor, critic):
+        worker.profiler.start(role="train", profile_step=step)
+    for worker in (actor, critic):
+        worker.update(step * 1_000_000)
+        worker.profiler.stop(run_command=step == 5)
+    actor.update(step * 100_000)
+"""
+
 WORKERS = """
 import os, sys
 import ray, torch
@@ -372,6 +399,66 @@ def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
         assert event["user_metadata"] == "actor_update"
         assert event["frames"][0]["name"] == "update"
         assert len(event["frames"]) == 2
+
+
+def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
+    # GIVEN verl's own controller and workers on two ranks, whose profilers are switched off
+    needs("verl")
+    variables = {
+        "PYTRACER": "1",
+        "PYTRACER_OUTPUT": str(tmp_path / "out"),
+        "PYTRACER_STEPS": "2,3",
+        "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS": "2",
+        "PYTRACER_ALL_RANKS": "1",
+    }
+    # WHEN they are traced by their environment
+    given = ", ".join(f'{name}: "{value}"' for name, value in variables.items())
+    done = run(
+        WORKERS,
+        backend,
+        "global_profiler.steps=[1,2,3]",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars={{{given}}}",
+        cwd=tmp_path,
+        env=installed(tmp_path, RAY_USAGE_STATS_ENABLED="0"),
+    )
+    assert done.returncode == 0, done.stderr
+    # THEN each rank has its window of two of the controller's steps
+    left = Job(tmp_path)
+    assert left.files() == [f"out/steps2-3/torch_memory_rank{rank}_pidN.pickle" for rank in (0, 1)]
+    for rank in (0, 1):
+        events = left.events(f"out/steps2-3/*_rank{rank}_*", "alloc")
+        assert [event["size"] for event in events] == [2_000_000 + rank, 3_000_000 + rank]
+
+
+def test_verls_steps_without_its_profiler(backend: str, tmp_path: Path) -> None:
+    # GIVEN a worker of verl's, with profilers of two roles that are switched off
+    needs("verl")
+    # WHEN the environment asks for some of its steps, and for its roles
+    env = installed(
+        tmp_path,
+        RANK="3",
+        PYTRACER="1",
+        PYTRACER_OUTPUT="out",
+        PYTRACER_RANKS="3",
+        PYTRACER_STEPS="2,5",
+        PYTRACER_DISCRETE="1",
+    )
+    done = run(UNTOLD, backend, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "pytracer" not in done.stderr
+    # THEN there is a file of each, and of each time that a role had its turn in it
+    left = Job(tmp_path)
+    assert left.files() == [
+        f"out/step{step}{part}/torch_memory_rank3_pidN.pickle"
+        for step in (2, 5)
+        for part in ("/actor_update", "/actor_update_2", "")
+    ]
+    # AND it has what happened between the first profiler's start and the last one's end
+    for step in (2, 5):
+        for part, count in (("", 2), ("/actor_update", 1), ("/actor_update_2", 1)):
+            events = left.events(f"out/step{step}{part}/*.pickle", "alloc")
+            assert [event["size"] for event in events] == [step * 1_000_000] * count
+            assert {event["user_metadata"] for event in events} == {"actor_update"}
 
 
 def commands() -> list[list[str]]:

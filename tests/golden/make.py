@@ -32,5 +32,7 @@ if __name__ == "__main__":
     socket.gethostname = lambda: "example"
     # Two frames: this file's own stays out.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
-    with pytracer.Tracer(path, device=device, **options):
-        exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})
+    with pytracer.Tracer(path, device=device, **options) as tracer:
+        with pytracer.annotate("training"):
+            exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})
+        tracer.step()

@@ -454,5 +454,5 @@ def test_run_has_every_option() -> None:
     text = CliRunner().invoke(main, ["run", "--help"], terminal_width=300).output
     for name in OPTIONS:
         flag = re.escape(f"--{name.replace('_', '-')} ")
-        (description,) = re.findall(rf"^ +(?:-o, )?{flag}.*?  +(\S.*)$", text, re.MULTILINE)
+        (description,) = re.findall(rf"^ +(?:-o, )?{flag}.*?\s\s+(\S.*)$", text, re.MULTILINE)
         assert len(description) > 10, f"{name} is not described"

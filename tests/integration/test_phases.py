@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import viewers
 
 from pytracer import Tracer, annotate
 
@@ -36,6 +37,36 @@ def test_events_carry_the_innermost_phase() -> None:
     # THEN each allocation has its own
     found = {size: phase_of(size, tracer) for size in range(1001, 1006)}
     assert found == {1001: {""}, 1002: {"rollout"}, 1003: {"généré"}, 1004: {"rollout"}, 1005: {""}}
+
+
+def test_annotations_tell_the_same_as_the_events() -> None:
+    # GIVEN phases, one of them from before the recording, one that has not ended
+    def allocate() -> None:
+        time.sleep(1e-4)  # their times are in microseconds
+        torch.empty(1000, dtype=torch.uint8)
+        time.sleep(1e-4)
+
+    before = annotate("before")
+    before.__enter__()
+    with Tracer(device="cpu") as tracer:
+        allocate()
+        for _ in range(3):
+            with annotate("outer"):
+                allocate()
+                with annotate("inner"):
+                    allocate()
+                allocate()
+        before.__exit__(None, None, None)
+        allocate()
+        with annotate("last"):
+            allocate()
+            snapshot = tracer.snapshot()
+    # WHEN they are read as mosaic does, THEN each event has the phase that it carries itself
+    viewers.check_snapshot(snapshot)
+    carried = [event["user_metadata"] for event in snapshot["device_traces"][0]]
+    assert {*carried} == {"before", "outer", "inner", "", "last"}
+    steps = {"step 1"}
+    assert [name if name not in steps else "" for name in viewers.annotated(snapshot, 0)] == carried
 
 
 def test_a_decorated_function_recursive_and_on_two_threads() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pytracer.config import OPTIONS, Options, switch, switched_off, variable
 from pytracer.errors import ConfigError
+from pytracer.windows import CyclicSchedule
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,24 @@ GOOD: list[tuple[str, str, Any]] = [
     ("context", "None", None),
     ("max_stack_bytes", "1000000", 1_000_000),
     ("metadata", '{"run": 7}', {"run": 7}),
+    ("steps", "1,2, 5", (1, 2, 5)),
+    ("steps", "[1,2,5]", (1, 2, 5)),
+    ("steps", "[]", ()),
+    ("steps", "none", None),
+    ("memory_snapshot_num_steps", "2", 2),
+    ("schedule", "active=3", CyclicSchedule(3)),
+    (
+        "schedule",
+        "wait=1, warmup=2,active=3,repeat=4,skip_first=5",
+        CyclicSchedule(wait=1, warmup=2, active=3, repeat=4, skip_first=5),
+    ),
+    ("schedule", "none", None),
+    ("step_from", "framework", "framework"),
+    ("step_from", "optimizer", "optimizer"),
+    ("step_from", "optimizer:AdamW", "optimizer:AdamW"),
+    ("step_from", "none", None),
+    ("discrete", "1", True),
+    ("discrete", "rollout, actor_update", ("rollout", "actor_update")),
     ("ranks", "0,3", (0, 3)),
     ("all_ranks", "yes", True),
     ("oom_ranks", "1", (1,)),
@@ -40,10 +59,15 @@ GOOD: list[tuple[str, str, Any]] = [
 ]
 
 
+NEEDS_STEPS = ("memory_snapshot_num_steps", "discrete")
+
+
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
 def test_a_variable_for_each_option(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
 ) -> None:
+    if name in NEEDS_STEPS:
+        monkeypatch.setenv("PYTRACER_STEPS", "1")
     # GIVEN the default, WHEN the variable is set, THEN it counts
     default = getattr(Options.checked({}), name)
     assert default != value or value is None
@@ -69,6 +93,26 @@ BAD = [
     ("context", "everything", "PYTRACER_CONTEXT='everything' is unknown: give None, "),
     ("max_stack_bytes", "1", "PYTRACER_MAX_STACK_BYTES=1 is out of range: give"),
     ("metadata", "{run: 7}", "PYTRACER_METADATA='{run: 7}' is not a dict: give"),
+    ("steps", "1-3", "PYTRACER_STEPS=['1-3'] is not a list of steps: give integers from 1"),
+    ("steps", "0,1", "PYTRACER_STEPS=[0, 1] is not a list of steps: give integers from 1"),
+    (
+        "memory_snapshot_num_steps",
+        "0",
+        "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS=0 is out of range: give an integer from 1",
+    ),
+    (
+        "memory_snapshot_num_steps",
+        "2",
+        "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS=2 is of steps that are selected: give `steps`, or",
+    ),
+    ("schedule", "wait=1", "PYTRACER_SCHEDULE='wait=1' is not a schedule: give what torch.prof"),
+    ("schedule", "active=0", "PYTRACER_SCHEDULE='active=0' is not a schedule: give what"),
+    ("schedule", "active=-1", "PYTRACER_SCHEDULE='active=-1' is not a schedule: give what"),
+    ("schedule", "active=1,on=1", "PYTRACER_SCHEDULE='active=1,on=1' is not a schedule: give"),
+    ("step_from", "loss", 'PYTRACER_STEP_FROM=\'loss\' is unknown: give "framework", "optimizer"'),
+    ("step_from", "optimizer:", "PYTRACER_STEP_FROM='optimizer:' is unknown: give"),
+    ("discrete", "1", "PYTRACER_DISCRETE=True is of steps that are selected, which bounds what it"),
+    ("discrete", "a,,b", "PYTRACER_DISCRETE=['a', '', 'b'] are no phases: give True, False or"),
     ("ranks", "0-3", "PYTRACER_RANKS=['0-3'] is not a list of ranks: give integers from 0"),
     ("all_ranks", "maybe", "PYTRACER_ALL_RANKS='maybe' is not a boolean: give True or False"),
     ("oom_ranks", "-1", "PYTRACER_OOM_RANKS=[-1] is not a list of ranks: give"),
@@ -95,6 +139,50 @@ def test_a_bad_variable_is_told_and_not_raised(
     mended = Options.checked({name: OPTIONS[name].default})
     assert mended.problem is None
     assert getattr(options, name) == getattr(mended, name)
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": [1], "schedule": CyclicSchedule(1)}, r"steps=\(1,\) and schedule=.+ both select"),
+    ({"steps": [], "schedule": CyclicSchedule(1)}, r"steps=\(\) and schedule=.+ both select"),
+    ({"memory_snapshot_num_steps": 2}, "memory_snapshot_num_steps=2 is of steps .*: give `steps`"),
+    ({"memory_snapshot_num_steps": 2, "schedule": CyclicSchedule(1)}, "give `steps`, or leave"),
+    ({"discrete": True}, "discrete=True is of steps .*: give `steps` or `schedule`"),
+    ({"discrete": ["a"], "steps": []}, r"discrete=\('a',\) is of steps .*: give `steps`"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), CONTRADICTIONS)
+def test_options_that_contradict_each_other(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Options.checked(given)
+
+
+def test_a_variable_that_contradicts_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN steps of a variable, and a schedule of the code's
+    monkeypatch.setenv("PYTRACER_STEPS", "1,2")
+    # WHEN they are checked, THEN the job is not failed for what someone has set
+    options = Options.checked({"schedule": CyclicSchedule(3)})
+    assert options.problem is not None
+    assert options.problem.startswith("PYTRACER_STEPS=(1, 2) and schedule=CyclicSchedule(active=3")
+    assert (options.steps, options.schedule) == (None, None)
+
+
+def test_schedules_of_torchs_kind() -> None:
+    # GIVEN torch's own, one of the user's, and things that are none
+    schedule = pytest.importorskip("torch.profiler").schedule(wait=1, warmup=1, active=2)
+    assert Options.checked({"schedule": schedule}).schedule is schedule
+
+    class Action:
+        name = "RECORD"
+
+    assert Options.checked({"schedule": lambda step: Action()}).schedule is not None
+    for bad, said in (
+        (lambda step: True, r"schedule=<function .*> says True of step 0, which is no torch\.prof"),
+        (lambda: None, r"schedule=<function .*> fails for step 0: TypeError\(.*: give what torch"),
+        (["RECORD"], r"schedule=\['RECORD'\] is not a schedule: give what torch"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Options.checked({"schedule": bad})
 
 
 def test_several_bad_variables_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +213,7 @@ def test_files_that_are_the_environments_alone(monkeypatch: pytest.MonkeyPatch) 
     assert Options.checked({}).output is None
     assert Options.checked({}, output="outputs/profile").output == "x.pickle"
     assert Options.checked({"output": "x.pickle"}).output == "x.pickle"
+    # AND steps, which only that one is told
+    monkeypatch.setenv("PYTRACER_STEPS", "1,2")
+    assert Options.checked({}).steps is None
+    assert Options.checked({}, output="outputs/profile").steps == (1, 2)

@@ -12,6 +12,7 @@ from pytracer import ranks
 from pytracer.config import Options
 from pytracer.output import FIRST_PROCESS, Files
 from pytracer.ranks import Rank
+from pytracer.windows import Window
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456)
 PID = os.getpid()
@@ -105,7 +106,9 @@ def test_ranks_that_write_at_the_end(
 ) -> None:
     for rank in (None, 0, 1, 2):
         monkeypatch.setenv("RANK", "" if rank is None else str(rank))
-        assert (files(tmp_path, **options).at_the_end() is not None) == (rank in writers)
+        some = files(tmp_path, **options)
+        assert (some.at_the_end() is not None) == (rank in writers)
+        assert some.are_wanted() == (rank in writers)
 
 
 def test_ranks_that_write_when_memory_runs_out(
@@ -174,6 +177,51 @@ def test_names_beside_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names() == [name.replace("x.y", "x.y.rank7") for name in plain]
     monkeypatch.setenv(FIRST_PROCESS, f"7:{PID + 1}:{tmp_path / 'x.y.pickle'}")
     assert names() == [name.replace("x.y", f"x.y.rank7.pid{PID}") for name in plain]
+
+
+def test_names_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(some: Files) -> list[str]:
+        paths = [some.of_window(Window(3, 3)), some.of_window(Window(1, 2, False))]
+        paths += [some.of_phase(3, "actor_update", occurrence) for occurrence in (1, 2)]
+        return [path.relative_to(tmp_path).as_posix() for path in paths]
+
+    # GIVEN a rank, WHEN it writes files of a step, of a window, and of a phase that occurs twice
+    monkeypatch.setenv("RANK", "7")
+    file = f"torch_memory_rank7_pid{PID}"
+    expected = ["step3", "steps1-2", "step3/actor_update", "step3/actor_update_2"]
+    in_directory, beside = files(tmp_path), files(tmp_path / "x.y.pickle")
+    # THEN they have verl's names, and beside a file names of their own
+    assert names(in_directory) == [f"{each}/{file}.pickle" for each in expected]
+    dotted = [each.replace("/", ".") for each in expected]
+    assert names(beside) == [f"x.y.rank7.{each}.pickle" for each in dotted]
+    # AND when the steps come again, or another tracer has the same, none is overwritten
+    assert names(in_directory) == [f"{each}/{file}_2.pickle" for each in expected]
+    assert names(in_directory) == [f"{each}/{file}_3.pickle" for each in expected]
+    assert names(files(tmp_path)) == [f"{each}/{file}_4.pickle" for each in expected]
+    again = [*names(beside), *names(files(tmp_path / "x.y.pickle"))]
+    assert again[:2] == [f"x.y.rank7.{each}_2.pickle" for each in dotted[:2]]
+    assert again[4:6] == [f"x.y.rank7.{each}_3.pickle" for each in dotted[:2]]
+    assert len({*again}) == 8
+    assert not {*again} & {f"x.y.rank7.{each}.pickle" for each in dotted}
+
+
+@pytest.mark.parametrize(
+    ("phase", "name"),
+    [
+        ("généré 2", "généré_2"),
+        ("a/../b", "a_.._b"),
+        ("..", "phase"),
+        ("/", "_"),
+        ("", "phase"),
+        ("\0\udcff\n", "_"),
+        ("字" * 200, "字" * 50),
+    ],
+)
+def test_a_phase_s_name_in_a_file_s(tmp_path: Path, phase: str, name: str) -> None:
+    path = files(tmp_path).of_phase(1, phase, 1)
+    assert path.relative_to(tmp_path).parts[:2] == ("step1", name)
+    path.parent.mkdir(parents=True)
+    path.touch()
 
 
 def test_the_first_process_of_each_rank_claims_it(

@@ -1,0 +1,135 @@
+"""Windows on an accelerator: each file has all of its step's events, and a state that fits."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import viewers
+
+from pytracer import Tracer, annotate, patch_torch, unpatch_torch
+from pytracer.reading import load
+
+Snapshot = dict[str, Any]
+
+STEPS = 4
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    patch_torch()
+    yield
+    unpatch_torch()
+
+
+def events(snapshot: Snapshot, device: int = 0) -> list[Any]:
+    """Of no one's dump: the markers of snapshots are in the trace of all who record."""
+    return [
+        {**event, "time_us": None}  # interpolated anew as more is known of the clock
+        for event in snapshot["device_traces"][device]
+        if event["action"] != "snapshot"
+    ]
+
+
+def read(folder: Path) -> Snapshot:
+    """The one file in a folder."""
+    (path,) = folder.glob("*.pickle")
+    snapshot = load(path)
+    viewers.check_snapshot(snapshot)
+    return snapshot
+
+
+def roll_out(backend: str, length: int) -> torch.Tensor:
+    with annotate("rollout"):
+        return torch.cat([torch.ones(length, 64, device=backend) for _ in range(3)])
+
+
+def update(weights: torch.Tensor, batch: torch.Tensor) -> None:
+    with annotate("update"):
+        (batch @ weights).relu().sum().backward()
+        weights.grad = None
+
+
+def test_owners_that_overlap_get_what_they_would_alone(
+    backend: str, device: ModuleType, tmp_path: Path, patched: None
+) -> None:
+    # GIVEN a tracer of the whole run, a session of torch's that a framework clears at each step,
+    # and windows of some steps, with those of their phases
+    memory = device.memory
+    sessions = []
+    weights = torch.ones(64, 64, device=backend, requires_grad=True)
+    torch.ones(1, device=backend, requires_grad=True).sum().backward()  # its threads are there
+    with Tracer(device=backend) as whole:
+        memory._record_memory_history()
+        with Tracer(tmp_path, device=backend, steps=[2, 3], discrete=True) as windows:
+            held = torch.empty(12345, device=backend)
+            for step in range(1, STEPS + 1):
+                update(weights, roll_out(backend, 10 * step))
+                sessions.append(memory._snapshot())
+                memory._record_memory_history(enabled=None)
+                memory._record_memory_history()
+                windows.step()
+        memory._record_memory_history(enabled=None)
+        at_the_end = whole.snapshot()
+    # THEN the sessions are the whole, and each window is a session
+    by_step = [events(session) for session in sessions]
+    assert all(len(each) > 20 for each in by_step)
+    assert [event for each in by_step for event in each] == events(at_the_end)
+    folders = {path.name for path in tmp_path.iterdir()}
+    assert folders == {"step2", "step3"}
+    for step in (2, 3):
+        snapshot = read(tmp_path / f"step{step}")
+        assert events(snapshot) == by_step[step - 1]
+        # AND what is alive since before has the stack of its allocation
+        (block,) = (
+            block
+            for segment in snapshot["segments"]
+            for block in segment["blocks"]
+            if block["address"] == held.data_ptr()
+        )
+        assert block["frames"][0]["name"].startswith("test_owners")
+        # AND each phase has its own, the autograd threads' too
+        for phase in ("rollout", "update"):
+            expected = [e for e in by_step[step - 1] if e["user_metadata"] == phase]
+            assert events(read(tmp_path / f"step{step}" / phase)) == expected
+            assert any(not event["frames"] for event in expected) == (phase == "update")
+
+
+def test_windows_under_fire(backend: str, device: ModuleType, tmp_path: Path) -> None:
+    # GIVEN threads that allocate without a pause
+    stop = threading.Event()
+    count = 40
+
+    def allocate(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        kept: list[torch.Tensor] = []
+        while not stop.is_set():
+            size = int(torch.randint(1, 3 << 20, (), generator=generator))
+            kept.append(torch.empty(size, dtype=torch.uint8, device=backend))
+            if len(kept) > 20:
+                kept.pop(int(torch.randint(0, 20, (), generator=generator)))
+
+    threads = [threading.Thread(target=allocate, args=(seed,)) for seed in range(3)]
+    whole = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
+    windows = Tracer(
+        tmp_path, device=backend, steps=range(1, count + 1), trace_alloc_max_entries=10_000_000
+    )
+    with whole, windows:
+        for each in threads:
+            each.start()
+        # WHEN steps end in the middle of that
+        for _ in range(count):
+            stop.wait(0.02)
+            windows.step()
+        stop.set()
+        for each in threads:
+            each.join()
+        everything = events(whole.snapshot())
+    # THEN every file's state fits its events (`read` checks that), and no event is lost or twice
+    files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]
+    parts = [event for file in files for event in events(file)]
+    assert len(parts) > 1000
+    assert everything[: len(parts)] == parts

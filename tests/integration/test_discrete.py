@@ -1,0 +1,421 @@
+"""Discrete windows: the file of one time that a phase occurs, beside that of its step."""
+
+import asyncio
+import pickle
+import re
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import viewers
+from processes import run
+
+from pytracer import Tracer, _core, annotate, phases
+
+Snapshot = dict[str, Any]
+Events = list[dict[str, Any]]
+
+BYTE = torch.uint8
+
+pytestmark = pytest.mark.usefixtures("no_collector")
+
+
+def load(path: Path) -> Snapshot:
+    snapshot: Snapshot = pickle.loads(path.read_bytes())
+    viewers.check_snapshot(snapshot)
+    return snapshot
+
+
+def read(folder: Path) -> dict[str, Snapshot]:
+    """All files, by the folder they are in; each folder has one."""
+    paths = [*folder.rglob("*.pickle")]
+    found = {path.parent.relative_to(folder).as_posix(): load(path) for path in paths}
+    assert len(found) == len(paths)
+    return found
+
+
+def trace(snapshot: Snapshot) -> Events:
+    (events,) = snapshot["device_traces"]
+    return list(events)
+
+
+def of_phase(events: Events, *names: str) -> Events:
+    return [event for event in events if event["user_metadata"] in names]
+
+
+def allocated(snapshot: Snapshot) -> list[int]:
+    return [event["size"] for event in trace(snapshot) if event["action"] == "alloc"]
+
+
+def window(snapshot: Snapshot) -> tuple[int, int, bool, str | None, int | None]:
+    keys = ("first", "last", "complete", "phase", "occurrence")
+    first, last, complete, phase, occurrence = (snapshot["pytracer"]["window"][key] for key in keys)
+    return first, last, complete, phase, occurrence
+
+
+def roll_out(size: int) -> torch.Tensor:
+    torch.empty(size + 1, dtype=BYTE)
+    return torch.empty(size, dtype=BYTE)
+
+
+@annotate("actor_update")
+def update(batch: list[torch.Tensor]) -> None:
+    torch.empty(600, dtype=BYTE)
+    with annotate("forward"):
+        torch.empty(601, dtype=BYTE)
+        batch.clear()
+    torch.empty(602, dtype=BYTE)
+
+
+def step_of_a_job(step: int) -> None:
+    batch = []
+    with annotate("rollout"):
+        batch.append(roll_out(1000 * step))
+    torch.empty(7, dtype=BYTE)
+    update(batch)
+    with annotate("rollout"):
+        roll_out(1500 * step)
+
+
+# --- a file for each time -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, ["rollout", "actor_update"]])
+def test_a_file_for_each_time_a_phase_occurs(tmp_path: Path, wanted: bool | list[str]) -> None:
+    # GIVEN a job with phases, one of them twice in a step, one of them within another
+    with (
+        Tracer(device="cpu") as whole,
+        Tracer(tmp_path, device="cpu", steps=[2, 3], discrete=wanted) as tracer,
+    ):
+        for step in (1, 2, 3, 4):
+            step_of_a_job(step)
+            tracer.step()
+    # WHEN it has ended
+    files = read(tmp_path)
+    # THEN there is a file for each time in each step that was asked for, beside the step's own
+    parts = ("", "/rollout", "/actor_update", "/rollout_2")
+    assert {*files} == {f"step{step}{part}" for step in (2, 3) for part in parts}
+    for step in (2, 3):
+        own, first, update, second = (files[f"step{step}{part}"] for part in parts)
+        # AND its events are those of the step's file in that phase and within it, frame for frame
+        events = trace(own)
+        assert trace(first) + trace(second) == of_phase(events, "rollout")
+        assert trace(update) == of_phase(events, "actor_update", "forward")
+        assert allocated(first) == [1000 * step + 1, 1000 * step]
+        assert allocated(update) == [600, 601, 602]
+        assert all(event["frames"] for event in events)
+        # AND those are the whole run's
+        everything = trace(whole.snapshot())
+        begin = everything.index(events[0])
+        assert everything[begin : begin + len(events)] == events
+        # AND it says what it is
+        assert window(own) == (step, step, True, None, None)
+        assert window(first) == (step, step, True, "rollout", 1)
+        assert window(second) == (step, step, True, "rollout", 2)
+        assert update["pytracer"]["devices"][0]["steps"] == [[step, 0]]
+    # AND a file has the blocks alive at the end of its phase
+    assert {s["total_size"] for s in files["step2/rollout"]["segments"]} >= {2000}
+    assert not {2000, 2001} & {s["total_size"] for s in files["step2/actor_update"]["segments"]}
+    assert phases.listeners == set()
+    assert tracer.stats()["failures"] == 0
+
+
+def test_named_phases_within_others(tmp_path: Path) -> None:
+    # GIVEN a phase that is asked for, within others and within itself
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=["inner"]) as tracer:
+        for outer in ("a", "b"):
+            with annotate(outer), annotate("inner"):
+                torch.empty(100, dtype=BYTE)
+                with annotate("inner"):
+                    torch.empty(101, dtype=BYTE)
+        tracer.step()
+    # THEN each time has a file, the second of which has its own number
+    files = read(tmp_path)
+    assert {*files} == {"step1", "step1/inner", "step1/inner_2"}
+    assert window(files["step1/inner"])[3:] == ("a/inner", 1)
+    assert window(files["step1/inner_2"])[3:] == ("b/inner", 2)
+    assert allocated(files["step1/inner"]) == allocated(files["step1/inner_2"]) == [100, 101]
+
+
+def test_two_roles_in_two_threads(tmp_path: Path) -> None:
+    # GIVEN two roles that run at the same time
+    rounds, sizes = 200, {"actor": 64, "critic": 4096}
+    begin = threading.Barrier(2)
+
+    def role(name: str) -> Callable[[], None]:
+        def body() -> None:
+            begin.wait()
+            with annotate(name):
+                kept = [torch.empty(sizes[name], dtype=BYTE) for _ in range(rounds)]
+                with annotate("forward"):
+                    kept.clear()
+
+        return body
+
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        threads = [threading.Thread(target=role(name)) for name in sizes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tracer.step()
+    # THEN each file has its role's events alone, and all of them
+    files = read(tmp_path)
+    own = trace(files["step1"])
+    for name, size in sizes.items():
+        events = trace(files[f"step1/{name}"])
+        assert {event["size"] for event in events} == {size}
+        assert [event for event in own if event["size"] == size] == events
+        assert len(allocated(files[f"step1/{name}"])) == rounds
+
+
+def test_a_file_of_one_name(tmp_path: Path) -> None:
+    with Tracer(tmp_path / "x.pickle", device="cpu", steps=[2], discrete=True) as tracer:
+        for step in (1, 2):
+            step_of_a_job(step)
+            tracer.step()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "x.step2.actor_update.pickle",
+        "x.step2.pickle",
+        "x.step2.rollout.pickle",
+        "x.step2.rollout_2.pickle",
+    ]
+
+
+# --- begins and ends ------------------------------------------------------------------------------
+
+
+def test_a_phase_that_outlasts_its_step(tmp_path: Path) -> None:
+    # GIVEN a phase that begins in a step that is asked for, and ends in the next but one
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        with annotate("long"):
+            for step in (1, 2, 3):
+                torch.empty(step, dtype=BYTE)
+                tracer.step()
+        # and one that is not
+        with annotate("late"):
+            torch.empty(9, dtype=BYTE)
+    # THEN it has all of its events, under the step it began in
+    files = read(tmp_path)
+    assert {*files} == {"step1", "step1/long"}
+    assert allocated(files["step1"]) == [1]
+    assert allocated(files["step1/long"]) == [1, 2, 3]
+    assert window(files["step1/long"]) == (1, 4, True, "long", 1)
+    assert [step for step, _ in files["step1/long"]["pytracer"]["devices"][0]["steps"]] == [1, 2, 3]
+
+
+def test_a_phase_that_is_cut_short(tmp_path: Path) -> None:
+    # GIVEN a program that ends within a phase
+    program = """
+import sys
+import torch
+import pytracer
+tracer = pytracer.Tracer("out", device="cpu", steps=[1, 2], discrete=True).start()
+phase = pytracer.annotate("phase")
+phase.__enter__()
+torch.empty(100, dtype=torch.uint8)
+tracer.step()
+torch.empty(200, dtype=torch.uint8)
+"""
+    done = run(program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    # THEN its file has what there is, and says so
+    files = read(tmp_path / "out")
+    assert {*files} == {"step1", "step1/phase", "step2"}
+    assert allocated(files["step1/phase"]) == [100, 200]
+    assert window(files["step1/phase"]) == (1, 2, False, "phase", 1)
+    assert window(files["step2"]) == (2, 2, False, None, None)
+
+
+def test_a_phase_from_before_the_step_has_no_file(tmp_path: Path) -> None:
+    with Tracer(tmp_path, device="cpu", steps=[2], discrete=True) as tracer, annotate("early"):
+        tracer.step()
+        torch.empty(100, dtype=BYTE)
+        tracer.step()
+    assert {*read(tmp_path)} == {"step2"}
+
+
+def test_phases_left_in_another_order_and_on_another_thread(tmp_path: Path) -> None:
+    first, second = annotate("first"), annotate("second")
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=["first", "second"]) as tracer:
+        first.__enter__()
+        torch.empty(100, dtype=BYTE)
+        second.__enter__()
+        torch.empty(200, dtype=BYTE)
+        other = threading.Thread(target=first.__exit__, args=(None, None, None))
+        other.start()
+        other.join()
+        torch.empty(300, dtype=BYTE)
+        second.__exit__(None, None, None)
+        tracer.step()
+    files = read(tmp_path)
+    assert {*files} == {"step1", "step1/first", "step1/second"}
+    assert allocated(files["step1/first"]) == [100, 200]
+    assert allocated(files["step1/second"])[0] == 200
+
+
+def test_functions_whose_bodies_take_turns_have_no_files(tmp_path: Path) -> None:
+    # GIVEN coroutines and generators of one phase, several at once on a thread
+    @annotate("turns")
+    async def work() -> None:
+        for _ in range(3):
+            torch.empty(100, dtype=BYTE)
+            await asyncio.sleep(0)
+
+    @annotate("turns")
+    def generate() -> Generator[int, None, None]:
+        for number in range(3):
+            torch.empty(100, dtype=BYTE)
+            yield number
+
+    async def main() -> None:
+        await asyncio.gather(work(), work())
+        with annotate("all"):
+            await asyncio.gather(work(), work())
+
+    # WHEN they run, THEN they are in their phase, and a `with` around them has the file
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=["turns", "all"]) as tracer:
+        asyncio.run(main())
+        assert list(zip(generate(), generate(), strict=True)) == [(0, 0), (1, 1), (2, 2)]
+        tracer.step()
+    files = read(tmp_path)
+    assert {*files} == {"step1", "step1/all"}
+    assert len(of_phase(trace(files["step1"]), "turns")) == 5 * 18
+    assert len(of_phase(trace(files["step1/all"]), "turns")) == 5 * 6
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def of_a_job(steps: int, **tracers: Callable[[int], None]) -> None:
+    for step in range(1, steps + 1):
+        step_of_a_job(step)
+        for end in tracers.values():
+            end(step)
+
+
+def comparable(events: Events) -> Events:
+    return [{**event, "addr": None, "time_us": None} for event in events]
+
+
+def test_owners_that_overlap_get_what_they_would_alone(tmp_path: Path) -> None:
+    # GIVEN what each of three would record alone: a tracer of the whole run, one that is cleared at
+    # each step, as verl clears torch's recorder, and one of discrete windows
+    sessions: dict[str, list[Events]] = {"alone": [], "together": []}
+
+    def clearing(tracer: Tracer, name: str) -> Callable[[int], None]:
+        def end(step: int) -> None:
+            sessions[name].append(comparable(trace(tracer.snapshot())))
+            tracer.clear()
+
+        return end
+
+    steps, folders = 4, {"alone": tmp_path / "alone", "together": tmp_path / "together"}
+    options: dict[str, Any] = {"device": "cpu", "steps": [2, 3], "discrete": True}
+    with Tracer(device="cpu", stack_depth=3) as whole_alone:
+        of_a_job(steps)
+    with Tracer(device="cpu", trace_alloc_max_entries=50, context="alloc") as session:
+        of_a_job(steps, session=clearing(session, "alone"))
+    with Tracer(folders["alone"], **options) as windows:
+        of_a_job(steps, windows=lambda step: windows.step())
+    # WHEN they record the same job together
+    with (
+        Tracer(device="cpu", stack_depth=3) as whole,
+        Tracer(device="cpu", trace_alloc_max_entries=50, context="alloc") as session,
+        Tracer(folders["together"], **options) as windows,
+    ):
+        of_a_job(
+            steps,
+            session=clearing(session, "together"),
+            windows=lambda step: windows.step(),
+        )
+
+    # THEN each has the same
+    def without_this_test(events: Events) -> Events:
+        """The lines of this very function differ."""
+        here = "test_owners_that_overlap_get_what_they_would_alone"
+        for event in events:
+            names = [frame["name"] for frame in event["frames"]]
+            event["frames"] = (
+                event["frames"][: names.index(here)] if here in names else event["frames"]
+            )
+        return events
+
+    assert without_this_test(comparable(trace(whole.snapshot()))) == without_this_test(
+        comparable(trace(whole_alone.snapshot()))
+    )
+    assert len(sessions["alone"]) == len(sessions["together"]) == steps
+    for alone, together in zip(sessions["alone"], sessions["together"], strict=True):
+        assert len(alone) > 0
+        assert without_this_test(together) == without_this_test(alone)
+    alone_files, files = read(folders["alone"]), read(folders["together"])
+    assert {*files} == {*alone_files}
+    for name, snapshot in files.items():
+        events, events_alone = comparable(trace(snapshot)), comparable(trace(alone_files[name]))
+        assert without_this_test(events) == without_this_test(events_alone)
+        sizes = [
+            sorted(s["total_size"] for s in each["segments"])
+            for each in (snapshot, alone_files[name])
+        ]
+        assert sizes[0] == sizes[1]
+
+
+# --- what must not harm the job -------------------------------------------------------------------
+
+
+def test_a_phase_that_cannot_be_recorded_costs_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN no memory for one owner more
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        assert tracer._discrete is not None
+
+        def no_room() -> _core.Owner:
+            raise MemoryError
+
+        monkeypatch.setattr(tracer._discrete, "_new_owner", no_room)
+        # WHEN phases occur, THEN they run, and it is said and counted
+        for _ in range(2):
+            with annotate("rollout"):
+                torch.empty(10)
+        tracer.step()
+        assert tracer.stats()["failures"] == 2
+    assert {*read(tmp_path)} == {"step1"}
+    assert re.fullmatch(r"pytracer: the phase rollout has no file: .*", caplog.messages[0])
+    assert len(caplog.messages) == 1
+
+
+def test_a_fork_within_a_phase(tmp_path: Path) -> None:
+    program = """
+import os
+import torch
+import pytracer
+with pytracer.Tracer("out", device="cpu", steps=[1], discrete=True) as tracer:
+    with pytracer.annotate("phase"):
+        torch.empty(100, dtype=torch.uint8)
+        child = os.fork()
+    if child == 0:
+        with pytracer.annotate("childs"):
+            torch.empty(200, dtype=torch.uint8)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    tracer.step()
+"""
+    done = run(program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    files = read(tmp_path / "out")
+    assert {*files} == {"step1", "step1/phase"}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_write_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        step_of_a_job(1)
+        tracer.step()
+    assert bool(read(tmp_path)) == (rank == "0")

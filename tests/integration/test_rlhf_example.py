@@ -1,0 +1,135 @@
+"""examples/rlhf_phases.py on the CPU, and what docs/phases.md does with its files."""
+
+import math
+import random
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+import viewers
+
+from pytracer import Tracer, annotate
+from pytracer.reading import load
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "rlhf_phases.py"
+PHASES = {
+    "rollout",
+    "actor_log_probs",
+    "reference_log_probs",
+    "critic_values",
+    "reward",
+    "critic_update",
+    "actor_update",
+}
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    """What it defines."""
+    return runpy.run_path(str(EXAMPLE))
+
+
+def phases(path: Path) -> set[str]:
+    """Those of the allocations in a file, outside of which the prompts are made."""
+    (trace,) = load(path)["device_traces"]
+    return {event["user_metadata"] for event in trace if event["action"] == "alloc"} - {""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "metrics", "applied"])
+def test_each_phase_is_in_the_snapshots(mode: str, tmp_path: Path) -> None:
+    # WHEN the example runs for two steps
+    options = ["--device=cpu", "--steps=2", f"--rollout-is={mode}"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *options],
+        cwd=tmp_path,
+        env=processes.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("weight" in done.stdout) == (mode != "off")
+    # THEN the second has left a snapshot, in which all phases have allocated
+    expected = PHASES | ({"rollout_is"} if mode != "off" else set())
+    (step,) = (tmp_path / "runs" / "rlhf").iterdir()
+    (whole,) = step.glob("*.pickle")
+    assert step.name == "step2"
+    assert phases(whole) == expected | {"optimizer"}
+    viewers.check_opcodes(whole.read_bytes())
+    viewers.check_snapshot(load(whole))
+    # AND each of the outermost one of its own, with what is nested in it
+    own = {path.parent.name: phases(path) for path in step.glob("*/*.pickle")}
+    nested = {"actor_update": {"optimizer"}, "critic_update": {"optimizer"}}
+    if mode != "off":
+        nested["rollout"] = {"rollout_is"}
+    assert own == {phase: {phase} | nested.get(phase, set()) for phase in expected}
+
+
+def test_lengths_vary(example: dict[str, Any]) -> None:
+    # WHEN several batches are made
+    shape, chance = example["Shape"](), random.Random(0)
+    batches = [example["make_prompts"](shape, "cpu", chance) for _ in range(4)]
+    # THEN rows differ in length, and batches in that of the longest
+    assert all(len(set(batch.prompts)) > 1 < len(set(batch.responses)) for batch in batches)
+    assert len({batch.tokens.shape for batch in batches}) > 1
+    # AND as many tokens are told to be sampled as are
+    for batch in batches:
+        assert batch.is_response.sum(1).tolist() == batch.responses
+
+
+def test_weights_are_truncated_ratios(example: dict[str, Any]) -> None:
+    # GIVEN tokens four times, half and exactly as likely in training, and one that does not count
+    log_probs = torch.tensor([[math.log(4), math.log(0.5), 0.0, 9.0]])
+    where = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    weights, metrics = example["importance_weights"](log_probs, torch.zeros(1, 4), where)
+    # THEN they weigh so, at most 2, and are told of
+    torch.testing.assert_close(weights[:, :3], torch.tensor([[2.0, 0.5, 1.0]]))
+    assert metrics["weight"] == pytest.approx(3.5 / 3)
+    assert metrics["largest"] == pytest.approx(4)
+    assert metrics["truncated"] == pytest.approx(1 / 3)
+    assert metrics["effective"] == pytest.approx(3.5**2 / (3 * 5.25))
+    kl = (3 - math.log(4)) + (-0.5 - math.log(0.5))
+    assert metrics["divergence"] == pytest.approx(kl / 3)
+
+
+def test_weights_change_the_update_only_where_they_are_applied(example: dict[str, Any]) -> None:
+    # GIVEN a step of the same seed in each mode
+    shape = example["Shape"](batch=8, mini_batches=2, response=16, vocabulary=64, width=32)
+    heads = {}
+    for mode in ("off", "metrics", "applied"):
+        trainer = example["Trainer"](shape, "cpu", mode, seed=0)
+        trainer.step()
+        heads[mode] = trainer.actor.head.weight
+    # THEN looking at the weights changes nothing, using them does
+    assert torch.equal(heads["metrics"], heads["off"])
+    assert not torch.equal(heads["applied"], heads["off"])
+
+
+def test_the_program_in_the_docs_colours_by_phase(tmp_path: Path) -> None:
+    # GIVEN a snapshot of a phase, and of allocations in none
+    with Tracer(tmp_path / "x.pickle", device="cpu"):
+        kept = [torch.empty(1000)]
+        with annotate("rollout"):
+            kept.append(torch.empty(2000))
+    # WHEN the program is run on it
+    text = (ROOT / "docs" / "phases.md").read_text()
+    (program,) = re.findall(r"```python\n(import pickle\n.*?)```", text, re.DOTALL)
+    done = processes.run(program, "x.pickle", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    # THEN the page can read what it leaves, with the phase, and the "unknown" that it needs
+    path = tmp_path / "coloured.pickle"
+    viewers.check_opcodes(path.read_bytes())
+    (trace,) = load(path)["device_traces"]
+    allocations = [event for event in trace if event["action"] == "alloc"]
+    colours = {(event["size"], event["category"]) for event in allocations}
+    assert {(4000, "unknown"), (8000, "rollout")} <= colours
+    assert {event["category"] for event in trace if event["action"] != "alloc"} == {"unknown"}

@@ -62,9 +62,12 @@ bench: .venv/torch .venv-cuda-2.12.1/torch
 	.venv/bin/python bench/per_event.py
 	.venv/bin/python bench/dump.py
 	.venv/bin/python bench/startup.py
+	.venv/bin/python bench/rollout_is.py
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda
+	SIMULATED_CAPACITY_MB=81920 tests/devices/simulate cuda \
+		.venv-cuda-2.12.1/bin/python bench/rollout_is.py --device cuda
 
 # What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save

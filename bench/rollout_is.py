@@ -1,0 +1,119 @@
+"""What rollout importance sampling adds to peak memory, in examples/rlhf_phases.py.
+
+Each shape and mode (off, metrics, applied) runs in a process of its own: two steps, of the same
+seed, so that the modes' tensors have the same sizes. Figures are bytes. Of the recording: the peak
+of what was asked for, the phase it fell into, how much of it the phase `rollout_is` had allocated,
+and the most that this phase ever held. Of the allocator, on accelerators: its own peaks, rounding
+included. The large shapes are for simulated devices alone, which compute nothing.
+
+    python bench/rollout_is.py
+    SIMULATED_CAPACITY_MB=81920 tests/devices/simulate cuda PYTHON bench/rollout_is.py --device cuda
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS, environment, in_own_process
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from rlhf_phases import Shape, Trainer
+
+MODES, STEPS, IS = ("off", "metrics", "applied"), 2, "rollout_is"
+SHAPES = {
+    "the example's": Shape(),
+    "long responses": Shape(batch=16, response=256),
+    "large vocabulary": Shape(batch=16, vocabulary=50_000),
+    "many rows": Shape(batch=256, mini_batches=64, width=64, layers=1),
+    "a toy": Shape(1024, 128, 8, 24, vocabulary=32, width=16, heads=2, layers=1),
+}
+LARGE_SHAPES = {
+    "large": Shape(64, 16, 128, 512, vocabulary=151_936, width=896, heads=14, layers=4),
+    "large, many rows": Shape(512, 256, 128, 512, 151_936, width=896, heads=14, layers=4),
+    "wide and deep": Shape(64, 16, 128, 512, vocabulary=32_000, width=2048, heads=16, layers=16),
+}
+
+
+def worker(device: str, name: str, mode: str) -> dict[str, Any]:
+    import torch
+
+    import pytracer
+    from pytracer.reading import peak
+
+    shape = {**SHAPES, **LARGE_SHAPES}[name]
+    entries = 5_000_000
+    with pytracer.Tracer(device=device, context=None, trace_alloc_max_entries=entries) as tracer:
+        trainer = Trainer(shape, device, mode, seed=0)
+        for _ in range(STEPS):
+            trainer.step()
+        snapshot = tracer.snapshot()
+    assert snapshot["pytracer"]["devices"][0]["overwritten"] == 0
+    highest, trace = peak(snapshot), snapshot["device_traces"][0]
+    assert highest.event is not None
+    alive: dict[int, int] = {}  # of the phase, by address
+    held = [0]  # by it, after each event
+    for event in trace:
+        if event["action"] == "alloc" and event["user_metadata"] == IS:
+            alive[event["addr"]] = event["size"]
+        elif event["action"] == "free_completed":
+            alive.pop(event["addr"], None)
+        held.append(sum(alive.values()))
+    module = None if device == "cpu" else getattr(torch, device)
+    return {
+        "peak_bytes": highest.peak_bytes,
+        "peak_phase": trace[highest.event]["user_metadata"],
+        "is_at_peak_bytes": held[highest.event + 1],
+        "is_most_bytes": max(held),
+        "allocated_peak_bytes": module and module.max_memory_allocated(),
+        "reserved_peak_bytes": module and module.max_memory_reserved(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu")
+    parser.add_argument("--json", type=Path, default=RESULTS / "rollout_is.json")
+    options = parser.parse_args()
+    where = environment()
+    shapes = {**SHAPES, **(LARGE_SHAPES if where["simulated"] else {})}
+    runs = [(name, mode) for name in shapes for mode in MODES]
+    results: dict[str, dict[str, Any]] = {name: {} for name in shapes}
+    for name, mode in track(runs, "measuring", console=Console(stderr=True)):
+        results[name][mode] = in_own_process(__file__, options.device, name, mode)
+    table = Table(title="The peak, and what rollout importance sampling adds to it")
+    for column in ("shape", "peak", "in phase", "metrics adds", "applied adds", "per cent"):
+        table.add_column(column, justify="left" if column in ("shape", "in phase") else "right")
+    figures = []
+    for name, shape in shapes.items():
+        found = results[name]
+        figures.append({"what": name, "shape": asdict(shape), "modes": found})
+        peak = found["off"]["peak_bytes"]
+        added = [found[mode]["peak_bytes"] - peak for mode in MODES[1:]]
+        table.add_row(
+            name,
+            f"{peak:,}",
+            found["off"]["peak_phase"],
+            *(f"{each:,}" for each in added),
+            f"{100 * added[-1] / peak:.4f}",
+        )
+    Console().print(table)
+    # One file for all devices, each taken where it can be.
+    told = json.loads(options.json.read_text()) if options.json.exists() else {}
+    told[options.device] = {"environment": where, "figures": figures}
+    options.json.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"\n{options.json}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(worker(*sys.argv[2:])))
+    else:
+        main()

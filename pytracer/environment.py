@@ -6,11 +6,11 @@ import sys
 from multiprocessing import context, process, util
 from typing import ClassVar
 
-from pytracer import config, verl
+from pytracer import config, lifetime, verl
 from pytracer.errors import ConfigError
 from pytracer.notices import say_once
 from pytracer.output import FIRST_PROCESS
-from pytracer.tracer import Tracer, follow_devices
+from pytracer.tracer import Tracer
 
 DEFAULT_OUTPUT = "outputs/profile"
 PREFIX = "PYTRACER_"
@@ -68,7 +68,7 @@ def _trace() -> None:
     global _tracer
     verl.follow()
     if _tracer is not None:
-        follow_devices()  # torch_npu came after torch
+        lifetime.follow_devices()  # torch_npu came after torch
         return
     _tracer = EnvironmentTracer()
     _tracer.start()

@@ -131,7 +131,7 @@ class Session(Tracer):
         )
         self.start()
         if not self.stats()["recording"]:
-            return self._why_untraced() or "the allocator cannot be recorded here"
+            return self._recording.why_untraced or "the allocator cannot be recorded here"
         self._owner.start(history=asked.enabled == "all")
         if asked.clear_history:
             self.clear()

@@ -1,7 +1,5 @@
 """The tracer: what people use."""
 
-import atexit
-import multiprocessing.util
 import os
 import pickle
 import platform
@@ -9,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -21,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 import pytracer
-from pytracer import _core, devices, hooks, on_demand, oom, phases, ranks, step_sources
+from pytracer import _core, lifetime, on_demand, oom, phases, ranks, step_sources
 from pytracer.config import OPTIONS, UNSET, Device, Options, Output, Unset, switched_off
-from pytracer.config_checks import CONTEXTS, OnSnapshot
+from pytracer.config_checks import OnSnapshot
 from pytracer.discrete import DiscreteWindows, Occurrence
-from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.notices import say_once
 from pytracer.output import Files
+from pytracer.recording import Indices, Recording
 from pytracer.windows import Schedule, Steps, Window
 
 FORMAT_VERSION = (1, 3)
@@ -145,26 +142,18 @@ class Tracer:
         """Checks the options; records nothing yet."""
         given = {name: value for name, value in locals().items() if name in OPTIONS}
         self._options = Options.checked(given, **self._defaults)
-        self._untraced: dict[str, str] = {}  # reasons, by backend, or of all
         self._failures = 0
         self._files: Files | None = None  # once started
-        self._indices: dict[str, list[int]] = {}  # by backend; empty until started
-        self._final_memory: dict[int, dict[str, int | None]] = {}  # of when it stopped
-        self._owner = self._new_owner()
+        self._recording = Recording(self._options)
         self._stepping = threading.RLock()  # all below, and the owner's window
         self._started = False
         self._steps = Steps()
         self._source = step_sources.Source()
         self._discrete: DiscreteWindows | None = None
 
-    def _new_owner(self) -> _core.Owner:
-        return _core.Owner(
-            [index for indices in self._indices.values() for index in indices],
-            self._options.trace_alloc_max_entries,
-            self._options.stack_depth,
-            self._options.max_stack_bytes,
-            CONTEXTS.index(self._options.context),
-        )
+    @property
+    def _owner(self) -> _core.Owner:
+        return self._recording.owner
 
     def start(self) -> "Tracer":
         """Begins to record; does nothing while recording. After `stop()`: begins anew.
@@ -179,114 +168,64 @@ class Tracer:
             return self
         if self._options.dump_signal is not None and not switched_off():
             on_demand.defuse(self._options.dump_signal)
-        if self._is_forbidden():
+        if self._recording.is_forbidden():
             self._begin_steps(None)
             return self
         if self._options.output is not None:
             self._files = self._files or Files(self._options)
             self._files.prepare(make=not self._only_if_used)
         self._begin_steps(self._options.step_from)
-        if indices := self._attach():
+        if indices := self._recording.attach():
             self._record(indices)
         else:
-            _waiting.add(self)
+            lifetime.waiting.add(self)
         return self
 
-    def _record(self, indices: dict[str, list[int]]) -> None:
-        _prepare_process()
+    def _record(self, indices: Indices) -> None:
+        lifetime.prepare_process()
         with self._stepping:
-            if self._indices != indices:
-                self._indices = indices
-                self._owner = self._new_owner()
-            self._owner.begin_step(self._steps.current)
             try:
-                self._owner.start(self._steps.are_recorded)
-            except PytracerError as error:
+                self._recording.start(indices, self._steps.current, self._steps.are_recorded)
+            except Exception:
                 self._end_steps()
-                entries = self._options.trace_alloc_max_entries
-                raise ConfigError(
-                    f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
-                ) from None
-        _waiting.discard(self)
-        if self in _recording:  # on other devices
+                raise
+        lifetime.waiting.discard(self)
+        if self in lifetime.recording:  # on other devices
             return
-        _recording.add(self)
+        lifetime.recording.add(self)
         if self._files is not None:
             if self._options.on_oom:
                 oom.listeners.add(self._on_oom)
             on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
 
-    def _is_forbidden(self) -> bool:
-        """By `PYTRACER=0`, or by a wrong variable, which is said."""
-        self._untraced = {}
-        if switched_off():
-            self._untraced = {"all": "PYTRACER=0"}
-        elif self._options.problem is not None:
-            self._untraced = {"all": self._options.problem}
-            say_once(f"not recording: {self._options.problem}")
-        return bool(self._untraced)
-
-    def _attach(self) -> dict[str, list[int]]:
-        """Attaches to what can be recorded; the indices by backend. Says what cannot be."""
-        self._untraced = {}
-        attached = {}
-        for backend, wanted in devices.resolve(self._options.device).items():
-            try:
-                attached[backend] = (
-                    [_core.CPU_DEVICE] if backend == "cpu" else devices.indices(backend, wanted)
-                )
-                hooks.attach(backend)
-            except Exception as error:  # a HookError, or one from torch itself
-                attached.pop(backend, None)
-                self._leave_out(backend, error)
-        if {*self._options.device} != {"cpu"}:
-            _await_devices()
-        return attached
-
-    def _leave_out(self, what: str, error: Exception) -> None:
-        reason = str(error) if isinstance(error, PytracerError) else repr(error)
-        self._untraced[what] = reason
-        say_once(f"not recording {what}: {reason}")
-
     def _follow_devices(self) -> None:
         """Begins anew if by now there are devices to record that it does not record.
 
         Nothing is lost: no accelerator has allocated yet, and "auto" meant the CPU for want of one.
+        What fails is said, not raised.
         """
-        indices = self._attach()
-        before = self._indices if self in _recording else {}
-        new = [
-            f"{backend}:{index}"
-            for backend, there in indices.items()
-            for index in there
-            if index not in before.get(backend, [])
-        ]
-        if new and before and "cpu" in self._options.device:
-            error = HookError(
-                "it came when the CPU was already being recorded, and would end that; make all "
-                "devices visible before the tracer starts, or give the CPU a tracer of its own"
-            )
-            self._leave_out(", ".join(new), error)
-        elif new:
-            with self._stepping:
-                self._owner.stop()
-                self._record(indices)
+        if not self._owner.is_ours:
+            return
+        try:
+            if indices := self._recording.attach_to_new():
+                with self._stepping:
+                    self._owner.stop()
+                    self._record(indices)
+        except Exception as error:
+            self._recording.leave_out("all", error)
 
     def stop(self) -> None:
         """Ends the recording; what was recorded stays readable as long as this tracer lives."""
-        _waiting.discard(self)
-        _recording.discard(self)
+        lifetime.waiting.discard(self)
+        lifetime.recording.discard(self)
         oom.listeners.discard(self._on_oom)
         on_demand.unwatch(self._on_demand)
         if not self._owner.is_ours:  # nor the lock, which another thread of the parent may hold
             return
         with self._stepping:
             self._end_steps()
-            if not self._owner.recording:
-                return
-            self._owner.stop()
-        if any(backend != "cpu" for backend in self._indices):
-            self._final_memory = self._memory(self._owner.view())
+            if self._owner.recording:
+                self._recording.stop()
 
     def step(self) -> None:
         """Ends a step, and begins the next; `start()` begins the first, which is 1.
@@ -372,7 +311,7 @@ class Tracer:
             self._save(self._files.of_window(window), {"window": about, "current_step": step}, view)
 
     def _occurrence_owner(self) -> _core.Owner | None:
-        return self._new_owner() if self._owner.recording else None
+        return self._recording.new_owner() if self._owner.recording else None
 
     def _save_occurrence(self, occurrence: Occurrence, complete: bool) -> None:
         """On the thread that leaves the phase."""
@@ -489,22 +428,12 @@ class Tracer:
             self._fail(
                 f"a snapshot without segments: the allocator did not tell them: {view.problem}"
             )
-        memory = self._memory(view) if self._owner.recording else self._final_memory
-        return self._about(), memory
-
-    def _memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
-        """How full the devices are, by index. Those not in use are not asked: it would use them."""
-        return {
-            index: devices.memory(backend, index)
-            for backend, indices in self._indices.items()
-            for index in indices
-            if backend != "cpu" and index in view.used_devices
-        }
+        return self._about(), self._recording.memory(view)
 
     def _on_oom(self, event: oom.OutOfMemory) -> None:
         """On the thread that ran out."""
         if not self._owner.recording or all(
-            event.device not in indices for indices in self._indices.values()
+            event.device not in indices for indices in self._recording.indices.values()
         ):
             return
         assert self._files is not None
@@ -563,18 +492,12 @@ class Tracer:
             `bytes` of `max_bytes`.
         """
         return {
-            "recording": self._owner.recording
-            and not all(hooks.late_problem(backend) for backend in self._indices),
-            "untraced": self._why_untraced(),
+            "recording": self._recording.is_going_on,
+            "untraced": self._recording.why_untraced,
             "failures": self._failures,
             "oom_snapshots": self._files.oom_snapshots if self._files is not None else 0,
             **self._owner.stats(),
         }
-
-    def _why_untraced(self) -> str | None:
-        reasons = [*self._untraced.values()]
-        reasons += [late for backend in self._indices if (late := hooks.late_problem(backend))]
-        return "; ".join(dict.fromkeys(reasons)) or None  # some are told twice
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -591,72 +514,11 @@ class Tracer:
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
             "python": platform.python_version(),
-            "backends": [*self._indices],
+            "backends": [*self._recording.indices],
             "trace_alloc_max_entries": self._options.trace_alloc_max_entries,
             "stack_depth": self._options.stack_depth,
             "context": self._options.context,
             "max_stack_bytes": self._options.max_stack_bytes,
-            "untraced": self._why_untraced(),
+            "untraced": self._recording.why_untraced,
             "metadata": self._options.metadata,
         }
-
-
-_recording: set[Tracer] = set()
-_waiting: "weakref.WeakSet[Tracer]" = weakref.WeakSet()  # started, with nothing to record yet
-_awaited: set[str] = set()  # backends
-_prepared_pid: int | None = None
-
-
-def _await_devices() -> None:
-    """Has the devices followed as torch initialises them; once for each backend.
-
-    What a process sees may change until then: Ray's workers set `CUDA_VISIBLE_DEVICES` late.
-    """
-    for backend in devices.to_be_initialised():
-        if backend not in _awaited:
-            _awaited.add(backend)
-            devices.when_initialised(backend, follow_devices)
-
-
-def follow_devices() -> None:
-    """Looks again at which devices there are, for all tracers. What fails is said, not raised.
-
-    In the middle of torch's initialisation, after the hooks that waited for it are attached.
-    """
-    for tracer in [*_recording, *_waiting]:
-        if tracer._owner.is_ours:
-            try:
-                tracer._follow_devices()
-            except Exception as error:
-                tracer._leave_out("all", error)
-
-
-def _prepare_process() -> None:
-    """Once in a process: enables stacks, and sees to its end."""
-    global _prepared_pid
-    if _prepared_pid == os.getpid():
-        return
-    forked = _prepared_pid is not None  # what follows, but for the last, is inherited
-    _prepared_pid = os.getpid()
-    if not forked:
-        problem = _core.frame_walk_problem()
-        if problem is None:
-            _core.enable_stacks()
-        else:
-            say_once(f"recording without stacks: {problem}")
-        atexit.register(_at_exit)
-    if multiprocessing.parent_process() is not None:
-        # Such a process may leave without `atexit`, but not without this.
-        multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
-
-
-def _at_exit() -> None:
-    try:
-        for tracer in list(_recording):
-            try:
-                tracer._finish()
-            except Exception as failure:  # and the others are still to write
-                say_once(f"no snapshot at the end: {failure!r}")
-    finally:
-        # Thread states are freed soon: from here on no stack is walked.
-        _core.prepare_for_exit()

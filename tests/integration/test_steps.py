@@ -438,7 +438,7 @@ def test_no_hook_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     # or is left where a tracer cannot start
     monkeypatch.delenv("PYTRACER")
     tracer = Tracer(device="cpu", step_from="optimizer")
-    monkeypatch.setattr(tracer, "_new_owner", OwnerWithoutRoom)
+    monkeypatch.setattr(tracer._recording, "new_owner", OwnerWithoutRoom)
     with pytest.raises(ConfigError):
         tracer.start()
     assert count() == before

@@ -36,6 +36,13 @@ class Recording:
             CONTEXTS.index(self._options.context),
         )
 
+    def change(self, options: Options) -> None:
+        """Other options from now on: entries, depth and context."""
+        self._options = options
+        self.owner.change(
+            options.trace_alloc_max_entries, options.stack_depth, CONTEXTS.index(options.context)
+        )
+
     def is_forbidden(self) -> bool:
         """By `PYTRACER=0`, or by a wrong variable, which is said."""
         self._untraced = {}

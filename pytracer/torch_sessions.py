@@ -126,9 +126,7 @@ class Session(Tracer):
         `depth`: the option `stack_depth`, if it was given.
         """
         self._options = options = self._checked(asked, depth)
-        self._owner.change(
-            options.trace_alloc_max_entries, options.stack_depth, CONTEXTS.index(options.context)
-        )
+        self._recording.change(options)
         self.start()
         if not self.stats()["recording"]:
             return self._recording.why_untraced or "the allocator cannot be recorded here"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytracer import _core
+from pytracer.phases import path_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class DiscreteWindows:
         """As `phases` tells it, of the calling thread."""
         if not self._is_recorded:
             return
-        path = tuple(name.decode("utf-8", "replace") for name in _core.phase_path(phase))
+        path = path_of(phase)
         if not self._is_wanted(path):
             return
         try:

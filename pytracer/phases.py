@@ -28,6 +28,11 @@ listeners: set[Listener] = set()
 os.register_at_fork(after_in_child=listeners.clear)
 
 
+def path_of(phase: int) -> tuple[str, ...]:
+    """The names of the phases that it is nested in, outermost first, and its own; () of 0."""
+    return tuple(name.decode("utf-8", "replace") for name in _core.phase_path(phase))
+
+
 class annotate(ContextDecorator):  # noqa: N801
     """A phase, as a context manager or a decorator: `with pytracer.annotate("rollout"):`.
 

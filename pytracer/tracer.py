@@ -460,7 +460,7 @@ class Tracer:
             alloc_stack (u4): for a free, the stack of the allocation; 0: none.
             pool_high, pool_low (u8): the memory pool's id, as in a snapshot's `pool_id`.
             step (u4): the step it fell into; 0: none.
-            phase (u2): the phase it fell into; 0: none.
+            phase (u2): the phase it fell into, for `phase()`; 0: none.
             action (u1): index into `ACTIONS`. The CPU has `alloc`, `free_completed` and `oom`.
             device (i1): index of the accelerator; -1: the CPU.
         """
@@ -472,6 +472,10 @@ class Tracer:
             {"filename": filename, "name": name, "line": line}
             for filename, name, line in self._owner.frames(stack)
         ]
+
+    def phase(self, number: int) -> tuple[str, ...]:
+        """The names of a `phase` of `events()`: those it is nested in, outermost first, its own."""
+        return phases.path_of(number)
 
     def stats(self) -> dict[str, Any]:
         """Counts, and bytes held against their bounds.

@@ -34,7 +34,10 @@ def test_events_carry_the_innermost_phase() -> None:
                 torch.empty(1003, dtype=torch.uint8)
             torch.empty(1004, dtype=torch.uint8)
         torch.empty(1005, dtype=torch.uint8)
-    # THEN each allocation has its own
+    # THEN each allocation has its own, and knows those around it
+    events = tracer.events()
+    paths = {int(e["size_bytes"]): tracer.phase(e["phase"]) for e in events if e["size_bytes"]}
+    assert (paths[1001], paths[1002], paths[1003]) == ((), ("rollout",), ("rollout", "généré"))
     found = {size: phase_of(size, tracer) for size in range(1001, 1006)}
     assert found == {1001: {""}, 1002: {"rollout"}, 1003: {"généré"}, 1004: {"rollout"}, 1005: {""}}
 

@@ -375,6 +375,12 @@ PYBIND11_MODULE(_core, m) {
             return py::bytes(sink.bytes);
           },
           py::arg("about"), py::arg("devices"))
+      .def_property_readonly("overwritten",
+                             [](const View& view) {
+                               uint64_t events = 0;
+                               for (const auto& each : view.devices) events += each.overwritten();
+                               return events;
+                             })
       .def_property_readonly(
           "used_devices",
           [](const View& view) {
@@ -431,19 +437,21 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("recording", &Owner::recording)
       .def_property_readonly("is_ours", &Owner::is_ours);
 
-  // The mutex is held for microseconds, by whoever has the GIL.
+  // The mutex is held for microseconds.
   m.def("enter_phase", [](const std::string& name) {
     const Phases::Entered entered = Phases::instance().enter(name);
     return py::make_tuple(entered.entry, entered.phase);
   });
+  m.def("is_entered", [](uint64_t entry) { return Phases::instance().is_entered(entry); });
   m.def(
       "phase_path",
       [](uint16_t phase) {
         py::list path;
         for (const Phases& phases = Phases::instance(); phase != 0; phase = phases.parent(phase)) {
           const std::string_view name = phases.name(phase);
-          path.insert(0, py::bytes(name.data(), name.size()));
+          path.append(py::bytes(name.data(), name.size()));
         }
+        path.attr("reverse")();
         return path;
       },
       py::arg("number"));

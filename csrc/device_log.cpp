@@ -22,6 +22,7 @@ Event missed_free(const Event& allocation, const LiveBlock& gone) noexcept {
   event.ticks = allocation.ticks;
   event.alloc_stack = gone.stack;
   event.pool = allocation.pool;
+  event.phase = allocation.phase;
   event.action = PYTRACER_FREE_COMPLETED;
   event.device = allocation.device;
   return event;

@@ -17,7 +17,7 @@ struct Event {
   int64_t ticks;  // clock.h
   uint64_t autograd_sequence;
   uint32_t stack;  // StackTable id of the calling thread's Python stack; 0: none
-  uint32_t unused;
+  uint32_t reserved;
   uint16_t phase;
   uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none

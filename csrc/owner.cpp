@@ -8,7 +8,8 @@ namespace pytracer {
 Owner::Owner(OwnerOptions options)
     : recorder_(Recorder::instance()),
       options_(std::move(options)),
-      process_number_(recorder_.process_number()) {}
+      process_number_(recorder_.process_number()),
+      begun_(now_ticks()) {}
 
 Owner::~Owner() {
   if (!is_ours()) {
@@ -55,8 +56,15 @@ void Owner::pause() {
 void Owner::record(Mode mode, bool paused) {
   if (mode == mode_ && paused == paused_) return;
   // Before recording begins, so that no event falls between; kept only once it has.
+  const int64_t ticks = now_ticks();
   std::vector<Cursor> cursors = cursors_;
   for (Cursor& cursor : cursors) cursor.move_to(cursor.log->position());
+  std::deque<Step> steps = steps_;
+  if (mode_ == Mode::off) {
+    steps.clear();
+    steps.push_back({step_, ticks, {}});
+    for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
+  }
   const Mode mode_before = mode_;
   const bool paused_before = paused_;
   mode_ = mode;
@@ -70,14 +78,10 @@ void Owner::record(Mode mode, bool paused) {
     throw;
   }
   cursors_ = std::move(cursors);
+  steps_ = std::move(steps);
+  forget_steps();
   final_cuts_.clear();
-  begun_ = now_ticks();
-  if (mode_before == Mode::off) {
-    steps_.clear();
-    std::vector<uint64_t> begins;
-    for (const Cursor& cursor : cursors_) begins.push_back(cursor.begin);
-    add_step(std::move(begins), begun_);
-  }
+  begun_ = ticks;
 }
 
 void Owner::begin_step(uint32_t number) {
@@ -85,13 +89,14 @@ void Owner::begin_step(uint32_t number) {
   std::lock_guard lock(recorder_.control_);
   step_ = number;
   if (mode_ == Mode::off) return;
+  const int64_t ticks = now_ticks();
   std::vector<uint64_t> begins;
   for (const Cursor& cursor : cursors_) begins.push_back(cursor.log->position().end);
-  add_step(std::move(begins), now_ticks());
+  add_step(ticks, std::move(begins));
 }
 
-void Owner::add_step(std::vector<uint64_t> begins, int64_t ticks) {
-  if (!steps_.empty() && steps_.back().begins == begins) steps_.pop_back();  // nothing happened
+void Owner::add_step(int64_t ticks, std::vector<uint64_t> begins) {
+  if (mode_ == Mode::state) steps_.clear();  // there are no events
   steps_.push_back({step_, ticks, std::move(begins)});
   if (steps_.size() > kMaxSteps) steps_.pop_front();
 }
@@ -151,10 +156,11 @@ std::exception_ptr Owner::cut(std::vector<DeviceLog::Cut>& cuts,
 void Owner::clear() {
   if (!is_ours()) return;
   std::lock_guard lock(recorder_.control_);
+  const int64_t ticks = stopped() ? ended_ : now_ticks();
   for (size_t i = 0; i < cursors_.size(); ++i) {
     cursors_[i].move_to(position_of(i));
   }
-  begun_ = now_ticks();
+  begun_ = ticks;
   forget_steps();
 }
 
@@ -173,7 +179,6 @@ DeviceView Owner::view_of(size_t index, DeviceLog::Cut cut) const {
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.cut.ring->oldest()}));
   view.cut.counts.subtract(cursor.before);
-  for (const Step& step : steps_) view.steps.push_back({step.number, step.begins[index]});
   return view;
 }
 
@@ -190,26 +195,32 @@ View Owner::view(bool history, uint16_t phase) {
 View Owner::turn(bool history, uint32_t step) {
   std::lock_guard lock(recorder_.control_);
   if (!is_ours() || mode_ == Mode::off) return snapshot_view();
-  step_ = step;
+  std::vector<uint64_t> begins(cursors_.size());
+  const int64_t ticks = now_ticks();
   View view;
+  std::exception_ptr failure;
   try {
     view = snapshot_view();
-  } catch (...) {  // no memory for the window that ends: the next one begins all the same
-    for (size_t i = 0; i < cursors_.size(); ++i) cursors_[i].move_to(position_of(i));
-    record(history ? Mode::on : Mode::state, false);
-    throw;
+  } catch (...) {
+    failure = std::current_exception();
   }
-  std::vector<uint64_t> begins;
-  for (size_t i = 0; i < view.devices.size(); ++i) {
+  view.steps.push_back({0, view.end});  // its last one is over
+  for (size_t i = 0; i < cursors_.size(); ++i) {
     Cursor& cursor = cursors_[i];
-    cursor.begin = view.devices[i].cut.end;
-    cursor.before.add(view.devices[i].cut.counts);
-    begins.push_back(cursor.begin);
+    if (failure) {
+      cursor.move_to(position_of(i));
+    } else {
+      cursor.begin = view.devices[i].cut.end;
+      cursor.before.add(view.devices[i].cut.counts);
+    }
+    begins[i] = cursor.begin;
   }
-  begun_ = view.end;
-  add_step(std::move(begins), begun_);
+  begun_ = ticks;
+  step_ = step;
+  add_step(ticks, std::move(begins));
   forget_steps();
   record(history ? Mode::on : Mode::state, false);
+  if (failure) std::rethrow_exception(failure);
   return view;
 }
 
@@ -229,7 +240,6 @@ View Owner::snapshot_view() {
   complete(view, std::move(cuts));
   for (const Step& step : steps_) view.steps.push_back({step.number, step.ticks});
   view.phases = Phases::instance().since(view.begin);
-  view.clock = recorder_.clock_of(PYTRACER_CPU_DEVICE).calibrate();
   return view;
 }
 
@@ -246,9 +256,16 @@ View Owner::events() {
 
 void Owner::complete(View& view, std::vector<DeviceLog::Cut> cuts) {
   view.stacks = stacks_;
+  WallClock& own = recorder_.clock_of(PYTRACER_CPU_DEVICE);
+  view.clock = own.calibrate();
+  std::shared_ptr<const WallClock::Pairs> accelerators;
   for (size_t i = 0; i < cursors_.size(); ++i) {
-    view.devices.push_back(view_of(i, std::move(cuts[i])));
-    view.devices.back().clock = recorder_.clock_of(view.devices.back().device).calibrate();
+    DeviceView device = view_of(i, std::move(cuts[i]));
+    WallClock& clock = recorder_.clock_of(device.device);
+    if (&clock != &own && !accelerators) accelerators = clock.calibrate();
+    device.clock = &clock == &own ? view.clock : accelerators;
+    for (const Step& step : steps_) device.steps.push_back({step.number, step.begins[i]});
+    view.devices.push_back(std::move(device));
   }
 }
 

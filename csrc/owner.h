@@ -65,7 +65,7 @@ struct View {
   };
   std::vector<Step> steps;
   Phases::Spans phases;
-  int64_t begin = 0, end = 0;
+  int64_t begin = 0, end = 0;  // no event of it is outside
   std::shared_ptr<const WallClock::Pairs> clock;  // of now_ticks()
 };
 
@@ -86,13 +86,14 @@ class Owner {
   void change(uint32_t max_entries, uint32_t stack_depth, Context context);
   // Without `history`: no event is in it. With a phase: only its events, and of those within it.
   View view(bool history = true, uint16_t phase = 0);
+  // The same without live blocks and the allocator's state: no snapshot marker is needed for it.
+  View events();
   // The view of this instant; it ends the owner's window, and the next begins: no event is in both,
-  // or in neither. With or without history, and in this step.
+  // or in neither. With or without history, not paused, and in this step. The next begins if there
+  // is no memory for the view, too. Only the view of an owner that does not record.
   View turn(bool history, uint32_t step);
   // What follows is of this step; 0: of none. Before start() too.
   void begin_step(uint32_t number);
-  // The same without live blocks and the allocator's state: no snapshot marker is needed for it.
-  View events();
   // What the stack ids of its events stand for; null before start().
   std::shared_ptr<StackTable> stacks();
 
@@ -130,7 +131,7 @@ class Owner {
   // What it wants to be recorded.
   Context wished_context() const noexcept;
   void record(Mode mode, bool paused);
-  void add_step(std::vector<uint64_t> begins, int64_t ticks);
+  void add_step(int64_t ticks, std::vector<uint64_t> begins);
   void forget_steps();  // that were over when the window began
   View snapshot_view();
   // Where this owner's record of a device ends, without its blocks.
@@ -155,7 +156,7 @@ class Owner {
   static constexpr size_t kMaxSteps = 16'384;
   std::deque<Step> steps_;
   uint32_t step_ = 0;
-  int64_t begun_ = 0, ended_ = 0;  // the window; ticks
+  int64_t begun_, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Cut> final_cuts_;  // once stopped, as the next
   std::shared_ptr<const AllocatorState> final_state_;
   std::shared_ptr<StackTable> stacks_;

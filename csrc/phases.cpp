@@ -48,10 +48,22 @@ Phases::Entered Phases::enter(std::string_view name) {
 uint16_t Phases::number_of(uint16_t parent, std::string_view name) {
   const auto found = numbers_.find({parent, name});
   if (found != numbers_.end()) return found->second;
-  if (nodes_.size() > kMaxNames || name.size() > kMaxNameBytes - name_bytes_) {
+  // Phases that are left in another order than entered would else nest ever deeper.
+  for (uint16_t outer = parent; outer != 0; outer = nodes_[outer].parent) {
+    if (nodes_[outer].name == name) return outer;
+  }
+  if (parent != 0 && nodes_.size() > kMaxNested) {
+    ++names_dropped_;
+    return number_of(0, name);
+  }
+  if (nodes_.size() > kMaxNumbers || name.size() > kMaxNameBytes - name_bytes_) {
     ++names_dropped_;
     return 0;
   }
+  return add_number(parent, name);
+}
+
+uint16_t Phases::add_number(uint16_t parent, std::string_view name) {
   const auto number = static_cast<uint16_t>(nodes_.size());
   nodes_.push_back({parent, std::string(name)});
   try {
@@ -70,15 +82,22 @@ void Phases::leave(uint64_t entry) noexcept {
                                   [&](const Entry& each) { return each.number == entry; });
   if (found == entered_.end()) return;
   ThreadSlot& slot = *found->slot;
-  keep(*found);
+  keep(*found, now_ticks());
   entered_.erase(found);
   publish(slot);
 }
 
+bool Phases::is_entered(uint64_t entry) const noexcept {
+  std::lock_guard lock(mutex_);
+  return std::any_of(entered_.begin(), entered_.end(),
+                     [&](const Entry& each) { return each.number == entry; });
+}
+
 void Phases::forget(ThreadSlot& slot) noexcept {
   std::lock_guard lock(mutex_);
+  const int64_t end = now_ticks();
   for (const Entry& each : entered_) {
-    if (each.slot == &slot) keep(each);
+    if (each.slot == &slot) keep(each, end);
   }
   entered_.erase(std::remove_if(entered_.begin(), entered_.end(),
                                 [&](const Entry& each) { return each.slot == &slot; }),
@@ -86,8 +105,8 @@ void Phases::forget(ThreadSlot& slot) noexcept {
   publish(slot);
 }
 
-void Phases::keep(const Entry& entry) noexcept {
-  const Span span{entry.begin, now_ticks(), entry.phase};
+void Phases::keep(const Entry& entry, int64_t end) noexcept {
+  const Span span{entry.begin, end, entry.phase};
   const size_t place = left_count_ % kMaxSpans;
   if (place < left_.size()) {
     forgotten_end_ = std::max(forgotten_end_, left_[place].end);
@@ -131,6 +150,7 @@ bool Phases::is_within(uint16_t phase, uint16_t outer) const {
 Phases::Spans Phases::since(int64_t ticks) const {
   std::lock_guard lock(mutex_);
   Spans spans{{}, forgotten_end_ < ticks, names_dropped_};
+  spans.all.reserve(left_.size() + entered_.size());
   for (const Span& span : left_) {
     if (span.end >= ticks) spans.all.push_back(span);
   }

@@ -5,8 +5,9 @@
 //    threads carry the phase that started them.
 // 2. Phases may be left in any order, on any thread. Those of a thread that ends are over.
 // 3. A phase's number stands for its name and for those of the phases that it is nested in on its
-//    thread; it keeps its meaning for the life of the process. Bounded: 65,535 numbers, 1 MiB of
-//    names. A phase that finds no place is none, and counted.
+//    thread; it keeps its meaning for the life of the process. A phase within itself is that phase.
+//    Bounded: 65,535 numbers, 1 MiB of names. A nesting that finds no place is its name alone, a
+//    name that finds none is no phase; both are counted.
 // 4. When phases were entered and left is kept of those that have not been left yet and of the
 //    65,536 that were left last.
 // 5. In a forked child the phases of the thread that forked go on; those of others are over, and
@@ -38,6 +39,7 @@ class Phases {
   // The calling thread's. Throws std::bad_alloc.
   Entered enter(std::string_view name);
   void leave(uint64_t entry) noexcept;  // any thread
+  bool is_entered(uint64_t entry) const noexcept;  // and not left
 
   // In a hook, without a lock.
   uint16_t of(const ThreadSlot& slot) const noexcept {
@@ -74,17 +76,19 @@ class Phases {
     uint16_t parent;
     std::string name;
   };
-  static constexpr size_t kMaxNames = UINT16_MAX, kMaxNameBytes = 1 << 20, kMaxSpans = 1 << 16;
+  static constexpr size_t kMaxNumbers = UINT16_MAX, kMaxNested = kMaxNumbers - 4096;
+  static constexpr size_t kMaxNameBytes = 1 << 20, kMaxSpans = 1 << 16;
 
   Phases();
   void forget(ThreadSlot& slot) noexcept;  // its thread has ended
-  // All below under mutex_.
+  // Under mutex_, as all below.
   uint16_t number_of(uint16_t parent, std::string_view name);
-  void keep(const Entry& entry) noexcept;
+  uint16_t add_number(uint16_t parent, std::string_view name);
+  void keep(const Entry& entry, int64_t end) noexcept;
   void publish(ThreadSlot& slot) noexcept;
   void reset_after_fork() noexcept;
 
-  mutable std::mutex mutex_;  // all below
+  mutable std::mutex mutex_;
   std::vector<Entry> entered_;  // and not left, in that order
   uint64_t entries_ = 0;
   std::deque<Node> nodes_{{0, ""}};  // by number
@@ -94,7 +98,7 @@ class Phases {
   std::vector<Span> left_;     // a ring of kMaxSpans
   uint64_t left_count_ = 0;
   int64_t forgotten_end_ = 0;  // the latest end among those overwritten
-  std::atomic<uint16_t> of_process_{0};
+  std::atomic<uint16_t> of_process_{0};  // read without it
 };
 
 }  // namespace pytracer

@@ -46,7 +46,7 @@ class RingBuffer {
         event.stream,
         static_cast<uint64_t>(event.ticks),
         event.autograd_sequence,
-        (uint64_t{event.unused} << 32) | event.stack,
+        (uint64_t{event.reserved} << 32) | event.stack,
         (uint64_t{static_cast<uint8_t>(event.device)} << 56) | (uint64_t{event.action} << 48) |
             (uint64_t{event.metadata} << 32) | (uint64_t{event.pool} << 16) | event.phase};
     Slot& slot = slots_[next_];

@@ -11,8 +11,8 @@ namespace {
 
 constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 256 KiB
 
-bool is_shown(const Event& event, uint16_t phase) {
-  return phase == 0 || Phases::instance().is_within(event.phase, phase);
+bool is_shown(const View& view, uint16_t phase) {
+  return view.phase == 0 || Phases::instance().is_within(phase, view.phase);
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ bool SnapshotWriter::trace(const DeviceView& device, Trace& written, bool copy_f
     for (uint64_t sequence = good; sequence < chunk_end; ++sequence) {
       for (; step != device.steps.end() && step->begin <= sequence; ++step) step_is_new = true;
       const Event& event = chunk[sequence - begin];
-      if (!is_shown(event, view_.phase)) {
+      if (!phase(event.phase).is_shown) {
         ++written.hidden;
         continue;
       }
@@ -61,9 +61,9 @@ bool SnapshotWriter::trace(const DeviceView& device, Trace& written, bool copy_f
       step_is_new = false;
       events_of(event, device);
     }
-    if (!wrote && good < chunk_end && good > device.begin) {
+    if (!wrote && good < chunk_end) {
       const int64_t time_ns = WallClock::to_wall_ns(*device.clock, chunk[good - begin].ticks);
-      first_event_ns_ = std::min(first_event_ns_, time_ns);
+      first_event_ns_ = std::min(first_event_ns_, good > device.begin ? time_ns : INT64_MIN);
     }
     wrote = wrote || good < chunk_end;
   }
@@ -108,7 +108,7 @@ void SnapshotWriter::event(const Event& event, uint8_t action, const DeviceView&
   if (labels.user_metadata != 0 || event.phase == 0) {
     label(names.text(labels.user_metadata), no_metadata_);
   } else {
-    label(Phases::instance().name(event.phase), no_metadata_);
+    label(phase(event.phase).name, no_metadata_);
   }
   if (labels.internal_metadata != 0) {
     out_.key(internal_metadata_);
@@ -133,22 +133,24 @@ void SnapshotWriter::steps(const Trace& written) {
 void SnapshotWriter::external_annotations() {
   int device = 0;  // phases are of no device; readers of torch's expect one
   if (!view_.devices.empty()) device = file_index(view_.devices.front().device);
-  const int64_t window_ns = view_.clock ? WallClock::to_wall_ns(*view_.clock, view_.begin) : 0;
-  const bool overwritten = first_event_ns_ != INT64_MAX;
+  int64_t begin_ns = view_.clock ? WallClock::to_wall_ns(*view_.clock, view_.begin) : 0;
+  if (first_event_ns_ != INT64_MAX) begin_ns = std::max(begin_ns, first_event_ns_);
   Key stage{"stage"}, start{"START"}, end{"END"};
   uint64_t items = 0;
   out_.list();
-  annotations_ =
-      annotations_of(view_, overwritten ? std::max(window_ns, first_event_ns_) : window_ns);
-  for (const Annotation& each : annotations_) {
+  for (const Annotation& each : annotations_of(view_, begin_ns)) {
     out_.next_item(items);
     out_.dict();
     out_.key(stacks_.name());
-    label(each.name, no_metadata_);
+    if (each.is_step) {
+      out_.string("step " + std::to_string(each.number));
+    } else {
+      label(phase(static_cast<uint16_t>(each.number)).name, no_metadata_);
+    }
     out_.key(stage);
     out_.key(each.ends ? end : start);
     pair(device_, device);
-    pair(time_us_, each.time_us);
+    pair(time_us_, each.time_ns / 1000);
     out_.set_items();
   }
   out_.append_items();
@@ -164,6 +166,12 @@ void SnapshotWriter::pool_id(const Pool& pool) {
   memo = out_.remember();
 }
 
+const SnapshotWriter::Phase& SnapshotWriter::phase(uint16_t number) {
+  const auto [found, is_new] = phases_.emplace(number, Phase{});
+  if (is_new) found->second = {Phases::instance().name(number), is_shown(view_, number)};
+  return found->second;
+}
+
 void SnapshotWriter::label(std::string_view text, Key& none) {
   if (text.empty()) return out_.key(none);
   const auto [found, is_new] = label_memos_.emplace(text, 0);
@@ -177,7 +185,7 @@ bool has_events(const View& view) {
   for (const DeviceView& device : view.devices) {
     for (uint64_t sequence = device.first; sequence < device.cut.end; ++sequence) {
       const bool there = device.cut.ring->copy(sequence, sequence + 1, &event) == sequence;
-      if (there && event.action != PYTRACER_SNAPSHOT && is_shown(event, view.phase)) return true;
+      if (there && event.action != PYTRACER_SNAPSHOT && is_shown(view, event.phase)) return true;
     }
   }
   return false;

@@ -24,7 +24,10 @@ constexpr const char* kActionNames[PYTRACER_ACTION_COUNT] = {
 class SnapshotWriter {
  public:
   SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
-      : view_(view), extras_(extras), out_(sink), stacks_(out_, view.stacks, view.options.stack_depth) {}
+      : view_(view),
+        extras_(extras),
+        out_(sink),
+        stacks_(out_, view.stacks, view.options.stack_depth) {}
 
   // False if the ring's writer overtook us in the middle of a trace: the output has a gap then. A
   // private copy of the events cannot be overtaken.
@@ -58,6 +61,11 @@ class SnapshotWriter {
   void frames(uint32_t stack) { stacks_.frames(stack); }
   void pool_id(const Pool& pool);
   void label(std::string_view text, Key& none);
+  struct Phase {
+    std::string_view name;
+    bool is_shown;
+  };
+  const Phase& phase(uint16_t number);
   void pair(Key& key, int64_t value) {
     out_.key(key);
     out_.integer(value);
@@ -70,11 +78,11 @@ class SnapshotWriter {
   StackWriter stacks_;
   uint64_t trace_items_ = 0;  // of the device's list that is being written
   std::vector<Trace> traces_;
-  int64_t first_event_ns_ = INT64_MAX;  // of all devices, if its beginning was overwritten
+  int64_t first_event_ns_ = INT64_MAX;  // of all devices; of one that lost none, INT64_MIN
   Memo default_pool_memo_ = 0;
   std::map<std::pair<uint64_t, uint64_t>, Memo> pool_memos_;
-  std::vector<Annotation> annotations_;  // whose names are among the labels
   std::map<std::string_view, Memo> label_memos_;
+  std::map<uint16_t, Phase> phases_;
 
   Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
       pool_id_{"pool_id"}, frames_{"frames"}, compile_context_{"compile_context"},

@@ -14,11 +14,13 @@ class View:
 
     Attributes:
         used_devices: those with events or memory.
+        overwritten: how many of its events the ring has no more.
         has_events: whether there are events in it, other than the markers of snapshots.
         problem: why the accelerator's segments are missing; empty: they are not.
     """
 
     used_devices: set[int]
+    overwritten: int
     has_events: bool
     problem: str
 
@@ -65,6 +67,7 @@ class Owner:
 
 def enter_phase(name: bytes) -> tuple[int, int]: ...  # of this thread: for leave_phase(), number
 def leave_phase(entry: int) -> None: ...  # on any thread; once
+def is_entered(entry: int) -> bool: ...  # and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first
 def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # of the CPU

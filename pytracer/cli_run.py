@@ -27,6 +27,8 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> st
     if value is None or isinstance(value, bool):
         return None if value is None else str(int(value))
     assert parameter.name is not None
+    if not value:
+        raise click.UsageError(f"{parameter.opts[-1]} is empty: give a value, or leave it out")
     option = OPTIONS[parameter.name]
     try:
         option.check(parameter.opts[-1], option.parse(value))
@@ -79,6 +81,11 @@ def run(
     Options that are not given come from their variables, PYTRACER_ and the option's name. Snapshots
     go to outputs/profile if --output is not given.
     """
+    texts = {name: text for name, text in options.items() if text is not None}
+    try:  # whether they go together
+        Options.checked({name: OPTIONS[name].parse(text) for name, text in texts.items()})
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
     try:
         distribution("torch-pytracer")
     except PackageNotFoundError:
@@ -86,7 +93,7 @@ def run(
             "pytracer is not installed for this Python, so no program starts it; install it, or "
             "use pytracer.Tracer in the program"
         ) from None
-    given = {variable(name): text for name, text in options.items() if text is not None}
+    given = {variable(name): text for name, text in texts.items()}
     given[SWITCH] = "0" if switched_off() else "1"
     if patch_torch:
         given[PATCH_TORCH] = "1"

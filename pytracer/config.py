@@ -76,7 +76,7 @@ class Options:
         context: which stacks are kept: None, "state", "alloc" or "all".
         max_stack_bytes: bound of the table of all stacks.
         metadata: kept in the snapshot under `pytracer.metadata`.
-        steps: the steps that have files of their own, from 1; None: one snapshot at the end; empty:
+        steps: the steps that have files of their own, from 1; None: one snapshot at the end; []:
             none at all.
         memory_snapshot_num_steps: how many of these share a file.
         schedule: selects the steps instead: a `torch.profiler.schedule`, in the variable its
@@ -105,7 +105,7 @@ class Options:
     context: str | None
     max_stack_bytes: int
     metadata: dict[str, Any]
-    steps: tuple[int, ...] | None
+    steps: Sequence[int] | None
     memory_snapshot_num_steps: int
     schedule: Schedule | None
     step_from: str | None
@@ -151,11 +151,14 @@ class Options:
                     values[name] = option.check(variable(name), option.parse(text))
                 except ConfigError as error:
                     problems.append(str(error))
+        in_code = {name for name, value in given.items() if value is not UNSET}
         for names, problem in [] if problems else [*_contradictions(values, called)]:
-            if all(called[name] == name for name in names):
+            of_variables = [name for name in names if called[name] != name]
+            if not of_variables:
                 raise ConfigError(problem)
-            problems.append(problem)
-            for name in names:
+            if not in_code & {*names, "steps", "schedule"}:  # what is given in the code counts more
+                problems.append(problem)
+            for name in of_variables:
                 values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
         return cls(**values, problem="; ".join(problems) or None)
 
@@ -172,8 +175,11 @@ def _contradictions(
         problem = f"{told('steps')} and {told('schedule')} both select steps: give one of them"
         yield ("steps", "schedule"), problem
     elif values["memory_snapshot_num_steps"] > 1 and not values["steps"]:
-        problem = f"{told('memory_snapshot_num_steps')} is of steps that are selected: give `steps`"
-        yield ("memory_snapshot_num_steps",), f"{problem}, or leave it out"
+        remedy = "give `steps`, or leave it out"
+        if values["schedule"] is not None:
+            remedy = "leave it out: a schedule's `active` says how many share a file"
+        problem = f"{told('memory_snapshot_num_steps')} is of `steps`: {remedy}"
+        yield ("memory_snapshot_num_steps",), problem
     if values["discrete"] and not values["steps"] and values["schedule"] is None:
         problem = f"{told('discrete')} is of steps that are selected, which bounds what it writes"
         yield ("discrete",), f"{problem}: give `steps` or `schedule`, or leave it out"

@@ -10,13 +10,13 @@ import operator
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from pytracer.devices import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
-from pytracer.windows import ACTIONS, CyclicSchedule, Schedule
+from pytracer.windows import ACTIONS, CyclicSchedule, Schedule, last_of
 
 CONTEXTS = (None, "state", "alloc", "all")
 MAX_RANK = 2**31 - 1
@@ -84,8 +84,8 @@ def parse_schedule(text: str) -> object:
 
 
 def parse_discrete(text: str) -> object:
-    """A boolean, or names separated by commas."""
-    value = parse_bool(text)
+    """A boolean, or names separated by commas; "none" for none."""
+    value = parse_bool("no" if parse_none(text) is None else text)
     return value if isinstance(value, bool) else parse_list(text)
 
 
@@ -204,17 +204,18 @@ def check_ranks(name: str, ranks: object) -> tuple[int, ...]:
     )
 
 
-def check_steps(name: str, steps: object) -> tuple[int, ...] | None:
-    """Integers from 1, as a tuple; or None."""
+def check_steps(name: str, steps: object) -> Sequence[int] | None:
+    """Integers from 1, as a tuple, or a range as it is; or None."""
     if steps is None:
         return None
-    if isinstance(steps, Sequence) and not isinstance(steps, str):
+    wanted = f"give a list of integers from 1 to {MAX_STEP} (separated by commas), [] or None"
+    if isinstance(steps, range):
+        if not steps or (min(steps[0], steps[-1]) >= 1 and last_of(steps) <= MAX_STEP):
+            return steps
+    elif isinstance(steps, Iterable) and not isinstance(steps, str):
         with contextlib.suppress(ConfigError):
             return tuple(check_int(name, step, 1, MAX_STEP, None) for step in steps)
-    raise ConfigError(
-        f"{name}={steps!r} is not a list of steps: give integers from 1 (separated by commas), [] "
-        "or None"
-    )
+    raise ConfigError(f"{name}={steps!r} is not a list of steps: {wanted}")
 
 
 def check_schedule(name: str, schedule: object) -> Schedule | None:
@@ -222,8 +223,8 @@ def check_schedule(name: str, schedule: object) -> Schedule | None:
     if schedule is None or isinstance(schedule, CyclicSchedule):
         return schedule
     wanted = (
-        'give what torch.profiler.schedule() returns, or None (in the variable "wait=1,warmup=1,'
-        'active=3,repeat=2,skip_first=10", of which active has to be there)'
+        "give what torch.profiler.schedule() returns, or None (in the variable its arguments, as "
+        'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10": numbers, active from 1)'
     )
     if not callable(schedule):
         raise ConfigError(f"{name}={schedule!r} is not a schedule: {wanted}")

@@ -56,6 +56,7 @@ def _begin() -> None:
         return
     if _is_data_worker():
         return
+    verl.follow()
     if traced:
         _trace()
     if patched:
@@ -66,9 +67,8 @@ def _begin() -> None:
 
 def _trace() -> None:
     global _tracer
-    verl.follow()
     if _tracer is not None:
-        lifetime.follow_devices()  # torch_npu came after torch
+        lifetime.follow_devices()  # torch_npu may have come after torch
         return
     _tracer = EnvironmentTracer()
     _tracer.start()

@@ -34,8 +34,11 @@ def follow_devices() -> None:
 
     In the middle of torch's initialisation, after the hooks that waited for it are attached.
     """
-    for tracer in [*recording, *waiting]:
-        tracer._follow_devices()
+    try:
+        for tracer in [*recording, *waiting]:
+            tracer._follow_devices()
+    except Exception as error:  # another thread starts a tracer, say
+        say_once(f"devices were not followed: {error!r}")
 
 
 def prepare_process() -> None:

@@ -40,9 +40,11 @@ FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
 
 MAX_PHASE_LENGTH = 50  # of its name in a file's, which may have 255 bytes
 
+MAX_CLAIMED = 10_000
+
 _directories: dict[str, int] = {}  # how many tracers of this process write there
 _of_process = os.getpid()
-_claimed: dict[Path, object] = {}  # files of steps, by whom
+_claimed: dict[Path, object] = {}  # files of steps, by whom; the last MAX_CLAIMED
 
 
 class Files:
@@ -117,6 +119,8 @@ class Files:
         while _claimed.setdefault(path, claim) is not claim:
             number += 1
             path = self._path(event, "torch_memory", beside, number)
+        if len(_claimed) > MAX_CLAIMED:
+            _claimed.pop(next(iter(_claimed)), None)
         return path
 
     def out_of_memory(self, now: datetime) -> Path | None:

@@ -3,13 +3,15 @@
 import functools
 import inspect
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ContextDecorator
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 from pytracer import _core
+from pytracer.errors import ConfigError
+from pytracer.notices import say_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,12 +30,18 @@ listeners: set[Listener] = set()
 os.register_at_fork(after_in_child=listeners.clear)
 
 
+def _is_compiled() -> bool:
+    """Whether `torch.compile` is asking, which takes the answer for a constant."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
 def path_of(phase: int) -> tuple[str, ...]:
     """The names of the phases that it is nested in, outermost first, and its own; () of 0."""
     return tuple(name.decode("utf-8", "replace") for name in _core.phase_path(phase))
 
 
-class annotate(ContextDecorator):  # noqa: N801
+class annotate:  # noqa: N801
     """A phase, as a context manager or a decorator: `with pytracer.annotate("rollout"):`.
 
     Phases nest. An event is of its own thread's innermost phase; a thread that is in none counts to
@@ -46,25 +54,40 @@ class annotate(ContextDecorator):  # noqa: N801
     awaits or yields within stays entered meanwhile, for all that runs on the thread. Such functions
     have no discrete windows, since others of the same phase may take turns with them; a `with` has.
 
+    What `torch.compile` compiles enters no phase: in it, `annotate` does nothing. Nor may a `with`
+    there take one that was made outside, which torch does not compile.
+
     Args:
         name: as viewers show it; 65,535 different ones a process, others are left out.
+
+    Raises:
+        ConfigError: there is no name.
     """
 
     def __init__(self, name: str) -> None:
         """Enters nothing yet."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f'annotate({name!r}) has no name: give it one, as in annotate("a")')
         self._name = name
         # By thread: several may be in it at once, and one may enter it again while it is.
         self._entered: dict[int, list[int]] = {}
 
     def __enter__(self) -> None:
         """The calling thread enters the phase."""
+        if _is_compiled():
+            return
         entry, phase = self._enter()
-        if listeners:
-            for listener in list(listeners):
+        try:
+            for listener in list(listeners) if listeners else ():
                 listener.entered(entry, phase)
+        except BaseException:  # Ctrl-C: the body does not run
+            self._leave()
+            raise
 
     def _enter(self) -> tuple[int, int]:
-        entry, phase = _core.enter_phase(str(self._name).encode("utf-8", "replace"))
+        entry, phase = _core.enter_phase(self._name.encode("utf-8", "replace"))
+        if phase == 0:
+            say_once("there are too many names of phases; give fewer: others are left out")
         self._entered.setdefault(get_ident(), []).append(entry)
         return entry, phase
 
@@ -75,6 +98,8 @@ class annotate(ContextDecorator):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         """Leaves it."""
+        if _is_compiled():
+            return
         entry = self._leave()
         if listeners:
             for listener in list(listeners):
@@ -118,7 +143,13 @@ class annotate(ContextDecorator):  # noqa: N801
                         step = body.athrow(error)
 
         else:
-            return super().__call__(function)
+
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if _is_compiled():
+                    return function(*args, **kwargs)
+                with self:
+                    return function(*args, **kwargs)
+
         return cast(Function, functools.wraps(function)(wrapper))
 
 

@@ -1,5 +1,6 @@
 """Who tells that a step is over: the program by `step()` alone, a framework, torch's optimizers."""
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,10 @@ class FrameworkSteps(Source):
 
     name = "framework"
     first_step = 0
-    remedy = "verl tells those of its global_profiler.steps; without verl give another step_from"
+    remedy = (
+        "verl tells those of its global_profiler.steps (with profile_continuous_steps the first of "
+        "consecutive ones alone); without verl give another step_from"
+    )
 
     def __init__(self, enter: EnterStep) -> None:
         """Tells from now on."""
@@ -49,7 +53,7 @@ class FrameworkSteps(Source):
 class OptimizerSteps(Source):
     """Those of one optimizer, the first of its class that steps; others' count for nothing.
 
-    A step that a `GradScaler` skips is none.
+    A step that a `GradScaler` skips is none, but for optimizers that scale themselves (fused ones).
     """
 
     def __init__(self, enter: EnterStep, class_name: str) -> None:
@@ -59,12 +63,15 @@ class OptimizerSteps(Source):
         self._enter = enter
         self._wanted = class_name
         self._followed: weakref.ref[Any] | None = None
+        self._process = os.getpid()
         self.name = f"optimizer {class_name}".rstrip()
         self.remedy = f"{self.name}: none has stepped"
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """On the thread that steps."""
+        if self._process != os.getpid():  # a forked child
+            return
         if self._followed is None or self._followed() is None:
             name = type(optimizer).__name__
             if self._wanted not in ("", name):

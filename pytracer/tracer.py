@@ -209,8 +209,12 @@ class Tracer:
         try:
             if indices := self._recording.attach_to_new():
                 with self._stepping:
+                    if not self._started:  # stopped meanwhile
+                        return
                     self._owner.stop()
                     self._record(indices)
+                    if self._discrete is not None:
+                        self._discrete.follow_devices()
         except Exception as error:
             self._recording.leave_out("all", error)
 
@@ -273,8 +277,12 @@ class Tracer:
             if not self._started:
                 return
             before = self._steps.current
-            ended = self._move_to(before + 1 if step is None else step)
-            view = self._turn(ended)
+            try:
+                ended = self._move_to(before + 1 if step is None else step)
+                view = self._turn(ended)
+            except Exception as failure:
+                self._fail(f"step {self._steps.current}: {failure!r}")
+                return
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
 
@@ -282,23 +290,19 @@ class Tracer:
         """The window that ends."""
         ended = self._steps.enter(step)
         if self._discrete is not None:
-            is_recorded = self._steps.are_recorded and self._writes_steps()
-            self._discrete.begin_step(step, is_recorded)
+            self._discrete.begin_step(step, self._steps.are_recorded)
         return ended
 
     def _turn(self, ended: Window | None) -> _core.View | None:
         """Has the owner follow; the view of the window that ends, if that is to be written."""
         if not self._owner.recording:
             return None
-        try:
-            if ended is not None and self._writes_steps():
-                return self._owner.turn(self._steps.are_recorded, self._steps.current)
-            self._owner.begin_step(self._steps.current)
-            self._owner.start(self._steps.are_recorded)
-            if ended is not None:
-                self._owner.clear()
-        except Exception as failure:
-            self._fail(f"step {self._steps.current}: {failure!r}")
+        if ended is not None and self._writes_steps():
+            return self._owner.turn(self._steps.are_recorded, self._steps.current)
+        self._owner.begin_step(self._steps.current)
+        self._owner.start(self._steps.are_recorded)
+        if ended is not None:
+            self._owner.clear()
         return None
 
     def _writes_steps(self) -> bool:
@@ -307,8 +311,15 @@ class Tracer:
     def _save_window(self, window: Window, step: int, view: _core.View | None) -> None:
         assert self._files is not None
         if self._is_of_use(view):
+            if view is not None and view.overwritten:
+                say_once(
+                    f"{window.name} has more events than trace_alloc_max_entries="
+                    f"{self._options.trace_alloc_max_entries}: of such a window the last are kept",
+                    "overwritten",
+                )
             about = {**asdict(window), "phase": None, "occurrence": None}
-            self._save(self._files.of_window(window), {"window": about, "current_step": step}, view)
+            more = {"window": about, "current_step": step, "waiting": False}
+            self._save(self._files.of_window(window), more, view)
 
     def _occurrence_owner(self) -> _core.Owner | None:
         return self._recording.new_owner() if self._owner.recording else None
@@ -316,21 +327,18 @@ class Tracer:
     def _save_occurrence(self, occurrence: Occurrence, complete: bool) -> None:
         """On the thread that leaves the phase."""
         assert self._files is not None
-        name, first = occurrence.path[-1], occurrence.step
-        try:
-            view = occurrence.owner.view(phase=occurrence.phase)
-        except Exception as failure:
-            self._fail(f"no file of the phase {name} in step {first}: {failure!r}")
+        if not self._writes_steps():  # the rank may have come later
             return
+        view = occurrence.owner.view(phase=occurrence.phase)
         if self._is_of_use(view):
-            last = max(first, self._steps.current)
+            first, last = occurrence.step, max(occurrence.step, self._steps.current)
             about = {
                 **asdict(Window(first, last, complete)),
                 "phase": "/".join(occurrence.path),
                 "occurrence": occurrence.number,
             }
-            path = self._files.of_phase(first, name, occurrence.number)
-            self._save(path, {"window": about}, view)
+            path = self._files.of_phase(first, occurrence.path[-1], occurrence.number)
+            self._save(path, {"window": about, "waiting": False}, view)
 
     def _is_of_use(self, view: _core.View | None) -> bool:
         return view is None or not self._only_if_used or bool(view.used_devices)
@@ -352,9 +360,12 @@ class Tracer:
         """Stops and writes; a failure is said and counted, not raised: the training goes on."""
         if not self._owner.is_ours:
             return
-        if self._discrete is not None:
-            self._discrete.finish()
+        discrete = self._discrete
         try:
+            if discrete is not None:
+                discrete.finish()
+                if self._steps.windows and not discrete.total and self._writes_steps():
+                    say_once(f"no phase of discrete={self._options.discrete!r} began in a window")
             self.stop()
             view = self._owner.view()
         except Exception as failure:
@@ -372,8 +383,12 @@ class Tracer:
         window = self._steps.cut_short()
         if window is not None and (view is None or view.has_events) and self._writes_steps():
             self._save_window(window, self._steps.current, view)
-        if self._steps.entered <= self._source.first_step and view and view.used_devices:
+        if view is None or not view.used_devices:
+            return
+        if self._steps.entered <= self._source.first_step:
             say_once(f"no step was told, of those that were to be recorded: {self._source.remedy}")
+        elif not self._steps.windows:
+            say_once(f"no step that was to be recorded came: it ended in {self._steps.current}")
 
     def _save(self, path: Path, more: dict[str, Any], view: _core.View | None = None) -> bool:
         """Writes a file by itself, for which no caller can be told of a failure."""
@@ -382,7 +397,8 @@ class Tracer:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write(path, more, view)
         except Exception as failure:
-            self._fail(f"the snapshot {path} was not written: {failure}")
+            kind = f"not written: {getattr(failure, 'strerror', None) or failure!r}"
+            self._fail(f"the snapshot {path} was not written: {failure}", kind)
             return False
         try:
             self._files.written(path)
@@ -390,9 +406,9 @@ class Tracer:
             self._fail(f"on_snapshot failed: {failure!r}")
         return True
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, kind: str | None = None) -> None:
         self._failures += 1
-        say_once(message)
+        say_once(message, kind)
 
     def clear(self) -> None:
         """Forgets the events so far, for this tracer alone; live blocks keep their stacks."""
@@ -481,7 +497,8 @@ class Tracer:
         """Counts, and bytes held against their bounds.
 
         Returns:
-            `recording`: whether it is. `untraced`: why a device, or all, are not recorded, or None.
+            `recording`: whether it is. `waiting`: whether it records live blocks alone, between
+            windows. `untraced`: why a device, or all, are not recorded, or None.
             `failures`: snapshots that could not be written, or lack their segments.
             `oom_snapshots`: how many were tried.
             `devices`: a dict for each: events `recorded`, `held` and `overwritten`;
@@ -497,6 +514,7 @@ class Tracer:
         """
         return {
             "recording": self._recording.is_going_on,
+            "waiting": not self._steps.are_recorded,
             "untraced": self._recording.why_untraced,
             "failures": self._failures,
             "oom_snapshots": self._files.oom_snapshots if self._files is not None else 0,
@@ -515,6 +533,7 @@ class Tracer:
             "current_step": self._steps.current,
             "step_from": self._source.name,
             "window": None,
+            "waiting": not self._steps.are_recorded,
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
             "python": platform.python_version(),

@@ -7,6 +7,7 @@ decorated by `DistProfiler.annotate` are the stages of a role.
 
 import functools
 import operator
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,8 @@ listeners: set[Callable[[int], None]] = set()
 
 _step = 0  # the last that began
 _in_step: "weakref.WeakSet[Any]" = weakref.WeakSet()  # profilers
+os.register_at_fork(after_in_child=listeners.clear)
+os.register_at_fork(after_in_child=_in_step.clear)
 
 
 def follow() -> None:
@@ -99,7 +102,7 @@ def _as_phase(stage: Function, role: str | None) -> Function:
     """Once: both `annotate`s of verl's may be given the same function."""
     if hasattr(stage, "_pytracer_phase"):
         return stage
-    phase = annotate(role or str(getattr(stage, "__qualname__", stage)))(stage)
+    phase = annotate(str(role or getattr(stage, "__qualname__", None) or stage))(stage)
     phase._pytracer_phase = True  # type: ignore[attr-defined]
     return phase
 

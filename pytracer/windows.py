@@ -31,6 +31,7 @@ class CyclicSchedule:
     warmup: int = 0
     repeat: int = 0
     skip_first: int = 0
+    skip_first_wait: int = 0
 
     def __call__(self, step: int) -> object:
         """The action of a step."""
@@ -42,7 +43,10 @@ class CyclicSchedule:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warm-up is a profiler's need
-            return schedule(**asdict(self))
+            given = asdict(self)
+            if not self.skip_first_wait:  # an older torch does not have it
+                del given["skip_first_wait"]
+            return schedule(**given)
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,19 @@ class Window:
         return f"step{self.first}" if self.first == self.last else f"steps{self.first}-{self.last}"
 
 
+def last_of(steps: Collection[int]) -> int:
+    """The largest; 0: there are none."""
+    ends = (steps[0], steps[-1]) if isinstance(steps, range) and steps else steps
+    return max(ends, default=0)
+
+
 class Steps:
     """The step that a tracer is in, and its windows. One thread at a time.
 
     Attributes:
         current: Its number; 0: it is in none.
         entered: How many were entered.
+        windows: How many windows have begun.
     """
 
     def __init__(
@@ -79,15 +90,23 @@ class Steps:
         per_window: int = 1,
         schedule: Schedule | None = None,
     ) -> None:
-        """Selects these steps, so many for a window, or those of the schedule; else none."""
+        """Selects these steps, so many for a window, or those of the schedule; else none.
+
+        The last window is of those that are left.
+        """
         self.current = 0
         self.entered = 0
-        self._selected = frozenset(selected or ())
+        self._selected: Collection[int] = frozenset(selected or ())
+        if isinstance(selected, range):  # maybe a long one
+            self._selected = selected
+        self._last_selected = last_of(selected or ())
+        self.windows = 0
         self._per_window = per_window
         self._schedule = schedule
         self._first: int | None = None  # of the window that is open
         self._last = 0
         self._count = 0  # of its steps, those that are selected and over
+        self._counted = 0  # the last of them
 
     @property
     def are_selected(self) -> bool:
@@ -103,12 +122,15 @@ class Steps:
         """Ends the current step and begins this one, or none (0); the window that thereby ends."""
         before, self.current = self.current, step
         ended = self._ended_with(before)
+        if self._first is not None and 0 < step < self._last:  # a framework began anew
+            ended = self.cut_short()
         if step:
             self.entered += 1
             self._last = step
             if self._first is None and self._is_selected(step):
                 self._first = step
-                self._count = 0
+                self._count = self._counted = 0
+                self.windows += 1
         return ended
 
     def cut_short(self) -> Window | None:
@@ -119,7 +141,9 @@ class Steps:
     def _ended_with(self, step: int) -> Window | None:
         if self._first is None or not self._is_selected(step):
             return None
-        self._count += 1
+        if step != self._counted:  # a framework may tell one again
+            self._count += 1
+            self._counted = step
         if not self._is_last(step):
             return None
         window = Window(self._first, step)
@@ -134,7 +158,7 @@ class Steps:
     def _is_last(self, step: int) -> bool:
         """Of its window, of which so many steps are counted."""
         if self._schedule is None:
-            return self._count == self._per_window
+            return self._count == self._per_window or step == self._last_selected
         return self._action(step) == "RECORD_AND_SAVE" or not self._is_selected(step + 1)
 
     def _action(self, step: int) -> str:

@@ -2,9 +2,11 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <new>
 #include <string>
 #include <thread>
 
+#include "annotations.h"
 #include "check.h"
 #include "owner.h"
 #include "recorder.h"
@@ -77,6 +79,22 @@ struct Recording {
   ~Recording() { g_allocator = Allocator{}; }
   Owner owner;
 };
+
+std::vector<uint8_t> actions(const DeviceView& device) {
+  std::vector<uint8_t> found;
+  for (const Event& event : copy_events(device)) found.push_back(event.action);
+  return found;
+}
+using Actions = std::vector<uint8_t>;
+
+bool is_only_step(uint32_t number, const DeviceView& device) {
+  return device.steps.size() == 1 && device.steps[0].number == number &&
+         device.steps[0].begin == device.begin;
+}
+
+int64_t wall_ns() {
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -202,4 +220,81 @@ TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
     CHECK(sink.bytes.find(text) != std::string::npos);
   }
   CHECK(sink.bytes.find("active_pending_free") == std::string::npos);
+}
+
+TEST(a_window_ends_at_each_device_s_marker) {
+  Recording recording;
+  Owner& owner = recording.owner;
+  record(0, PYTRACER_ALLOC, 64, 1);
+  record(1, PYTRACER_ALLOC, 64, 1);
+  // After its marker device 0 is in the next window, though the turn is still under way.
+  g_allocator.after_markers = [] { record(0, PYTRACER_OOM, 128, 1); };
+  const View first = owner.turn(true, 2);
+  g_allocator.after_markers = [] {};
+  const View second = owner.turn(true, 3);
+  CHECK(actions(first.devices[0]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
+  CHECK(actions(first.devices[1]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
+  CHECK(actions(second.devices[0]) == Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}));
+  CHECK(actions(second.devices[1]) == Actions({PYTRACER_SNAPSHOT}));
+  for (const DeviceView& device : second.devices) {
+    CHECK(is_only_step(2, device));
+    for (const Event& event : copy_events(device)) {
+      CHECK(second.begin <= event.ticks && event.ticks <= second.end);
+    }
+  }
+  CHECK(has_events(second) && !has_events(owner.view()));  // markers do not count
+}
+
+TEST(a_window_begins_without_memory_for_the_one_before) {
+  for (const bool history : {true, false}) {
+    Recording recording;
+    record(0, PYTRACER_ALLOC, 64, 1);
+    record(0, PYTRACER_FREE_COMPLETED, 128, 1);  // unknown
+    const int64_t before = now_ticks();
+    g_allocator.after_markers = [] { throw std::bad_alloc(); };
+    bool failed = false;
+    try {
+      recording.owner.turn(history, 2);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    g_allocator.after_markers = [] {};
+    record(0, PYTRACER_OOM, 192, 1);
+    const View view = recording.owner.view();
+    CHECK(failed && view.begin >= before && has_events(view) == history);
+    const DeviceView& device = view.devices[0];
+    CHECK(actions(device) == (history ? Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}) : Actions()));
+    CHECK(device.steps.size() == 1 && device.steps[0].number == 2);
+    CHECK(device.cut.counts.unknown_frees == 0 && device.cut.live.size() == 1);
+  }
+}
+
+TEST(every_time_is_told_by_the_clock_that_it_is_of) {
+  const int64_t before = wall_ns() - 1'000'000'000;
+  Recording recording({0, PYTRACER_CPU_DEVICE});
+  const uint64_t phase = Phases::instance().enter("timed").entry;
+  record(0, PYTRACER_ALLOC, 64, 1, allocator_time());
+  record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, 64, 1);
+  Phases::instance().leave(phase);
+  const View view = recording.owner.view();
+  const int64_t after = wall_ns();
+  std::vector<int64_t> times;
+  for (const DeviceView& device : view.devices) {
+    times.push_back(WallClock::to_wall_ns(*device.clock, copy_events(device)[0].ticks));
+  }
+  for (const Annotation& each : annotations_of(view, before)) times.push_back(each.time_ns);
+  CHECK(times.size() == 4);
+  for (const int64_t time : times) CHECK(before < time && time <= after);
+}
+
+TEST(a_device_that_lost_its_beginning_does_not_hide_what_another_has) {
+  Recording recording({0, PYTRACER_CPU_DEVICE});
+  recording.owner.change(2, 32, Context::all);
+  Phases::instance().leave(Phases::instance().enter("early").entry);
+  for (uint64_t i = 1; i <= 3; ++i) record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, i * 64, 1);
+  const View view = recording.owner.view();
+  MemorySink sink;
+  write_snapshot(view, {""}, sink);
+  CHECK(view.devices[0].overwritten() == 0 && view.devices[1].overwritten() == 1);
+  CHECK(sink.bytes.find("early") != std::string::npos);
 }

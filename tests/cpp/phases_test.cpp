@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 #include "clock.h"
@@ -20,6 +21,18 @@ std::string current() { return std::string(phases().name(phases().of(*thread_slo
 template <class Work>
 void on_another_thread(Work work) {
   std::thread(work).join();
+}
+
+// For what would use up the names of the tests after it.
+template <class Work>
+void in_a_child(Work work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    _exit(0);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
 }  // namespace
@@ -85,6 +98,20 @@ TEST(the_phases_of_a_thread_that_ended_are_over) {
   });
 }
 
+TEST(phases_that_a_thread_ends_within_are_told_inner_within_outer) {
+  init_thread_slots();
+  const int64_t before = now_ticks();
+  uint16_t outer = 0, inner = 0;
+  on_another_thread([&] {
+    outer = phases().enter("outer").phase;
+    inner = phases().enter("inner").phase;
+  });
+  const std::vector<Phases::Span> spans = phases().since(before).all;
+  CHECK(spans.size() == 2 && spans[0].phase == outer && spans[1].phase == inner);
+  CHECK(spans[0].begin <= spans[1].begin && spans[1].begin <= spans[1].end);
+  CHECK(spans[1].end <= spans[0].end && spans[0].end <= now_ticks());
+}
+
 TEST(threads_end_within_phases_that_others_leave) {
   init_thread_slots();
   for (int round = 0; round < 200; ++round) {
@@ -102,6 +129,68 @@ TEST(a_phase_without_a_place_for_its_name_is_none) {
   CHECK(phases().since(0).names_dropped == 1);
   phases().leave(0);
   CHECK(current().empty());
+}
+
+TEST(names_are_bounded_all_together) {
+  in_a_child([] {
+    int placed = 0;
+    for (int i = 1000; i < 3000; ++i) {
+      const uint64_t entry = phases().enter(std::string(1000, 'x') + std::to_string(i)).entry;
+      placed += entry != 0;
+      phases().leave(entry);
+    }
+    CHECK(1000 <= placed && placed <= 1048);  // 1 MiB
+  });
+}
+
+TEST(nestings_run_out_of_numbers_first_and_no_number_is_given_twice) {
+  in_a_child([] {
+    const uint64_t dropped_before = phases().since(0).names_dropped;
+    const Phases::Entered outer = phases().enter("the outer one");
+    uint16_t last = outer.phase;
+    uint32_t nested = 0, alone = 0, none = 0;
+    for (int i = 0; i < 70'000; ++i) {
+      const Phases::Entered inner = phases().enter(std::to_string(i));
+      if (inner.entry == 0) {
+        ++none;
+        continue;
+      }
+      CHECK(inner.phase > last && current() == std::to_string(i) && none == 0);
+      last = inner.phase;
+      const bool is_nested = phases().parent(last) == outer.phase;
+      CHECK(is_nested ? alone == 0 : phases().parent(last) == 0);
+      ++(is_nested ? nested : alone);
+      phases().leave(inner.entry);
+    }
+    CHECK(last == UINT16_MAX && nested > 60'000 && alone > 4'000 && none > 4'000);
+    CHECK(phases().since(0).names_dropped - dropped_before >= alone + none);
+    // Those that have a number keep it.
+    CHECK(phases().enter("0").phase == outer.phase + 1);
+  });
+}
+
+TEST(phases_that_overlap_or_recur_use_up_no_numbers) {
+  const Phases::Entered before = phases().enter("before");
+  phases().leave(before.entry);
+  uint64_t one = phases().enter("one").entry;
+  for (int i = 0; i < 100'000; ++i) {
+    const uint64_t other = phases().enter("other").entry;
+    phases().leave(one);
+    one = phases().enter("one").entry;
+    phases().leave(other);
+  }
+  phases().leave(one);
+  const Phases::Entered outermost = phases().enter("itself");
+  std::vector<uint64_t> entries = {outermost.entry};
+  for (int i = 0; i < 100; ++i) {
+    const Phases::Entered again = phases().enter("itself");
+    CHECK(again.phase == outermost.phase);
+    entries.push_back(again.entry);
+  }
+  for (const uint64_t entry : entries) phases().leave(entry);
+  const Phases::Entered after = phases().enter("after");
+  phases().leave(after.entry);
+  CHECK(outermost.phase == before.phase + 3 && after.phase == before.phase + 4);
 }
 
 TEST(a_number_stands_for_a_path) {
@@ -160,14 +249,15 @@ TEST(a_forked_child_goes_on_with_its_thread_s_phases) {
   const uint64_t left = phases().enter("left").entry;
   phases().leave(left);
   const Phases::Entered outer = phases().enter("outer");
-  const pid_t child = fork();
-  if (child == 0) {
-    bool good = current() == "outer" && phases().since(0).all.size() == 1;
-    good = good && phases().parent(phases().enter("inner").phase) == outer.phase;
-    _exit(good ? 0 : 1);
-  }
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK(status == 0);
+  in_a_child([&] {
+    CHECK(current() == "outer" && phases().since(0).all.size() == 1);
+    const Phases::Entered inner = phases().enter("inner");
+    CHECK(phases().parent(inner.phase) == outer.phase);
+    phases().leave(inner.entry);
+    // It has room for as many as a process that was not forked.
+    for (int i = 1; i < 65'536; ++i) phases().leave(phases().enter("often").entry);
+    const Phases::Spans spans = phases().since(1);
+    CHECK(spans.complete && spans.all.size() == 65'536 + 1);
+  });
   phases().leave(outer.entry);
 }

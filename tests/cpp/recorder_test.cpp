@@ -403,9 +403,12 @@ TEST(a_forked_child_starts_off_and_empty) {
   for (int i = 0; i < 20; ++i) {
     const pid_t child = fork();
     if (child == 0) {
+      alarm(60);  // should it wait for a lock of the parent's
       CHECK(!hook_enabled() && !parents.recording() && !parents.is_ours());
       release(64);
       parents.clear();
+      parents.begin_step(1);
+      CHECK(parents.turn(true, 2).devices.empty() && !parents.recording() && !hook_enabled());
       parents.stop();
       CHECK(parents.view().devices.empty());
       Owner own(options(10));

@@ -2,11 +2,14 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "annotations.h"
 #include "check.h"
+#include "fake_frame_walk.h"
 #include "owner.h"
+#include "pickle_writer.h"
 #include "snapshot.h"
 
 using namespace pytracer;
@@ -48,16 +51,63 @@ std::vector<uint32_t> steps(const View& view) {
   return found;
 }
 
-std::string told(const View& view) {
-  const int64_t begin_ns = WallClock::to_wall_ns(*view.clock, view.begin);
-  int64_t last_us = begin_ns / 1000;
+std::string told(const View& view, int64_t begin_ns) {
+  int64_t last_ns = begin_ns;
   std::string text;
   for (const Annotation& each : annotations_of(view, begin_ns)) {
-    CHECK(each.time_us >= last_us);
-    last_us = each.time_us;
-    text += (each.ends ? " -" : " +") + each.name;
+    CHECK(each.time_ns >= last_ns);
+    last_ns = each.time_ns;
+    text += each.ends ? " -" : " +";
+    text += each.is_step ? "step " + std::to_string(each.number)
+                         : std::string(Phases::instance().name(static_cast<uint16_t>(each.number)));
   }
   return text;
+}
+std::string told(const View& view) {
+  return told(view, WallClock::to_wall_ns(*view.clock, view.begin));
+}
+
+void pass(const char* phase) {
+  const uint64_t entry = Phases::instance().enter(phase).entry;
+  alloc(1 << 20);
+  release(1 << 20);
+  Phases::instance().leave(entry);
+}
+
+std::string file(const View& view) {
+  MemorySink sink;
+  write_snapshot(view, {""}, sink);
+  return sink.bytes;
+}
+
+// As a file has it.
+template <class Write>
+std::string pickled(const char* key, Write write_value) {
+  MemorySink sink;
+  PickleWriter out(sink);
+  out.string(key);
+  write_value(out);
+  out.flush();
+  return sink.bytes;
+}
+std::string recorded(int64_t events) {
+  return pickled("recorded", [&](PickleWriter& out) { out.integer(events); });
+}
+std::string steps_begin_at(const std::vector<std::pair<int64_t, int64_t>>& steps_and_indices) {
+  return pickled("steps", [&](PickleWriter& out) {
+    out.list();
+    for (const auto& [step, index] : steps_and_indices) {
+      out.list();
+      out.integer(step);
+      out.integer(index);
+      out.append_items();
+    }
+    out.append_items();
+  });
+}
+
+bool has(const std::string& bytes, const std::string& part) {
+  return bytes.find(part) != std::string::npos;
 }
 
 using Addresses = std::vector<uint64_t>;
@@ -92,6 +142,51 @@ TEST(each_window_has_its_own_events) {
   CHECK(steps(whole.view()) == Steps({0, 0, 0, 0, 0, 0}));
 }
 
+TEST(each_window_has_its_own_counts) {
+  Owner owner(options(100));
+  owner.start();
+  release(64);
+  release(128);
+  const View first = owner.turn(true, 2);
+  release(192);
+  const View second = owner.turn(true, 3);
+  CHECK(first.devices[0].cut.counts.unknown_frees == 2);
+  CHECK(second.devices[0].cut.counts.unknown_frees == 1);
+  CHECK(owner.view().devices[0].cut.counts.unknown_frees == 0);
+}
+
+TEST(only_who_records_takes_turns) {
+  Owner owner(options(100));
+  CHECK(owner.turn(true, 1).devices.empty() && !owner.recording());
+  owner.start();
+  alloc(64);
+  owner.stop();
+  for (int i = 0; i < 2; ++i) {
+    CHECK(addresses(owner.turn(true, 2)) == Addresses({64}) && !owner.recording());
+  }
+  owner.start();
+  alloc(128);
+  CHECK(addresses(owner.view()) == Addresses({128}) && steps(owner.view()) == Steps({0}));
+}
+
+TEST(a_turn_ends_a_pause) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1)});
+  for (const bool history : {true, false}) {
+    Owner owner(options(100));
+    owner.start();
+    owner.pause();
+    alloc(64);
+    CHECK(addresses(owner.turn(history, 2)).empty());
+    alloc(128);
+    const View view = owner.view();
+    CHECK(addresses(view) == (history ? Addresses({128}) : Addresses()));
+    CHECK(steps(view) == (history ? Steps({2}) : Steps()));
+    const std::vector<LiveBlock>& live = view.devices[0].cut.live;
+    CHECK(live.size() == 2 && live[0].stack == 0 && live[1].stack != 0);
+  }
+}
+
 TEST(windows_under_fire_share_no_event_and_lose_none) {
   Owner whole(options(1 << 20)), owner(options(1 << 20));
   whole.start();
@@ -111,7 +206,7 @@ TEST(windows_under_fire_share_no_event_and_lose_none) {
     const DeviceView window = owner.turn(true, step).devices[0];
     CHECK(window.begin == end);
     end = window.cut.end;
-    CHECK(window.steps.size() <= 2 && window.steps.back().number == step - 1 + (step == 2 ? -1 : 0));
+    CHECK(window.steps.back().number == (step == 2 ? 0 : step - 1));
   }
   stop = true;
   for (std::thread& each : threads) each.join();
@@ -177,6 +272,46 @@ TEST(a_phase_s_view_has_its_events_and_those_within) {
   CHECK(!has_events(owner.view(true, rollout.phase)));
 }
 
+TEST(a_file_tells_where_each_step_begins) {
+  Owner owner(options(100));
+  owner.begin_step(1);
+  owner.start();
+  alloc(64);
+  release(64);
+  owner.begin_step(2);
+  alloc(128);
+  owner.begin_step(3);  // without an event
+  owner.begin_step(4);
+  alloc(192);
+  // An allocation is written as two events, a free as three.
+  CHECK(has(file(owner.view()), steps_begin_at({{1, 0}, {2, 5}, {4, 7}})));
+}
+
+TEST(a_phase_s_file_counts_its_own_events) {
+  Phases& phases = Phases::instance();
+  Owner owner(options(100));
+  owner.begin_step(1);
+  owner.start();
+  alloc(64);
+  const Phases::Entered role = phases.enter("role");
+  alloc(128);
+  std::thread([&] {
+    const uint64_t other = phases.enter("other").entry;
+    alloc(192);
+    owner.begin_step(2);
+    alloc(256);
+    phases.leave(other);
+  }).join();
+  alloc(320);
+  phases.leave(role.entry);
+  const std::string written = file(owner.view(true, role.phase));
+  CHECK(has(written, recorded(2)) && has(written, steps_begin_at({{1, 0}, {2, 2}})));
+  CHECK(has(file(owner.view()), recorded(5)));
+  const Phases::Entered idle = phases.enter("idle");
+  phases.leave(idle.entry);
+  CHECK(has_events(owner.view()) && !has_events(owner.view(true, idle.phase)));
+}
+
 TEST(annotations_tell_steps_and_phases_of_the_window) {
   Phases& phases = Phases::instance();
   const uint64_t early = phases.enter("early").entry;
@@ -195,8 +330,67 @@ TEST(annotations_tell_steps_and_phases_of_the_window) {
   owner.begin_step(3);
   alloc(256);
   const View second = owner.turn(true, 4);
-  // What was under way when a window began begins with it; what goes on does not end. Step 2 began
-  // within a phase.
-  CHECK(told(first) == " +early +inner -inner -early +step 1 +open");
-  CHECK(told(second) == " +open -open +step 3");
+  // What was under way when a window began begins with it; what goes on does not end.
+  CHECK(told(first) == " +early +inner -inner -early +step 1 +open -step 1");
+  CHECK(told(second) == " +open +step 2 -open -step 2 +step 3 -step 3");
+}
+
+TEST(what_happens_after_a_stop_is_not_told) {
+  Phases& phases = Phases::instance();
+  Owner owner(options(100));
+  owner.begin_step(1);
+  owner.start();
+  const uint64_t open = phases.enter("open").entry;
+  alloc(64);
+  owner.begin_step(2);
+  alloc(128);
+  owner.stop();
+  phases.leave(open);
+  const uint64_t late = phases.enter("late").entry;
+  CHECK(told(owner.view()) == " +step 1 +open -step 1 +step 2");
+  owner.clear();
+  CHECK(addresses(owner.view()).empty() && owner.view().begin == owner.view().end);
+  // The next recording has nothing of the one before.
+  owner.begin_step(3);
+  owner.start();
+  alloc(192);
+  const View next = owner.view();
+  CHECK(addresses(next) == Addresses({192}) && steps(next) == Steps({3}));
+  CHECK(next.steps.size() == 1 && told(next) == " +late");
+  phases.leave(late);
+}
+
+TEST(what_was_over_before_the_window_is_not_told) {
+  Owner owner(options(100));
+  owner.start(false);
+  pass("without history");
+  owner.start();
+  pass("first");
+  CHECK(told(owner.view()) == " +first -first");
+  owner.clear();
+  pass("second");
+  CHECK(told(owner.view()) == " +second -second");
+  owner.pause();
+  pass("paused");
+  owner.start();
+  CHECK(told(owner.view()).empty());
+}
+
+TEST(what_was_over_before_the_first_event_left_is_not_told) {
+  Phases& phases = Phases::instance();
+  Owner owner(options(2));
+  owner.begin_step(1);
+  owner.start();
+  const uint64_t open = phases.enter("open").entry;
+  phases.leave(phases.enter("early").entry);
+  alloc(64);
+  owner.begin_step(2);
+  alloc(128);
+  release(64);
+  phases.leave(open);
+  const View view = owner.view();
+  const DeviceView& device = view.devices[0];
+  const int64_t begin_ns = WallClock::to_wall_ns(*device.clock, copy_events(device)[0].ticks);
+  CHECK(told(view, begin_ns) == " +open +step 2 -open");
+  CHECK(has(file(view), "step 2") && !has(file(view), "step 1") && !has(file(view), "early"));
 }

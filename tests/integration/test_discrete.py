@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -419,3 +420,78 @@ def test_ranks_that_write_phases(
         step_of_a_job(1)
         tracer.step()
     assert bool(read(tmp_path)) == (rank == "0")
+
+
+def test_an_upload_that_is_a_phase_has_no_file(tmp_path: Path) -> None:
+    # GIVEN a function for the files that enters a phase, within which it allocates
+    uploaded: list[str] = []
+
+    @annotate("upload")
+    def upload(path: str) -> None:
+        torch.empty(10, dtype=BYTE)
+        uploaded.append(Path(path).parent.name)
+
+    # WHEN a phase ends and a step
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True, on_snapshot=upload) as tracer:
+        with annotate("rollout"):
+            torch.empty(100, dtype=BYTE)
+        tracer.step()
+    # THEN each of their files is uploaded, and no upload has one
+    assert uploaded == ["rollout", "step1"]
+    assert {*read(tmp_path)} == {"step1", "step1/rollout"}
+
+
+def test_a_rank_that_is_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a process that learns in its first step that it is rank 1, of which nothing is wanted
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with annotate("rollout"):
+            torch.empty(100, dtype=BYTE)
+        tracer.step()
+    # THEN it writes neither file
+    assert read(tmp_path) == {}
+
+
+def test_no_more_files_than_a_step_may_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Tracer(tmp_path, device="cpu", steps=[1, 2], discrete=["load"]) as tracer:
+        for _ in range(130):
+            with annotate("load"):
+                torch.empty(100, dtype=BYTE)
+        tracer.step()
+        with annotate("load"):
+            torch.empty(100, dtype=BYTE)
+        tracer.step()
+        assert tracer.stats()["failures"] == 30
+    assert len(read(tmp_path / "step1")) == 100 + 1
+    assert len(read(tmp_path / "step2")) == 1 + 1
+    assert caplog.text.count("discrete: no files of more than 100 phases a step") == 1
+
+
+def test_threads_that_end_within_a_phase_record_no_longer(tmp_path: Path) -> None:
+    # GIVEN threads that never leave their phase
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
+        for _ in range(5):
+            thread = threading.Thread(target=annotate("lost").__enter__)
+            thread.start()
+            thread.join()
+        time.sleep(0.2)  # Python's threads end a little later than they are joined
+        tracer.step()
+        # WHEN the tracer waits, THEN nothing is recorded for them
+        before = tracer.stats()["devices"][0]["ring_bytes"]
+        for _ in range(1000):
+            torch.empty(100, dtype=BYTE)
+        assert tracer.stats()["devices"][0]["ring_bytes"] == before
+    assert {*read(tmp_path)} == {"step1"}
+
+
+def test_a_phase_that_never_begins_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Tracer(tmp_path, device="cpu", steps=[1], discrete=["rolout"]) as tracer:
+        with annotate("rollout"):
+            torch.empty(100, dtype=BYTE)
+        tracer.step()
+    assert "no phase of discrete=('rolout',) began in a window" in caplog.text

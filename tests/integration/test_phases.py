@@ -7,12 +7,16 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import viewers
+from processes import run
 
 from pytracer import Tracer, annotate
+from pytracer.errors import ConfigError
+from pytracer.reading import load
 
 
 def phase_of(size: int, tracer: Tracer) -> set[str]:
@@ -344,3 +348,55 @@ def test_what_a_decorated_generator_yields_is_not_kept() -> None:
     yielded = weakref.ref(next(generator))
     assert yielded() is None
     asyncio.run(main())
+
+
+def test_what_torch_compiles_enters_no_phase() -> None:
+    # GIVEN phases within what is compiled, as a whole
+    @annotate("decorated")
+    def decorated(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with annotate("within"):
+            return decorated(x) + torch.ones(1234)
+
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    # WHEN it runs, THEN it is compiled, and belongs to the phase that it is called in
+    with Tracer(device="cpu") as tracer, annotate("around"):
+        expected = torch.ones(1234).sin() + 1
+        assert torch.equal(compiled(torch.ones(1234)), expected)
+    assert phase_of(4 * 1234, tracer) == {"around"}
+    # AND the same functions have their phases elsewhere
+    with Tracer(device="cpu") as tracer:
+        function(torch.ones(1234))
+    assert phase_of(4 * 1234, tracer) == {"", "within", "decorated"}
+
+
+@pytest.mark.parametrize("name", [None, "", 3, ["a"], len])
+def test_a_phase_without_a_name(name: Any) -> None:
+    # As in a bare `@annotate`, which would pass for a call
+    with pytest.raises(
+        ConfigError, match=r'annotate\(.*\) has no name: give it one, as in annotate\("a"'
+    ):
+        annotate(name)
+
+
+def test_more_names_than_there_is_place_for(tmp_path: Path) -> None:
+    program = """
+import logging, torch, pytracer
+with pytracer.Tracer("x.pickle", device="cpu") as tracer:
+    for number in range(70_000):
+        with pytracer.annotate(f"iteration {number}"):
+            pass
+    with pytracer.annotate("iteration 5"):
+        torch.empty(77, dtype=torch.uint8)
+"""
+    done = run(program, cwd=tmp_path)
+    # THEN that is said, once, and counted, and those that are known go on
+    assert done.stderr.count("there are too many names of phases") == 1
+    snapshot = load(tmp_path / "x.pickle")
+    assert snapshot["pytracer"]["phases"]["names_dropped"] == 70_000 - 65_535
+    (event,) = (
+        e for e in snapshot["device_traces"][0] if (e["action"], e["size"]) == ("alloc", 77)
+    )
+    assert event["user_metadata"] == "iteration 5"

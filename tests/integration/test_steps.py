@@ -226,7 +226,8 @@ def test_a_schedule_that_fails_later(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_an_incomplete_window_is_written_at_the_end(tmp_path: Path) -> None:
     # GIVEN windows of two steps, WHEN the job ends in the middle of one, by an exception
     def fail() -> None:
-        with Tracer(tmp_path, device="cpu", steps=[1, 2, 5], memory_snapshot_num_steps=2) as tracer:
+        steps = [1, 2, 5, 9]
+        with Tracer(tmp_path, device="cpu", steps=steps, memory_snapshot_num_steps=2) as tracer:
             job(tracer, 6)
             raise KeyError
 
@@ -324,8 +325,9 @@ def test_ranks_that_write_steps(
 def test_names_beside_a_file(tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
     with Tracer(path, device="cpu", steps=[1, 2, 4], memory_snapshot_num_steps=2) as tracer:
-        job(tracer, 4)
-    assert names(tmp_path) == ["x.steps1-2.pickle", "x.steps4-5.pickle"]
+        job(tracer, 6)
+    # The last one has the steps that are left
+    assert names(tmp_path) == ["x.step4.pickle", "x.steps1-2.pickle"]
 
 
 def test_a_file_that_cannot_be_written_does_not_fail_the_job(tmp_path: Path) -> None:
@@ -610,6 +612,53 @@ main(["run", "-o", "x.pickle", "--schedule", "wait=1,active=2", "--step-from", "
     done = run(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert names(tmp_path) == ["x.steps2-3.pickle"]
+
+
+def test_steps_that_never_come_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Tracer(tmp_path, device="cpu", steps=[9]) as tracer:
+        job(tracer, 3)
+    assert "no step that was to be recorded came: it ended in 4" in caplog.text
+
+
+def test_a_window_that_lost_events_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"steps": [1, 2], "trace_alloc_max_entries": 10}
+    with Tracer(tmp_path, device="cpu", **options) as tracer:  # type: ignore[arg-type]
+        for _ in range(2):
+            for _ in range(20):
+                torch.empty(100, dtype=BYTE)
+            tracer.step()
+    assert caplog.text.count("has more events than trace_alloc_max_entries=10") == 1
+    assert only(tmp_path / "step2")["pytracer"]["devices"][0]["overwritten"] == 30
+
+
+def test_a_snapshot_between_windows_says_that_nothing_is_recorded(tmp_path: Path) -> None:
+    with Tracer(tmp_path, device="cpu", steps=[2]) as tracer:
+        assert tracer.stats()["waiting"]
+        assert tracer.snapshot()["pytracer"]["waiting"]
+        tracer.step()
+        assert not tracer.stats()["waiting"]
+        tracer.step()
+    assert not only(tmp_path / "step2")["pytracer"]["waiting"]
+
+
+def test_a_step_that_fails_does_not_fail_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a recording that has no memory for a window
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with Tracer(tmp_path, device="cpu", steps=[1, 2, 3]) as tracer:
+        monkeypatch.setattr(tracer, "_turn", fail)
+        # WHEN its step ends, THEN it does, and that is counted
+        tracer.step()
+        assert (tracer.current_step, tracer.stats()["failures"]) == (2, 1)
+        # AND later ones are written
+        monkeypatch.undo()
+        job(tracer, 1)
+    assert "step2/P.pickle" in names(tmp_path)
 
 
 # --- verl -----------------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ BAD = [
     ("context", "everything", "PYTRACER_CONTEXT='everything' is unknown: give None, "),
     ("max_stack_bytes", "1", "PYTRACER_MAX_STACK_BYTES=1 is out of range: give"),
     ("metadata", "{run: 7}", "PYTRACER_METADATA='{run: 7}' is not a dict: give"),
-    ("steps", "1-3", "PYTRACER_STEPS=['1-3'] is not a list of steps: give integers from 1"),
-    ("steps", "0,1", "PYTRACER_STEPS=[0, 1] is not a list of steps: give integers from 1"),
+    ("steps", "1-3", "PYTRACER_STEPS=['1-3'] is not a list of steps: give a list of integers"),
+    ("steps", "0,1", "PYTRACER_STEPS=[0, 1] is not a list of steps: give a list of integers"),
     (
         "memory_snapshot_num_steps",
         "0",
@@ -103,7 +103,7 @@ BAD = [
     (
         "memory_snapshot_num_steps",
         "2",
-        "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS=2 is of steps that are selected: give `steps`, or",
+        "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS=2 is of `steps`: give `steps`, or",
     ),
     ("schedule", "wait=1", "PYTRACER_SCHEDULE='wait=1' is not a schedule: give what torch.prof"),
     ("schedule", "active=0", "PYTRACER_SCHEDULE='active=0' is not a schedule: give what"),
@@ -144,8 +144,8 @@ def test_a_bad_variable_is_told_and_not_raised(
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"steps": [1], "schedule": CyclicSchedule(1)}, r"steps=\(1,\) and schedule=.+ both select"),
     ({"steps": [], "schedule": CyclicSchedule(1)}, r"steps=\(\) and schedule=.+ both select"),
-    ({"memory_snapshot_num_steps": 2}, "memory_snapshot_num_steps=2 is of steps .*: give `steps`"),
-    ({"memory_snapshot_num_steps": 2, "schedule": CyclicSchedule(1)}, "give `steps`, or leave"),
+    ({"memory_snapshot_num_steps": 2}, "memory_snapshot_num_steps=2 is of `steps`: give"),
+    ({"memory_snapshot_num_steps": 2, "schedule": CyclicSchedule(1)}, "leave it out: a schedule"),
     ({"discrete": True}, "discrete=True is of steps .*: give `steps` or `schedule`"),
     ({"discrete": ["a"], "steps": []}, r"discrete=\('a',\) is of steps .*: give `steps`"),
 ]
@@ -160,11 +160,28 @@ def test_options_that_contradict_each_other(given: dict[str, Any], said: str) ->
 def test_a_variable_that_contradicts_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN steps of a variable, and a schedule of the code's
     monkeypatch.setenv("PYTRACER_STEPS", "1,2")
-    # WHEN they are checked, THEN the job is not failed for what someone has set
+    # WHEN they are checked, THEN the code counts more
     options = Options.checked({"schedule": CyclicSchedule(3)})
+    assert (options.steps, options.schedule) == (None, CyclicSchedule(3))
+    assert options.problem is None
+    # AND two variables are told of
+    monkeypatch.setenv("PYTRACER_SCHEDULE", "active=3")
+    options = Options.checked({})
     assert options.problem is not None
-    assert options.problem.startswith("PYTRACER_STEPS=(1, 2) and schedule=CyclicSchedule(active=3")
+    assert options.problem.startswith(
+        "PYTRACER_STEPS=(1, 2) and PYTRACER_SCHEDULE=CyclicSchedule(active=3"
+    )
     assert (options.steps, options.schedule) == (None, None)
+
+
+def test_steps_of_many_kinds() -> None:
+    every = range(1, 2**31)  # not made into a list
+    assert Options.checked({"steps": every}).steps is every
+    assert Options.checked({"steps": {2, 1}}).steps in ((1, 2), (2, 1))
+    assert Options.checked({"steps": (step for step in (3, 1))}).steps == (3, 1)
+    for bad in (range(3), range(1, 2**40), range(5, -1, -1)):
+        with pytest.raises(ConfigError, match="is not a list of steps: give a list of integers"):
+            Options.checked({"steps": bad})
 
 
 def test_schedules_of_torchs_kind() -> None:

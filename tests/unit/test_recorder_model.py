@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from core_events import ALLOC, FREE, owner
@@ -13,6 +14,16 @@ from pytracer import _core
 
 EVENT_BYTES = 64
 Event = tuple[int, int, int]  # action, address, size
+FILE_ACTIONS = {"alloc": ALLOC, "free_completed": FREE}
+
+
+class Mode(Enum):
+    """What an owner wants recorded."""
+
+    OFF = auto()
+    PAUSED = auto()
+    BLOCKS = auto()
+    EVENTS = auto()
 
 
 @dataclass
@@ -21,17 +32,23 @@ class ModelOwner:
 
     bound: int
     real: Any
+    mode: Mode = Mode.OFF
     begin: int = 0
     end: int = 0  # once stopped
-    recording: bool = True
+    step: int = 0
+    steps: dict[int, int] = field(default_factory=dict)  # of the events that came meanwhile
     unknown_before: int = 0
     unknown_end: int = 0
     live_at_stop: dict[int, int] = field(default_factory=dict)
     oldest_kept: int | None = None  # the ring it stopped with was replaced by a larger one
 
+    @property
+    def recording(self) -> bool:
+        return self.mode != Mode.OFF
+
 
 class Recorder(RuleBasedStateMachine):
-    """Owners come, go, clear and are read while blocks are allocated and freed."""
+    """Owners come, go, clear, take turns and are read while blocks are allocated and freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,22 +67,44 @@ class Recorder(RuleBasedStateMachine):
         return any(each.recording for each in self.owners)
 
     def append(self, event: Event) -> None:
-        self.events.append(event)
-        self.oldest = max(self.oldest, len(self.events) - self.capacity)
+        writing = [each for each in self.owners if each.mode == Mode.EVENTS]
+        for each in writing:
+            each.steps[len(self.events)] = each.step
+        if writing:
+            self.events.append(event)
+            self.oldest = max(self.oldest, len(self.events) - self.capacity)
+
+    def change_mode(self, changed: ModelOwner, mode: Mode) -> None:
+        if changed.mode == mode:
+            return
+        if not self.recording():
+            self.live = {}  # what went meanwhile was not seen
+        changed.mode = mode
+        changed.oldest_kept = None
+        self.begin_window(changed)
+
+    def begin_window(self, changed: ModelOwner) -> None:
+        changed.begin = len(self.events)
+        changed.unknown_before = self.unknown_frees
+
+    def seen(self, by: ModelOwner) -> tuple[int, int, int]:
+        """Numbers of events: the first that is an owner's, the first that is held, the end."""
+        end = len(self.events) if by.recording else by.end
+        begin = by.begin if by.mode in (Mode.OFF, Mode.EVENTS) else end
+        oldest = self.oldest if by.oldest_kept is None else by.oldest_kept
+        return begin, min(end, max(begin, end - by.bound, oldest)), end
 
     @rule(bound=st.integers(1, 12))
     def start_owner(self, bound: int) -> None:
         if len(self.owners) == 4:
             return
-        if not self.recording():
-            self.live = {}  # what went meanwhile was not seen
         if bound > self.capacity:
             for each in self.owners:
                 if not each.recording and each.oldest_kept is None:
                     each.oldest_kept = self.oldest
         self.capacity = max(self.capacity, bound)
-        made = ModelOwner(bound, owner(bound), len(self.events))
-        made.unknown_before = self.unknown_frees
+        made = ModelOwner(bound, owner(bound))
+        self.change_mode(made, Mode.EVENTS)
         self.owners.append(made)
 
     @precondition(lambda self: self.owners)
@@ -73,22 +112,43 @@ class Recorder(RuleBasedStateMachine):
     def stop_owner(self, data: st.DataObject) -> None:
         stopped = data.draw(st.sampled_from(self.owners))
         if stopped.recording:
-            stopped.end, stopped.live_at_stop = len(self.events), dict(self.live)
+            stopped.begin, _, stopped.end = self.seen(stopped)
+            stopped.live_at_stop = dict(self.live)
             stopped.unknown_end = self.unknown_frees
-            stopped.recording = False
+            stopped.mode = Mode.OFF
         stopped.real.stop()
 
     @precondition(lambda self: self.owners)
-    @rule(data=st.data())
-    def restart_owner(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), history=st.booleans())
+    def restart_owner(self, data: st.DataObject, history: bool) -> None:
         restarted = data.draw(st.sampled_from(self.owners))
-        restarted.real.start()
-        if not restarted.recording:
-            if not self.recording():
-                self.live = {}
-            restarted.begin, restarted.recording = len(self.events), True
-            restarted.unknown_before = self.unknown_frees
-            restarted.oldest_kept = None
+        restarted.real.start(history)
+        self.change_mode(restarted, Mode.EVENTS if history else Mode.BLOCKS)
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def pause_owner(self, data: st.DataObject) -> None:
+        paused = data.draw(st.sampled_from(self.owners))
+        paused.real.pause()
+        if paused.recording:
+            self.change_mode(paused, Mode.PAUSED)
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), step=st.integers(0, 3))
+    def begin_step(self, data: st.DataObject, step: int) -> None:
+        beginning = data.draw(st.sampled_from(self.owners))
+        beginning.real.begin_step(step)
+        beginning.step = step
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), history=st.booleans(), step=st.integers(0, 3))
+    def turn_owner(self, data: st.DataObject, history: bool, step: int) -> None:
+        turning = data.draw(st.sampled_from(self.owners))
+        self.check_view(turning, turning.real.turn(history, step))
+        if turning.recording:
+            turning.step = step
+            self.begin_window(turning)
+            self.change_mode(turning, Mode.EVENTS if history else Mode.BLOCKS)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -137,21 +197,19 @@ class Recorder(RuleBasedStateMachine):
     @invariant()
     def everyone_sees_what_is_theirs(self) -> None:
         for each in self.owners:
-            end = len(self.events) if each.recording else each.end
-            oldest = self.oldest if each.oldest_kept is None else each.oldest_kept
-            first = min(end, max(each.begin, end - each.bound, oldest))
+            begin, first, end = self.seen(each)
             rows = each.real.events()
             assert rows["sequence"].tolist() == list(range(first, end))
             seen = [tuple(map(int, row)) for row in rows[["action", "address", "size_bytes"]]]
             assert seen == self.events[first:end]
+            assert rows["step"].tolist() == [each.steps[i] for i in range(first, end)]
             stacks = rows["stack"][rows["action"] == ALLOC]
             assert all(each.real.frames(int(stack)) for stack in stacks)
             stats = each.real.stats()["devices"][0]
-            assert stats["recorded"] == end - each.begin
+            assert stats["recorded"] == end - begin
             assert stats["held"] == end - first
-            assert stats["overwritten"] == first - each.begin
-            unknown = self.unknown_frees if each.recording else each.unknown_end
-            assert stats["unknown_frees"] == unknown - each.unknown_before
+            assert stats["overwritten"] == first - begin
+            assert stats["unknown_frees"] == self.unknown(each)
             live = self.live if each.recording else each.live_at_stop
             assert stats["live_blocks"] == len(live)
             assert stats["live_block_bytes"] == sum(live.values())
@@ -159,13 +217,33 @@ class Recorder(RuleBasedStateMachine):
             assert stats["ring_bytes"] <= stats["max_ring_bytes"]
             assert stats["live_table_bytes"] <= stats["max_live_table_bytes"]
 
+    def unknown(self, of: ModelOwner) -> int:
+        return (self.unknown_frees if of.recording else of.unknown_end) - of.unknown_before
+
     @invariant()
-    def the_state_is_that_of_the_instant(self) -> None:
+    def a_file_is_that_of_the_instant(self) -> None:
         for each in self.owners:
-            snapshot = pickle.loads(each.real.view().to_bytes({}, {}))
-            first_blocks = [segment["blocks"][0] for segment in snapshot["segments"]]
-            blocks = {block["address"]: block["size"] for block in first_blocks}
-            assert blocks == (self.live if each.recording else each.live_at_stop)
+            self.check_view(each, each.real.view())
+
+    def check_view(self, of: ModelOwner, view: Any) -> None:
+        snapshot = pickle.loads(view.to_bytes({}, {}))
+        first_blocks = [segment["blocks"][0] for segment in snapshot["segments"]]
+        blocks = {block["address"]: block["size"] for block in first_blocks}
+        assert blocks == (self.live if of.recording else of.live_at_stop)
+        begin, first, end = self.seen(of)
+        about = snapshot["pytracer"]["devices"][0]
+        assert about["recorded"] == end - begin
+        assert about["overwritten"] == view.overwritten == first - begin
+        assert about["unknown_frees"] == self.unknown(of)
+        assert view.has_events == (first < end)
+        seen = []  # events and their steps
+        step_at = {index: step for step, index in about["steps"]}
+        step = 0
+        for index, event in enumerate(snapshot["device_traces"][0]):
+            step = step_at.get(index, step)
+            if event["action"] in FILE_ACTIONS:  # segments are made up
+                seen.append(((FILE_ACTIONS[event["action"]], event["addr"], event["size"]), step))
+        assert seen == [(self.events[i], of.steps[i]) for i in range(first, end)]
 
     def teardown(self) -> None:
         for each in self.owners:

@@ -97,6 +97,11 @@ def test_the_files_are_of_the_steps_that_torchs_schedule_records(
         assert run(Path(folder), steps, ends, schedule=action) == expected
 
 
+def batches(items: list[int], size: int) -> list[list[int]]:
+    """The last one may be smaller."""
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
+
+
 @runs
 @given(
     selected=st.lists(st.integers(1, 14), min_size=1, max_size=8),
@@ -108,15 +113,13 @@ def test_the_files_are_of_the_steps_that_were_named(
     selected: list[int], each: int, steps: int, ends: bool
 ) -> None:
     # GIVEN steps in any order, named once or twice, so many for a file
-    over = sorted(step for step in {*selected} if step < steps + ends)
+    named = sorted({*selected})
     expected: Expected = []
-    while len(over) >= each:
-        first, last = over[0], over[each - 1]
-        expected.append((Window(first, last), [*range(first, last + 1)]))
-        del over[:each]
-    over += [step for step in {*selected} if step == steps and not ends]
-    if over:
-        expected.append(cut_short([*range(over[0], steps + 1)], steps + ends))
+    for first, last in ((part[0], part[-1]) for part in batches(named, each)):
+        if last < steps + ends:
+            expected.append((Window(first, last), [*range(first, last + 1)]))
+        elif first <= steps:
+            expected.append(cut_short([*range(first, steps + 1)], steps + ends))
     # WHEN a job is recorded, THEN each file has what is from its first step to its last
     with tempfile.TemporaryDirectory() as folder:
         found = run(Path(folder), steps, ends, steps=selected, memory_snapshot_num_steps=each)

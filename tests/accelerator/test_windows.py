@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from processes import environment, run
 
 from pytracer import Tracer, annotate, patch_torch, unpatch_torch
 from pytracer.reading import load
@@ -133,3 +134,36 @@ def test_windows_under_fire(backend: str, device: ModuleType, tmp_path: Path) ->
     parts = [event for file in files for event in events(file)]
     assert len(parts) > 1000
     assert everything[: len(parts)] == parts
+
+
+def test_a_device_that_is_initialised_within_a_step(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program that sees a device only in its second step, which is recorded
+    variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
+    program = """
+import os, sys, torch
+if sys.argv[1] == "npu": import torch_npu
+import pytracer
+backend, variable = sys.argv[1:]
+with pytracer.Tracer("out", steps=[2], discrete=True) as tracer:
+    torch.empty(1000, dtype=torch.uint8)
+    tracer.step()
+    os.environ[variable] = "0,1"
+    with pytracer.annotate("open"):
+        first = torch.empty(2000, dtype=torch.uint8, device=backend)
+    with pytracer.annotate("later"):
+        second = torch.empty(3000, dtype=torch.uint8, device=backend)
+    tracer.step()
+    third = torch.empty(4000, dtype=torch.uint8, device=backend)
+"""
+    env = environment(**{variable: ""})
+    done = run(program, backend, variable, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    # THEN its file is of that step, and of the device
+    folder = tmp_path / "out" / "step2"
+    whole = read(folder)
+    assert whole["pytracer"]["backends"] == [backend]
+    assert [e["size"] for e in events(whole) if e["action"] == "alloc"] == [2000, 3000]
+    assert {step for device in whole["pytracer"]["devices"] for step, _ in device["steps"]} == {2}
+    # AND a phase has one that began on it
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"later"}
+    assert [e["size"] for e in events(read(folder / "later")) if e["action"] == "alloc"] == [3000]

@@ -335,6 +335,17 @@ TEST(annotations_tell_steps_and_phases_of_the_window) {
   CHECK(told(second) == " +open +step 2 -open -step 2 +step 3 -step 3");
 }
 
+TEST(of_phases_that_end_at_once_the_inner_one_ends_first) {
+  Owner owner(options(100));
+  owner.start();
+  std::thread([] {
+    alloc(64);
+    Phases::instance().enter("outer");
+    Phases::instance().enter("inner");
+  }).join();
+  CHECK(told(owner.view()) == " +outer +inner -inner -outer");
+}
+
 TEST(what_happens_after_a_stop_is_not_told) {
   Phases& phases = Phases::instance();
   Owner owner(options(100));

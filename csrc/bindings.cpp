@@ -494,5 +494,8 @@ PYBIND11_MODULE(_core, m) {
         Recorder::instance().stop_walking();
       },
       "Waits for calls that are outside the GIL, then ends all walks. Before thread states go.");
+  m.def(
+      "hold_for_fork", [] { Recorder::instance().hold_for_fork(); }, py::call_guard<OutsideGil>());
+  m.def("release_after_fork", [] { Recorder::instance().release_after_fork(); });
   register_testing(m);
 }

@@ -196,8 +196,26 @@ std::exception_ptr Recorder::cut(const std::vector<DeviceLog*>& logs,
   return failure;
 }
 
-void Recorder::before_fork() noexcept { instance().control_.lock(); }
-void Recorder::after_fork_in_parent() noexcept { instance().control_.unlock(); }
+void Recorder::hold_for_fork() noexcept {
+  control_.lock();
+  forking_ = std::this_thread::get_id();
+}
+
+void Recorder::release_after_fork() noexcept {
+  if (forking_.load() != std::this_thread::get_id()) return;  // the fork did
+  forking_ = std::thread::id();
+  control_.unlock();
+}
+
+void Recorder::before_fork() noexcept {
+  Recorder& recorder = instance();
+  if (recorder.forking_.load() != std::this_thread::get_id()) recorder.control_.lock();
+}
+
+void Recorder::after_fork_in_parent() noexcept {
+  instance().forking_ = std::thread::id();
+  instance().control_.unlock();
+}
 
 void Recorder::after_fork_in_child() noexcept {
   // Other threads may have been inside the logs and the table: they are left as they were, leaked
@@ -213,6 +231,7 @@ void Recorder::after_fork_in_child() noexcept {
   new (&recorder.owned_stacks_) std::shared_ptr<StackTable>();
   recorder.process_number_.fetch_add(1, std::memory_order_relaxed);
   reset_thread_slots_after_fork();
+  recorder.forking_ = std::thread::id();
   recorder.control_.unlock();
 }
 

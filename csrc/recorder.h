@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allocator_state.h"
@@ -62,6 +63,11 @@ class Recorder {
   // Any thread.
   static void code_destroyed(const void* code) noexcept;
 
+  // Without the GIL, on a thread that will fork with it: there the control lock is not to be waited
+  // for. Let go by the fork, in parent and child, or by release_after_fork().
+  void hold_for_fork() noexcept;
+  void release_after_fork() noexcept;
+
  private:
   friend class Owner;
   Recorder();
@@ -94,7 +100,8 @@ class Recorder {
   const Phases& phases_ = Phases::instance();
   uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
 
-  std::mutex control_;  // all below; never held while waiting for the GIL
+  std::mutex control_;  // all below; nobody waits for it with the GIL
+  std::atomic<std::thread::id> forking_{};  // the thread that holds it for its fork
   std::vector<Owner*> owners_;
   std::vector<std::shared_ptr<DeviceLog>> owned_logs_;
   std::shared_ptr<StackTable> owned_stacks_;

@@ -55,6 +55,7 @@ def prepare_process() -> None:
         else:
             say_once(f"recording without stacks: {problem}")
         atexit.register(_at_exit)
+        os.register_at_fork(before=_core.hold_for_fork, after_in_parent=_core.release_after_fork)
     if multiprocessing.parent_process() is not None:
         # Such a process may leave without `atexit`, but not without this.
         multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)

@@ -102,13 +102,7 @@ void Owner::add_step(int64_t ticks, std::vector<uint64_t> begins) {
 }
 
 void Owner::forget_steps() {
-  const auto is_over = [this](const Step& next) {
-    for (size_t i = 0; i < cursors_.size(); ++i) {
-      if (next.begins[i] > cursors_[i].begin) return false;
-    }
-    return true;
-  };
-  while (steps_.size() > 1 && is_over(steps_[1])) steps_.pop_front();
+  while (steps_.size() > 1) steps_.pop_front();
 }
 
 void Owner::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
@@ -201,10 +195,10 @@ View Owner::turn(bool history, uint32_t step) {
   std::exception_ptr failure;
   try {
     view = snapshot_view();
+    view.steps.push_back({0, view.end});  // its last one is over
   } catch (...) {
     failure = std::current_exception();
   }
-  view.steps.push_back({0, view.end});  // its last one is over
   for (size_t i = 0; i < cursors_.size(); ++i) {
     Cursor& cursor = cursors_[i];
     if (failure) {

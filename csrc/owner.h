@@ -132,7 +132,7 @@ class Owner {
   Context wished_context() const noexcept;
   void record(Mode mode, bool paused);
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
-  void forget_steps();  // that were over when the window began
+  void forget_steps();  // but for the last: they were over when the window began
   View snapshot_view();
   // Where this owner's record of a device ends, without its blocks.
   DeviceLog::Cut position_of(size_t device) const;

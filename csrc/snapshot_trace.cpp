@@ -40,7 +40,7 @@ bool SnapshotWriter::traces(bool copy_first) {
 bool SnapshotWriter::trace(const DeviceView& device, Trace& written, bool copy_first) {
   trace_items_ = 0;
   auto step = device.steps.begin();
-  bool step_is_new = false;
+  bool step_is_new = false, is_first = true;
   const uint64_t end = device.cut.end;
   const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kChunk;
   std::vector<Event> chunk(std::min(most, end - device.first));
@@ -57,13 +57,15 @@ bool SnapshotWriter::trace(const DeviceView& device, Trace& written, bool copy_f
         ++written.hidden;
         continue;
       }
+      if (is_first && event.action != PYTRACER_SNAPSHOT) {
+        is_first = false;
+        const bool whole = device.first + written.lost == device.begin;
+        const int64_t time_ns = WallClock::to_wall_ns(*device.clock, event.ticks);
+        first_event_ns_ = std::min(first_event_ns_, whole ? INT64_MIN : time_ns);
+      }
       if (step_is_new) written.steps.push_back({std::prev(step)->number, trace_items_});
       step_is_new = false;
       events_of(event, device);
-    }
-    if (!wrote && good < chunk_end) {
-      const int64_t time_ns = WallClock::to_wall_ns(*device.clock, chunk[good - begin].ticks);
-      first_event_ns_ = std::min(first_event_ns_, good > device.begin ? time_ns : INT64_MIN);
     }
     wrote = wrote || good < chunk_end;
   }

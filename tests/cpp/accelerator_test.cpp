@@ -288,13 +288,16 @@ TEST(every_time_is_told_by_the_clock_that_it_is_of) {
 }
 
 TEST(a_device_that_lost_its_beginning_does_not_hide_what_another_has) {
-  Recording recording({0, PYTRACER_CPU_DEVICE});
-  recording.owner.change(2, 32, Context::all);
-  Phases::instance().leave(Phases::instance().enter("early").entry);
-  for (uint64_t i = 1; i <= 3; ++i) record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, i * 64, 1);
-  const View view = recording.owner.view();
-  MemorySink sink;
-  write_snapshot(view, {""}, sink);
-  CHECK(view.devices[0].overwritten() == 0 && view.devices[1].overwritten() == 1);
-  CHECK(sink.bytes.find("early") != std::string::npos);
+  for (const bool has_events : {true, false}) {  // of markers alone it has not
+    Recording recording({0, PYTRACER_CPU_DEVICE});
+    recording.owner.change(2, 32, Context::all);
+    if (has_events) record(0, PYTRACER_ALLOC, 64, 1);
+    Phases::instance().leave(Phases::instance().enter("early").entry);
+    for (uint64_t i = 1; i <= 3; ++i) record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, i * 64, 1);
+    const View view = recording.owner.view();
+    MemorySink sink;
+    write_snapshot(view, {""}, sink);
+    CHECK(view.devices[0].overwritten() == 0 && view.devices[1].overwritten() == 1);
+    CHECK((sink.bytes.find("early") != std::string::npos) == has_events);
+  }
 }

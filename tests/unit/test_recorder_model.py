@@ -251,4 +251,4 @@ class Recorder(RuleBasedStateMachine):
 
 
 TestRecorder = Recorder.TestCase
-TestRecorder.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRecorder.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -32,8 +32,8 @@ os.register_at_fork(after_in_child=listeners.clear)
 
 def _is_compiled() -> bool:
     """Whether `torch.compile` is asking, which takes the answer for a constant."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # torch may be half imported
+    return compiler is not None and compiler.is_compiling()
 
 
 def path_of(phase: int) -> tuple[str, ...]:

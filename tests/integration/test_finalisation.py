@@ -35,10 +35,10 @@ def start_threads(work, events, frames):
 
 # Threads that record as fast as they can.
 CORE = f"""
-from pytracer import _core, tracer
+from pytracer import _core, lifetime
 {THREADS}
 owner = _core.Owner([_core.CPU_DEVICE], 20_000, 32, 2**20, 3)
-tracer._prepare_process()
+lifetime.prepare_process()
 owner.start()
 start_threads(
     lambda: _core.testing.record_pairs(2**60, 64),

@@ -96,10 +96,11 @@ class Steps:
         """
         self.current = 0
         self.entered = 0
-        self._selected: Collection[int] = frozenset(selected or ())
-        if isinstance(selected, range):  # maybe a long one
-            self._selected = selected
-        self._last_selected = last_of(selected or ())
+        # A range may be a long one, and finds its steps as fast as a set.
+        self._selected: Collection[int] = (
+            selected if isinstance(selected, range) else frozenset(selected or ())
+        )
+        self._last_selected = last_of(self._selected)
         self.windows = 0
         self._per_window = per_window
         self._schedule = schedule

@@ -2,6 +2,7 @@
 
 import pickle
 import tempfile
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -178,3 +179,14 @@ def test_without_selected_steps_all_is_recorded() -> None:
         assert [steps.enter(step) for step in (1, 2, 0, 3)] == [None] * 4
         assert steps.are_recorded
         assert (steps.are_selected, steps.cut_short()) == (False, None)
+
+
+def test_a_range_of_steps_is_not_made_into_a_list() -> None:
+    # GIVEN more steps than a job has
+    tracemalloc.start()
+    steps = Steps(range(1, 1_000_000))
+    # WHEN some are entered, THEN each is a window, and they took no memory
+    assert [steps.enter(step) for step in (1, 2, 3)] == [None, Window(1, 1), Window(2, 2)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100_000

@@ -32,9 +32,7 @@ std::vector<Annotation> annotations_of(const View& view, int64_t begin_ns) {
     if (step.number != 0) add(step.begin, end, step.number, true);
   }
   for (const Phases::Span& span : view.phases.all) {
-    if (view.phase == 0 || Phases::instance().is_within(span.phase, view.phase)) {
-      add(span.begin, span.end, span.phase, false);
-    }
+    if (view.shows(span.phase)) add(span.begin, span.end, span.phase, false);
   }
   std::sort(annotations.begin(), annotations.end(), is_before);
   return annotations;

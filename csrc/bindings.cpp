@@ -140,16 +140,18 @@ py::array_t<EventRecord> events_of(Owner& owner) {
     for (const DeviceView& device : view.devices) {
       const std::vector<Event> events = copy_events(device);
       uint64_t sequence = device.cut.end - events.size();
-      auto step = device.steps.begin();
+      auto next_step = device.steps.begin();
+      uint32_t step = 0;
       for (const Event& event : events) {
-        while (step != device.steps.end() && step->begin <= sequence) ++step;
+        while (next_step != device.steps.end() && next_step->begin <= sequence) {
+          step = next_step++->number;
+        }
         const Pool pool = device.cut.names->pool(event.pool);
         rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
                         event.address, event.size, event.stream, event.autograd_sequence,
                         visible_stack(event, view.options.context),
                         view.options.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
-                        pool.low,
-                        step == device.steps.begin() ? 0 : std::prev(step)->number, event.phase, event.action, event.device});
+                        pool.low, step, event.phase, event.action, event.device});
       }
     }
     if (view.devices.size() > 1) {
@@ -393,8 +395,9 @@ PYBIND11_MODULE(_core, m) {
             }
             return used;
           })
-      .def_property_readonly("has_events",
-                             [](const View& view) { return outside_gil([&] { return has_events(view); }); })
+      .def_property_readonly(
+          "has_events",
+          [](const View& view) { return outside_gil([&] { return has_events(view); }); })
       .def_property_readonly(
           "problem", [](const View& view) { return view.state ? view.state->problem : ""; });
 

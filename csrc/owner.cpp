@@ -59,11 +59,12 @@ void Owner::record(Mode mode, bool paused) {
   const int64_t ticks = now_ticks();
   std::vector<Cursor> cursors = cursors_;
   for (Cursor& cursor : cursors) cursor.move_to(cursor.log->position());
-  std::deque<Step> steps = steps_;
+  std::deque<Step> steps;  // the one that it is in
   if (mode_ == Mode::off) {
-    steps.clear();
     steps.push_back({step_, ticks, {}});
     for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
+  } else {
+    steps.push_back(steps_.back());
   }
   const Mode mode_before = mode_;
   const bool paused_before = paused_;
@@ -79,7 +80,6 @@ void Owner::record(Mode mode, bool paused) {
   }
   cursors_ = std::move(cursors);
   steps_ = std::move(steps);
-  forget_steps();
   final_cuts_.clear();
   begun_ = ticks;
 }

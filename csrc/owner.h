@@ -57,6 +57,9 @@ struct View {
   std::shared_ptr<StackTable> stacks;
   std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in events()
   uint16_t phase = 0;  // events of others are not shown; 0: all are
+  bool shows(uint16_t of_phase) const {
+    return phase == 0 || Phases::instance().is_within(of_phase, phase);
+  }
 
   // What was entered and begun meanwhile; not in events().
   struct Step {

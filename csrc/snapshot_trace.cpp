@@ -11,10 +11,6 @@ namespace {
 
 constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 256 KiB
 
-bool is_shown(const View& view, uint16_t phase) {
-  return view.phase == 0 || Phases::instance().is_within(phase, view.phase);
-}
-
 }  // namespace
 
 bool SnapshotWriter::traces(bool copy_first) {
@@ -170,7 +166,7 @@ void SnapshotWriter::pool_id(const Pool& pool) {
 
 const SnapshotWriter::Phase& SnapshotWriter::phase(uint16_t number) {
   const auto [found, is_new] = phases_.emplace(number, Phase{});
-  if (is_new) found->second = {Phases::instance().name(number), is_shown(view_, number)};
+  if (is_new) found->second = {Phases::instance().name(number), view_.shows(number)};
   return found->second;
 }
 
@@ -187,7 +183,7 @@ bool has_events(const View& view) {
   for (const DeviceView& device : view.devices) {
     for (uint64_t sequence = device.first; sequence < device.cut.end; ++sequence) {
       const bool there = device.cut.ring->copy(sequence, sequence + 1, &event) == sequence;
-      if (there && event.action != PYTRACER_SNAPSHOT && is_shown(view, event.phase)) return true;
+      if (there && event.action != PYTRACER_SNAPSHOT && view.shows(event.phase)) return true;
     }
   }
   return false;

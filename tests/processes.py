@@ -33,8 +33,15 @@ def run(
     timeout: int = 120,
 ) -> Done:
     """Runs a program's text, as a file in `cwd`, to its end."""
+    return run_python(*_command(program, arguments, cwd)[1:], cwd=cwd, env=env, timeout=timeout)
+
+
+def run_python(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, timeout: int = 120
+) -> Done:
+    """Runs Python with these arguments, to its end."""
     return subprocess.run(
-        _command(program, arguments, cwd),
+        [sys.executable, *map(str, arguments)],
         cwd=cwd,
         env=environment() if env is None else env,
         capture_output=True,

@@ -1,8 +1,6 @@
 """A training traced from end to end: training.py, run as a program, and what its file says."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +25,8 @@ class Trained(NamedTuple):
 
 def train(folder: Path, *arguments: str) -> Trained:
     path = folder / "training.pickle"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), *arguments, str(path)],
-        cwd=folder,
-        env=processes.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["-W", "ignore::DeprecationWarning", PROGRAM, *arguments, path]
+    done = processes.run_python(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     return Trained(path, load(path), told["stats"], told["devices"])

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "check.h"
+#include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "owner.h"
 #include "snapshot.h"
@@ -19,17 +20,6 @@ namespace {
 OwnerOptions options(uint32_t entries, Context context = Context::all) {
   return {{PYTRACER_CPU_DEVICE}, entries, 32, 1 << 20, context};
 }
-
-void record(uint8_t action, uint64_t address, uint64_t size = 0) {
-  pytracer_event event{};
-  event.action = action;
-  event.address = address;
-  event.size = size;
-  event.device = PYTRACER_CPU_DEVICE;
-  Recorder::record(&event);
-}
-void alloc(uint64_t address, uint64_t size) { record(PYTRACER_ALLOC, address, size); }
-void release(uint64_t address) { record(PYTRACER_FREE_COMPLETED, address); }
 
 bool hook_enabled() { return *Recorder::instance().enabled_flag(true) != 0; }
 

@@ -7,6 +7,7 @@
 
 #include "annotations.h"
 #include "check.h"
+#include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "owner.h"
 #include "pickle_writer.h"
@@ -19,17 +20,6 @@ namespace {
 OwnerOptions options(uint32_t entries) {
   return {{PYTRACER_CPU_DEVICE}, entries, 32, 1 << 20, Context::all};
 }
-
-void record(uint8_t action, uint64_t address, uint64_t size = 0) {
-  pytracer_event event{};
-  event.action = action;
-  event.address = address;
-  event.size = size;
-  event.device = PYTRACER_CPU_DEVICE;
-  Recorder::record(&event);
-}
-void alloc(uint64_t address) { record(PYTRACER_ALLOC, address, 8); }
-void release(uint64_t address) { record(PYTRACER_FREE_COMPLETED, address); }
 
 std::vector<uint64_t> addresses(const View& view) {
   std::vector<uint64_t> found;

@@ -4,8 +4,6 @@ import math
 import random
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,12 @@ import processes
 import pytest
 import torch
 import viewers
+from rlhf_example import EXAMPLE, check_files, run_example
 
 from pytracer import Tracer, annotate
 from pytracer.reading import load
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "rlhf_phases.py"
-PHASES = {
-    "rollout",
-    "actor_log_probs",
-    "reference_log_probs",
-    "critic_values",
-    "reward",
-    "critic_update",
-    "actor_update",
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,42 +25,16 @@ def example() -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLE))
 
 
-def phases(path: Path) -> set[str]:
-    """Those of the allocations in a file, outside of which the prompts are made."""
-    (trace,) = load(path)["device_traces"]
-    return {event["user_metadata"] for event in trace if event["action"] == "alloc"} - {""}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "metrics", "applied"])
 def test_each_phase_is_in_the_snapshots(mode: str, tmp_path: Path) -> None:
     # WHEN the example runs for two steps
-    options = ["--device=cpu", "--steps=2", f"--rollout-is={mode}"]
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *options],
-        cwd=tmp_path,
-        env=processes.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_example(tmp_path, "cpu", mode, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("weight" in done.stdout) == (mode != "off")
-    # THEN the second has left a snapshot, in which all phases have allocated
-    expected = PHASES | ({"rollout_is"} if mode != "off" else set())
-    (step,) = (tmp_path / "runs" / "rlhf").iterdir()
-    (whole,) = step.glob("*.pickle")
-    assert step.name == "step2"
-    assert phases(whole) == expected | {"optimizer"}
-    viewers.check_opcodes(whole.read_bytes())
-    viewers.check_snapshot(load(whole))
-    # AND each of the outermost one of its own, with what is nested in it
-    own = {path.parent.name: phases(path) for path in step.glob("*/*.pickle")}
-    nested = {"actor_update": {"optimizer"}, "critic_update": {"optimizer"}}
-    if mode != "off":
-        nested["rollout"] = {"rollout_is"}
-    assert own == {phase: {phase} | nested.get(phase, set()) for phase in expected}
+    # THEN the second has left its snapshots, each of the CPU alone
+    step = check_files(tmp_path, mode).parent
+    assert {len(load(path)["device_traces"]) for path in step.rglob("*.pickle")} == {1}
 
 
 def test_lengths_vary(example: dict[str, Any]) -> None:

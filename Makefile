@@ -1,4 +1,4 @@
-# make demo | test | dev | lint | bench. Each makes what it needs, in virtual environments here.
+# make demo | test | dev | lint | bench | fuzz. Each makes what it needs, in virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
 TORCH ?= torch==2.13.0
@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
-.PHONY: demo test test-cpu test-viewers $(ACCELERATORS:%=test-%) wheel dev lint bench clean
+.PHONY: demo test test-cpu test-viewers fuzz $(ACCELERATORS:%=test-%) wheel dev lint bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -39,6 +39,11 @@ test-viewers: wheel
 	.venv/bin/pip install $(PIP_FLAGS) pandas altair omegaconf tabulate
 	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js \
 		.venv/bin/pytest tests/integration/test_published_viewers.py
+
+# More files than `make test` has, and others each time; a file that fails is named by its seed.
+fuzz: wheel
+	FUZZ_FILES=$(FUZZ_FILES) .venv/bin/pytest tests/unit/test_core_cpp.py -k survives
+FUZZ_FILES ?= 100000
 
 wheel: .venv/torch
 	rm -rf build/wheel

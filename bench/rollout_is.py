@@ -13,10 +13,12 @@ included. The large shapes are for simulated devices alone, which compute nothin
 import argparse
 import json
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from harness import RESULTS, environment, in_own_process
 from rich.console import Console
 from rich.progress import track
@@ -44,32 +46,36 @@ def worker(device: str, name: str, mode: str) -> dict[str, Any]:
     import torch
 
     import pytracer
-    from pytracer.reading import peak
+    from pytracer.reading import load
+    from pytracer.reading.history import replay
 
     shape = {**SHAPES, **LARGE_SHAPES}[name]
-    entries = 5_000_000
-    with pytracer.Tracer(device=device, context=None, trace_alloc_max_entries=entries) as tracer:
-        trainer = Trainer(shape, device, mode, seed=0)
-        for _ in range(STEPS):
-            trainer.step()
-        snapshot = tracer.snapshot()
-    assert snapshot["pytracer"]["devices"][0]["overwritten"] == 0
-    highest, trace = peak(snapshot), snapshot["device_traces"][0]
-    assert highest.event is not None
-    alive: dict[int, int] = {}  # of the phase, by address
-    held = [0]  # by it, after each event
-    for event in trace:
-        if event["action"] == "alloc" and event["user_metadata"] == IS:
-            alive[event["addr"]] = event["size"]
-        elif event["action"] == "free_completed":
-            alive.pop(event["addr"], None)
-        held.append(sum(alive.values()))
+    with tempfile.NamedTemporaryFile() as file:
+        with pytracer.Tracer(
+            device=device, context=None, trace_alloc_max_entries=5_000_000
+        ) as tracer:
+            trainer = Trainer(shape, device, mode, seed=0)
+            for _ in range(STEPS):
+                trainer.step()
+            tracer.dump(file.name)
+        snapshot = load(file.name)
+    assert snapshot.about["devices"][0]["overwritten"] == 0
+    history, trace = replay(snapshot), snapshot.traces[0]
+    level = history.levels.requested_bytes
+    fullest = int(level.argmax())
+    blocks = history.blocks
+    # Held by the phase, before the first event and after each one.
+    held = np.zeros(len(trace) + 2, np.int64)
+    of_phase = np.array([snapshot.strings[each] == IS for each in blocks.user_metadata], bool)
+    np.add.at(held, blocks.alloc_event[of_phase] + 1, blocks.requested_bytes[of_phase])
+    np.add.at(held, blocks.free_event[of_phase] + 1, -blocks.requested_bytes[of_phase])
+    held = np.cumsum(held)
     module = None if device == "cpu" else getattr(torch, device)
     return {
-        "peak_bytes": highest.peak_bytes,
-        "peak_phase": trace[highest.event]["user_metadata"],
-        "is_at_peak_bytes": held[highest.event + 1],
-        "is_most_bytes": max(held),
+        "peak_bytes": int(level[fullest]),
+        "peak_phase": snapshot.strings[trace.user_metadata[fullest - 1]],
+        "is_at_peak_bytes": int(held[fullest]),
+        "is_most_bytes": int(held.max()),
         "allocated_peak_bytes": module and module.max_memory_allocated(),
         "reserved_peak_bytes": module and module.max_memory_reserved(),
     }

@@ -8,8 +8,10 @@
 
 namespace pytracer {
 
-// As Python decodes it: no overlong forms, no surrogates, nothing beyond U+10FFFF.
-inline bool is_utf8(std::string_view text) noexcept {
+enum class Surrogates { refused, allowed };  // lone ones, as Python's pickle writes them
+
+// As Python decodes it: no overlong forms, nothing beyond U+10FFFF.
+inline bool is_utf8(std::string_view text, Surrogates surrogates = Surrogates::refused) noexcept {
   for (size_t i = 0; i < text.size();) {
     const auto byte = [&](size_t at) {
       return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
@@ -21,7 +23,8 @@ inline bool is_utf8(std::string_view text) noexcept {
       if ((byte(i + k) & 0xc0) != 0x80) return false;
     }
     const unsigned second = byte(i + 1);
-    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+    if ((first == 0xe0 && second < 0xa0) ||
+        (first == 0xed && second > 0x9f && surrogates == Surrogates::refused) ||
         (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) {
       return false;
     }

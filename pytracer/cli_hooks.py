@@ -1,7 +1,5 @@
 """The commands about hooks: `pytracer build-hooks` and `pytracer doctor`."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -11,6 +9,7 @@ from rich.text import Text
 
 from pytracer import devices, hooks
 from pytracer import doctor as clinic
+from pytracer.cli_files import json_option, write_json
 from pytracer.errors import HookError
 from pytracer.hook_places import destination
 
@@ -48,26 +47,14 @@ def build_hooks(output: Path | None, backends: tuple[str, ...]) -> None:
 
 
 @click.command("doctor")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="[PATH]",
-    is_flag=False,
-    flag_value="-",
-    help="Write the report as JSON to PATH, or to standard output.",
-)
+@json_option
 def doctor(json_path: str | None) -> None:
     """Say what can be recorded here, and what is missing where something cannot."""
     interpreter, backends = clinic.examine_interpreter(), clinic.examine()
     if json_path is None:
         _print(interpreter, backends)
         return
-    report = {"interpreter": asdict(interpreter), "backends": [asdict(each) for each in backends]}
-    try:
-        with click.open_file(json_path, "w", encoding="utf-8", atomic=True) as file:
-            file.write(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise click.ClickException(f"cannot write {json_path}: {error.strerror}") from error
+    write_json({"interpreter": interpreter, "backends": backends}, json_path)
 
 
 def _print(interpreter: clinic.InterpreterReport, backends: list[clinic.BackendReport]) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytracer.cli_stats import sites_table
 from pytracer.errors import ConfigError, HookError
-from pytracer.reading import Frame, load, peak, sites_at_peak
+from pytracer.reading import load
+from pytracer.reading.periods import about_device
+from pytracer.reading.stats import stats
+from pytracer.reading.text import size
 from pytracer.tracer import Tracer
 
 VOCABULARY, CONTEXT, BATCH = 64, 64, 16
@@ -129,43 +132,26 @@ def run(output: Path, steps: int = 30, device: str = "cpu") -> Path:
 def report(path: Path, losses: list[float]) -> None:
     """Prints how the training went and where its memory was."""
     snapshot = load(path)
-    highest = peak(snapshot)
-    recorded = snapshot["pytracer"]["devices"][0]
+    (device,) = stats(snapshot, device=0).devices
+    peak = device.peak_allocated
+    assert peak is not None  # the trace is whole
 
     console = Console()
     console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
     console.print(
-        f"peak {_size(highest.peak_bytes)}, after event {highest.event}; "
-        f"at the end {_size(highest.final_bytes)}"
+        f"peak {size(peak.allocated_bytes)}, after event {peak.event}; "
+        f"at the end {size(device.end.allocated_bytes)}"
     )
-    table = Table(title="Who held it at the peak")
-    table.add_column("bytes", justify="right")
-    table.add_column("blocks", justify="right")
-    table.add_column("allocated at", overflow="fold")
-    for site in sites_at_peak(snapshot):
-        where = _place(site.call_site) if site.call_site is not None else "(not known)"
-        table.add_row(_size(site.size_bytes), str(site.count), where)
-    console.print(table)
+    console.print(sites_table(device.sites, "Who held it at the peak", top=10))
+    recorded = about_device(snapshot, 0)
     console.print(f"{recorded['recorded']} events recorded, {recorded['overwritten']} overwritten")
 
-    console.print(Text(f"\n{path} ({_size(path.stat().st_size)})"), soft_wrap=True)
+    console.print(Text(f"\n{path} ({size(path.stat().st_size)})"), soft_wrap=True)
     console.print(
         Text(
             "Look at it: drag the file onto https://pytorch.org/memory_viz, or without a network\n"
+            f"  pytracer stats {path}\n"
             f"  python -m torch.cuda._memory_viz stats {path}"
         ),
         soft_wrap=True,
     )
-
-
-def _place(frame: Frame) -> Text:
-    return Text(f"{Path(*Path(frame.filename).parts[-2:])}:{frame.line} {frame.name}")
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"

@@ -1,11 +1,10 @@
 """examples/rlhf_phases.py as a program, and what its files say; for the tests of all devices."""
 
+import pickle
 from pathlib import Path
 
 import processes
 import viewers
-
-from pytracer.reading import load
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "rlhf_phases.py"
 PHASES = {
@@ -27,7 +26,7 @@ def run_example(folder: Path, device: str, mode: str, timeout: int) -> processes
 
 def phases(path: Path) -> set[str]:
     """Those of the first device's allocations, outside of which the prompts are made."""
-    trace = load(path)["device_traces"][0]
+    trace = pickle.loads(path.read_bytes())["device_traces"][0]
     return {event["user_metadata"] for event in trace if event["action"] == "alloc"} - {""}
 
 
@@ -41,7 +40,7 @@ def check_files(folder: Path, mode: str) -> Path:
     assert step.name == "step2"
     assert phases(whole) == expected | {"optimizer"}
     viewers.check_opcodes(whole.read_bytes())
-    viewers.check_snapshot(load(whole))
+    viewers.check_snapshot(pickle.loads(whole.read_bytes()))
     own = {path.parent.name: phases(path) for path in step.glob("*/*.pickle")}
     nested = {"actor_update": {"optimizer"}, "critic_update": {"optimizer"}}
     if mode != "off":

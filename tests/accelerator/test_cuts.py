@@ -5,6 +5,7 @@ before the first one that of one taken in peace: what comes out must be what its
 """
 
 import gc
+import pickle
 import random
 import sys
 import threading
@@ -23,7 +24,6 @@ import torch
 from accelerator.extension import Churn, Extension
 
 from pytracer import Tracer
-from pytracer.reading import load
 
 RING = 30_000  # not to be lapped between two cuts, on a slow machine either
 CUTS = 100  # in each of the tests that take many
@@ -375,7 +375,7 @@ def test_addresses_used_again_during_exports_keep_the_right_stacks(
                 snapshot = tracer.snapshot()
             else:
                 tracer.dump(tmp_path / "now.pickle")
-                snapshot = load(tmp_path / "now.pickle")
+                snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())
             # THEN each event, and each block, has the stack of the function that asked
             last: dict[tuple[int, int], Entry] = {}
             for index, trace in enumerate(snapshot["device_traces"]):

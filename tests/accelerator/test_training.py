@@ -1,6 +1,7 @@
 """A training traced from end to end: training.py, run as a program, and what its file says."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 import viewers
 
-from pytracer.reading import load, peak
+from pytracer.reading import load
+from pytracer.reading.history import replay
 
 PROGRAM = Path(__file__).parent / "training.py"
 
@@ -29,7 +31,7 @@ def train(folder: Path, *arguments: str) -> Trained:
     done = processes.run_python(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    return Trained(path, load(path), told["stats"], told["devices"])
+    return Trained(path, pickle.loads(path.read_bytes()), told["stats"], told["devices"])
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +71,13 @@ def check_against_torch(trained: Trained, device: int) -> None:
     assert about["reserved_bytes"] == said["reserved"]
     requested = sum(block["requested_size"] for block in alive)
     assert requested == said["stats"]["requested_bytes.all.current"]
-    # At the fullest moment: the trace has what was asked for, torch adds what it rounded up.
-    fullest = peak(trained.snapshot, device)
-    assert fullest.initial_bytes == 0
-    assert fullest.final_bytes == requested
-    assert fullest.peak_bytes == said["stats"]["requested_bytes.all.peak"]
-    assert fullest.final_bytes < fullest.peak_bytes <= said["most_allocated"]
+    # At the fullest moment.
+    levels = replay(load(trained.path), device).levels
+    assert levels.requested_bytes[0] == 0
+    assert levels.requested_bytes[-1] == requested
+    assert levels.requested_bytes.max() == said["stats"]["requested_bytes.all.peak"]
+    assert levels.allocated_bytes.max() == said["most_allocated"]
+    assert levels.requested_bytes[-1] < levels.requested_bytes.max() < said["most_allocated"]
     # All along.
     trace = trained.snapshot["device_traces"][device]
     allocations = [event for event in trace if event["action"] == "alloc"]

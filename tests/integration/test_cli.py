@@ -1,6 +1,7 @@
 """The command line, the demo behind it, and the example, as somebody types them."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from click.testing import CliRunner
 import pytracer
 from pytracer.cli import main
 from pytracer.errors import PytracerError
-from pytracer.reading import load, peak, sites_at_peak
+from pytracer.reading import load
+from pytracer.reading.periods import about_device
+from pytracer.reading.sites import sites_in_the_end
+from pytracer.reading.stats import stats
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,7 +38,9 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
 
 def test_the_commands_are_there() -> None:
     with click.Context(main) as context:
-        assert main.list_commands(context) == ["build-hooks", "demo", "doctor", "run"]
+        assert main.list_commands(context) == [
+            *("build-hooks", "demo", "diff", "doctor", "export", "run", "stats")
+        ]
 
 
 def test_version_of_the_module_run_as_a_program(env: dict[str, str], tmp_path: Path) -> None:
@@ -61,8 +67,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path / "pytracer_demo.pickle"
     viewers.check_opcodes(path.read_bytes())
-    snapshot = load(path)
-    viewers.check_snapshot(snapshot)
+    viewers.check_snapshot(pickle.loads(path.read_bytes()))
     assert "segments: " in viewers.run_memory_viz(path, "stats")
     assert f"python -m torch.cuda._memory_viz stats {path.name}" in done.stdout
 
@@ -73,19 +78,22 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     assert last < 0.8 * first
 
     # AND the model and the optimizer's state are still there at the end, the activations are not
-    highest = peak(snapshot)
-    assert 0 < highest.final_bytes < highest.peak_bytes
+    snapshot = load(path)
+    (device,) = stats(snapshot).devices
+    peak, end = device.peak_allocated, device.end
+    assert peak is not None
+    assert 0 < end.allocated_bytes < peak.allocated_bytes
     parameters = 421_440
-    assert 4 * 4 * parameters <= highest.final_bytes < 4.2 * 4 * parameters
+    assert 4 * 4 * parameters <= end.allocated_bytes < 4.2 * 4 * parameters
 
     # AND what is printed is what is in the file: the peak, and the sites, largest first
-    assert f"peak {highest.peak_bytes / 2**20:.4g} MiB, after event {highest.event};" in done.stdout
-    sites = sites_at_peak(snapshot)
+    assert f"peak {peak.allocated_bytes / 2**20:.4g} MiB, after event {peak.event};" in done.stdout
+    sites = device.sites[:10]
     printed = re.findall(r"│ +([\d.]+ [KM]?i?B) │ +(\d+) │ (\S+):(\d+) (\S+) +│", done.stdout)
     found = [(s.count, s.call_site.line, s.call_site.name) for s in sites if s.call_site]
     assert [(int(count), int(line), name) for _, count, _, line, name in printed] == found
     assert sum(file == "pytracer/demo.py" for _, _, file, _, _ in printed) >= 8
-    recorded = snapshot["pytracer"]["devices"][0]["recorded"]
+    recorded = about_device(snapshot, 0)["recorded"]
     assert f"{recorded} events recorded, 0 overwritten" in done.stdout
 
 
@@ -107,7 +115,7 @@ def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
     # THEN it leaves the snapshot it names there
     assert (done.returncode, done.stderr) == (0, "")
     assert "snapshot.pickle" in done.stdout
-    sites = sites_at_peak(load(tmp_path / "snapshot.pickle"))
+    sites = sites_in_the_end(load(tmp_path / "snapshot.pickle"), 0)
     assert any(s.call_site and s.call_site.filename.endswith(".py") for s in sites)
     assert any(frame.filename.endswith("train_transformer.py") for frame in sites[0].frames)
 

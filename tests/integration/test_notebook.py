@@ -2,14 +2,13 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from processes import installed
-
-from pytracer.reading import load
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +60,7 @@ def test_a_notebook(
     paths = list(tmp_path.rglob("*.pickle"))
     assert len(paths) == files
     for path in paths:
-        (trace,) = load(path)["device_traces"]
+        (trace,) = pickle.loads(path.read_bytes())["device_traces"]
         assert ("work", 4000) in {
             (event["frames"][0]["name"], event["size"]) for event in trace if event["frames"]
         }

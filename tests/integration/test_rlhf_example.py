@@ -1,6 +1,7 @@
 """examples/rlhf_phases.py on the CPU, and what docs/phases.md does with its files."""
 
 import math
+import pickle
 import random
 import re
 import runpy
@@ -14,7 +15,6 @@ import viewers
 from rlhf_example import EXAMPLE, check_files, run_example
 
 from pytracer import Tracer, annotate
-from pytracer.reading import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,9 @@ def test_each_phase_is_in_the_snapshots(mode: str, tmp_path: Path) -> None:
     assert ("weight" in done.stdout) == (mode != "off")
     # THEN the second has left its snapshots, each of the CPU alone
     step = check_files(tmp_path, mode).parent
-    assert {len(load(path)["device_traces"]) for path in step.rglob("*.pickle")} == {1}
+    assert {
+        len(pickle.loads(path.read_bytes())["device_traces"]) for path in step.rglob("*.pickle")
+    } == {1}
 
 
 def test_lengths_vary(example: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ def test_the_program_in_the_docs_colours_by_phase(tmp_path: Path) -> None:
     # THEN the page can read what it leaves, with the phase, and the "unknown" that it needs
     path = tmp_path / "coloured.pickle"
     viewers.check_opcodes(path.read_bytes())
-    (trace,) = load(path)["device_traces"]
+    (trace,) = pickle.loads(path.read_bytes())["device_traces"]
     allocations = [event for event in trace if event["action"] == "alloc"]
     colours = {(event["size"], event["category"]) for event in allocations}
     assert {(4000, "unknown"), (8000, "rollout")} <= colours

@@ -1,7 +1,8 @@
-"""The core's C++ tests, plain and under each sanitizer."""
+"""The C++ tests, plain and under each sanitizer: the core's, and the reader's fuzzing."""
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,38 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sanitizer", ["", "address", "undefined", "thread"])
 def test_core(sanitizer: str) -> None:
-    # GIVEN the C++ tests, built with the sanitizer; the build is kept for the next time
+    # GIVEN the C++ tests, built with the sanitizer
+    tests = built("core_tests", sanitizer)
+    # WHEN they run
+    output = run(str(tests))
+    # THEN all pass, and there were some
+    assert int(output.splitlines()[-1].removesuffix(" passed")) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitizer", ["", "address", "undefined"])
+def test_the_reader_survives_any_file(sanitizer: str) -> None:
+    # GIVEN all golden files, and the same seed each time, but for `make fuzz`
+    files = sorted(map(str, (ROOT / "tests" / "golden").rglob("*.pickle")))
+    count = int(os.environ.get("FUZZ_FILES", 20_000))
+    seed = time.time_ns() // 1000 if "FUZZ_FILES" in os.environ else 0
+    # WHEN mutations of them are read and replayed
+    output = run(str(built("fuzz_reader", sanitizer)), str(count), str(seed), *files)
+    # THEN there is a result or an error for each, and a good deal of both
+    read, replayed, refused = (int(part.split()[0]) for part in output.split(", "))
+    assert read + refused == count + len(files)
+    assert min(read, replayed, refused) > count // 20
+
+
+def built(program: str, sanitizer: str) -> Path:
+    """A program of tests/cpp; the build is kept for the next time."""
     build = ROOT / "build" / f"cpp-{sanitizer or 'plain'}"
     options = ["-DPYTRACER_TESTS_ONLY=ON", "-DPYTRACER_WERROR=ON"]
     options += [f"-DPYTRACER_SANITIZER={sanitizer}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
     run("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options)
-    run("cmake", "--build", str(build))
-    # WHEN they run
-    output = run(str(build / "tests" / "cpp" / "core_tests"))
-    # THEN all pass, and there were some
-    assert int(output.splitlines()[-1].removesuffix(" passed")) >= 20
+    run("cmake", "--build", str(build), "--target", program)
+    return build / "tests" / "cpp" / program
 
 
 def run(*command: str) -> str:

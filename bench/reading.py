@@ -1,0 +1,268 @@
+"""What reading a snapshot takes: seconds, and memory beside the file's size.
+
+Files of 1 M and 10 M events of the same random activity: 2,000 distinct stacks of 20 frames, some
+10,000 live blocks. `pytracer` is what the recorder writes of it (on the CPU, with 100 steps and two
+phases), `torch` the layout of PyTorch's own recorder, whose every event has a list of frames of its
+own, by pickle.dump. Each figure is taken in a process of its own, with the file in the page cache:
+the seconds of a call, or of a whole command; the peak of the process's resident memory, all of it
+(`before` is what it was before the call). Medians over the rounds; of 10 M events over two.
+
+`pt-snap import` is pt-snap-cli's (0.4.1, from PyPI), measured once a file, if it is installed.
+"""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import arguments, at_depth, in_own_process, resident_bytes, save, summary
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+FILES = (("pytracer", 1_000_000), ("torch", 1_000_000), ("pytracer", 10_000_000))
+STACKS, FRAMES, SLOTS, STEPS = 2_000, 20, 20_000, 100
+BATCH = 50
+ROUNDS_OF_LARGE = 2
+IMPORT_TIMEOUT_S = 600
+ALLOC, FREE = 0, 2  # of csrc/hook.h
+
+Batch = list[tuple[int, int, int]]
+
+
+class Activity:
+    """Places in memory, in random order taken and given back; half of them are taken at a time."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self.sizes = [512 * self._random.randrange(1, 128) for _ in range(SLOTS)]
+        self.addresses = [2**20]
+        for size in self.sizes:
+            self.addresses.append(self.addresses[-1] + size)
+        self.live = [False] * SLOTS
+
+    def batches(self, events: int) -> Iterator[tuple[int, Batch]]:
+        """Each with the number of its stack: (action, address, size)."""
+        first = [self._turn(slot) for slot in range(0, SLOTS, 2)]
+        for begin in range(0, SLOTS // 2, BATCH):
+            yield begin // BATCH, first[begin : begin + BATCH]
+        for number in range(events // BATCH):
+            slots = (self._random.randrange(SLOTS) for _ in range(BATCH))
+            yield number % STACKS, [self._turn(slot) for slot in slots]
+
+    def _turn(self, slot: int) -> tuple[int, int, int]:
+        self.live[slot] = not self.live[slot]
+        return ALLOC if self.live[slot] else FREE, self.addresses[slot], self.sizes[slot]
+
+
+def write_pytracer(path: Path, events: int) -> None:
+    """A recording; an event is two or three in the file (docs/design.md), 2.5 on average."""
+    from pytracer import Tracer, _core, annotate
+
+    functions = []
+    for number in range(STACKS):
+        scope: dict[str, Any] = {"record": _core.testing.record}
+        source = f"def f{number}(batch):\n for event in batch:\n  record(*event)"
+        exec(compile(source, f"model/layer{number % 100}.py", "exec"), scope)
+        functions.append(scope[f"f{number}"])
+    entries = int(events / 2.5)
+    with Tracer(device="cpu", trace_alloc_max_entries=entries) as tracer:
+
+        def recorded() -> None:
+            step = entries // BATCH // STEPS
+            for number, (stack, batch) in enumerate(Activity().batches(entries)):
+                with annotate("forward" if number % 2 else "backward"):
+                    functions[stack](batch)
+                if number % step == step - 1:
+                    tracer.step()
+
+        at_depth(FRAMES - 1, recorded)
+        tracer.dump(path)
+
+
+def write_torch(path: Path, events: int) -> None:
+    """The layout of torch 2.13: frames are shared, lists of them are not."""
+    rng = random.Random(0)
+    outer = [
+        {"name": f"g{number}", "filename": f"model/block{number % 20}.py", "line": number}
+        for number in range(400)
+    ]
+    stacks = [
+        [
+            {"name": f"f{number}", "filename": f"model/layer{number % 100}.py", "line": 3},
+            *rng.choices(outer, k=FRAMES - 1),
+        ]
+        for number in range(STACKS)
+    ]
+    activity = Activity()
+    trace: list[dict[str, Any]] = []
+    frames_of: dict[int, list[dict[str, Any]]] = {}
+
+    def add(action: str, address: int, size: int, frames: list[dict[str, Any]]) -> None:
+        event = {"action": action, "addr": address, "size": size, "stream": 0}
+        event |= {"time_us": 1_700_000_000_000_000 + len(trace), "compile_context": "N/A"}
+        trace.append({**event, "user_metadata": "", "pool_id": (0, 0), "frames": frames})
+
+    for stack, batch in activity.batches(int(events / 1.5)):
+        for action, address, size in batch:
+            frames = list(stacks[stack])
+            if action == ALLOC:
+                frames_of[address] = frames
+                add("alloc", address, size, frames)
+            else:
+                add("free_requested", address, size, frames)
+                add("free_completed", address, size, frames)
+    assert len(trace) >= events
+    slots = zip(activity.addresses, activity.sizes, activity.live, strict=False)
+    blocks = [
+        {
+            "address": address,
+            "size": size,
+            "requested_size": size,
+            "state": "active_allocated" if live else "inactive",
+            "frames": frames_of[address] if live else [],
+        }
+        for address, size, live in slots
+    ]
+    live_bytes = sum(block["size"] for block in blocks if block["state"] != "inactive")
+    segment = {
+        "device": 0,
+        "address": activity.addresses[0],
+        "total_size": activity.addresses[-1] - activity.addresses[0],
+        "allocated_size": live_bytes,
+        "active_size": live_bytes,
+        "requested_size": live_bytes,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+    snapshot = {"segments": [segment], "device_traces": [trace[-events:]]}
+    with open(path, "wb") as file:
+        pickle.dump({**snapshot, "allocator_settings": {}, "external_annotations": []}, file)
+
+
+def worker(what: str, path: Path, events: int) -> dict[str, float]:
+    """Writes a file, or reads it one way: seconds and bytes."""
+    if what.startswith("write"):
+        (write_pytracer if what == "write pytracer" else write_torch)(path, events)
+        return {}
+    from pytracer.reading import load
+    from pytracer.reading.stats import stats
+
+    def unpickled() -> Any:
+        with open(path, "rb") as file:
+            return pickle.load(file)
+
+    call = {
+        "load": lambda: load(path),
+        "load and stats": lambda: stats(load(path)),
+        "pickle.load": unpickled,
+    }[what]
+    before = resident_bytes()
+    start = time.perf_counter()
+    result = call()
+    seconds = time.perf_counter() - start
+    if what == "load":
+        assert sum(map(len, result.traces)) > 0.99 * events
+    return {"seconds": seconds, "peak_bytes": peak_bytes(), "before_bytes": before}
+
+
+def peak_bytes() -> int:
+    """The most that was resident of this process; `ru_maxrss` may be its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def commanded(command: list[str], timeout_s: float) -> dict[str, float] | None:
+    """The same of a command; None if it was ended after the time."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        ["timeout", str(timeout_s), *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    if code == 124:
+        return None
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+    return {"seconds": seconds, "peak_bytes": usage.ru_maxrss * 1024, "before_bytes": 0}
+
+
+def measured(what: str, path: Path, events: int) -> dict[str, float] | None:
+    """One reading."""
+    if what == "pytracer stats":
+        command = [sys.executable, "-m", "pytracer", "stats", str(path)]
+        return commanded(command, IMPORT_TIMEOUT_S)
+    if what == "pt-snap import":
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            pt_snap = str(Path(sys.executable).with_name("pt-snap"))
+            command = [pt_snap, "import", str(path), "-o", folder, "--no-focus"]
+            return commanded(command, IMPORT_TIMEOUT_S)
+    found: dict[str, float] = in_own_process(__file__, what, path, events)
+    return found
+
+
+def ways(events: int, rounds: int) -> list[str]:
+    """What is measured of a file, in the order in which it is."""
+    several = ["load", "load and stats", "pytracer stats", "pickle.load"]
+    result = several * (min(rounds, ROUNDS_OF_LARGE) if events > 1_000_000 else rounds)
+    if Path(sys.executable).with_name("pt-snap").exists():
+        result.append("pt-snap import")
+    return result
+
+
+def main() -> None:
+    options = arguments(__doc__, "reading.json")
+    table = Table(title="Reading a snapshot (medians)")
+    for column in ("file", "events", "MB", "", "s", "peak MB", "x file"):
+        justify: Any = "left" if column in ("file", "") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    figures = []
+    for kind, events in FILES:
+        folder = Path(tempfile.mkdtemp())
+        try:
+            path = folder / "snapshot.pickle"
+            in_own_process(__file__, f"write {kind}", path, events)
+            file_bytes = path.stat().st_size
+            results: dict[str, list[dict[str, float] | None]] = {}
+            title = f"{kind}, {events:,} events"
+            for what in track(ways(events, options.rounds), title, console=Console(stderr=True)):
+                results.setdefault(what, []).append(measured(what, path, events))
+        finally:
+            shutil.rmtree(folder)
+        for what, each in results.items():
+            figure: dict[str, Any] = {"kind": kind, "events": events, "file_bytes": file_bytes}
+            rounds = [one for one in each if one is not None]
+            found = {key: summary([one[key] for one in rounds]) for key in (rounds or [{}])[0]}
+            figures.append({**figure, "what": what, "timeout_s": IMPORT_TIMEOUT_S, **found})
+            row = [kind, f"{events:,}", f"{file_bytes / 1e6:.1f}", what]
+            if found:
+                peak = found["peak_bytes"]["median"]
+                row += [f"{found['seconds']['median']:.2f}", f"{peak / 1e6:.0f}"]
+                row.append(f"{peak / file_bytes:.1f}")
+            else:
+                row.append(f"> {IMPORT_TIMEOUT_S}")
+            table.add_row(*row)
+    Console().print(table)
+    save(options.json, figures)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(worker(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))))
+    else:
+        main()

@@ -1,0 +1,77 @@
+// A growing array of plain values, which numpy can take over.
+//
+// 1. Grows by realloc(): the kernel moves the pages of a large one, so nothing is copied, and what
+//    is not filled yet costs no memory.
+// 2. release() gives the values away; who has them calls free().
+// 3. One thread. Throws std::bad_alloc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace pytracer::reading {
+
+template <class T>
+class Column {
+  static_assert(std::is_trivially_copyable_v<T>, "realloc() moves the values");
+
+ public:
+  Column() = default;
+  ~Column() { std::free(data_); }
+  Column(Column&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  Column(const Column&) = delete;
+  Column& operator=(const Column&) = delete;
+
+  void push_back(T value) {
+    if (size_ == capacity_) reserve(size_ + size_ / 2 + 64);
+    data_[size_++] = value;
+  }
+  void append(const T* values, size_t count) {
+    if (count > capacity_ - size_) reserve(size_ + size_ / 2 + count);
+    if (count > 0) std::memcpy(static_cast<void*>(data_ + size_), values, count * sizeof(T));
+    size_ += count;
+  }
+  void pop_back() noexcept { --size_; }
+  // New values are not initialised.
+  void resize(size_t size) {
+    reserve(size);
+    size_ = size;
+  }
+  void reserve(size_t capacity) {
+    if (capacity <= capacity_) return;
+    if (capacity > PTRDIFF_MAX / sizeof(T)) throw std::bad_alloc();
+    void* grown = std::realloc(static_cast<void*>(data_), capacity * sizeof(T));
+    if (grown == nullptr) throw std::bad_alloc();
+    data_ = static_cast<T*>(grown);
+    capacity_ = capacity;
+  }
+  T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+  T& operator[](size_t index) noexcept { return data_[index]; }
+  const T& operator[](size_t index) const noexcept { return data_[index]; }
+  T& back() noexcept { return data_[size_ - 1]; }
+  T* data() noexcept { return data_; }
+  const T* data() const noexcept { return data_; }
+  const T* begin() const noexcept { return data_; }
+  const T* end() const noexcept { return data_ + size_; }
+  size_t size() const noexcept { return size_; }
+  bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
+}  // namespace pytracer::reading

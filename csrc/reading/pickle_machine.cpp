@@ -1,0 +1,307 @@
+#include "pickle_machine.h"
+
+#include <algorithm>
+
+namespace pytracer::reading {
+
+namespace {
+
+// The opcodes by name, as Python's pickletools has them.
+enum Opcode : unsigned char {
+  MARK = '(',
+  STOP = '.',
+  POP = '0',
+  POP_MARK = '1',
+  DUP = '2',
+  BININT = 'J',
+  BININT1 = 'K',
+  BININT2 = 'M',
+  LONG1 = 0x8a,
+  LONG4 = 0x8b,
+  NONE = 'N',
+  NEWTRUE = 0x88,
+  NEWFALSE = 0x89,
+  BINFLOAT = 'G',
+  SHORT_BINUNICODE = 0x8c,
+  BINUNICODE = 'X',
+  BINUNICODE8 = 0x8d,
+  EMPTY_LIST = ']',
+  APPEND = 'a',
+  APPENDS = 'e',
+  LIST = 'l',
+  EMPTY_TUPLE = ')',
+  TUPLE = 't',
+  TUPLE1 = 0x85,
+  TUPLE2 = 0x86,
+  TUPLE3 = 0x87,
+  EMPTY_DICT = '}',
+  DICT = 'd',
+  SETITEM = 's',
+  SETITEMS = 'u',
+  BINGET = 'h',
+  LONG_BINGET = 'j',
+  BINPUT = 'q',
+  LONG_BINPUT = 'r',
+  MEMOIZE = 0x94,
+  PROTO = 0x80,
+  FRAME = 0x95,
+  GLOBAL = 'c',
+  INST = 'i',
+  STACK_GLOBAL = 0x93,
+};
+
+struct Refused {
+  unsigned char opcode;
+  const char* what;
+};
+constexpr Refused kRefused[] = {
+    {'R', "a call (REDUCE)"},
+    {'b', "the state of an object (BUILD)"},
+    {'o', "an object (OBJ)"},
+    {0x81, "an object (NEWOBJ)"},
+    {0x92, "an object (NEWOBJ_EX)"},
+    {0x82, "an extension (EXT1)"},
+    {0x83, "an extension (EXT2)"},
+    {0x84, "an extension (EXT4)"},
+    {'P', "an external object (PERSID)"},
+    {'Q', "an external object (BINPERSID)"},
+    {0x97, "a buffer from elsewhere (NEXT_BUFFER)"},
+    {0x98, "a buffer (READONLY_BUFFER)"},
+    {0x96, "a bytearray (BYTEARRAY8)"},
+    {'B', "bytes (BINBYTES)"},
+    {'C', "bytes (SHORT_BINBYTES)"},
+    {0x8e, "bytes (BINBYTES8)"},
+    {'T', "bytes (BINSTRING)"},
+    {'U', "bytes (SHORT_BINSTRING)"},
+    {0x8f, "a set (EMPTY_SET)"},
+    {0x90, "a set (ADDITEMS)"},
+    {0x91, "a set (FROZENSET)"},
+};
+constexpr std::string_view kTextOpcodes = "IFLSVgp";  // INT FLOAT LONG STRING UNICODE GET PUT
+constexpr size_t kMostName = 200;
+
+std::string printable(std::string_view text) {
+  std::string result(text.substr(0, kMostName));
+  std::replace_if(result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return result;
+}
+
+}  // namespace
+
+Value PickleMachine::run() {
+  uint64_t position = 0;
+  try {
+    if (in_.at_end()) throw ReadError(ReadError::Kind::cut_short, "the file is empty");
+    for (bool first = true;; first = false) {
+      position = in_.position();
+      const auto opcode = in_.little_endian<unsigned char>();
+      if (first && opcode != PROTO) {
+        damaged("it is no pickle file, or one of protocol 0 or 1");
+      }
+      if (!step(opcode)) break;
+    }
+    if (stack_.size() != 1 || !marks_.empty()) damaged("the pickle stops in the middle");
+    return stack_[0];
+  } catch (const ReadError& error) {
+    throw ReadError(error.kind, std::string(error.what()) + " at byte " + std::to_string(position));
+  }
+}
+
+bool PickleMachine::step(unsigned char opcode) {
+  switch (opcode) {
+    case PROTO: {
+      const auto protocol = in_.little_endian<uint8_t>();
+      if (protocol < 2 || protocol > 5) damaged("pickle protocol " + std::to_string(protocol));
+      break;
+    }
+    case FRAME: in_.little_endian<uint64_t>(); break;
+    case STOP: return false;
+    case MARK:
+      if (marks_.size() == kMostMarks) damaged("lists and dicts are nested too deeply");
+      marks_.push_back(stack_.size());
+      break;
+    case POP:
+      if (!marks_.empty() && marks_.back() == stack_.size()) {
+        marks_.pop_back();
+      } else {
+        pop();
+      }
+      break;
+    case POP_MARK: stack_.resize(pop_mark()); break;
+    case DUP:
+      if (top().is(Kind::object)) heap_.share(top());
+      push(Value(top()));
+      break;
+    case NONE: push(Value()); break;
+    case NEWTRUE: push(Value(Kind::boolean, 1)); break;
+    case NEWFALSE: push(Value(Kind::boolean, 0)); break;
+    case BININT: push(heap_.integer(in_.little_endian<int32_t>())); break;
+    case BININT1: push(heap_.integer(in_.little_endian<uint8_t>())); break;
+    case BININT2: push(heap_.integer(in_.little_endian<uint16_t>())); break;
+    case LONG1: long_integer(in_.little_endian<uint8_t>()); break;
+    case LONG4: long_integer(in_.little_endian<uint32_t>()); break;
+    case BINFLOAT: {
+      const uint64_t bits = __builtin_bswap64(in_.little_endian<uint64_t>());
+      double number;
+      std::memcpy(&number, &bits, sizeof(number));
+      push(heap_.real(number));
+      break;
+    }
+    case SHORT_BINUNICODE: text(in_.little_endian<uint8_t>()); break;
+    case BINUNICODE: text(in_.little_endian<uint32_t>()); break;
+    case BINUNICODE8: text(in_.little_endian<uint64_t>()); break;
+    case EMPTY_LIST: push(heap_.make(Shape::list)); break;
+    case EMPTY_TUPLE: push(heap_.make(Shape::tuple)); break;
+    case EMPTY_DICT: push(heap_.make(Shape::dict)); break;
+    case LIST: collect(Shape::list, pop_mark()); break;
+    case TUPLE: collect(Shape::tuple, pop_mark()); break;
+    case DICT: collect(Shape::dict, pop_mark()); break;
+    case TUPLE1:
+    case TUPLE2:
+    case TUPLE3: {
+      const size_t count = opcode - TUPLE1 + 1;
+      if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) {
+        damaged("a tuple of values that are not there");
+      }
+      collect(Shape::tuple, stack_.size() - count);
+      break;
+    }
+    case APPEND: {
+      const size_t first = stack_.size() - 1;
+      append(container(first, Shape::list), first);
+      break;
+    }
+    case APPENDS: {
+      const size_t first = pop_mark();
+      append(container(first, Shape::list), first);
+      break;
+    }
+    case SETITEM: {
+      const size_t first = stack_.size() - 2;
+      set_items(container(first, Shape::dict), first);
+      break;
+    }
+    case SETITEMS: {
+      const size_t first = pop_mark();
+      set_items(container(first, Shape::dict), first);
+      break;
+    }
+    case MEMOIZE: remember(remembered_); break;
+    case BINPUT: remember(in_.little_endian<uint8_t>()); break;
+    case LONG_BINPUT: remember(in_.little_endian<uint32_t>()); break;
+    case BINGET: recall(in_.little_endian<uint8_t>()); break;
+    case LONG_BINGET: recall(in_.little_endian<uint32_t>()); break;
+    default: refuse(opcode);
+  }
+  return true;
+}
+
+void PickleMachine::refuse(unsigned char opcode) {
+  std::string what;
+  if (opcode == GLOBAL || opcode == INST) {
+    const std::string module = in_.line(kMostName);
+    what = printable(module) + "." + printable(in_.line(kMostName));
+  } else if (opcode == STACK_GLOBAL) {
+    const Value name = pop(), module = pop();
+    if (!name.is(Kind::string) || !module.is(Kind::string)) damaged("a name that is no text");
+    what = printable(strings_.at(module.index())) + "." + printable(strings_.at(name.index()));
+  } else if (kTextOpcodes.find(static_cast<char>(opcode)) != std::string_view::npos) {
+    damaged("it is of pickle protocol 0 or 1");
+  }
+  for (const Refused& each : kRefused) {
+    if (each.opcode == opcode) what = each.what;
+  }
+  if (what.empty()) damaged("no such opcode as " + std::to_string(opcode));
+  throw ReadError(ReadError::Kind::refused, "it asks for " + what);
+}
+
+void PickleMachine::push(Value value) {
+  if (stack_.size() == kMostValues) damaged("too many values that are in no list or dict");
+  stack_.push_back(value);
+}
+
+Value PickleMachine::pop() {
+  const Value value = top();
+  stack_.pop_back();
+  return value;
+}
+
+Value& PickleMachine::top() {
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) damaged("a value is missing");
+  return stack_.back();
+}
+
+size_t PickleMachine::pop_mark() {
+  if (marks_.empty()) damaged("a list or dict ends that did not begin");
+  const size_t first = marks_.back();
+  marks_.pop_back();
+  return first;
+}
+
+// What stands below the values from `above` on.
+Value PickleMachine::container(size_t above, Shape shape) {
+  const size_t below_mark = marks_.empty() ? 0 : marks_.back();
+  if (above > stack_.size() || above <= below_mark) damaged("a list or dict is missing");
+  const Value found = stack_[above - 1];
+  if (!found.is(Kind::object) || heap_.shape(found) != shape) {
+    damaged(shape == Shape::list ? "an item is added to what is no list"
+                                 : "an item is set in what is no dict");
+  }
+  return found;
+}
+
+void PickleMachine::append(Value list, size_t first) {
+  for (size_t i = first; i < stack_.size(); ++i) stack_[i] = builder_.adopt(stack_[i]);
+  std::vector<Value>& items = heap_.grow(list);
+  items.insert(items.end(), stack_.data() + first, stack_.data() + stack_.size());
+  stack_.resize(first);
+}
+
+void PickleMachine::set_items(Value dict, size_t first) {
+  if ((stack_.size() - first) % 2 != 0) damaged("a key without a value");
+  std::vector<Value>& items = heap_.grow(dict);
+  items.insert(items.end(), stack_.data() + first, stack_.data() + stack_.size());
+  stack_.resize(first);
+}
+
+void PickleMachine::collect(Shape shape, size_t first) {
+  const Value made = heap_.make(shape);
+  if (shape == Shape::dict) {
+    set_items(made, first);
+  } else if (first < stack_.size()) {
+    append(made, first);
+  }
+  push(made);
+}
+
+// Little-endian, two's complement; the last byte has the sign.
+void PickleMachine::long_integer(uint64_t size) {
+  if (size > 2 * sizeof(int64_t)) damaged("an integer of " + std::to_string(size) + " bytes");
+  const std::string_view bytes = in_.text(size);
+  const bool is_negative = !bytes.empty() && static_cast<signed char>(bytes.back()) < 0;
+  uint64_t parts[2];
+  std::memset(parts, is_negative ? 0xff : 0, sizeof(parts));
+  std::memcpy(parts, bytes.data(), bytes.size());
+  const auto low = static_cast<int64_t>(parts[0]), high = static_cast<int64_t>(parts[1]);
+  push(high == low >> 63 ? heap_.integer(low) : heap_.long_integer(high, parts[0]));
+}
+
+void PickleMachine::remember(uint64_t memo) {
+  if (memo > remembered_ + kSpareMemos) damaged("memo numbers are left out");
+  const Value value = top();
+  if (value.is(Kind::object)) heap_.share(value);
+  while (memo_.size() <= memo) {
+    memo_.push_back(Value());
+    is_remembered_.push_back(false);
+  }
+  memo_[memo] = value;
+  if (!is_remembered_[memo]) ++remembered_;
+  is_remembered_[memo] = true;
+}
+
+void PickleMachine::recall(uint64_t memo) {
+  if (memo >= memo_.size() || !is_remembered_[memo]) damaged("what is referred to is not there");
+  push(memo_[memo]);
+}
+
+}  // namespace pytracer::reading

@@ -1,0 +1,273 @@
+"""What happened in each step of the training, and in each of its phases."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pytracer.reading.history import History
+from pytracer.reading.sites import alive_at, sums
+from pytracer.reading.snapshot import (
+    ALLOC,
+    NO_TIME,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    Column,
+    Snapshot,
+    Trace,
+)
+
+Marks = list[tuple[int, int]]
+"""Where steps begin in a trace: (step, index of its first event), in the order of events."""
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+        step: Its number; None: before the first that is known.
+        first_event, end_event: Its events are those from the one to before the other.
+        begins_in_trace: False: the ring has lost its beginning, or may have.
+        begin_bytes, end_bytes: Allocated before its first event, and after its last; None without a
+            history.
+        peak_bytes: The most allocated in between, both ends included; None without a history.
+        peak_event: The first event after which that was so; None: it was at the beginning.
+        allocations: How many there were.
+        allocations_bytes: What these asked for, altogether.
+        device_allocs, device_frees: How often memory was taken from the device, and given back.
+    """
+
+    step: int | None
+    first_event: int
+    end_event: int
+    begins_in_trace: bool
+    begin_bytes: int | None
+    end_bytes: int | None
+    peak_bytes: int | None
+    peak_event: int | None
+    allocations: int
+    allocations_bytes: int
+    device_allocs: int
+    device_frees: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase, all times that it occurred together.
+
+    Attributes:
+        phase: Its name (the events' `user_metadata`); "": none; None: blocks that are older than
+            the trace, of which it is not known.
+        at_peak_bytes: Of the blocks that were active at the device's peak, those allocated in the
+            phase; None without a history, as what follows.
+        peak_bytes: The most allocated after an event of the phase; None: it has no event.
+        peak_event: The first event after which that was so.
+        end_bytes: Of the blocks that are active in the end, those allocated in the phase.
+        allocations: How many there were.
+        allocations_bytes: What these asked for, altogether.
+    """
+
+    phase: str | None
+    at_peak_bytes: int | None
+    peak_bytes: int | None
+    peak_event: int | None
+    end_bytes: int | None
+    allocations: int
+    allocations_bytes: int
+
+
+def about_device(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
+    """What pytracer tells of a device; {} if it does not, as in others' files."""
+    told = snapshot.about.get("devices")
+    for each in told if isinstance(told, list | tuple) else ():
+        if isinstance(each, dict) and each.get("index") == device:
+            return each
+    return {}
+
+
+def is_count(value: object) -> bool:
+    """Whether a file's value is a number as steps, ranks and pids are."""
+    return type(value) is int and 0 <= value < 2**31
+
+
+def step_marks(snapshot: Snapshot, device: int) -> Marks:
+    """Where steps begin in a trace.
+
+    pytracer's files tell. In others' they are torch.profiler's, if it was on and torch's recorder
+    took notes of it (`global_record_annotations=True`): annotations named `ProfilerStep#N`.
+    """
+    events = len(snapshot.traces[device])
+    told = about_device(snapshot, device).get("steps")
+    marks = [
+        (mark[0], mark[1])
+        for mark in (told if isinstance(told, list | tuple) else ())
+        if isinstance(mark, list | tuple) and len(mark) == 2 and all(map(is_count, mark))
+    ]
+    if not snapshot.about:
+        marks = list(_profiler_steps(snapshot, device))
+    marks = [mark for mark in marks if 0 <= mark[1] < events]
+    return sorted(marks, key=lambda mark: mark[1])
+
+
+def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]]:
+    time_us = snapshot.traces[device].time_us
+    if len(time_us) == 0 or time_us.min() == NO_TIME:
+        return
+    for each in filter(lambda found: isinstance(found, dict), snapshot.external_annotations):
+        name, began_us = str(each.get("name")), each.get("time_us")
+        step = _PROFILER_STEP.fullmatch(name)
+        if step and each.get("stage") == "START" and type(began_us) is int:
+            number, first = int(step[1][:10]), int(np.searchsorted(time_us, began_us))
+            yield number, first
+
+
+def step_at(marks: Marks, event: int) -> int | None:
+    """The step of an event; None: of none."""
+    after = bisect_right(marks, event, key=lambda mark: mark[1])
+    return marks[after - 1][0] if after else None
+
+
+def steps(snapshot: Snapshot, device: int, history: History | None, marks: Marks) -> list[Step]:
+    """What happened in each step; nothing, if the file does not tell of steps."""
+    trace = snapshot.traces[device]
+    if not marks:
+        return []
+    edges = [first for _, first in marks] + [len(trace)]
+    numbers: list[int | None] = [step for step, _ in marks]
+    if edges[0] > 0:
+        edges.insert(0, 0)
+        numbers.insert(0, None)
+    between = _between(trace, edges)
+    # In pytracer's files the first step begins with the file, unless the ring has lost that.
+    begins = about_device(snapshot, device).get("overwritten") == 0
+    found = []
+    for i, (first, end) in enumerate(pairwise(edges)):
+        begin_bytes = end_bytes = peak_bytes = highest = None
+        if history is not None:
+            allocated = history.levels.allocated_bytes
+            highest = first + int(allocated[first : end + 1].argmax())
+            begin_bytes, end_bytes, peak_bytes = (
+                int(allocated[level]) for level in (first, end, highest)
+            )
+        found.append(
+            Step(
+                step=numbers[i],
+                first_event=first,
+                end_event=end,
+                begins_in_trace=begins if i == 0 else True,
+                begin_bytes=begin_bytes,
+                end_bytes=end_bytes,
+                peak_bytes=peak_bytes,
+                peak_event=None if highest in (None, first) else highest - 1,
+                **{name: int(counts[i]) for name, counts in between.items()},
+            )
+        )
+    return found
+
+
+def _between(trace: Trace, edges: list[int]) -> dict[str, Column]:
+    """Counts of events from each of the indices to before the next one."""
+
+    def count(*actions: int) -> Column:
+        is_one = np.zeros(256, bool)  # of all that an action can be
+        is_one[list(actions)] = True
+        found = np.flatnonzero(is_one[trace.action])
+        return np.diff(np.searchsorted(found, edges))
+
+    allocs = np.flatnonzero(trace.action == ALLOC)
+    total = np.append(0, np.cumsum(trace.size_bytes[allocs]))
+    return {
+        "allocations": count(ALLOC),
+        "allocations_bytes": np.diff(total[np.searchsorted(allocs, edges)]),
+        "device_allocs": count(SEGMENT_ALLOC, SEGMENT_MAP),
+        "device_frees": count(SEGMENT_FREE, SEGMENT_UNMAP),
+    }
+
+
+def phases(
+    snapshot: Snapshot, device: int, history: History | None, peak: int | None
+) -> list[Phase]:
+    """What happened in each phase.
+
+    Args:
+        snapshot: Any.
+        device: The index of the trace.
+        history: Its history; None: there is none.
+        peak: The entry of its levels that is the device's peak; None without a history.
+
+    Returns:
+        The phases, those that hold most at the peak first, then as they come in the trace.
+    """
+    trace = snapshot.traces[device]
+    allocs = trace.action == ALLOC
+    allocations = np.bincount(trace.user_metadata[allocs], minlength=len(snapshot.strings))
+    allocations_bytes = sums(
+        trace.user_metadata[allocs], trace.size_bytes[allocs], len(snapshot.strings)
+    )
+    runs = _runs(trace)
+    in_order = dict.fromkeys(trace.user_metadata[runs].tolist())
+    at_peak: dict[int | None, int] = {}
+    in_the_end: dict[int | None, int] = {}
+    highest: dict[int, int] = {}
+    if history is not None and peak is not None:
+        at_peak = _held(snapshot, history, peak)
+        in_the_end = _held(snapshot, history, len(trace))
+        highest = _peaks(trace, runs, history)
+    names: list[int | None] = [*in_order]
+    if None in at_peak or None in in_the_end:
+        names.append(None)
+    found = [
+        Phase(
+            phase=None if name is None else snapshot.strings[name],
+            at_peak_bytes=None if history is None else at_peak.get(name, 0),
+            peak_bytes=int(history.levels.allocated_bytes[highest[name] + 1])
+            if history is not None and name in highest
+            else None,
+            peak_event=None if name is None else highest.get(name),
+            end_bytes=None if history is None else in_the_end.get(name, 0),
+            allocations=0 if name is None else int(allocations[name]),
+            allocations_bytes=0 if name is None else int(allocations_bytes[name]),
+        )
+        for name in names
+    ]
+    return sorted(found, key=lambda phase: -(phase.at_peak_bytes or 0))
+
+
+def _held(snapshot: Snapshot, history: History, level: int) -> dict[int | None, int]:
+    """Active bytes by phase; None: older than the trace."""
+    blocks, alive = history.blocks, alive_at(history, level)
+    known = alive & (blocks.alloc_event >= 0)
+    of_phase = sums(blocks.user_metadata[known], blocks.size_bytes[known], len(snapshot.strings))
+    held: dict[int | None, int] = {int(i): int(of_phase[i]) for i in np.flatnonzero(of_phase)}
+    older = int(blocks.size_bytes[alive & ~known].sum())
+    return held | ({None: older} if older else {})
+
+
+def _runs(trace: Trace) -> Column:
+    """Where runs of events of one phase begin. There are few of these, beside events."""
+    changes = np.flatnonzero(trace.user_metadata[1:] != trace.user_metadata[:-1]) + 1
+    return np.append(0, changes)[: len(trace)]
+
+
+def _peaks(trace: Trace, runs: Column, history: History) -> dict[int, int]:
+    """For each phase the event after which most was allocated, the first of them."""
+    if len(runs) == 0:
+        return {}
+    after = history.levels.allocated_bytes[1:]
+    highest, phase = np.maximum.reduceat(after, runs), trace.user_metadata[runs]
+    order = np.lexsort((-highest, phase))  # it is stable: the earliest comes first
+    _, first = np.unique(phase[order], return_index=True)
+    ends = np.append(runs[1:], len(trace))
+    return {
+        int(phase[run]): int(runs[run] + after[runs[run] : ends[run]].argmax())
+        for run in order[first].tolist()
+    }

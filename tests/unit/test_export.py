@@ -1,0 +1,493 @@
+"""Exports, against plain Python's view of the same events."""
+
+import json
+import os
+import random
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import plain_reader
+import pytest
+from made_snapshots import Program, about
+
+from pytracer.errors import PytracerError
+from pytracer.reading import export_arrow
+from pytracer.reading.export import names, origin, whole
+from pytracer.reading.export_arrow import write_tables
+from pytracer.reading.export_perfetto import Writer
+from pytracer.reading.export_stacks import collapsed, lines
+from pytracer.reading.files import Place
+from pytracer.reading.history import replay
+from pytracer.reading.snapshot import NO_TIME, Snapshot
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STACK = (("/a/ops.py", "relu", 3), ("/a/train.py", "step", 9))
+
+
+def random_program(seed: int, count: int = 200) -> Program:
+    """Blocks older than the trace, phases, steps, blocks that stay."""
+    rng = random.Random(seed)
+    program = Program()
+    alive = [program.alloc(700, *STACK, events=False) for _ in range(3)]
+    for _ in range(count):
+        if alive and rng.random() < 0.45:
+            program.free(alive.pop(rng.randrange(len(alive))), phase=rng.choice(["", "p"]))
+        else:
+            frames = [("/a/ops.py", rng.choice("fg"), rng.randrange(3)), STACK[1]]
+            requested = rng.randrange(1, 9000)
+            alive.append(program.alloc(requested, *frames, phase=rng.choice(["", "p", "q"])))
+    program.about = about(
+        devices=[{"index": 0, "is_cpu": False, "steps": [[4, 10], [5, 100]]}], rank=3
+    )
+    return program
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def tables(
+    snapshot: Snapshot, folder: Path, file_format: export_arrow.Format = "parquet", **of: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of both tables, as plain Python."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    feather = pytest.importorskip("pyarrow.feather")
+    write_tables(snapshot, origin(snapshot, "name", Place(**of)), folder, file_format)
+    paths = [folder / table / f"name.{file_format}" for table in ("events", "blocks")]
+    read = parquet.read_table if file_format == "parquet" else feather.read_table
+    return tuple(read(path).to_pylist() for path in paths)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("rows", [7, 1 << 17])
+def test_tables_of_random_programs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    file_format: export_arrow.Format,
+) -> None:
+    # GIVEN events, more than a group of rows has
+    monkeypatch.setattr(export_arrow, "ROWS", rows)
+    program = random_program(rows)
+    # WHEN they are exported
+    events, blocks = tables(program.snapshot(), tmp_path, file_format)
+
+    # THEN each event is a row, in order
+    def steps_of(index: int) -> int | None:
+        return None if index < 10 else 4 if index < 100 else 5
+
+    def text(frames: list[dict[str, Any]]) -> str | None:
+        return "\n".join("{filename}:{line} {name}".format(**f) for f in frames) or None
+
+    for index, (row, event) in enumerate(zip(events, program.events, strict=True)):
+        expected = {
+            **{"snapshot": "name", "rank": 3, "host": "n1", "pid": 7, "backend": "cuda"},
+            **{
+                "device": 0,
+                "event": index,
+                "step": steps_of(index),
+                "phase": event["user_metadata"],
+            },
+            **{"action": event["action"], "address": event["addr"], "size_bytes": event["size"]},
+            **{"stream": 0, "pool": "0.0", "compile_context": ""},
+            "stack": text(event["frames"]),
+            "site": text(event["frames"][:1]),
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert row["time"].timestamp() == pytest.approx(event["time_us"] / 1e6, abs=1e-6)
+        assert row["time"].utcoffset().total_seconds() == 0
+
+    # AND bytes after it are those of the blocks that are alive then
+    requested = 3 * 700
+    for row in events:
+        requested += {"alloc": 1, "free_completed": -1}.get(row["action"], 0) * row["size_bytes"]
+        assert row["requested_bytes"] == requested
+    final = program.content()["segments"]
+    assert events[-1]["reserved_bytes"] == sum(segment["total_size"] for segment in final)
+    assert events[-1]["allocated_bytes"] == sum(
+        block["size"] for s in final for block in s["blocks"] if block["state"] != "inactive"
+    )
+
+    # AND each block is a row, from its allocation to its free
+    allocs = {e["addr"]: i for i, e in enumerate(program.events) if e["action"] == "alloc"}
+    frees = defaultdict(dict)
+    for i, event in enumerate(program.events):
+        frees[event["action"]][event["addr"]] = i
+    assert len(blocks) == len(allocs) + 3
+    for block in blocks:
+        alloc, free = allocs.get(block["address"]), frees["free_completed"].get(block["address"])
+        assert (block["alloc_event"], block["free_event"]) == (alloc, free)
+        assert block["free_requested_event"] == frees["free_requested"].get(block["address"])
+        for name, index in (("alloc", alloc), ("free", free)):
+            assert block[f"{name}_time"] == (None if index is None else events[index]["time"])
+        same = ("phase", "step", "site", "stack", "stream", "pool")
+        if alloc is None:  # older than the trace: its stack alone is known, if it is still there
+            assert block["requested_bytes"] == 700
+            assert {block[name] for name in ("phase", "step", "pool")} == {None}
+            assert (block["stack"] is None) == (free is not None)
+        else:
+            assert [block[name] for name in same] == [events[alloc][name] for name in same]
+            assert block["size_bytes"] == -(-events[alloc]["size_bytes"] // 512) * 512
+
+
+def test_tables_of_golden_files(tmp_path: Path) -> None:
+    feather = pytest.importorskip("pyarrow.feather")
+    # GIVEN files of every kind: without times, without traces, of several devices
+    for path in sorted(GOLDEN.rglob("*.pickle")):
+        snapshot = plain_reader.read(path)
+        # WHEN they are exported THEN with a row for each event, and one for each block
+        events, blocks = tables(snapshot, tmp_path, "arrow", first=6, last=6)
+        assert len(events) == sum(map(len, snapshot.traces))
+        counts = [len(replay(snapshot, d).blocks) for d in range(len(snapshot.traces))]
+        assert len(blocks) == sum(counts)
+        known = [time_us != NO_TIME for each in snapshot.traces for time_us in each.time_us]
+        assert [row["time"] is not None for row in events] == known
+        # AND dictionaries have each text once: pandas reads no others
+        for table in ("events", "blocks"):
+            for column in feather.read_table(tmp_path / table / "name.arrow").columns:
+                for chunk in column.chunks if hasattr(column.type, "index_type") else []:
+                    assert len(set(chunk.dictionary.to_pylist())) == len(chunk.dictionary)
+        if not snapshot.about:
+            assert {row["step"] for row in events} <= {6}
+            assert {(row["rank"], row["host"], row["pid"]) for row in events} <= {
+                (None, None, None)
+            }
+
+
+def test_a_trace_that_contradicts_its_state_has_events_alone(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(1024, *STACK)
+    program.events.append({**program.events[-1], "action": "free_completed"})
+    snapshot = program.snapshot("x.pickle")
+    # WHEN it is exported THEN without blocks, which is said
+    [note] = write_tables(snapshot, origin(snapshot, "name", Place()), tmp_path, "parquet")
+    assert note.startswith("x.pickle: no blocks, and no bytes after events: ")
+    events, blocks = tables(snapshot, tmp_path)
+    assert (len(events), blocks) == (3, [])
+    assert {row["allocated_bytes"] for row in events} == {None}
+
+
+def test_tables_need_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(PytracerError, match=r"pip install 'torch-pytracer\[arrow\]'") as error:
+        write_tables(
+            Program().snapshot(), origin(Program().snapshot(), "n", Place()), tmp_path, "arrow"
+        )
+    assert "\n" not in str(error.value)
+
+
+# --- collapsed stacks ----------------------------------------------------------------------------
+
+
+def alive(program: Program, event_count: int) -> Counter[str]:
+    """Bytes by stack after so many events, in plain Python."""
+    found: Counter[str] = Counter()
+    by_address: dict[int, tuple[str, int]] = {}
+    for event in program.events[:event_count]:
+        if event["action"] == "alloc":
+            frames = reversed(event["frames"])
+            stack = ";".join("{name} ({filename}:{line})".format(**frame) for frame in frames)
+            by_address[event["addr"]] = stack, -(-event["size"] // 512) * 512
+        elif event["action"] == "free_completed":
+            del by_address[event["addr"]]
+    for stack, size in by_address.values():
+        found[stack] += size
+    return found
+
+
+def test_collapsed_stacks_of_random_programs() -> None:
+    # GIVEN a program whose memory runs out twice
+    rng, program, blocks = random.Random(3), Program(), []
+    for turn in range(150):
+        frames = [("/a/ops.py", rng.choice("fg"), rng.randrange(3)), STACK[1]]
+        blocks.append(program.alloc(rng.randrange(1, 9000), *frames))
+        if rng.random() < 0.6:
+            program.free(blocks.pop(rng.randrange(len(blocks))))
+        if turn in (40, 90):
+            program.out_of_memory(1 << 30, 5)
+    snapshot = program.snapshot()
+    # WHEN what is alive is asked for THEN it is what plain Python finds
+    count = len(program.events)
+    peak = max(range(count + 1), key=lambda n: alive(program, n).total())
+    oom = max(i for i, event in enumerate(program.events) if event["action"] == "oom")
+    assert collapsed(snapshot) == alive(program, peak)
+    assert collapsed(snapshot, "end") == alive(program, count)
+    assert collapsed(snapshot, "oom") == alive(program, oom)
+    assert len({str(collapsed(snapshot, at)) for at in ("peak", "end", "oom")}) == 3
+
+
+def test_lines_of_collapsed_stacks() -> None:
+    # GIVEN names that the format has its own use for, and a block without a stack
+    program = Program()
+    program.alloc(512, ("<a;b>\n.py", "f g", 1), ("/t.py", "step", 2))
+    program.alloc(1024)
+    # THEN they do not break a line
+    assert list(lines(collapsed(program.snapshot(), roots=["x;y"]))) == [
+        "x:y;(no stack) 1024\n",
+        "x:y;step (/t.py:2);f g (<a:b>�.py:1) 512\n",
+    ]
+    # AND several devices are told apart
+    several = plain_reader.read(GOLDEN / "native/cuda-2.15.0.pickle")
+    assert {stack.split(";")[0] for stack in collapsed(several)} == {"device 0", "device 1"}
+    # AND what did not run out says so
+    with pytest.raises(PytracerError, match=r"made\.pickle: memory did not run out"):
+        collapsed(program.snapshot(), "oom")
+
+
+# --- Perfetto ------------------------------------------------------------------------------------
+
+
+def trace(path: Path, *snapshots: Snapshot) -> list[dict[str, Any]]:
+    with whole(path) as file:
+        writer = Writer(file)
+        for number, snapshot in enumerate(snapshots):
+            writer.add(snapshot, origin(snapshot, f"name{number}", Place()))
+        writer.finish()
+    found = json.loads(path.read_bytes())
+    assert found["displayTimeUnit"] == "ms"
+    check_trace_events(found["traceEvents"])
+    return found["traceEvents"]
+
+
+def check_trace_events(events: list[dict[str, Any]]) -> None:
+    """The rules of the Trace Event Format, and of its readers, for what we write."""
+    named, threads = set(), {}
+    for event in events:
+        assert type(event["pid"]) is int
+        assert 0 < event["pid"] < 2**32
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert set(event["args"]) == {"name"}
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        assert type(event["ts"]) is int
+        assert event["ts"] >= 0
+        if event["ph"] == "C":
+            assert all(type(value) is int for value in event["args"].values())
+        elif event["ph"] == "i":
+            assert event["s"] == "p"
+        else:
+            assert event["ph"] == "X"
+            assert event["dur"] >= 0
+            assert ("thread_name", event["pid"], event["tid"]) in named
+            # Perfetto knows threads by their number alone.
+            assert threads.setdefault(event["tid"], event["pid"]) == event["pid"]
+    # Slices of a thread nest, and come after those that they are in.
+    for tid in threads:
+        around: list[int] = []
+        began = 0
+        for event in (e for e in events if e["ph"] == "X" and e["tid"] == tid):
+            assert event["ts"] >= began
+            began, ends = event["ts"], event["ts"] + event["dur"]
+            while around and around[-1] <= began:
+                around.pop()
+            assert not around or ends <= around[-1]
+            around.append(ends)
+
+
+def at(counter: list[dict[str, Any]], time_us: int) -> int:
+    """What a viewer shows at a time: the last value before."""
+    return [event["args"]["bytes"] for event in counter if event["ts"] <= time_us][-1]
+
+
+def test_counters_of_random_programs(tmp_path: Path) -> None:
+    # GIVEN a program with several events in a microsecond
+    rng, program = random.Random(1), random_program(5)
+    for before, event in pairwise(program.events):
+        event["time_us"] = before["time_us"] + rng.choice([0, 0, 1, 5])
+    snapshot = program.snapshot()
+    # WHEN it is exported
+    events = trace(tmp_path / "t.json", snapshot)
+    # THEN a counter has each level, at each microsecond the last one
+    levels, times = replay(snapshot).levels, snapshot.traces[0].time_us
+    for name in ("requested", "allocated", "active", "reserved"):
+        counter = [e for e in events if e["ph"] == "C" and e["name"] == f"cuda:0 {name}"]
+        expected = getattr(levels, f"{name}_bytes")
+        assert counter[0]["args"]["bytes"] == expected[0]
+        for index, time_us in enumerate(times[:-1]):
+            if times[index + 1] != time_us:
+                assert at(counter, time_us) == expected[index + 1]
+        assert at(counter, times[-1]) == expected[-1]
+        # AND none that tells nothing
+        assert len({event["ts"] for event in counter}) == len(counter)
+        values = [event["args"]["bytes"] for event in counter]
+        assert all(one != other for one, other in pairwise(values))
+    [process] = [event for event in events if event["ph"] == "M"]
+    assert process["args"]["name"] == "rank 3, n1, pid 7"
+
+
+def test_devices_of_several_kinds(tmp_path: Path) -> None:
+    # GIVEN a file of an accelerator, of a kind that a stranger may have named, and of the CPU
+    accelerator, cpu = Program(0), Program(1)
+    for program in (accelerator, cpu):
+        program.alloc(512, *STACK)
+    content, other = accelerator.content(), cpu.content()
+    content["segments"] += other["segments"]
+    content["device_traces"].append(cpu.events)
+    content["pytracer"] = about(
+        backends=['%d"', "cpu"],
+        devices=[{"index": 0, "is_cpu": False}, {"index": 1, "is_cpu": True}],
+    )
+    snapshot = plain_reader.convert(content)
+    # THEN tables and counters have their names
+    events, blocks = tables(snapshot, tmp_path)
+    for rows in (events, blocks):
+        assert {(row["device"], row["backend"]) for row in rows} == {(0, '%d"'), (1, "cpu")}
+    counters = {e["name"] for e in trace(tmp_path / "t.json", snapshot) if e["ph"] == "C"}
+    assert {name.rpartition(" ")[0] for name in counters} == {'%d":0', "cpu"}
+
+
+def test_a_level_that_is_not_known_is_left_out(tmp_path: Path) -> None:
+    # GIVEN an allocator of unknown rules, and a block older than the trace that goes in it
+    program = Program()
+    program.alloc(1 << 20, *STACK, events=False)
+    older = program.alloc(700, *STACK, events=False)
+    program.alloc(1 << 20, *STACK)  # in another segment
+    program.free(older)
+    program.alloc(700, *STACK)
+    content = program.content()
+    *_, last, rest = content["segments"][1]["blocks"]
+    last["size"] += 512
+    rest["address"] += 512
+    rest["size"] -= 512
+    snapshot = plain_reader.convert(content)
+    history = replay(snapshot)
+    assert history.exact_from == 4
+    # THEN counters of what is not exact begin where it is
+    first: dict[str, dict[str, Any]] = {}
+    for event in trace(tmp_path / "t.json", snapshot):
+        first.setdefault(event["name"], event)
+    time_us = snapshot.traces[0].time_us
+    assert first["device 0 allocated"]["ts"] == time_us[3]
+    assert first["device 0 requested"]["ts"] == time_us[0] - 1
+    # AND tables have nothing there, and no size of the block
+    events, blocks = tables(snapshot, tmp_path)
+    assert [row["active_bytes"] is None for row in events] == [True] * 3 + [False] * 2
+    assert None not in [row["requested_bytes"] for row in events]
+    assert [block["size_bytes"] is None for block in blocks] == [False, True, False, False]
+
+
+def test_phases_steps_and_ooms(tmp_path: Path) -> None:
+    # GIVEN phases that nest, cross each other, and are cut by the file's ends
+    program = Program()
+    program.about = about("npu")
+    for name, stage in (
+        *[("step 1", "START"), ("lost", "END"), ("a%d", "START"), ("b", "START")],
+        *[("b", "END"), ("a%d", "END"), ("c", "START"), ("d", "START"), ("c", "END")],
+        *[("step 1", "END"), ("step 2", "START"), ("b", "START")],
+    ):
+        program.annotate(name, stage)
+        program.alloc(512, *STACK)
+    program.out_of_memory(1 << 40, 77)
+    # WHEN they are exported
+    events = trace(tmp_path / "t.json", program.snapshot())
+    # THEN each is a slice, on a thread where it nests
+    begin = program.annotations[0]["time_us"]
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = {
+        (threads[e["tid"]], e["name"], e["ts"] - begin, e["ts"] - begin + e["dur"])
+        for e in events
+        if e["ph"] == "X"
+    }
+    times = [each["time_us"] - begin for each in program.annotations]
+    assert slices == {
+        ("steps", "step 1", 0, times[9]),
+        ("steps", "step 2", times[10], times[11]),
+        ("phases", "lost", 0, times[1]),
+        ("phases", "a%d", times[2], times[5]),
+        ("phases", "b", times[3], times[4]),
+        ("phases", "c", times[6], times[8]),
+        ("phases 2", "d", times[7], times[11]),
+        ("phases", "b", times[11], times[11]),
+    }
+    # AND memory that ran out is an instant
+    [oom] = [event for event in events if event["ph"] == "i"]
+    assert oom["name"] == "npu:0 out of memory"
+    assert oom["ts"] == program.events[-1]["time_us"]
+    assert (oom["args"]["requested_bytes"], oom["args"]["device_free_bytes"]) == (1 << 40, 77)
+
+
+def test_several_files_in_a_trace(tmp_path: Path) -> None:
+    # GIVEN two steps of a process, one of its phases, and another process's step
+    def step(pid: int, phase: str | None = None, begin_us: int = 0) -> Snapshot:
+        program = Program(begin_us=10**15 + begin_us)
+        program.annotate(f"step {begin_us}", "START")
+        program.alloc(512, *STACK)
+        program.annotate(f"step {begin_us}", "END")
+        program.about = about(pid=pid, window={"first": 1, "last": 1, "phase": phase})
+        return program.snapshot()
+
+    # THEN the steps of one process are one process's, and all else is apart
+    snapshots = step(7, begin_us=1), step(7), step(7, "rollout"), step(8)
+    events = trace(tmp_path / "t.json", *snapshots)
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [name.rpartition(" ")[2] for name in processes.values()] == ["7", "7", "8"]
+    # AND a step ends when the next one begins
+    steps = [(e["name"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 1]
+    assert steps == [("step 0", 1), ("step 1", 2)]
+
+
+def test_golden_files_in_a_trace(tmp_path: Path) -> None:
+    # GIVEN files with and without times
+    for path in GOLDEN.rglob("*.pickle"):
+        snapshot = plain_reader.read(path)
+        events = trace(tmp_path / "t.json", snapshot)
+        # THEN each has its counters; of events without times, each is a microsecond
+        counters = {event["name"] for event in events if event["ph"] == "C"}
+        used = {d for d, each in enumerate(snapshot.traces) if len(each)}
+        assert len(counters) == 4 * len(used & set(snapshot.segments.device.tolist()))
+        if not any(snapshot.has_times(d) for d in range(len(snapshot.traces))):
+            assert all(e["ts"] <= max(map(len, snapshot.traces)) for e in events if e["ph"] == "C")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    # GIVEN a file that is there
+    path = tmp_path / "new" / "x.json"
+    with whole(path) as file:
+        file.write(b"old")
+    # WHEN another one fails THEN the old one is left as it was, and nothing else
+    with pytest.raises(TypeError), whole(path) as file:
+        file.writelines([b"half", None])
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+    # WHEN it does not THEN it takes its place
+    with whole(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    # AND what cannot be written says so
+    with pytest.raises(PytracerError, match=r"cannot write .*x\.json"), whole(path / "x.json"):
+        pass
+
+
+def test_what_is_no_regular_file_is_written_to(tmp_path: Path) -> None:
+    # GIVEN a pipe that somebody reads
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    # WHEN it is written to THEN it is not replaced
+    with whole(pipe) as file:
+        file.write(b"content")
+    assert os.read(reader, 100) == b"content"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
+def test_names_of_outputs() -> None:
+    names_of = [
+        "/r/step1/m_rank0.pickle",
+        "/r/step2/m_rank0.pickle.gz",
+        "/r/x.pickle",
+        "/r/x.pickle.zst",
+    ]
+    assert names([Path(each) for each in names_of]) == [
+        "step1.m_rank0",
+        "step2.m_rank0",
+        "x",
+        "x_2",
+    ]
+    assert names([Path("a/b.pickle")]) == ["b"]

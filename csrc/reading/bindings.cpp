@@ -123,7 +123,8 @@ py::dict read_tables(const py::object& file) {
   py::list actions;
   for (const std::string& each : tables.actions) actions.append(text(each));
   result["actions"] = py::tuple(actions);
-  result["unknown_keys"] = py::tuple(py::module_::import("builtins").attr("sorted")(tables.unknown_keys));
+  const py::object sorted = py::module_::import("builtins").attr("sorted");
+  result["unknown_keys"] = py::tuple(sorted(tables.unknown_keys));
   py::list traces;
   for (const Range& each : tables.traces) traces.append(slice(each));
   result["traces"] = traces;

@@ -148,7 +148,7 @@ void Forward::allocate(Block& block) {
   requested_ += block.requested;
   allocated_ += block.size;
   active_ += block.size;
-  if (!block.is_sized) history_.exact_from = std::max(history_.exact_from, block.free_event + 1);
+  if (!block.is_sized) history_.exact_from = std::max(history_.exact_from, block.free_event + int64_t{1});
   note_block(block);
 }
 

@@ -69,8 +69,8 @@ struct Levels {  // one more than there are events
 
 struct Lifetimes {
   Column<int64_t> address, size_bytes, requested_bytes;
-  Column<int64_t> alloc_event, free_requested_event, free_event;
-  Column<int64_t> state_block;  // its index in the state; -1: it is not there in the end
+  Column<int32_t> alloc_event, free_requested_event, free_event;
+  Column<int32_t> state_block;  // its index in the state; -1: it is not there in the end
   Column<bool> is_sized;
 };
 

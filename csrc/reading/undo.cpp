@@ -30,6 +30,9 @@ std::string described(const TraceView& trace, size_t event) {
 
 Undo::Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules)
     : block_of(trace.size), trace_(trace), rules_(rules) {
+  if (std::max(trace.size, state.blocks) >= INT32_MAX) {
+    throw ContradictionError("more events or blocks than can be counted");
+  }
   const auto frees = std::count(trace.action, trace.action + trace.size, kFreeCompleted);
   blocks.reserve(state.blocks + static_cast<size_t>(frees));
   begin_with(state);
@@ -60,7 +63,7 @@ void Undo::begin_with(const StateView& state) {
                                misfit.reason);
     }
   }
-  const auto last = static_cast<int64_t>(trace_.size);
+  const auto last = static_cast<int32_t>(trace_.size);
   for (size_t i = 0; i < state.blocks; ++i) {
     const int64_t address = state.block_address[i], size = state.block_size_bytes[i];
     try {
@@ -72,7 +75,7 @@ void Undo::begin_with(const StateView& state) {
       if (block.requested > block.size) throw Misfit{"less than was requested"};
       block.free_requested_event = state.is_pending[i] ? Block::kBefore : last;
       block.free_event = last;
-      block.state_block = static_cast<int64_t>(i);
+      block.state_block = static_cast<int32_t>(i);
       add_block(block);
     } catch (const Misfit& misfit) {
       throw ContradictionError(described("the state's block", size, address) + ": " +
@@ -97,7 +100,7 @@ void Undo::undo(size_t event) {
 void Undo::undo_alloc(size_t event) {
   const auto found = live_block(event);
   Block& block = blocks[found->second];
-  block.alloc_event = static_cast<int64_t>(event);
+  block.alloc_event = static_cast<int32_t>(event);
   if (block.free_requested_event == Block::kBefore) sudden_ = block.alloc_event;
   if (found != live.begin()) {
     Block& previous = blocks[std::prev(found)->second];
@@ -121,7 +124,7 @@ void Undo::undo_free_requested(size_t event) {
   }
   Block& block = blocks[block_of[event]];
   if (block.free_requested_event != Block::kBefore) throw Misfit{"it is not freed after it"};
-  block.free_requested_event = static_cast<int64_t>(event);
+  block.free_requested_event = static_cast<int32_t>(event);
   has_requests_ = true;
 }
 
@@ -131,7 +134,7 @@ void Undo::undo_free_completed(size_t event) {
   if (block.requested >= kEndOfAddresses) throw Misfit{"no such size"};
   block.size = rules_.rounded(block.requested);
   block.address = range(trace_.address[event], block.size).begin;
-  block.free_event = static_cast<int64_t>(event);
+  block.free_event = static_cast<int32_t>(event);
   add_block(block);
   block_of[event] = static_cast<uint32_t>(blocks.size() - 1);
 }

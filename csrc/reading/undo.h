@@ -23,21 +23,21 @@ std::string described(const char* what, int64_t size_bytes, int64_t address);
 std::string described(const TraceView& trace, size_t event);
 
 struct Block {
-  static constexpr int64_t kBefore = -1;
+  static constexpr int32_t kBefore = -1;
 
   uint64_t address;
   uint64_t requested;
   uint64_t size;  // at least, until is_sized
+  // From its beginning to the next block's, or the segment's end: the least there was in its life.
+  uint64_t room = UINT64_MAX;
+  uint32_t segment = 0;        // in the FreeSpace, while the trace runs forward
   bool is_sized = false;
   bool is_expandable = false;  // its segment
   bool is_followed = false;    // an allocation of the trace began where `room` ends
-  uint32_t segment = 0;        // in the FreeSpace, while the trace runs forward
-  // From its beginning to the next block's, or the segment's end: the least there was in its life.
-  uint64_t room = UINT64_MAX;
-  int64_t alloc_event = kBefore;
-  int64_t free_requested_event = kBefore;
-  int64_t free_event;  // the number of events: not in the trace
-  int64_t state_block = -1;
+  int32_t alloc_event = kBefore;
+  int32_t free_requested_event = kBefore;
+  int32_t free_event;  // the number of events: not in the trace
+  int32_t state_block = -1;
 };
 
 struct Segment {

@@ -12,7 +12,7 @@ import numpy as np
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
 from pytracer.reading.allocator_rules import allocator_rules
-from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column, Snapshot, Trace
+from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column, Snapshot, Trace, lean
 
 
 class ContradictionError(PytracerError):
@@ -58,8 +58,8 @@ class Lifetimes:
         requested_bytes: int64, what the program asked for.
         pool, stack, user_metadata: uint32, of the allocation, as in the trace. 0 where it is older
             than the trace, but `stack` if the block is still there in the end.
-        alloc_event: int64, the event that allocated it; -1: it is older than the trace.
-        free_requested_event, free_event: int64, when the program freed it and when it could serve
+        alloc_event: int32, the event that allocated it; -1: it is older than the trace.
+        free_requested_event, free_event: int32, when the program freed it and when it could serve
             another allocation; the number of events: not in this trace. -1: before it.
         is_sized: bool, whether `size_bytes` is exact.
     """
@@ -156,7 +156,9 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
             f"({error}); files that leave events out (of one phase, or of torch's recorder with "
             "skip_actions) cannot be replayed, else take the snapshot again"
         ) from None
-    return History(Levels(*levels), _lifetimes(snapshot, device, trace, blocks, lives), exact_from)
+    return History(
+        Levels(*map(lean, levels)), _lifetimes(snapshot, device, trace, blocks, lives), exact_from
+    )
 
 
 def _lifetimes(

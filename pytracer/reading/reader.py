@@ -11,7 +11,7 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
-from pytracer.reading.snapshot import Blocks, Column, Segments, Snapshot, Stacks, Trace
+from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, lean
 
 # What follows for who reads the message, by the kind of `_reader.ReadError`.
 _MESSAGES = {
@@ -120,7 +120,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
     segments = Segments(*(column[segment_rows] for column in tables["segments"]))
     blocks = Blocks(*(column[block_rows] for column in tables["blocks"]))
-    events = [_lean(column) for column in tables.pop("events")]
+    events = [lean(column) for column in tables.pop("events")]
     return Snapshot(
         path=path,
         traces=tuple(Trace(*(column[rows] for column in events)) for rows in tables["traces"]),
@@ -142,13 +142,6 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
         about=_plain(path, tables, "pytracer", dict),
         unknown_keys=tables["unknown_keys"],
     )
-
-
-def _lean(column: Column) -> Column:
-    """Without memory if it says the same all along, as streams and pools often do."""
-    if len(column) == 0 or np.any(column != column[0]):
-        return column
-    return np.broadcast_to(column[0], column.shape)
 
 
 def _plain(path: str, tables: dict[str, Any], name: str, kind: type) -> Any:

@@ -58,6 +58,13 @@ class Frame(NamedTuple):
     line: int
 
 
+def lean(column: Column) -> Column:
+    """The column, without memory if it says the same all along, as streams and pools often do."""
+    if len(column) == 0 or np.any(column != column[0]):
+        return column
+    return np.broadcast_to(column[0], column.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Stacks:
     """All distinct call stacks, innermost frame first; stack 0 is empty.

@@ -246,15 +246,16 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
     marks = step_marks(snapshot, device) if has_trace else []
     told = about_device(snapshot, device)
     is_cpu = told["is_cpu"] if type(told.get("is_cpu")) is bool else None
-    timed = trace.time_us[trace.time_us != NO_TIME] if len(trace) else trace.time_us
+    is_timed = trace.time_us != NO_TIME
+    first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
     peak = None if history is None else int(history.levels.allocated_bytes.argmax())
     return DeviceReport(
         device=device,
         name=device_name(snapshot, device),
         is_cpu=is_cpu,
         events=len(trace),
-        first_us=int(timed[0]) if len(timed) else None,
-        last_us=int(timed[-1]) if len(timed) else None,
+        first_us=None if first < 0 else int(trace.time_us[first]),
+        last_us=None if first < 0 else int(trace.time_us[::-1][last]),
         contradiction=contradiction,
         lost=Lost(
             overwritten=told_number(told, "overwritten"),

@@ -45,6 +45,14 @@ class Column {
     reserve(size);
     size_ = size;
   }
+  // An empty one becomes zeroes; they take memory once they are written to.
+  void zeroes(size_t size) {
+    void* made = std::calloc(size, sizeof(T));
+    if (made == nullptr) throw std::bad_alloc();
+    std::free(data_);
+    data_ = static_cast<T*>(made);
+    size_ = capacity_ = size;
+  }
   void reserve(size_t capacity) {
     if (capacity <= capacity_) return;
     if (capacity > PTRDIFF_MAX / sizeof(T)) throw std::bad_alloc();

@@ -41,7 +41,6 @@ class Forward {
         history_(history) {}
 
   void run() {
-    history_.levels.resize(trace_.size + 1);
     begin();
     note_levels(0);
     size_t event = 0;
@@ -210,22 +209,26 @@ void Forward::note_block(const Block& block) {
 }
 
 void Forward::note_levels(size_t entry) {
+  // Zeroes are there already, and take no memory as long as nothing is written.
+  const auto note = [entry](auto& column, auto value) {
+    if (value != 0) column[entry] = static_cast<std::decay_t<decltype(column[entry])>>(value);
+  };
   Levels& levels = history_.levels;
-  levels.requested_bytes[entry] = static_cast<int64_t>(requested_);
-  levels.allocated_bytes[entry] = static_cast<int64_t>(allocated_);
-  levels.active_bytes[entry] = static_cast<int64_t>(active_);
-  levels.reserved_bytes[entry] = static_cast<int64_t>(reserved_);
-  levels.inactive_split_bytes[entry] = static_cast<int64_t>(free_.split_bytes());
-  levels.largest_free_bytes[entry] = static_cast<int64_t>(free_.largest_bytes());
-  levels.free_squares[entry] = free_.sum_of_squares();
-  levels.segments[entry] = static_cast<int64_t>(segments_);
+  note(levels.requested_bytes, requested_);
+  note(levels.allocated_bytes, allocated_);
+  note(levels.active_bytes, active_);
+  note(levels.reserved_bytes, reserved_);
+  note(levels.inactive_split_bytes, free_.split_bytes());
+  note(levels.largest_free_bytes, free_.largest_bytes());
+  note(levels.free_squares, free_.sum_of_squares());
+  note(levels.segments, segments_);
 }
 
 }  // namespace
 
 History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules) {
   Undo undone(trace, state, rules);
-  History history;
+  History history(trace.size);
   Forward(trace, undone, rules, history).run();
   return history;
 }

@@ -57,13 +57,13 @@ struct Levels {  // one more than there are events
   Column<int64_t> inactive_split_bytes, largest_free_bytes, segments;
   Column<double> free_squares;
 
-  void resize(size_t entries) {
+  explicit Levels(size_t entries) {
     for (Column<int64_t>* column :
          {&requested_bytes, &allocated_bytes, &active_bytes, &reserved_bytes,
           &inactive_split_bytes, &largest_free_bytes, &segments}) {
-      column->resize(entries);
+      column->zeroes(entries);
     }
-    free_squares.resize(entries);
+    free_squares.zeroes(entries);
   }
 };
 
@@ -75,6 +75,8 @@ struct Lifetimes {
 };
 
 struct History {
+  explicit History(size_t events) : levels(events + 1) {}
+
   Levels levels;
   Lifetimes blocks;  // by alloc_event, then by address
   int64_t exact_from = 0;

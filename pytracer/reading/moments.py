@@ -175,8 +175,9 @@ def series(trace: Trace, history: History, points: int) -> dict[str, Series]:
 
 
 def _series(trace: Trace, level: Column, points: int) -> Series:
-    chosen = np.arange(len(level))
-    if len(level) > points:
+    if len(level) <= points:
+        chosen = np.arange(len(level))
+    else:
         width = -(-len(level) // (points // 2 - 1))
         whole = len(level) // width * width
         rows = level[:whole].reshape(-1, width)

@@ -300,13 +300,15 @@ def _is_certain(history: History, peak: int) -> bool:
 
 
 def _counts(trace: Trace, is_cpu: bool | None) -> Counts:
-    times = np.bincount(trace.action, minlength=OOM + 1).tolist()
+    def times(*actions: int) -> int:
+        return sum(int(np.count_nonzero(trace.action == action)) for action in actions)
+
     return Counts(
-        allocs=times[ALLOC],
-        frees=times[FREE_COMPLETED],
-        device_allocs=times[SEGMENT_ALLOC] + times[SEGMENT_MAP],
-        device_frees=times[SEGMENT_FREE] + times[SEGMENT_UNMAP],
-        ooms=times[OOM],
+        allocs=times(ALLOC),
+        frees=times(FREE_COMPLETED),
+        device_allocs=times(SEGMENT_ALLOC, SEGMENT_MAP),
+        device_frees=times(SEGMENT_FREE, SEGMENT_UNMAP),
+        ooms=times(OOM),
         retries=None if is_cpu else count_retries(trace),
     )
 

@@ -69,7 +69,14 @@ class Series:
     level_bytes: list[int]
 
 
-SERIES = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
+SERIES = (
+    "requested_bytes",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "inactive_split_bytes",
+    "largest_free_bytes",
+)
 """The levels that there are series of."""
 
 
@@ -177,6 +184,8 @@ def series(trace: Trace, history: History, points: int) -> dict[str, Series]:
 def _series(trace: Trace, level: Column, points: int) -> Series:
     if len(level) <= points:
         chosen = np.arange(len(level))
+    elif level.strides == (0,):  # it never changed
+        chosen = np.array([0, len(level) - 1])
     else:
         width = -(-len(level) // (points // 2 - 1))
         whole = len(level) // width * width

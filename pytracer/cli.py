@@ -1,5 +1,7 @@
 """The command `pytracer`, also `python -m pytracer`."""
 
+import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pytracer.cli_hooks import build_hooks, doctor
 from pytracer.cli_run import run
 from pytracer.cli_stats import stats_command
 from pytracer.errors import PytracerError
+from pytracer.reading.text import printable
 
 
 class _Commands(click.Group):
@@ -21,13 +24,16 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except PytracerError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
 
 @click.group(cls=_Commands)
 @click.version_option(__version__, prog_name="pytracer")
 def main() -> None:
     """A flight recorder for accelerator memory in PyTorch."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an encoding may have no µ, no ≥
 
 
 @main.command()

@@ -12,6 +12,7 @@ from rich.text import Text
 from pytracer.cli_files import in_parallel, json_option, say_errors, write_json
 from pytracer.errors import PytracerError
 from pytracer.reading.diff import (
+    SCHEMA_VERSION,
     DeviceDifference,
     Difference,
     DirectoryDifference,
@@ -70,7 +71,7 @@ def diff_command(
             raise next(result for result in results if isinstance(result, PytracerError))
         report = diff_summaries(*summaries)
     if json_path is not None:
-        write_json(report, json_path)
+        write_json({"schema_version": SCHEMA_VERSION, **vars(report)}, json_path)
     else:
         show(report, top)
     if failed:
@@ -93,17 +94,20 @@ def _of_directories(
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots")
-    found = zip(matched.pairs, results[::2], results[1::2], strict=True)
+    pairs: list[tuple[str, Summary, Summary]] = []
+    errors: list[str] = []
+    for (of, path, _), one, other in zip(matched.pairs, results[::2], results[1::2], strict=True):
+        where = str(of) or str(path)
+        if isinstance(one, Summary) and isinstance(other, Summary):
+            pairs.append((where, one, other))
+        errors += (f"{where}: {e}" for e in (one, other) if isinstance(e, PytracerError))
     report = diff_directories(
         str(baseline),
         str(new),
-        [
-            (str(of) or one.path, one, other)
-            for (of, *_), one, other in found
-            if isinstance(one, Summary) and isinstance(other, Summary)
-        ],
+        pairs,
         map(str, matched.only_first),
         map(str, matched.only_second),
+        errors,
     )
     return report, say_errors(results)
 
@@ -119,7 +123,7 @@ def show(report: Difference | DirectoryDifference, top: int = TOP) -> None:
             console.print()
             _show_device(console, device, top)
     else:
-        pairs = len(report.files)
+        pairs = report.pairs
         _show_directories(console, report, top)
     for side, only in ((report.baseline, report.only_baseline), (report.new, report.only_new)):
         for name in only:
@@ -134,8 +138,7 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
     name = device.before if same else f"{device.before} → {device.after}"
     for reason in device.reasons:
         console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
-    if not device.is_certain:
-        console.print("The peaks are of what is known: one may have been higher.")
+    _show_notes(console, device.notes)
     console.print(_amounts(device, f"{printable(name)}, at {_AT[device.at]}"))
     _show_changes(console, device.sites, device.phases, top)
 
@@ -143,6 +146,9 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
 def _show_directories(console: Console, report: DirectoryDifference, top: int) -> None:
     for reason in report.reasons:
         console.print(Text(printable(f"Some are compared at the end, not at the peaks: {reason}")))
+    _show_notes(console, report.notes)
+    for error in report.errors:
+        console.print(Text(printable(f"Not compared: {error}")), soft_wrap=True)
     console.print()
     by_delta = sorted(report.files, key=lambda file: -abs(file.delta_bytes))
     shown = {id(file) for file in by_delta[: max(top, 1)]}
@@ -159,8 +165,14 @@ def _show_directories(console: Console, report: DirectoryDifference, top: int) -
         )
     if others := len(report.files) - len(shown):
         table.add_row("", "", "", f"({others:,} others, which differ less)")
-    console.print(table)
+    if report.files:
+        console.print(table)
     _show_changes(console, report.sites, report.phases, top)
+
+
+def _show_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"{note}.", markup=False)
 
 
 def _show_changes(
@@ -178,7 +190,7 @@ def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -
     differing = [
         change
         for change in changes
-        if change.delta_bytes or change.before_count != change.after_count
+        if change.most_bytes or change.before_count != change.after_count
     ]
     if not differing:
         return f"Every {what} holds as much as before."
@@ -293,7 +305,8 @@ def _signed(delta: int, show: Callable[[int], str]) -> str:
 
 def _table(*names: str, title: str) -> Table:
     """Of numbers; the last column is text."""
-    table = Table(title=title, title_justify="left")
+    # As a `str` it would be markup, and names in it are of the file's choosing.
+    table = Table(title=Text(title, "table.title"), title_justify="left")
     for name in names[:-1]:
         table.add_column(name, justify="right")
     table.add_column(names[-1], overflow="fold")

@@ -16,9 +16,10 @@ from pytracer.cli_files import files_argument, in_parallel, say_errors
 from pytracer.errors import PytracerError
 from pytracer.reading import export_arrow, export_perfetto, export_stacks
 from pytracer.reading.export import Origin, names, origin, whole
-from pytracer.reading.files import SUFFIXES, find, place
+from pytracer.reading.files import SUFFIXES, find, place_of
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.text import printable
 
 Result = list[str | PytracerError]  # notes, a sentence each; what went wrong with a file
 
@@ -66,7 +67,7 @@ def export(
         results = _perfetto(files, output)
     for note in results:
         if isinstance(note, str):
-            click.echo(note, err=True)
+            click.echo(printable(note), err=True)
     if say_errors(results):
         raise click.exceptions.Exit(1)
 
@@ -113,7 +114,7 @@ def _each(files: Sequence[Path], write: Callable[[Snapshot, Origin], list[str]])
 
     def read_and_write(path: Path) -> list[str]:
         snapshot = load(path)
-        return write(snapshot, origin(snapshot, titles[path], place(path)))
+        return write(snapshot, origin(snapshot, titles[path], place_of(path)))
 
     results = in_parallel(read_and_write, files, "Exporting")
     errors = [result for result in results if isinstance(result, PytracerError)]

@@ -5,8 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from dataclasses import fields, is_dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pytracer.errors import PytracerError
+from pytracer.reading.export import remove_unfinished
 from pytracer.reading.files import SUFFIXES
+from pytracer.reading.plain import plain
+from pytracer.reading.text import printable
 
 Result = TypeVar("Result")
 
@@ -25,12 +26,29 @@ PATIENCE_S = 2.0
 
 def _is_a_report(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
     """`--json FILE` with the file that was to be read would overwrite it."""
-    if path is not None and path.endswith(SUFFIXES):
+    if path in (None, "-"):
+        return path
+    named = path.endswith(SUFFIXES)
+    if named or not _may_be_json(path):
         raise click.BadParameter(
-            f"{path!r} is named as a snapshot: to have JSON on standard output, put --json behind "
-            "the files, or say --json=-"
+            f"{path!r} is {'named as a snapshot' if named else 'there, and no JSON'}: give another "
+            "name, or, to have JSON on standard output, put --json behind the files or say --json=-"
         )
     return path
+
+
+def _may_be_json(path: str) -> bool:
+    """Whether a file may be a report that is to be replaced: it is not there, empty, or begins so.
+
+    What is no file, as a pipe, is not looked into: that would wait for who writes into it.
+    """
+    if not os.path.isfile(path):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) in b"{[ \t\r\n"
+    except OSError:
+        return True  # `write_json` says what is wrong
 
 
 json_option = click.option(
@@ -56,33 +74,18 @@ def write_json(report: Any, path: str) -> None:
     """Writes a report: whole, or not at all.
 
     Args:
-        report: Dataclasses, dicts, lists, numbers and strings. What JSON has no word for, as a
-            stranger's file may hold, is written as a string.
+        report: Anything that `plain` takes.
         path: "-" is standard output.
 
     Raises:
         ClickException: The file cannot be written.
     """
     try:
-        text = json.dumps(_plain(report), indent=2)
+        text = json.dumps(plain(report), indent=2)
         with click.open_file(path, "w", encoding="utf-8", atomic=True) as file:
             file.write(text + "\n")
     except OSError as error:
-        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, str | int | float) else repr(value)
+        raise click.ClickException(f"cannot write {printable(path)}: {error.strerror}") from error
 
 
 def in_parallel(
@@ -102,7 +105,7 @@ def in_parallel(
     Returns:
         In the order of `paths`, what was returned or the `PytracerError` that was raised.
     """
-    with ThreadPoolExecutor(max(1, min(len(os.sched_getaffinity(0)), len(paths)))) as pool:
+    with ThreadPoolExecutor(max(1, min(_cores(), len(paths)))) as pool:
         try:
             futures = [pool.submit(_result_or_error, function, path) for path in paths]
             if wait(futures, timeout=PATIENCE_S).not_done:
@@ -111,9 +114,17 @@ def in_parallel(
             # Nothing can tell a thread to stop in the middle of a file, and Python's end waits for
             # it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            remove_unfinished()
             os.kill(os.getpid(), signal.SIGINT)
             raise
         return [future.result() for future in futures]
+
+
+def _cores() -> int:
+    """Those that the process may use, or, where the system does not tell (macOS), all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _result_or_error(function: Callable[[Path], Result], path: Path) -> Result | PytracerError:
@@ -142,5 +153,5 @@ def say_errors(results: Iterable[object]) -> bool:
     """Prints each error among the results as a line on standard error; whether there is one."""
     errors = [result for result in results if isinstance(result, PytracerError)]
     for error in errors:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {printable(str(error))}", err=True)
     return bool(errors)

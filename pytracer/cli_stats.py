@@ -1,8 +1,11 @@
 """The command `pytracer stats`."""
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,17 +19,24 @@ from pytracer.cli_files import (
     say_errors,
     write_json,
 )
+from pytracer.cli_tables import (
+    add_row,
+    level,
+    levels_table,
+    mark,
+    new_table,
+    ooms_table,
+    phases_table,
+    steps_table,
+)
 from pytracer.errors import PytracerError
-from pytracer.reading.files import find
-from pytracer.reading.moments import Moment
-from pytracer.reading.periods import Phase, Step
+from pytracer.reading.files import find, place_of
 from pytracer.reading.reader import load
 from pytracer.reading.sites import Site
-from pytracer.reading.stats import DeviceReport, Report, stats, told_number
-from pytracer.reading.text import duration, place, printable, size, time
+from pytracer.reading.stats import SCHEMA_VERSION, DeviceReport, Report, stats, told_number
+from pytracer.reading.text import duration, folded, number, place, printable, size, time
 
 TOP = 10
-SHOWN_OOMS = 3
 
 
 @click.command("stats")
@@ -63,10 +73,13 @@ def stats_command(
     reports = [result for result in results if isinstance(result, Report)]
     if json_path is not None:
         errors = [str(result) for result in results if isinstance(result, PytracerError)]
-        write_json({"files": reports, "errors": errors}, json_path)
+        write_json(
+            {"schema_version": SCHEMA_VERSION, "files": reports, "errors": errors}, json_path
+        )
     else:
         if len(results) > 1 and reports:
-            _console().print(_overview(reports))
+            console = _console()
+            console.print(_overview(reports, console.width))
         for report in reports if len(results) == 1 or top is not None else ():
             _show_file(report, TOP if top is None else top)
     if say_errors(results):
@@ -81,28 +94,49 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def _overview(reports: list[Report]) -> Table:
+def _overview(reports: list[Report], width: int) -> Table:
     devices = {device.device for report in reports for device in report.devices}
     files = [os.path.abspath(report.path) for report in reports]
     folder = os.path.commonpath([os.path.dirname(file) for file in files])
-    table = _table("file", "peak allocated", "peak reserved", "fragmentation", "lost", text=1)
-    table.title = printable(folder)
-    for report, file in zip(reports, files, strict=True):
-        name = printable(os.path.relpath(file, folder))
+    names = _names(files, folder, width - _NUMBERS_WIDTH)
+    table = new_table(
+        *("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "lost"), text=1
+    )
+    table.title = Text(printable(folder), "table.title")
+    for report, name in zip(reports, names, strict=True):
         if not report.devices:
-            _row(table, name, *"----")
+            add_row(table, name, *"----")
         for device in report.devices:
-            shown = printable(f"{name}, {device.name}") if len(devices) > 1 else name
             peak, reserved = device.peak_allocated, device.peak_reserved
-            _row(
+            is_cpu = device.is_cpu
+            add_row(
                 table,
-                shown,
-                "-" if peak is None else _least(device) + size(peak.allocated_bytes),
-                "-" if reserved is None else size(reserved.reserved_bytes),
-                "-" if peak is None else size(peak.fragmentation_bytes),
-                "yes" if _lost(report, device, of_stacks=False) else "no",
+                f"{name}, {printable(device.name)}" if len(devices) > 1 else name,
+                "-"
+                if peak is None
+                else mark(device, "allocated_bytes", device.is_peak_certain)
+                + size(peak.allocated_bytes),
+                "-" if reserved is None or is_cpu else level(device, reserved, "reserved_bytes"),
+                "-" if peak is None or is_cpu else level(device, peak, "fragmentation_bytes"),
+                "yes" if _is_lossy(report, device) else "no",
             )
     return table
+
+
+_NUMBERS_WIDTH = 53
+"""Of all columns but the files', with the lines between them."""
+
+
+def _names(files: list[str], folder: str, width: int) -> list[str]:
+    """What the files are of, as their names tell; their names below the folder, if they do not."""
+    places = [place_of(Path(file), Path(folder)) for file in files]
+    often = Counter(map(str, places))
+    return [
+        printable(str(place))
+        if (place.kind or place.who) and often[str(place)] == 1
+        else folded(printable(os.path.relpath(file, folder)), width)
+        for place, file in zip(places, files, strict=True)
+    ]
 
 
 def _show_file(report: Report, top: int) -> None:
@@ -126,6 +160,7 @@ def _written(report: Report) -> str:
     parts += [f"{name} {about[name]}" for name in ("torch", "torch_npu") if about.get(name)]
     parts += [f"{name} {about[name]}" for name in ("rank", "role") if about.get(name) is not None]
     parts += [f"{name} {about[name]}" for name in ("host", "pid") if name in about]
+    parts += _window(about)
     if (written_ns := told_number(about, "written_ns")) is not None:
         parts.append(time(written_ns // 1000))
     oom = about.get("oom")
@@ -136,9 +171,31 @@ def _written(report: Report) -> str:
     return printable(", ".join(parts))
 
 
+def _window(about: Mapping[str, Any]) -> list[str]:
+    """Which steps, or which phase, the file is of."""
+    window = about.get("window")
+    if not isinstance(window, dict):
+        return []
+    first, last, occurrence = (
+        told_number(window, name) for name in ("first", "last", "occurrence")
+    )
+    parts = []
+    if first is not None and last is not None:
+        parts.append(f"step {first}" if first == last else f"steps {first}-{last}")
+    if window.get("phase") is not None:
+        parts.append(f"phase {window['phase']}")
+    if occurrence is not None:
+        parts.append(f"occurrence {occurrence}")
+    if window.get("complete") is False:
+        parts.append("cut short by the end of the program")
+    elif parts:
+        parts.append("complete")
+    return parts
+
+
 def _show_device(console: Console, report: Report, device: DeviceReport, top: int) -> None:
     console.print(Text(printable(f"{device.name}: {_span(device)}"), "bold"))
-    console.print(_levels(device))
+    console.print(levels_table(device))
     for line in [*_lost(report, device), *_counts(device), *_outside(device)]:
         console.print(Text(printable(line)))
     if device.sites and top:
@@ -146,65 +203,87 @@ def _show_device(console: Console, report: Report, device: DeviceReport, top: in
         console.print(_sites(device, top))
     if len(device.steps) > 1 and top:
         console.print()
-        console.print(_steps(device, top))
+        console.print(steps_table(device, top))
     if {phase.phase for phase in device.phases} - {"", None} and top:
         console.print()
-        console.print(_phases(device, top))
+        console.print(phases_table(device, top))
     if device.ooms:
         console.print()
-        console.print(_ooms(device))
+        console.print(ooms_table(device))
 
 
 def _span(device: DeviceReport) -> str:
     if not device.events:
         return "no events, the state in the end alone"
-    events = f"{device.events:,} event{'s' if device.events > 1 else ''}"
+    events = number(device.events, "event")
     if device.first_us is None or device.last_us is None:
         return f"{events}; the file does not tell when"
     return f"{events} in {duration(device.last_us - device.first_us)} from {time(device.first_us)}"
 
 
-def _lost(report: Report, device: DeviceReport, of_stacks: bool = True) -> list[str]:
-    """What the file does not have, in sentences; with what stacks do not have, or without."""
-    about, of = report.about, device.lost
+def _lost(report: Report, device: DeviceReport) -> list[str]:
+    """What the file does not have, in sentences."""
+    about, of, phase = report.about, device.lost, device.only_phase
     lines = []
+    if phase is not None:
+        lines.append(
+            f"Only events of the phase {phase!r} are in it: what others did meanwhile is not, so "
+            "levels before the end may be too low or too high (~)."
+        )
     if device.contradiction is not None:
         lines.append(f"Only the end is known. {device.contradiction}")
     if of.overwritten:
+        events = number(of.overwritten, "event")
         lines.append(
-            f"The ring lost its first {of.overwritten:,} events, and what peaks were there: a "
-            "larger trace_alloc_max_entries keeps more."
+            f"The ring lost its first {events}"
+            f"{'' if phase is None else ' of all phases'}, and what peaks were there: a larger "
+            "trace_alloc_max_entries keeps more."
         )
+    elif of.overwritten is None and device.events:
+        lines.append("The file does not tell whether its ring lost events before these.")
     if of.before_bytes:
-        lines.append(f"{size(of.before_bytes)} were requested before the first event.")
-    if of.exact_from:
-        lines.append(f"Before event {of.exact_from:,} only requested and reserved bytes are exact.")
-    if device.peak_allocated is not None and not device.is_peak_certain:
+        about_bytes = mark(device, "requested_bytes", phase is None) + size(of.before_bytes)
+        lines.append(f"{about_bytes} were requested before the first event.")
+    if of.exact_from and phase is None:
+        lines.append(
+            f"Up to event {of.exact_from - 1:,} only requested and reserved bytes are exact, and "
+            "segments."
+        )
+    if device.peak_allocated is not None and not device.is_peak_certain and phase is None:
         lines.append("The peak is of what is known: it may have been higher, or elsewhere.")
-    for count, what in (
-        (of.live_dropped, "blocks had no room in the table of live blocks"),
-        (of.unknown_frees, "frees were of blocks that were not known"),
-        (of.labels_dropped, "pools and labels had no room"),
-        (
-            of_stacks and _count(about, "stacks", "dropped"),
-            "events have no stack, for want of room",
-        ),
-        (
-            of_stacks and _count(about, "stacks", "truncated"),
-            "stacks are not whole: stack_depth cut them",
-        ),
-        (_count(about, "phases", "names_dropped"), "phases had no room"),
+    for what, count in (
+        ("Blocks that had no room in the table of live blocks", of.live_dropped),
+        ("Frees of blocks that were not known", of.unknown_frees),
+        ("Pools and labels that had no room", of.labels_dropped),
+        ("Events without a stack, for want of room", _count(about, "stacks", "dropped")),
+        ("Stacks that stack_depth cut", _count(about, "stacks", "truncated")),
+        ("Phases that had no room", _count(about, "phases", "names_dropped")),
     ):
         if count:
-            lines.append(f"{count:,} {what}.")
+            lines.append(f"{what}: {count:,}.")
+    phases = about.get("phases")
+    if isinstance(phases, dict) and phases.get("complete") is False:
+        lines.append("When the first phases were entered and left is not told, for want of room.")
     if about.get("untraced"):
         lines.append(f"Not recorded: {about['untraced']}")
     if about.get("waiting") is True:
         lines.append("No events were being recorded: the step was not selected.")
-    window = about.get("window")
-    if isinstance(window, dict) and window.get("complete") is False:
-        lines.append("The end of the program cut its step short.")
     return lines
+
+
+def _is_lossy(report: Report, device: DeviceReport) -> bool:
+    """Whether levels may have been other than what is told; not whether stacks are whole."""
+    of = device.lost
+    is_uncertain = device.peak_allocated is not None and not device.is_peak_certain
+    return bool(
+        of.overwritten
+        or of.live_dropped
+        or of.labels_dropped
+        or device.contradiction is not None
+        or report.about.get("untraced")
+        or is_uncertain
+        or device.only_phase is not None
+    )
 
 
 def _count(about: dict[str, object], part: str, name: str) -> int:
@@ -216,12 +295,12 @@ def _counts(device: DeviceReport) -> list[str]:
     counts = device.counts
     if not device.events:
         return []
-    parts = [f"{counts.allocs:,} allocations", f"{counts.frees:,} frees"]
+    parts = [number(counts.allocs, "allocation"), number(counts.frees, "free")]
     if not device.is_cpu:
-        parts.append(f"{counts.device_allocs:,} device allocations")
-        parts.append(f"{counts.device_frees:,} device frees")
+        parts.append(number(counts.device_allocs, "device allocation"))
+        parts.append(number(counts.device_frees, "device free"))
         parts.append(f"{counts.ooms:,} out of memory")
-        parts.append(f"{counts.retries:,} retries")
+        parts.append(number(counts.retries or 0, "retry", "retries"))
     return [", ".join(parts) + "."]
 
 
@@ -241,62 +320,6 @@ def _outside(device: DeviceReport) -> list[str]:
     return [" ".join(lines)]
 
 
-def _levels(device: DeviceReport) -> Table:
-    """The peaks and the end, a column each."""
-    moments: dict[str, Moment | None] = {
-        "peak allocated": device.peak_allocated,
-        "peak reserved": device.peak_reserved,
-        "end": device.end,
-    }
-    if device.is_cpu:
-        del moments["peak reserved"]
-    shown = {name: moment for name, moment in moments.items() if moment is not None}
-    table = _table("", *shown, text=1)
-
-    def row(name: str, values: list[str]) -> None:
-        if any(values):
-            _row(table, name, *values)
-
-    each = list(shown.values())
-    row("after event", ["" if m.event is None else f"{m.event:,}" for m in each])
-    row("time", [_since(device, m) for m in each])
-    row("step", ["" if m.step is None else str(m.step) for m in each])
-    row("phase", [printable(m.phase or "") for m in each])
-    row("requested", [size(m.requested_bytes) for m in each])
-    row("allocated", [_least(device, m) + size(m.allocated_bytes) for m in each])
-    if device.is_cpu:
-        return table
-    row("active", [_least(device, m) + size(m.active_bytes) for m in each])
-    row("reserved", [size(m.reserved_bytes) for m in each])
-    row("reserved - allocated", [_most(m) + size(m.fragmentation_bytes) for m in each])
-    row("active - requested", [_least(device, m) + size(m.rounding_bytes) for m in each])
-    row("inactive split", [_most(m) + size(m.inactive_split_bytes) for m in each])
-    row("largest free block", [_most(m) + size(m.largest_free_bytes) for m in each])
-    row("Σ free² / (Σ free)²", [_ratio(m.free_concentration) for m in each])
-    row("segments", [f"{m.segments:,}" for m in each])
-    return table
-
-
-def _since(device: DeviceReport, moment: Moment) -> str:
-    if moment.time_us is None or device.first_us is None:
-        return ""
-    return "+ " + duration(moment.time_us - device.first_us)
-
-
-def _least(device: DeviceReport, moment: Moment | None = None) -> str:
-    """What stands before a number that is a lower bound."""
-    exact = device.is_peak_certain if moment is None else moment.is_exact
-    return "" if exact else "≥ "
-
-
-def _most(moment: Moment) -> str:
-    return "" if moment.is_exact else "≤ "
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def _sites(device: DeviceReport, top: int) -> Table:
     at = "at the peak" if device.peak_allocated is not None else "in the end"
     return sites_table(device.sites, f"Who held it {at}", top)
@@ -306,110 +329,17 @@ def sites_table(sites: list[Site], title: str, top: int) -> Table:
     """The largest sites, and how much the others hold."""
     is_rounded = any(site.size_bytes != site.requested_bytes for site in sites)
     names = ("bytes", "requested", "blocks") if is_rounded else ("bytes", "blocks")
-    table = _table(*names, "allocated at", title=title, text=-1)
+    table = new_table(*names, "allocated at", title=title, text=-1)
 
     def row(some: list[Site], where: str) -> None:
         numbers = [size(sum(site.size_bytes for site in some))]
         if is_rounded:
             numbers.append(size(sum(site.requested_bytes for site in some)))
         numbers.append(f"{sum(site.count for site in some):,}")
-        _row(table, *numbers, where)
+        add_row(table, *numbers, where)
 
     for site in sites[:top]:
         row([site], place(site.call_site))
     if others := sites[top:]:
-        row(others, f"({len(others):,} other place{'s' if len(others) > 1 else ''})")
-    return table
-
-
-def _steps(device: DeviceReport, top: int) -> Table:
-    title = "Steps" if len(device.steps) <= top else f"Steps, the last {top} of {len(device.steps)}"
-    table = _table(
-        "step", "peak", "end", "allocations", "requested", "device\nallocs", "\nfrees", title=title
-    )
-    for step in device.steps[-top:]:
-        _row(
-            table,
-            _step_name(step),
-            *(_size(each) for each in (step.peak_bytes, step.end_bytes)),
-            f"{step.allocations:,}",
-            size(step.allocations_bytes),
-            f"{step.device_allocs:,}",
-            f"{step.device_frees:,}",
-        )
-    return table
-
-
-def _step_name(step: Step) -> str:
-    name = "none" if step.step is None else str(step.step)
-    return name if step.begins_in_trace else f"{name} (…)"
-
-
-def _phases(device: DeviceReport, top: int) -> Table:
-    table = _table(
-        "phase",
-        "at the peak",
-        "own peak",
-        "at the end",
-        "allocations",
-        "requested",
-        title="Phases",
-        text=1,
-    )
-    for phase in device.phases[:top]:
-        _row(
-            table,
-            _phase_name(phase),
-            _size(phase.at_peak_bytes),
-            _size(phase.peak_bytes),
-            _size(phase.end_bytes),
-            f"{phase.allocations:,}",
-            size(phase.allocations_bytes),
-        )
-    return table
-
-
-def _phase_name(phase: Phase) -> str:
-    if phase.phase is None:
-        return "(before the trace)"
-    return printable(phase.phase) or "(none)"
-
-
-def _ooms(device: DeviceReport) -> Table:
-    count = len(device.ooms)
-    title = "Out of memory" + (f", the last {SHOWN_OOMS} of {count}" if count > SHOWN_OOMS else "")
-    table = _table(
-        "", *(f"event {oom.event:,}" for oom in device.ooms[-SHOWN_OOMS:]), title=title, text=1
-    )
-    shown = device.ooms[-SHOWN_OOMS:]
-    _row(table, "requested", *(size(oom.requested_bytes) for oom in shown))
-    _row(table, "free on the device", *(size(oom.device_free_bytes) for oom in shown))
-    moments = [oom.moment for oom in shown if oom.moment is not None]
-    if len(moments) == len(shown):
-        _row(table, "allocated", *(_least(device, m) + size(m.allocated_bytes) for m in moments))
-        _row(table, "reserved", *(size(m.reserved_bytes) for m in moments))
-        _row(table, "free in segments", *(_most(m) + size(m.free_bytes) for m in moments))
-        _row(table, "largest free block", *(_most(m) + size(m.largest_free_bytes) for m in moments))
-        _row(table, "it fits in these", *("yes" if o.fits_in_free_blocks else "no" for o in shown))
-    _row(table, "step", *("-" if oom.step is None else str(oom.step) for oom in shown))
-    _row(table, "phase", *(printable(oom.phase) or "-" for oom in shown))
-    _row(table, "allocated at", *(place(o.call_site) for o in shown))
-    return table
-
-
-def _size(count_bytes: int | None) -> str:
-    return "-" if count_bytes is None else size(count_bytes)
-
-
-def _row(table: Table, *cells: str) -> None:
-    """What is in brackets is no markup: cells may have names from the file."""
-    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
-
-
-def _table(*names: str, title: str | None = None, text: int = 0) -> Table:
-    """Of numbers; the first (1) or the last (-1) column is text."""
-    table = Table(title=title, title_justify="left")
-    for i, name in enumerate(names):
-        is_text = i == (0 if text > 0 else len(names) - 1) and text != 0
-        table.add_column(name, justify="left" if is_text else "right")
+        row(others, f"({number(len(others), 'other place')})")
     return table

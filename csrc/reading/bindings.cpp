@@ -3,8 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <unordered_map>
-
 #include "byte_reader.h"
 #include "history.h"
 #include "pickle_machine.h"
@@ -23,6 +21,7 @@ class PythonSource final : public ByteSource {
   explicit PythonSource(const py::object& file) : readinto_(file.attr("readinto")) {}
   size_t read(char* buffer, size_t size) override {
     const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     const auto wanted = static_cast<py::ssize_t>(size);
     const auto got = readinto_(py::memoryview::from_memory(buffer, wanted)).cast<py::ssize_t>();
     if (got < 0 || got > wanted) throw py::value_error("readinto() returned nonsense");
@@ -43,16 +42,21 @@ py::array_t<T> array(Column<T>& column) {
 }
 
 py::str text(std::string_view utf8) {
-  return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
-      utf8.data(), static_cast<py::ssize_t>(utf8.size()), "surrogatepass"));
+  PyObject* made = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()),
+                                        "surrogatepass");
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(made);
 }
 
-// What stayed as it was: settings, annotations, what pytracer tells of its file.
+// What stayed as it was: settings, annotations, what pytracer tells of its file. A file's values may
+// refer to each other, many times and in circles; they become a tree, of no more values than the
+// file has bytes.
 class PythonValues {
  public:
-  explicit PythonValues(const Tables& tables) : tables_(tables) {}
+  PythonValues(const Tables& tables, uint64_t bytes) : tables_(tables), left_(bytes + kSpare) {}
 
   py::object make(Value value, int depth = 0) {
+    if (left_-- == 0) damaged("values refer to each other too often");
     const Heap& heap = tables_.heap;
     switch (value.kind()) {
       case Kind::none: return py::none();
@@ -63,40 +67,44 @@ class PythonValues {
         return (py::int_(heap.high_part(value)) << py::int_(64)) | py::int_(heap.low_part(value));
       case Kind::real: return py::float_(heap.real(value));
       case Kind::string: return text(tables_.strings.at(value.index()));
-      case Kind::object: return object(value, depth);
+      case Kind::object:
+        if (!heap.is_resolved(value)) return object(value, depth);
+        [[fallthrough]];
       default: return py::str("<a row of the snapshot>");
     }
   }
 
  private:
+  static constexpr uint64_t kSpare = 10'000;
+
   py::object object(Value value, int depth) {
     if (depth == kDeepest) damaged("values are nested too deeply");
-    const auto [found, is_new] = made_.emplace(value.index(), py::object());
-    if (!is_new) return found->second;
     const std::vector<Value>& items = tables_.heap.items(value);
     if (tables_.heap.shape(value) == Shape::dict) {
-      const py::dict dict;
-      found->second = dict;
+      py::dict dict;
       for (size_t i = 0; i < items.size(); i += 2) {
-        const py::object key = make(items[i], depth + 1);
-        if (PyObject_Hash(key.ptr()) == -1) {
-          PyErr_Clear();
-          damaged("a dict's key is a list or dict");
-        }
-        dict[key] = make(items[i + 1], depth + 1);
+        dict[key(items[i])] = make(items[i + 1], depth + 1);
       }
       return dict;
     }
     py::list list;
-    found->second = list;
     for (const Value each : items) list.append(make(each, depth + 1));
-    if (tables_.heap.shape(value) == Shape::list) return list;
-    made_[value.index()] = py::tuple(list);
-    return made_[value.index()];
+    return tables_.heap.shape(value) == Shape::list ? py::object(list) : py::tuple(list);
+  }
+
+  // Of few kinds: for others a file can choose what hash they have, and how long that takes.
+  py::object key(Value value) {
+    switch (value.kind()) {
+      case Kind::none:
+      case Kind::boolean:
+      case Kind::integer:
+      case Kind::string: return make(value);
+      default: damaged("a dict has a key that is no text and no number");
+    }
   }
 
   const Tables& tables_;
-  std::unordered_map<uint32_t, py::object> made_;
+  uint64_t left_;
 };
 
 py::slice slice(const Range& rows) {
@@ -107,13 +115,12 @@ py::dict read_tables(const py::object& file) {
   using namespace py::literals;
   Tables tables;
   PythonSource source(file);
+  ByteReader in(source);
   {
     const py::gil_scoped_release outside;
-    ByteReader in(source);
-    PickleMachine machine(in, tables.heap, tables.strings, tables);
-    tables.finish(machine.run());
+    tables.finish(PickleMachine(in, tables.heap, tables.strings, tables).run());
   }
-  PythonValues values(tables);
+  PythonValues values(tables, in.position());
   py::dict result("allocator_settings"_a = values.make(tables.allocator_settings),
                   "external_annotations"_a = values.make(tables.external_annotations),
                   "pytracer"_a = values.make(tables.about));
@@ -123,8 +130,9 @@ py::dict read_tables(const py::object& file) {
   py::list actions;
   for (const std::string& each : tables.actions) actions.append(text(each));
   result["actions"] = py::tuple(actions);
-  const py::object sorted = py::module_::import("builtins").attr("sorted");
-  result["unknown_keys"] = py::tuple(sorted(tables.unknown_keys));
+  py::list unknown_keys;
+  for (const std::string& each : tables.unknown_keys) unknown_keys.append(text(each));
+  result["unknown_keys"] = py::tuple(unknown_keys);
   py::list traces;
   for (const Range& each : tables.traces) traces.append(slice(each));
   result["traces"] = traces;
@@ -220,7 +228,8 @@ py::tuple replay_arrays(const Given<uint8_t>& action, const Given<int64_t>& addr
 PYBIND11_MODULE(_reader, m) {
   using namespace pytracer::reading;
   m.doc() = "Reads snapshots into columns. See _reader.pyi.";
-  static const py::exception<ReadError> read_error(m, "ReadError");
+  // Immortal, as pybind11's own: it is needed until the interpreter is gone.
+  static const auto& read_error = *new py::exception<ReadError>(m, "ReadError");
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
@@ -230,7 +239,7 @@ PYBIND11_MODULE(_reader, m) {
     }
   });
   m.def("read", &read_tables, py::arg("file"));
-  py::register_exception<ContradictionError>(m, "ContradictionError");
+  py::register_local_exception<ContradictionError>(m, "ContradictionError");
   m.def("replay", &replay_arrays, py::arg("action"), py::arg("address"), py::arg("size_bytes"),
         py::arg("state"), py::arg("rules"));
 }

@@ -29,9 +29,10 @@ class HashIndex {
     size_t at = hash_slot(tag);
     for (unsigned probe = 0; slots_[at].number != kFree; ++probe) {
       if (slots_[at].tag == tag && is_equal(slots_[at].number)) return slots_[at].number;
-      if (probe == kMostProbes) damaged("thousands of texts or stacks share one hash");
+      if (probe == kMostProbes) damaged("hundreds of texts or stacks share one hash");
       at = (at + 1) & (slots_.size() - 1);
     }
+    if (next == kFree) damaged("more than 2^32 texts, frames or stacks");
     slots_[at] = {tag, next};
     ++used_;
     return next;
@@ -39,7 +40,7 @@ class HashIndex {
 
  private:
   static constexpr uint32_t kFree = UINT32_MAX;
-  static constexpr unsigned kMostProbes = 4096;
+  static constexpr unsigned kMostProbes = 256;  // 41 in a million texts that were not chosen
   struct Slot {
     uint32_t tag;  // of the hash
     uint32_t number;

@@ -62,7 +62,7 @@ class Forward {
   void add_segment(uint64_t begin, uint64_t end, bool is_expandable);
   void size_older(Block& block) const;
   void size_new(Block& block, uint64_t extent) const;
-  bool has_exact_rule(Block& block) const;
+  bool size_by_rule(Block& block) const;
   void size_followed(Block& block) const;
   void note_block(const Block& block);
   void note_levels(size_t entry);
@@ -159,7 +159,7 @@ void Forward::complete_free(const Block& block) {
 }
 
 // Whether the least that a block can have is what it has, whatever was free when it came.
-bool Forward::has_exact_rule(Block& block) const {
+bool Forward::size_by_rule(Block& block) const {
   block.is_sized = block.room == block.size ||
                    (rules_.are_known && rules_.has_pools &&
                     (block.is_expandable || block.size <= kSmallBytes));
@@ -169,7 +169,7 @@ bool Forward::has_exact_rule(Block& block) const {
 // Only what is left of more than 1 MiB is split off in the large pool, and no block of that pool is
 // smaller: in so little room nothing was ever beside it.
 void Forward::size_older(Block& block) const {
-  if (has_exact_rule(block)) return;
+  if (size_by_rule(block)) return;
   if (rules_.are_known && !rules_.may_expand &&
       (!rules_.has_pools || block.room - block.size <= kSmallBytes)) {
     block.size = block.room;
@@ -180,7 +180,7 @@ void Forward::size_older(Block& block) const {
 }
 
 void Forward::size_new(Block& block, uint64_t extent) const {
-  if (has_exact_rule(block) || extent < block.size) return;
+  if (size_by_rule(block) || extent < block.size) return;
   const bool splits = block.size < rules_.max_split_bytes && extent - block.size > kSmallBytes;
   // While segments expand, all that is left is split off; when they did is not told.
   if (!rules_.are_known || (rules_.may_expand && !splits)) return size_followed(block);

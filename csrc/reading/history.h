@@ -3,13 +3,14 @@
 // 1. Any values may be in the arrays. What does not fit together is a ContradictionError; nothing
 //    is read or written outside of the arrays, and memory is bounded by their lengths.
 // 2. Every event takes logarithmic time.
-// 3. Knows nothing of Python; the caller keeps the arrays alive.
+// 3. Knows nothing of Python; the caller keeps the arrays, as they are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 
+#include "actions.h"
 #include "allocator_rules.h"
 #include "column.h"
 
@@ -19,17 +20,6 @@ namespace pytracer::reading {
 class ContradictionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-};
-
-// Their values are their places in pytracer/reading/snapshot.py's ACTIONS; others change nothing.
-enum Action : uint8_t {
-  kAlloc,
-  kFreeRequested,
-  kFreeCompleted,
-  kSegmentAlloc,
-  kSegmentFree,
-  kSegmentMap,
-  kSegmentUnmap,
 };
 
 struct TraceView {

@@ -152,7 +152,12 @@ bool PickleMachine::step(unsigned char opcode) {
     case BINUNICODE8: text(in_.little_endian<uint64_t>()); break;
     case EMPTY_LIST: push(heap_.make(Shape::list)); break;
     case EMPTY_TUPLE: push(heap_.make(Shape::tuple)); break;
-    case EMPTY_DICT: push(heap_.make(Shape::dict)); break;
+    case EMPTY_DICT:
+      // A dict before a dict is no key, so it is an item, and complete: some picklers write all
+      // items of a list at once.
+      if (stack_.size() > (marks_.empty() ? 0 : marks_.back())) top() = builder_.adopt(top());
+      push(heap_.make(Shape::dict));
+      break;
     case LIST: collect(Shape::list, pop_mark()); break;
     case TUPLE: collect(Shape::tuple, pop_mark()); break;
     case DICT: collect(Shape::dict, pop_mark()); break;
@@ -216,7 +221,7 @@ void PickleMachine::refuse(unsigned char opcode) {
 }
 
 void PickleMachine::push(Value value) {
-  if (stack_.size() == kMostValues) damaged("too many values that are in no list or dict");
+  if (stack_.size() == kMostValues) damaged("more than 16,777,216 values at once that are in no list or dict");
   stack_.push_back(value);
 }
 

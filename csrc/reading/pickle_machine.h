@@ -3,8 +3,9 @@
 // 1. Nothing of the file is executed: an opcode that imports or calls is a ReadError that names it.
 // 2. Whatever is put into a list or tuple goes through Builder::adopt() first, which may make
 //    something smaller of it: the machine itself never holds a whole file's dicts.
-// 3. Memory is bounded by a multiple of the bytes that were read: lengths and indices that the file
-//    states are not trusted, and nesting and the stack have bounds.
+// 3. Memory is bounded by a multiple of the bytes that were read (80 times, of a file that is made
+//    for it): lengths and indices that the file states are not trusted, and nesting and the stack
+//    have bounds.
 // 4. Protocols 2 to 5. Those before are texts, which no recorder writes.
 // 5. One thread. Throws ReadError, with the position in bytes.
 #pragma once

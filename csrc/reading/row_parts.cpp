@@ -44,7 +44,7 @@ uint32_t Tables::stack(Value value) {
   if (!items.empty()) {
     const uint32_t next = static_cast<uint32_t>(stacks.ends.size());
     found = stack_index_.find_or_add(hash, next, [&](uint32_t each) {
-      const auto begin = each == 0 ? 0 : static_cast<size_t>(stacks.ends[each - 1]);
+      const auto begin = static_cast<size_t>(stacks.ends[each - 1]);  // 0, the empty one, is not asked
       return static_cast<size_t>(stacks.ends[each]) - begin == items.size() &&
              std::equal(items.begin(), items.end(), stacks.frame.begin() + begin,
                         [](Value left, uint32_t right) { return left.index() == right; });
@@ -117,7 +117,10 @@ Range Tables::rows(Value list, Kind kind, const char* what) const {
   if (items.empty()) return {0, 0};
   const uint64_t begin = static_cast<uint64_t>(items.front().number());
   for (size_t i = 0; i < items.size(); ++i) {
-    if (!items[i].is(kind) || static_cast<uint64_t>(items[i].number()) != begin + i) wrong(what);
+    if (!items[i].is(kind)) wrong(what);
+    if (static_cast<uint64_t>(items[i].number()) != begin + i) {
+      damaged(std::string(what) + " are in another list too, or in another order");
+    }
   }
   return {begin, begin + items.size()};
 }

@@ -1,6 +1,6 @@
 // All texts of a file, each kept once and named by a number; "" is 0.
 //
-// 1. Texts are UTF-8 as Python's pickle writes it, lone surrogates included; others are a ReadError.
+// 1. Texts are UTF-8 as Python's pickle writes it, with lone surrogates; others are a ReadError.
 // 2. One thread.
 #pragma once
 
@@ -24,7 +24,6 @@ class Strings {
                                               [&](uint32_t each) { return at(each) == text; });
     if (found != next) return found;
     if (!is_utf8(text, Surrogates::allowed)) damaged("a text is not UTF-8");
-    if (next == UINT32_MAX) damaged("more than 2^32 texts");
     begins_.push_back(bytes_.size());
     bytes_.append(text.data(), text.size());
     return next;

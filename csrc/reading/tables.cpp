@@ -54,6 +54,8 @@ static_assert(kKeys <= 64, "row_of() has a bit for each");
 
 constexpr uint64_t bit(Key key) { return uint64_t{1} << key; }
 constexpr size_t kMostUnknownKeys = 64;
+constexpr size_t kMostItems = 2 * 64;  // looked at in a dict that is no row, time and again
+constexpr size_t kMostDevices = 256;   // torch counts them in 8 bits
 
 uint32_t key_of(Value key) { return key.is(Kind::string) ? key.index() : kKeys; }
 
@@ -68,7 +70,7 @@ Value value_of(const std::vector<Value>& items, Key key) {
 
 Tables::Tables() {
   for (uint32_t key = 1; key < kKeys; ++key) strings.intern(kKeyNames[key]);
-  for (const char* name : kActions) {
+  for (const char* name : kActionNames) {
     action_of_string_.resize(strings.intern(name) + 1, kNoAction);
     action_of_string_.back() = static_cast<uint8_t>(actions.size());
     actions.emplace_back(name);
@@ -98,7 +100,6 @@ Value Tables::adopt(Value item) {
 
 // A dict that is no row may come again and again, and be long: its first keys decide.
 Tables::Row Tables::row_of(const std::vector<Value>& items) const noexcept {
-  constexpr size_t kMostItems = 2 * 64;
   uint64_t keys = 0;
   for (size_t i = 0; i < std::min(items.size(), kMostItems); i += 2) {
     const uint32_t key = key_of(items[i]);
@@ -209,7 +210,7 @@ void Tables::history(Value value, int64_t& requested, uint32_t& stack_id) {
   const Value latest = heap.items(value).front();
   if (!latest.is(Kind::object) || heap.shape(latest) != Shape::dict) return;
   const std::vector<Value>& items = heap.items(latest);
-  for (size_t i = 0; i < items.size(); i += 2) {
+  for (size_t i = 0; i < std::min(items.size(), kMostItems); i += 2) {
     const uint32_t key = key_of(items[i]);
     if (key == kRealSize && requested < 0) requested = integer(items[i + 1], "a real_size");
     if (key == kFrames && stack_id == 0 && is_list(items[i + 1])) {
@@ -223,7 +224,7 @@ Value Tables::segment(const std::vector<Value>& items) {
   int64_t device = 0, address = 0, size = 0, stream = 0;
   uint32_t kind = 0, pool_id = 0, stack_id = 0;
   bool is_expandable = false;
-  Range own{0, 0};
+  Value block_list;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_of(items[i])) {
@@ -235,7 +236,7 @@ Value Tables::segment(const std::vector<Value>& items) {
       case kSegmentPoolId: pool_id = pool(value); break;
       case kIsExpandable: is_expandable = value.is(Kind::boolean) && value.number() != 0; break;
       case kFrames: stack_id = stack(value); break;
-      case kBlocks: own = rows(value, Kind::block, "a segment's blocks"); break;
+      case kBlocks: block_list = value; break;
       case kAllocatedSize:
       case kActiveSize:
       case kRequestedSize: break;  // follow from the blocks
@@ -243,6 +244,7 @@ Value Tables::segment(const std::vector<Value>& items) {
     }
   }
   const size_t number = segments.size.size();
+  Range own = rows(block_list, Kind::block, "a segment's blocks");
   if (own.begin == own.end) own = {claimed_blocks_, claimed_blocks_};
   if (own.begin != claimed_blocks_) wrong("the order of the segments' blocks");
   claimed_blocks_ = own.end;
@@ -264,11 +266,9 @@ Value Tables::segment(const std::vector<Value>& items) {
   return Value(Kind::segment, number);
 }
 
-void Tables::unknown(const char* row, Value key) {
-  if (!key.is(Kind::string) || unknown_.size() == kMostUnknownKeys) return;
-  if (unknown_.emplace(row, key.index()).second) {
-    unknown_keys.insert(std::string(row) + "." + std::string(strings.at(key.index())));
-  }
+void Tables::unknown(std::string_view row, Value key) {
+  if (!key.is(Kind::string) || unknown_keys.size() == kMostUnknownKeys) return;
+  unknown_keys.insert(std::string(row) + "." + std::string(strings.at(key.index())));
 }
 
 void Tables::finish(Value root) {
@@ -307,6 +307,7 @@ void Tables::finish(Value root) {
   };
   device_blocks = {first_block(device_segments.begin), first_block(device_segments.end)};
   if (is_list(trace_list)) {
+    if (heap.items(trace_list).size() > kMostDevices) damaged("more devices than there can be");
     for (const Value each : heap.items(trace_list)) {
       traces.push_back(rows(each, Kind::event, "the list of a device's events"));
     }

@@ -5,25 +5,22 @@
 // 2. Lists of frames become stacks, and pairs of numbers pools, when a row refers to them. What is
 //    equal is kept once.
 // 3. Keys that are missing leave the row's default; keys that nothing is known of are named in
-//    unknown_keys. A known key with a value of the wrong type is a ReadError.
-// 4. One thread.
+//    unknown_keys. None is as a missing key; another value of a wrong type is a ReadError.
+// 4. Rows stand in their tables in the file's order; a file that has them in several lists, or in
+//    another order than its lists, is a ReadError.
+// 5. One thread.
 #pragma once
 
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "actions.h"
 #include "pickle_machine.h"
 
 namespace pytracer::reading {
 
 constexpr int64_t kNoTime = -1;
-
-// The known actions' values are their places in pytracer/reading/snapshot.py's ACTIONS.
-constexpr const char* kActions[] = {
-    "alloc",         "free_requested", "free_completed", "segment_alloc",      "segment_free", "segment_map",
-    "segment_unmap", "snapshot",       "oom",            "workspace_snapshot", "annotate"};
 
 struct EventColumns {
   Column<uint8_t> action;
@@ -92,7 +89,7 @@ class Tables final : public Builder {
   Value frame(const std::vector<Value>& items);
   Value block(const std::vector<Value>& items);
   Value segment(const std::vector<Value>& items);
-  void unknown(const char* row, Value key);
+  void unknown(std::string_view row, Value key);
 
   int64_t integer(Value value, const char* what) const;
   uint32_t text(Value value, const char* what) const;
@@ -110,7 +107,6 @@ class Tables final : public Builder {
   HashIndex frame_index_, stack_index_, pool_index_;
   uint64_t claimed_blocks_ = 0;  // those that are in a segment: the first ones
   std::vector<uint8_t> action_of_string_;  // by string; 255: not known yet
-  std::set<std::pair<const char*, uint32_t>> unknown_;
 };
 
 }  // namespace pytracer::reading

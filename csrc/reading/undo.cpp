@@ -21,11 +21,8 @@ std::string described(const char* what, int64_t size_bytes, int64_t address) {
 }
 
 std::string described(const TraceView& trace, size_t event) {
-  static constexpr const char* kNames[] = {"alloc",        "free_requested", "free_completed",
-                                           "segment_alloc", "segment_free",   "segment_map",
-                                           "segment_unmap"};
   return "event " + std::to_string(event) + ", " +
-         described(kNames[trace.action[event]], trace.size_bytes[event], trace.address[event]);
+         described(kActionNames[trace.action[event]], trace.size_bytes[event], trace.address[event]);
 }
 
 Undo::Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules)

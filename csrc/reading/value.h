@@ -87,7 +87,6 @@ class Heap {
   }
   double real(Value value) const noexcept { return reals_[value.index()]; }
 
-  size_t objects() const noexcept { return objects_.size(); }
 
  private:
   struct Object {

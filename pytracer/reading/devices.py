@@ -3,13 +3,18 @@
 import numpy as np
 
 from pytracer.reading.periods import about_device
-from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.snapshot import SNAPSHOT, Snapshot, Trace
+
+
+def has_events(trace: Trace) -> bool:
+    """Whether anything happened: a device that is not used has the markers of snapshots too."""
+    return bool(np.any(trace.action != SNAPSHOT))
 
 
 def devices_of(snapshot: Snapshot) -> list[int]:
-    """The indices of the devices that have events or segments."""
-    with_events = {index for index, trace in enumerate(snapshot.traces) if len(trace)}
-    return sorted(with_events | set(np.unique(snapshot.segments.device).tolist()))
+    """The indices of the devices that were used: on which anything happened, or is held."""
+    used = {index for index, trace in enumerate(snapshot.traces) if has_events(trace)}
+    return sorted(used | set(np.unique(snapshot.segments.device).tolist()))
 
 
 def backend(snapshot: Snapshot, device: int) -> str:

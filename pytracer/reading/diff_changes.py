@@ -34,7 +34,7 @@ class Change:
     """How much a call site or a phase held, before and after.
 
     Attributes:
-        kind: "new" and "gone": it is in one of the two alone.
+        kind: "new" and "gone": it is in one of the two alone. The others are of `delta_bytes`.
         before_bytes, after_bytes: Of the blocks that were active at the moment of comparison. Of
             several pairs of files the mean, as what follows.
         delta_bytes: `after_bytes - before_bytes`.
@@ -52,6 +52,11 @@ class Change:
     after_count: int
     largest_in: str | None
     largest_delta_bytes: int | None
+
+    @property
+    def most_bytes(self) -> int:
+        """The size of the largest delta, of the mean or of a pair: in the mean they may cancel."""
+        return max(abs(self.delta_bytes), abs(self.largest_delta_bytes or 0))
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,6 @@ AnyChange = TypeVar("AnyChange", bound=Change)
 def _sorted(changes: Iterable[AnyChange]) -> list[AnyChange]:
     return sorted(
         changes,
-        key=lambda each: (abs(each.delta_bytes), max(each.before_bytes, each.after_bytes)),
+        key=lambda each: (each.most_bytes, max(each.before_bytes, each.after_bytes)),
         reverse=True,
     )

@@ -97,6 +97,15 @@ def stack_texts(
     ]
 
 
+_unfinished: set[Path] = set()
+
+
+def remove_unfinished() -> None:
+    """Removes what `whole` has begun: for a process that is about to end in the middle of it."""
+    for path in tuple(_unfinished):
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Opens a file that appears under its name when it is complete, in place of an older one.
@@ -113,6 +122,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
                 yield file
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        _unfinished.add(temporary)
         try:
             with open(temporary, "xb") as file:
                 yield file
@@ -120,5 +130,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            _unfinished.discard(temporary)
     except OSError as error:
         raise PytracerError(f"cannot write {path}: {error.strerror or error}") from error

@@ -255,7 +255,9 @@ class _Tables:
 
     def _texts(self, texts: Iterable[str]) -> _Texts:
         codes: dict[str, int] = {}
-        code = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int32)
+        # What is no Unicode (lone surrogates, as in names of files) is replaced, as Arrow has none.
+        valid = (text.encode(errors="replace").decode() for text in texts)
+        code = np.array([codes.setdefault(text, len(codes)) for text in valid], np.int32)
         if not codes:  # index 0 is there, for rows that have none
             codes, code = {"": 0}, np.zeros(1, np.int32)
         return _Texts(self._arrow.array(list(codes), self._arrow.string()), code)

@@ -101,11 +101,11 @@ def _title(of: Origin) -> str:
 
 
 def _times(snapshot: Snapshot, device: int) -> Column:
-    """Of each event, never earlier than that of the one before."""
+    """Of each event, never earlier than that of the one before, nor than the epoch."""
     time_us = snapshot.traces[device].time_us
     if not snapshot.has_times(device):
         return np.arange(1, len(time_us) + 1)
-    first = time_us[np.argmax(time_us != NO_TIME)]
+    first = max(time_us[np.argmax(time_us != NO_TIME)], 0)
     times: Column = np.maximum.accumulate(np.maximum(time_us, first))
     return times
 
@@ -191,17 +191,24 @@ def _spans(snapshot: Snapshot) -> list[_Span]:
     An end is of what began last of its name. What has no end in the file lasts to the end of all,
     and what has no beginning began with the first.
     """
-    timed = [
-        (each["time_us"], each["name"], each["stage"], each.get("device"))
-        for each in snapshot.external_annotations
-        if type(each.get("time_us")) is int and isinstance(each.get("name"), str)
-    ]
+    timed = sorted(
+        (
+            (each["time_us"], each["name"], each["stage"], str(each.get("device")))
+            for each in snapshot.external_annotations
+            if isinstance(each, dict)
+            and type(each.get("time_us")) is int
+            and 0 <= each["time_us"] < 2**63
+            and isinstance(each.get("name"), str)
+            and isinstance(each.get("stage"), str)
+        ),
+        key=lambda each: each[0],
+    )
     if not timed:
         return []
-    first_us, last_us = min(timed)[0], max(timed)[0]
+    first_us, last_us = timed[0][0], timed[-1][0]
     spans: list[_Span] = []
-    begun: dict[tuple[str, Any], list[_Span]] = {}
-    for time_us, name, stage, device in sorted(timed, key=lambda each: each[0]):
+    begun: dict[tuple[str, str], list[_Span]] = {}
+    for time_us, name, stage, device in timed:
         open_ones = begun.setdefault((name, device), [])
         if stage == "START":
             open_ones.append(_Span(name, time_us, last_us))

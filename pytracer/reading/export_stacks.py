@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pytracer.errors import PytracerError
-from pytracer.reading.devices import device_name, devices_of
+from pytracer.reading.devices import device_name, devices_of, has_events
 from pytracer.reading.export import stack_texts
 from pytracer.reading.history import replay
 from pytracer.reading.sites import alive_at, sums
@@ -20,6 +20,7 @@ At = Literal["peak", "end", "oom"]
 
 NO_STACK = "(no stack)"
 """The frame of blocks whose stack is not in the file."""
+_KNOWN = 'what is active at the end ("--at end") is known'
 
 
 def collapsed(snapshot: Snapshot, at: At = "peak", roots: Iterable[str] = ()) -> dict[str, int]:
@@ -38,6 +39,8 @@ def collapsed(snapshot: Snapshot, at: At = "peak", roots: Iterable[str] = ()) ->
         PytracerError: Memory did not run out, or the trace does not tell what was active then.
     """
     devices = devices_of(snapshot)
+    if at != "end" and devices and not any(map(has_events, snapshot.traces)):
+        raise PytracerError(f"{snapshot.path}: it has no events, and so no {at}; {_KNOWN}")
     sizes = {each: _sizes(snapshot, each, at) for each in devices}
     if at == "oom" and all(each is None for each in sizes.values()):
         raise PytracerError(f"{snapshot.path}: memory did not run out in it: leave --at oom out")
@@ -66,7 +69,7 @@ def _sizes(snapshot: Snapshot, device: int, at: At) -> dict[int, int] | None:
     try:
         history = replay(snapshot, device)
     except PytracerError as error:  # a contradiction, or no trace
-        raise PytracerError(f'{error}; what is active at the end ("--at end") is known') from error
+        raise PytracerError(f"{error}; {_KNOWN}") from error
     level = int(history.levels.allocated_bytes.argmax())
     if at == "oom":
         ooms = np.flatnonzero(snapshot.traces[device].action == OOM)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytracer.errors import PytracerError
 
-SUFFIXES = (".pickle", ".pickle.gz", ".pickle.zst")
+SUFFIXES = (".pickle", ".pickle.gz", ".pickle.zst", ".pkl", ".pkl.gz", ".pkl.zst")
 """How the names of snapshots end."""
 
 _STEPS = r"(?:step(?P<step>\d+)|steps(?P<first>\d+)-(?P<last>\d+))"
@@ -91,7 +91,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
-def place(path: Path, root: Path | None = None) -> Place:
+def place_of(path: Path, root: Path | None = None) -> Place:
     """What a file's name, with that of its folders below `root`, says of it."""
     *folders, name = path.absolute().parts if root is None else path.relative_to(root).parts
     stem = next((name.removesuffix(each) for each in SUFFIXES if name.endswith(each)), name)
@@ -187,7 +187,7 @@ def match(first: Path, second: Path) -> Matched:
 
 
 def _places(root: Path) -> dict[Place, list[Path]]:
-    found = {path: place(path, root) for path in find([root])}
+    found = {path: place_of(path, root) for path in find([root])}
     if len({each.program for each in found.values()}) == 1:
         found = {path: replace(each, program="") for path, each in found.items()}
     places = defaultdict(list)

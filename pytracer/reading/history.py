@@ -126,7 +126,9 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
     Raises:
         PytracerError: The snapshot has no such device.
         ContradictionError: The trace does not lead to the state. So it is in files that leave
-            events out: of one phase (`discrete`), of torch's recorder with `skip_actions`.
+            events out, as of torch's recorder with `skip_actions`. A file of one phase (`discrete`)
+            leaves out what other threads did meanwhile in others: that is noticed only where
+            something does not fit, else all levels before the end are wrong by it.
     """
     if not 0 <= device < len(snapshot.traces):
         raise PytracerError(

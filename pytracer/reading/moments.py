@@ -1,10 +1,12 @@
 """How full a device was: at one moment, and as series over a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from pytracer.reading.history import History
+from pytracer.errors import PytracerError
+from pytracer.reading.history import History, Levels
 from pytracer.reading.periods import Marks, step_at
 from pytracer.reading.snapshot import ALLOCATED, INACTIVE, NO_TIME, Column, Snapshot, Trace
 
@@ -17,8 +19,9 @@ class Moment:
         event: The event that it follows; None: it is before the first.
         time_us, step, phase: Of that event; None: not known. The phase "" is none.
         is_exact: False: of some blocks only the requested bytes are known, so that all but
-            `requested_bytes` and `reserved_bytes` are bounds: those of free memory upper ones, the
-            others lower ones.
+            `requested_bytes`, `reserved_bytes` and `segments` are bounds: those of free memory
+            upper ones, the others lower ones. In a file of one phase, where what others did
+            meanwhile is missing, nothing here is exact, and nothing a bound.
         requested_bytes: What the program asked for, of the active blocks.
         allocated_bytes: Of the blocks that the program had, as the allocator rounded them.
         active_bytes: Of these and the blocks whose free waited for a stream.
@@ -28,7 +31,8 @@ class Moment:
         inactive_split_bytes: Of free blocks in segments that were in use.
         largest_free_bytes: Of the largest free block.
         free_concentration: The sum of the squares of free blocks' bytes, divided by the square of
-            their sum: 1 is one block, near 0 many small ones. None: nothing was free.
+            their sum: 1 is one block, near 0 many small ones. None: nothing was free, or it is
+            not exact.
         segments: How many there were, without those that expand.
     """
 
@@ -56,28 +60,36 @@ class Moment:
 
 @dataclass(frozen=True)
 class Series:
-    """How a level changed, at chosen moments: highs and lows are among them.
+    """How the levels of a device changed, at chosen moments: lists of equal length.
+
+    Where `events` is less than the device's `lost.exact_from` levels are as in a `Moment` that is
+    not exact.
 
     Attributes:
-        events: How many events had passed.
+        events: How many events had passed: 0 is before the first.
         times_us: When that was; None: not known, as before the first event.
-        level_bytes: The level.
+        requested_bytes, allocated_bytes, active_bytes, reserved_bytes, fragmentation_bytes,
+            inactive_split_bytes, largest_free_bytes, free_concentration, segments: As in a
+            `Moment`.
     """
 
     events: list[int]
     times_us: list[int | None]
-    level_bytes: list[int]
+    requested_bytes: list[int]
+    allocated_bytes: list[int]
+    active_bytes: list[int]
+    reserved_bytes: list[int]
+    fragmentation_bytes: list[int]
+    inactive_split_bytes: list[int]
+    largest_free_bytes: list[int]
+    free_concentration: list[float | None]
+    segments: list[int]
 
 
-SERIES = (
-    "requested_bytes",
-    "allocated_bytes",
-    "active_bytes",
-    "reserved_bytes",
-    "inactive_split_bytes",
-    "largest_free_bytes",
-)
-"""The levels that there are series of."""
+_LEVELS = tuple(field.name for field in fields(Series))[2:]
+
+LEAST_POINTS = 4
+"""Of a series: the first and the last moment, and when most was allocated and reserved."""
 
 
 def time_of(trace: Trace, event: int) -> int | None:
@@ -168,32 +180,75 @@ def _moment(
         rounding_bytes=int(active_bytes) - int(requested_bytes),
         inactive_split_bytes=int(inactive_split_bytes),
         largest_free_bytes=int(largest_free_bytes),
-        free_concentration=float(free_squares) / free**2 if free > 0 else None,
+        free_concentration=float(free_squares) / free**2 if is_exact and free > 0 else None,
         segments=int(segments),
     )
 
 
-def series(trace: Trace, history: History, points: int) -> dict[str, Series]:
-    """The levels named in `SERIES`, each at no more than so many moments.
+def series(trace: Trace, history: History, points: int) -> Series:
+    """All levels at the same moments, so many at most.
 
-    These are the first, the last, and the highest and the lowest of equal numbers of events.
+    These are the first, the last, and of equal numbers of events those at which any of the levels
+    is highest or lowest.
+
+    Raises:
+        PytracerError: There are less than `LEAST_POINTS`.
     """
-    return {name: _series(trace, getattr(history.levels, name), points) for name in SERIES}
+    if points < LEAST_POINTS:
+        raise PytracerError(f"points={points}: a series has at least {LEAST_POINTS}")
+    levels = history.levels
+    entries = _chosen(levels, points)
+    chosen = entries.tolist()
+    values = {name: _values(levels, name, entries).tolist() for name in _LEVELS}
+    values["free_concentration"] = [
+        value if value and entry >= history.exact_from else None
+        for entry, value in zip(chosen, values["free_concentration"], strict=True)
+    ]
+    times = [None if entry == 0 else time_of(trace, entry - 1) for entry in chosen]
+    return Series(chosen, times, **values)
 
 
-def _series(trace: Trace, level: Column, points: int) -> Series:
-    if len(level) <= points:
-        chosen = np.arange(len(level))
-    elif level.strides == (0,):  # it never changed
-        chosen = np.array([0, len(level) - 1])
-    else:
-        width = -(-len(level) // (points // 2 - 1))
-        whole = len(level) // width * width
-        rows = level[:whole].reshape(-1, width)
-        begins = np.arange(0, whole, width)
-        parts = [begins + rows.argmin(1), begins + rows.argmax(1), [0, len(level) - 1]]
-        if rest := len(level) - whole:
-            parts.append(whole + np.array([level[-rest:].argmin(), level[-rest:].argmax()]))
-        chosen = np.unique(np.concatenate(parts))
-    times = [None if i == 0 else time_of(trace, i - 1) for i in chosen.tolist()]
-    return Series(chosen.tolist(), times, level[chosen].tolist())
+def _values(levels: Levels, name: str, entries: Column | slice) -> Column:
+    """A level at some entries; 0 is no concentration, since nothing was free."""
+    if name == "fragmentation_bytes":
+        return levels.reserved_bytes[entries] - levels.allocated_bytes[entries]
+    if name == "free_concentration":
+        free = (levels.reserved_bytes[entries] - levels.active_bytes[entries]).astype(np.float64)
+        squares = levels.free_squares[entries]
+        return np.divide(squares, free**2, out=np.zeros(len(free)), where=free > 0)
+    column: Column = getattr(levels, name)[entries]
+    return column
+
+
+def _chosen(levels: Levels, points: int) -> Column:
+    """The entries of a series. Level by level in stretches, so that nothing large is made."""
+    entries = len(levels.allocated_bytes)
+    if entries <= points:
+        return np.arange(entries)
+    most = (levels.allocated_bytes.argmax(), levels.reserved_bytes.argmax())
+    always = np.unique([0, entries - 1, *most])
+    width = -(-entries // (points // 2))
+    found = []  # of each level, of the lowest and the highest in each stretch: where, and a rank
+    for name in _LEVELS:
+        low, high = [], []
+        for begin in range(0, entries, width):
+            values = _values(levels, name, slice(begin, begin + width))
+            lowest, highest = int(values.argmin()), int(values.argmax())
+            low.append((begin + lowest, values[lowest]))
+            high.append((begin + highest, -values[highest]))
+        if min(low, key=_rank)[1] != -min(high, key=_rank)[1]:  # else it never changed
+            found += [low, high]
+    while True:
+        chosen = np.union1d(always, [entry for each in found for entry, _ in each]).astype(np.int64)
+        if len(chosen) <= points:
+            return chosen
+        if len(found[0]) == 1:
+            return always
+        # Stretches twice as long, out of what is known of these.
+        found = [
+            [min(each[i : i + 2], key=_rank) for i in range(0, len(each), 2)] for each in found
+        ]
+
+
+def _rank(extreme: tuple[int, Any]) -> Any:
+    return extreme[1]

@@ -2,8 +2,8 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,8 @@ from pytracer.reading.snapshot import (
 Marks = list[tuple[int, int]]
 """Where steps begin in a trace: (step, index of its first event), in the order of events."""
 
+_PEAK = ("peak_bytes", "peak_event", "fragmentation_bytes", "peak_reserved_bytes")
+
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
@@ -41,6 +43,10 @@ class Step:
             history.
         peak_bytes: The most allocated in between, both ends included; None without a history.
         peak_event: The first event after which that was so; None: it was at the beginning.
+        fragmentation_bytes: Reserved, not allocated, at that moment.
+        peak_reserved_bytes: The most reserved in between.
+        inexact: Which of these levels are not exact but bounds, by name: lower ones, and an upper
+            one of fragmentation. In a file of one phase they are not even that.
         allocations: How many there were.
         allocations_bytes: What these asked for, altogether.
         device_allocs, device_frees: How often memory was taken from the device, and given back.
@@ -54,6 +60,9 @@ class Step:
     end_bytes: int | None
     peak_bytes: int | None
     peak_event: int | None
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
+    inexact: list[str]
     allocations: int
     allocations_bytes: int
     device_allocs: int
@@ -71,7 +80,10 @@ class Phase:
             phase; None without a history, as what follows.
         peak_bytes: The most allocated after an event of the phase; None: it has no event.
         peak_event: The first event after which that was so.
+        fragmentation_bytes: Reserved, not allocated, at that moment.
+        peak_reserved_bytes: The most reserved after an event of the phase; None as `peak_bytes`.
         end_bytes: Of the blocks that are active in the end, those allocated in the phase.
+        inexact: As in `Step`.
         allocations: How many there were.
         allocations_bytes: What these asked for, altogether.
     """
@@ -80,7 +92,10 @@ class Phase:
     at_peak_bytes: int | None
     peak_bytes: int | None
     peak_event: int | None
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
     end_bytes: int | None
+    inexact: list[str]
     allocations: int
     allocations_bytes: int
 
@@ -92,6 +107,33 @@ def about_device(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
         if isinstance(each, dict) and each.get("index") == device:
             return each
     return {}
+
+
+def only_phase(snapshot: Snapshot) -> str | None:
+    """The phase of a file that has no other events (`discrete`), as "outer/inner"; else None."""
+    window = snapshot.about.get("window")
+    phase = window.get("phase") if isinstance(window, dict) else None
+    return phase if isinstance(phase, str) else None
+
+
+def nothing_exact(history: History) -> History:
+    """The history of a file of one phase: what others did meanwhile is missing in all levels."""
+    return replace(history, exact_from=len(history.levels.allocated_bytes))
+
+
+def has_bounds(history: History) -> bool:
+    """Whether levels that are not exact are bounds: not so after `nothing_exact`."""
+    return history.exact_from < len(history.levels.allocated_bytes)
+
+
+def is_certain(history: History, peak: int, begin: int = 0, end: int | None = None) -> bool:
+    """Whether an entry that has most allocated from one entry to before another one really has.
+
+    What was allocated while that is not known was no more than what was reserved, which is.
+    """
+    levels, exact_from = history.levels, history.exact_from
+    most = levels.reserved_bytes[begin:end][: max(exact_from - begin, 0)].max(initial=0)
+    return has_bounds(history) and bool(levels.allocated_bytes[peak] >= most)
 
 
 def is_count(value: object) -> bool:
@@ -151,43 +193,76 @@ def steps(snapshot: Snapshot, device: int, history: History | None, marks: Marks
     begins = about_device(snapshot, device).get("overwritten") == 0
     found = []
     for i, (first, end) in enumerate(pairwise(edges)):
-        begin_bytes = end_bytes = peak_bytes = highest = None
-        if history is not None:
-            allocated = history.levels.allocated_bytes
-            highest = first + int(allocated[first : end + 1].argmax())
-            begin_bytes, end_bytes, peak_bytes = (
-                int(allocated[level]) for level in (first, end, highest)
-            )
         found.append(
             Step(
                 step=numbers[i],
                 first_event=first,
                 end_event=end,
                 begins_in_trace=begins if i == 0 else True,
-                begin_bytes=begin_bytes,
-                end_bytes=end_bytes,
-                peak_bytes=peak_bytes,
-                peak_event=None if highest in (None, first) else highest - 1,
-                **{name: int(counts[i]) for name, counts in between.items()},
+                **_levels_of_step(history, first, end),
+                **{name: counts[i] for name, counts in between.items()},
             )
         )
     return found
 
 
-def _between(trace: Trace, edges: list[int]) -> dict[str, Column]:
+def _levels_of_step(history: History | None, first: int, end: int) -> dict[str, Any]:
+    """What a `Step` tells of levels, from the entry `first` to `end`."""
+    if history is None:
+        return _no_levels(("begin_bytes", "end_bytes", *_PEAK))
+    allocated, reserved = history.levels.allocated_bytes, history.levels.reserved_bytes
+    highest, highest_reserved = (
+        first + int(level[first : end + 1].argmax()) for level in (allocated, reserved)
+    )
+    ends = {"begin_bytes": first, "end_bytes": end}
+    peak = _peak(history, highest, highest_reserved, is_certain(history, highest, first, end + 1))
+    return {
+        **{name: int(allocated[entry]) for name, entry in ends.items()},
+        **peak,
+        "peak_event": None if highest == first else highest - 1,
+        "inexact": [name for name, entry in ends.items() if entry < history.exact_from]
+        + peak["inexact"],
+    }
+
+
+def _no_levels(names: Iterable[str]) -> dict[str, Any]:
+    return {**dict.fromkeys(names), "inexact": []}
+
+
+def _peak(
+    history: History, highest: int, highest_reserved: int, is_peak_exact: bool
+) -> dict[str, Any]:
+    """What a step or phase tells of its peak, given the entry where most was allocated."""
+    levels, exact_from = history.levels, history.exact_from
+    allocated, reserved = int(levels.allocated_bytes[highest]), int(levels.reserved_bytes[highest])
+    is_exact = {
+        "peak_bytes": is_peak_exact,
+        "fragmentation_bytes": highest >= exact_from,
+        "peak_reserved_bytes": has_bounds(history),
+    }
+    return {
+        "peak_bytes": allocated,
+        "peak_event": highest - 1,
+        "fragmentation_bytes": reserved - allocated,
+        "peak_reserved_bytes": int(levels.reserved_bytes[highest_reserved]),
+        "inexact": [name for name, is_one in is_exact.items() if not is_one],
+    }
+
+
+def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
     """Counts of events from each of the indices to before the next one."""
 
-    def count(*actions: int) -> Column:
+    def count(*actions: int) -> list[int]:
         is_one = np.zeros(256, bool)  # of all that an action can be
         is_one[list(actions)] = True
         found = np.flatnonzero(is_one[trace.action])
-        return np.diff(np.searchsorted(found, edges))
+        return [int(each) for each in np.diff(np.searchsorted(found, edges))]
 
     allocs = np.flatnonzero(trace.action == ALLOC)
     total = np.append(0, np.cumsum(trace.size_bytes[allocs]))
     return {
         "allocations": count(ALLOC),
-        "allocations_bytes": np.diff(total[np.searchsorted(allocs, edges)]),
+        "allocations_bytes": np.diff(total[np.searchsorted(allocs, edges)]).tolist(),
         "device_allocs": count(SEGMENT_ALLOC, SEGMENT_MAP),
         "device_frees": count(SEGMENT_FREE, SEGMENT_UNMAP),
     }
@@ -217,28 +292,30 @@ def phases(
     in_order = dict.fromkeys(trace.user_metadata[runs].tolist())
     at_peak: dict[int | None, int] = {}
     in_the_end: dict[int | None, int] = {}
-    highest: dict[int, int] = {}
+    own: dict[int | None, dict[str, Any]] = {}
+    is_peak_exact = True
     if history is not None and peak is not None:
         at_peak = _held(snapshot, history, peak)
         in_the_end = _held(snapshot, history, len(trace))
-        highest = _peaks(trace, runs, history)
+        own = _own_peaks(trace, runs, history)
+        is_peak_exact = peak >= history.exact_from
     names: list[int | None] = [*in_order]
     if None in at_peak or None in in_the_end:
         names.append(None)
-    found = [
-        Phase(
-            phase=None if name is None else snapshot.strings[name],
-            at_peak_bytes=None if history is None else at_peak.get(name, 0),
-            peak_bytes=int(history.levels.allocated_bytes[highest[name] + 1])
-            if history is not None and name in highest
-            else None,
-            peak_event=None if name is None else highest.get(name),
-            end_bytes=None if history is None else in_the_end.get(name, 0),
-            allocations=0 if name is None else int(allocations[name]),
-            allocations_bytes=0 if name is None else int(allocations_bytes[name]),
+    found = []
+    for name in names:
+        levels = own.get(name) or _no_levels(_PEAK)
+        levels["inexact"] += [] if is_peak_exact else ["at_peak_bytes"]
+        found.append(
+            Phase(
+                phase=None if name is None else snapshot.strings[name],
+                at_peak_bytes=None if history is None else at_peak.get(name, 0),
+                end_bytes=None if history is None else in_the_end.get(name, 0),
+                **levels,
+                allocations=0 if name is None else int(allocations[name]),
+                allocations_bytes=0 if name is None else int(allocations_bytes[name]),
+            )
         )
-        for name in names
-    ]
     return sorted(found, key=lambda phase: -(phase.at_peak_bytes or 0))
 
 
@@ -258,11 +335,25 @@ def _runs(trace: Trace) -> Column:
     return np.append(0, changes)[: len(trace)]
 
 
-def _peaks(trace: Trace, runs: Column, history: History) -> dict[int, int]:
-    """For each phase the event after which most was allocated, the first of them."""
+def _own_peaks(trace: Trace, runs: Column, history: History) -> dict[int | None, dict[str, Any]]:
+    """What each `Phase` tells of levels after its own events."""
+    most, most_reserved = (
+        _highest(trace, runs, level[1:])
+        for level in (history.levels.allocated_bytes, history.levels.reserved_bytes)
+    )
+    names, run = np.unique(trace.user_metadata[runs], return_index=True)
+    first = dict(zip(names.tolist(), runs[run].tolist(), strict=True))
+    found: dict[int | None, dict[str, Any]] = {}
+    for phase, event in most.items():
+        is_peak_exact = is_certain(history, event + 1, first[phase] + 1)
+        found[phase] = _peak(history, event + 1, most_reserved[phase] + 1, is_peak_exact)
+    return found
+
+
+def _highest(trace: Trace, runs: Column, after: Column) -> dict[int, int]:
+    """For each phase the event after which a level was highest, the first of them."""
     if len(runs) == 0:
         return {}
-    after = history.levels.allocated_bytes[1:]
     highest, phase = np.maximum.reduceat(after, runs), trace.user_metadata[runs]
     order = np.lexsort((-highest, phase))  # it is stable: the earliest comes first
     _, first = np.unique(phase[order], return_index=True)

@@ -1,8 +1,11 @@
 """What a snapshot tells in numbers; `pytracer stats` prints it.
 
-Everything is a plain dataclass of numbers, strings, lists and dicts of these; `dataclasses.asdict`
-gives the JSON of `pytracer stats --json`. Bytes are ints, times microseconds since the Unix epoch,
-events indices in the device's trace. None is what the file does not tell.
+Everything is a plain dataclass of numbers, strings, frames, lists and dicts of these.
+`plain.plain(report)` is what `pytracer stats --json` writes of each file: attributes are keys, a
+frame is an object of `filename`, `name` and `line`. That JSON is `{"schema_version", "files",
+"errors"}`: reports, and a line for each file that has none. Bytes are ints, times microseconds
+since the Unix epoch, events indices in the device's trace. None, in JSON null, is what the file
+does not tell.
 """
 
 from collections.abc import Mapping
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytracer.errors import PytracerError
+from pytracer.reading.counts import Counts, counts_of
 from pytracer.reading.devices import device_name
 from pytracer.reading.history import ContradictionError, History, replay
 from pytracer.reading.moments import Moment, Series, final_moment, moment_at, series, time_of
@@ -20,6 +24,10 @@ from pytracer.reading.periods import (
     Phase,
     Step,
     about_device,
+    has_bounds,
+    is_certain,
+    nothing_exact,
+    only_phase,
     phases,
     step_at,
     step_marks,
@@ -27,19 +35,16 @@ from pytracer.reading.periods import (
 )
 from pytracer.reading.sites import Site, call_sites, frame, sites_at, sites_in_the_end
 from pytracer.reading.snapshot import (
-    ALLOC,
-    FREE_COMPLETED,
     NO_TIME,
     OOM,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
     SNAPSHOT,
     Frame,
     Snapshot,
     Trace,
 )
+
+SCHEMA_VERSION = 1
+"""Of the JSON: greater, if keys go or change their meaning. Keys may be added without."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,15 @@ class Lost:
     """What is not in the trace of a device, and why.
 
     Attributes:
-        overwritten: Events that the ring forgot, from its beginning; None: the file does not tell.
+        overwritten: Events that the ring forgot, from its beginning, those of other phases too;
+            None: the file does not tell.
         unknown_frees: Frees of blocks that were not known; None: the file does not tell.
         live_dropped: Blocks that had no room in the live table; None: the file does not tell.
         labels_dropped: Pools and labels that had no room; None: the file does not tell.
         before_bytes: What was requested and not freed yet before the first event; None: not known.
         exact_from: How many events had passed when all levels became exact; 0: they are from the
-            beginning. Before that only `requested_bytes` and `reserved_bytes` are, as
-            `Moment.is_exact` says. None: there is no history.
+            beginning; more than there are events: they are not (`DeviceReport.only_phase`). What
+            they are before that `Moment.is_exact` says. None: there is no history.
     """
 
     overwritten: int | None
@@ -66,28 +72,6 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How often what happened, in the trace.
-
-    Attributes:
-        allocs, frees: Of blocks; a free is when the memory could serve another block.
-        device_allocs: How often memory was taken from the device (`segment_alloc`, `segment_map`).
-        device_frees: How often it was given back (`segment_free`, `segment_unmap`).
-        ooms: How often memory ran out.
-        retries: How often the device had no memory for a segment, so that the allocator gave back
-            what it had cached and tried again; `count_retries` tells how they are known. None for
-            the CPU, which has none.
-    """
-
-    allocs: int
-    frees: int
-    device_allocs: int
-    device_frees: int
-    ooms: int
-    retries: int | None
-
-
-@dataclass(frozen=True)
 class OutOfMemory:
     """One time that memory ran out.
 
@@ -95,7 +79,8 @@ class OutOfMemory:
         event, time_us, step, phase: When.
         requested_bytes: What was asked for.
         device_free_bytes: What the device said was free.
-        fits_in_free_blocks: Whether the free blocks together were as large; None without a history.
+        fits_in_free_blocks: Whether the free blocks together were as large; None without a history,
+            or where these are not known well enough.
         call_site: Of the allocation.
         moment: The device at that time; None without a history.
     """
@@ -120,8 +105,8 @@ class Outside:
         process_bytes: What the process held on it; None: the driver does not tell.
         reserved_bytes: Of it, what the allocator held.
         outside_bytes: `process_bytes - reserved_bytes`: contexts, libraries, other allocators.
-        others_bytes: `total_bytes - free_bytes - process_bytes`: other processes'; None also where
-            that is less than nothing, since the numbers are of different sources.
+        others_bytes: `total_bytes - free_bytes - process_bytes`: other processes'. Both are None
+            also where they are less than nothing, since the numbers are of different sources.
     """
 
     total_bytes: int | None
@@ -146,6 +131,9 @@ class DeviceReport:
             file does not tell.
         events: How many there are.
         first_us, last_us: The times of the first and the last; None: the file does not tell.
+        only_phase: The phase whose events alone are in the file (`discrete`); None: those of all
+            are. What other threads did meanwhile in other phases is missing in all levels but
+            `end`, which so may be too low or, where others allocated what is still there, too high.
         contradiction: Why there is no history: the trace does not lead to the state. Then the state
             in the end and counts are all there is.
         lost: What the trace has not.
@@ -158,7 +146,7 @@ class DeviceReport:
         steps, phases: What happened in each.
         ooms: Each time that memory ran out.
         outside: Memory outside the allocator; None: the file does not tell.
-        series: How levels changed, by name; {} without a history.
+        series: How levels changed; None without a history.
     """
 
     device: int
@@ -167,6 +155,7 @@ class DeviceReport:
     events: int
     first_us: int | None
     last_us: int | None
+    only_phase: str | None
     contradiction: str | None
     lost: Lost
     end: Moment
@@ -179,7 +168,7 @@ class DeviceReport:
     phases: list[Phase]
     ooms: list[OutOfMemory]
     outside: Outside | None
-    series: dict[str, Series]
+    series: Series | None
 
 
 @dataclass(frozen=True)
@@ -211,10 +200,10 @@ def stats(
         snapshot: As `load` returns it.
         device: The index of the only device that is asked for; None: all with anything in them.
         top: How many call sites at most; None: all.
-        points: How many points a series has at most; at least 4.
+        points: How many moments a series has at most; at least `moments.LEAST_POINTS`.
 
     Raises:
-        PytracerError: The snapshot has no such device.
+        PytracerError: The snapshot has no such device; `points` are too few.
     """
     states = set(np.unique(snapshot.segments.device).tolist())
     there = {i for i, trace in enumerate(snapshot.traces) if _happened(trace)} | states
@@ -236,11 +225,14 @@ def stats(
 
 def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> DeviceReport:
     history, contradiction = None, None
+    phase = only_phase(snapshot)
     has_trace = 0 <= device < len(snapshot.traces)  # the oldest files have none
     trace = snapshot.traces[device] if has_trace else _NO_EVENTS
     if _happened(trace):
         try:
             history = replay(snapshot, device)
+            if phase is not None:
+                history = nothing_exact(history)
         except ContradictionError as error:
             contradiction = str(error)
     marks = step_marks(snapshot, device) if has_trace else []
@@ -256,6 +248,7 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
         events=len(trace),
         first_us=None if first < 0 else int(trace.time_us[first]),
         last_us=None if first < 0 else int(trace.time_us[::-1][last]),
+        only_phase=phase,
         contradiction=contradiction,
         lost=Lost(
             overwritten=told_number(told, "overwritten"),
@@ -269,7 +262,7 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
         peak_allocated=None
         if history is None or peak is None
         else (moment_at(snapshot, device, history, peak, marks)),
-        is_peak_certain=history is not None and peak is not None and _is_certain(history, peak),
+        is_peak_certain=history is not None and peak is not None and is_certain(history, peak),
         peak_reserved=None
         if history is None
         else moment_at(
@@ -278,54 +271,18 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
         sites=sites_in_the_end(snapshot, device, top)
         if history is None or peak is None
         else sites_at(history, snapshot, peak, top),
-        counts=_counts(trace, is_cpu),
+        counts=counts_of(trace, is_cpu),
         steps=steps(snapshot, device, history, marks) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=_ooms(snapshot, device, trace, history, marks),
         outside=_outside(told),
-        series={} if history is None else series(trace, history, points),
+        series=None if history is None else series(trace, history, points),
     )
 
 
 def _happened(trace: Trace) -> bool:
     """A device that is not used has the markers of snapshots all the same."""
     return bool(np.any(trace.action != SNAPSHOT))
-
-
-def _is_certain(history: History, peak: int) -> bool:
-    """What was allocated while that is not known was no more than what was reserved, which is."""
-    levels, exact_from = history.levels, history.exact_from
-    most = levels.reserved_bytes[:exact_from].max(initial=0)
-    return bool(levels.allocated_bytes[peak] >= most)
-
-
-def _counts(trace: Trace, is_cpu: bool | None) -> Counts:
-    def times(*actions: int) -> int:
-        return sum(int(np.count_nonzero(trace.action == action)) for action in actions)
-
-    return Counts(
-        allocs=times(ALLOC),
-        frees=times(FREE_COMPLETED),
-        device_allocs=times(SEGMENT_ALLOC, SEGMENT_MAP),
-        device_frees=times(SEGMENT_FREE, SEGMENT_UNMAP),
-        ooms=times(OOM),
-        retries=None if is_cpu else count_retries(trace),
-    )
-
-
-def count_retries(trace: Trace) -> int:
-    """How often the allocator gave back what it had cached and tried again.
-
-    Traces have no event for this (`num_alloc_retries` of `memory_stats()` counts it). What shows it
-    is that memory is taken from the device directly after some was given back, or that memory ran
-    out, before which the allocator always tried. So what else gives memory back just before more is
-    taken counts too: `empty_cache()`, and the allocator's own collector
-    (`garbage_collection_threshold`). A retry that had nothing to give back, and found memory that
-    another process had just freed, leaves no trace.
-    """
-    took = (trace.action == SEGMENT_ALLOC) | (trace.action == SEGMENT_MAP)
-    gave_back = (trace.action == SEGMENT_FREE) | (trace.action == SEGMENT_UNMAP)
-    return int(np.count_nonzero(took[1:] & gave_back[:-1]) + np.count_nonzero(trace.action == OOM))
 
 
 def _ooms(
@@ -347,12 +304,22 @@ def _ooms(
                 phase=snapshot.strings[trace.user_metadata[event]],
                 requested_bytes=requested,
                 device_free_bytes=int(trace.address[event]),
-                fits_in_free_blocks=None if moment is None else requested <= moment.free_bytes,
+                fits_in_free_blocks=_fits(history, requested, moment),
                 call_site=frame(snapshot.stacks, int(sites[trace.stack[event]])),
                 moment=moment,
             )
         )
     return found
+
+
+def _fits(history: History | None, requested_bytes: int, moment: Moment | None) -> bool | None:
+    """Where the free bytes are an upper bound, what is too large for that does not fit."""
+    if history is None or moment is None:
+        return None
+    fits = requested_bytes <= moment.free_bytes
+    if moment.is_exact or (not fits and has_bounds(history)):
+        return fits
+    return None
 
 
 def _outside(told: Mapping[str, Any]) -> Outside | None:
@@ -361,18 +328,22 @@ def _outside(told: Mapping[str, Any]) -> Outside | None:
     )
     if (total, free, process) == (None, None, None):
         return None
-    outside = None if process is None or reserved is None else process - reserved
-    others = None
-    if total is not None and free is not None and process is not None:
-        others = total - free - process
     return Outside(
         total_bytes=total,
         free_bytes=free,
         process_bytes=process,
         reserved_bytes=reserved,
-        outside_bytes=outside,
-        others_bytes=others if others is None or others >= 0 else None,
+        outside_bytes=_rest(process, reserved),
+        others_bytes=_rest(total, free, process),
     )
+
+
+def _rest(whole: int | None, *parts: int | None) -> int | None:
+    """What is left of it; None: not known, or it would be less than nothing."""
+    known = [part for part in parts if part is not None]
+    if whole is None or len(known) < len(parts) or sum(known) > whole:
+        return None
+    return whole - sum(known)
 
 
 def told_number(told: Mapping[str, Any], name: str) -> int | None:

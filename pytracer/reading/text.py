@@ -23,6 +23,11 @@ def size(count_bytes: int) -> str:
     return f"{number:.4g} {_UNITS[unit]}"
 
 
+def number(count: int, of_one: str, of_others: str = "") -> str:
+    """As in "1 free", "2 frees"."""
+    return f"{count:,} {of_one if count == 1 else of_others or of_one + 's'}"
+
+
 def time(time_us: int) -> str:
     """An instant in microseconds since the Unix epoch, in UTC."""
     return f"{np.datetime64(time_us, 'us')}".replace("T", " ") + " UTC"
@@ -45,3 +50,13 @@ def place(frame: Frame | None) -> str:
 def printable(text: str) -> str:
     """Names in a file are of its choosing: what would control the terminal is replaced."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
+def folded(path: str, width: int) -> str:
+    """A path in lines that end where a part of it or of its name does, if they can."""
+    lines = [""]
+    for part in re.findall(r"[^/_]*[/_]|[^/_]+", path):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

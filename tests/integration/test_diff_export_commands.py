@@ -3,7 +3,12 @@
 import gzip
 import json
 import os
+import pickle
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,10 +111,17 @@ def test_diff_as_json(tmp_path: Path) -> None:
     [site] = device["sites"]
     assert site["delta_bytes"] == device["amounts"]["active_bytes"]["delta"] == 1536
     assert site["after"] == [{"filename": "train.py", "name": "make", "line": 5}]
-    assert len(device["phases"]) > 1
+    # AND in words what one of them cannot tell
+    assert device["notes"] == ["The new one tells of no phases: they are not compared"]
+    assert device["phases"] == []
+    # AND which keys these are
+    assert next(iter(report)) == "schema_version"
+    assert report["schema_version"] == 1
     # AND in a file too
     invoke("diff", CUDA, CUDA, "--json", tmp_path / "d.json")
-    assert json.loads((tmp_path / "d.json").read_text())["metadata"] == []
+    report = json.loads((tmp_path / "d.json").read_text())
+    assert report["metadata"] == []
+    assert len(report["devices"][0]["phases"]) > 1
 
 
 def test_diff_of_directories(tmp_path: Path) -> None:
@@ -156,6 +168,60 @@ def test_diff_of_directories_with_a_damaged_file(tmp_path: Path) -> None:
         "step 2, rank 0",
         "step 2, rank 1",
     ]
+    assert f"Not compared: step 1, rank 1: {damaged} is cut short" in result.stdout
+    # AND in JSON
+    [error] = json.loads(invoke("diff", before, after, "--json").stdout)["errors"]
+    assert error.startswith(f"step 1, rank 1: {damaged} is cut short")
+
+
+def test_diff_of_ranks_that_swapped(tmp_path: Path) -> None:
+    # GIVEN two runs; what a rank holds less in the second, another holds more
+    before, after = run_of(tmp_path / "a", {0: 2, 1: 6}), run_of(tmp_path / "b", {0: 6, 1: 2})
+    # WHEN they are compared THEN what moved is told, though the mean is the same
+    rows = cells(invoke("diff", before, after).output)
+    for name in ("a/train.py:7 step", "update"):
+        [row] = [i for i, row in enumerate(rows) if row[-1] == name]
+        assert rows[row][:4] == ["0 B", "2.5 MiB", "2.5 MiB", "+4 MiB"]
+
+
+def test_diff_of_files_with_two_devices(tmp_path: Path) -> None:
+    # GIVEN two runs whose files have two devices, and another option
+    for run, depth in (("a", 1), ("b", 2)):
+        one, other = Program(0), Program(1)
+        for program in (one, other):
+            program.alloc(MIB)
+        content = other.content()
+        content["segments"] += one.content()["segments"]
+        content["device_traces"][0] = one.events
+        content["pytracer"] = about(stack_depth=depth)
+        for rank in (0, 1):
+            path = tmp_path / run / "step1" / f"torch_memory_rank{rank}_pid7.pickle"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pickle.dumps(content, protocol=4))
+    # THEN what differs in all pairs of files is of no part of them
+    rows = cells(invoke("diff", tmp_path / "a", tmp_path / "b").output)
+    assert ["stack_depth", "1", "2"] in rows
+
+
+def test_diff_says_what_cannot_be_told(tmp_path: Path) -> None:
+    # GIVEN a file with neither stacks nor phases, of one phase alone, of an odd kind
+    full, poor = Program(), Program()
+    full.alloc(MIB, ("/t.py", "f", 1), phase="p")
+    poor.alloc(MIB)
+    poor.about = about("[/x]", window={"first": 1, "last": 1, "phase": "p"})
+    paths = full.write(tmp_path / "full.pickle"), poor.write(tmp_path / "poor.pickle")
+    # WHEN it is compared THEN each is a sentence, and names are as they are
+    result = invoke("diff", *paths)
+    assert (result.exit_code, result.stderr) == (0, "")
+    text = " ".join(result.output.split())
+    assert "device 0 → [/x]:0, at the peaks" in text
+    for sentence in (
+        "The new one is of one phase: what other threads did outside of it is not in the file, "
+        "so that its peak may have been another.",
+        "The new one has no stacks of what it held: call sites are not compared.",
+        "The new one tells of no phases: they are not compared.",
+    ):
+        assert sentence in text
 
 
 def test_diff_of_what_cannot_be_compared(tmp_path: Path) -> None:
@@ -265,7 +331,52 @@ def test_files_without_a_trace(tmp_path: Path) -> None:
     assert invoke("export", old, "--to", "collapsed", "--at", "end").exit_code == 0
     result = invoke("export", old, "--to", "collapsed")
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert '"--at end"' in result.output
+    assert 'it has no events, and so no peak; what is active at the end ("--at end")' in (
+        result.output
+    )
+
+
+def test_names_that_are_no_unicode_and_control_the_terminal(tmp_path: Path) -> None:
+    # GIVEN a file without events, of such a name
+    pytest.importorskip("pyarrow")
+    path = tmp_path / os.fsdecode(b"\x1b[2Jn\xff.pickle")
+    shutil.copy(GOLDEN / "native/cuda-1.13.1.pickle", path)
+    # WHEN it is exported THEN it is, and what is said of it is plain
+    for file_format in ("parquet", "arrow", "perfetto"):
+        result = invoke("export", path, "--to", file_format, "-o", tmp_path / f"out.{file_format}")
+        assert result.exit_code == 0
+        assert result.stderr.endswith("\N{REPLACEMENT CHARACTER}.pickle: it has no events\n")
+        assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize("to", ["parquet", "perfetto"])
+def test_control_c_leaves_nothing_behind(tmp_path: Path, to: str) -> None:
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    # GIVEN an export that is writing, and takes long
+    code = (
+        "import time; from pytracer import cli, cli_export; from pytracer.reading import "
+        "export_arrow, export_perfetto\n"
+        "def wait(*_): time.sleep(60); return []\n"
+        "export_perfetto.Writer.add = export_arrow._Tables.write = wait\n"
+        f"cli.main(['export', {str(CUDA)!r}, '--to', {to!r}, '-o', 'out'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob(".pytracer-*.tmp")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.rglob(".pytracer-*.tmp"))
+    time.sleep(0.2)  # until the main thread waits for the others
+    # WHEN it is interrupted THEN it ends at once, and nothing is there
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`pytracer stats`, as somebody types it: on recordings, golden files, and what is none."""
 
+import gzip
 import json
 import os
 import pickle
@@ -8,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ from pytracer import cli_files
 from pytracer.cli import main
 from pytracer.errors import PytracerError
 from pytracer.reading import load
+from pytracer.reading import stats as reading_stats
+from pytracer.reading.history import replay
+from pytracer.reading.plain import plain
 from pytracer.reading.stats import stats
-from pytracer.reading.text import duration, place, printable, size
+from pytracer.reading.text import duration, folded, number, place, printable, size
 from pytracer.reading.text import time as time_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -68,13 +73,13 @@ def test_a_recording(tmp_path: Path) -> None:
     rows = cells(result.output)
     assert ["allocated", "11 MiB", "3 MiB"] in rows
     assert ["phase", "update", "update"] in rows
-    assert ["1", "3 MiB", "3 MiB", "1", "3 MiB", "1", "0"] in rows
-    assert ["2", "11 MiB", "3 MiB", "1", "8 MiB", "1", "1"] in rows
+    assert ["1", "3 MiB", "3 MiB", "1", "3 MiB"] in rows
+    assert ["2", "11 MiB", "3 MiB", "1", "8 MiB"] in rows
     assert ["rollout", "3 MiB", "3 MiB", "3 MiB", "1", "3 MiB"] in rows
     assert ["update", "8 MiB", "11 MiB", "0 B", "1", "8 MiB"] in rows
     held = [row[:2] for row in rows if "test_stats_command.py" in row[-1]]
     assert held == [["8 MiB", "1"], ["3 MiB", "1"]]
-    assert "2 allocations, 1 frees." in result.output
+    assert "2 allocations, 1 free." in result.output
     assert f"pid {os.getpid()}" in result.output.replace("\n", "")
     del kept
 
@@ -84,17 +89,11 @@ def test_json_is_the_report(tmp_path: Path) -> None:
     shown, written = invoke(CUDA, "--json"), tmp_path / "stats.json"
     assert invoke(CUDA, "--json", written).output == ""
     # THEN it is the report, as plain numbers
-    report = json.loads(json.dumps(asdict(stats(load(CUDA)))))
-    report["devices"][0]["sites"] = [
-        site | {"call_site": frame(site["call_site"]), "frames": [frame(f) for f in site["frames"]]}
-        for site in report["devices"][0]["sites"]
-    ]
-    assert json.loads(shown.output) == {"files": [report], "errors": []}
-    assert json.loads(written.read_text()) == {"files": [report], "errors": []}
-
-
-def frame(values: list[Any]) -> dict[str, Any]:
-    return dict(zip(("filename", "name", "line"), values, strict=True))
+    expected = {"schema_version": 1, "files": [plain(stats(load(CUDA)))], "errors": []}
+    assert json.loads(shown.output) == expected
+    assert json.loads(written.read_text()) == expected
+    # AND may be written again
+    assert invoke(CUDA, "--json", written).exit_code == 0
 
 
 def test_top_limits_the_rows() -> None:
@@ -115,7 +114,7 @@ def test_several_files_have_a_row_each(tmp_path: Path) -> None:
     result = invoke(tmp_path, tmp_path / "step1")
     assert result.exit_code == 0
     numbers = [row[1:] for row in cells(result.output) if row[1]]
-    assert numbers == [["832 B", "832 B", "0 B", "no"]] * 2
+    assert numbers == [["832 B", "-", "-", "no"]] * 2
     assert "Who held it" not in result.output
     # AND with --top each is told in full beside
     assert invoke(tmp_path, "--top", 3).output.count("Who held it at the peak") == 2
@@ -161,12 +160,38 @@ def test_json_does_not_overwrite_a_snapshot(tmp_path: Path) -> None:
     assert Path(paths[0]).read_bytes() == CUDA.read_bytes()
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json_does_not_overwrite_a_snapshot_of_any_name(tmp_path: Path, suffix: str) -> None:
+    # GIVEN a snapshot that is not named as one
+    victim = tmp_path / f"victim{suffix}"
+    content = CUDA.read_bytes() if not suffix else gzip.compress(CUDA.read_bytes())
+    victim.write_bytes(content)
+    # WHEN JSON would be written there, THEN it is refused, and the file is as it was
+    result = invoke("--json", victim, CUDA)
+    assert result.exit_code == 2
+    (line,) = (line for line in result.output.splitlines() if "victim" in line)
+    assert "is there, and no JSON: give another name" in line
+    assert victim.read_bytes() == content
+    # AND what is empty or may be JSON is replaced
+    for old in ("", "[1]", " {}", "\n{}"):
+        victim.write_text(old)
+        assert invoke("--json", victim, CUDA).exit_code == 0
+        assert json.loads(victim.read_text())["files"]
+
+
+def test_json_into_a_pipe(tmp_path: Path) -> None:
+    # GIVEN what is no file, whose first byte nobody may wait for
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert cli_files._may_be_json(str(pipe))
+
+
 def test_json_that_cannot_be_written(tmp_path: Path) -> None:
     result = invoke(CUDA, "--json", tmp_path / "no" / "x.json")
     assert result.exit_code == 1
     assert re.fullmatch(
         r"Error: cannot write .*x\.json: No such file or directory\n", result.stderr
     )
+    assert "\x1b" not in invoke(CUDA, "--json", tmp_path / "\x1b[31m" / "x.json").stderr
 
 
 def test_no_file_is_wrong_usage() -> None:
@@ -186,7 +211,7 @@ def test_what_was_lost_is_said(tmp_path: Path) -> None:
     content["pytracer"]["devices"][0] |= lost
     content["pytracer"] |= {
         "stacks": {"dropped": 14, "truncated": 15},
-        "phases": {"names_dropped": 16},
+        "phases": {"names_dropped": 16, "complete": False},
         "untraced": "cuda: no hook",
         "waiting": True,
         "window": {"first": 1, "last": 1, "complete": False},
@@ -197,17 +222,180 @@ def test_what_was_lost_is_said(tmp_path: Path) -> None:
     for said in (
         "The ring lost its first 3 events",
         "10 B were requested before the first event.",
-        "11 frees were of blocks that were not known.",
-        "12 blocks had no room",
-        "13 pools and labels had no room",
-        "14 events have no stack",
-        "15 stacks are not whole",
-        "16 phases had no room",
+        "Frees of blocks that were not known: 11.",
+        "Blocks that had no room in the table of live blocks: 12.",
+        "Pools and labels that had no room: 13.",
+        "Events without a stack, for want of room: 14.",
+        "Stacks that stack_depth cut: 15.",
+        "Phases that had no room: 16.",
+        "When the first phases were entered and left is not told",
         "Not recorded: cuda: no hook",
         "No events were being recorded",
-        "cut its step short",
+        "step 1, cut short by the end of the program",
     ):
         assert said in output
+
+
+def test_whether_a_ring_lost_events_may_not_be_told(tmp_path: Path) -> None:
+    # GIVEN a file of torch's own recorder, and one of ours
+    said = "The file does not tell whether its ring lost events before these."
+    content = run_program([("alloc", 10, 0)]).content()
+    assert said not in invoke(written(tmp_path, content)).output
+    del content["pytracer"]
+    # WHEN its numbers are asked for, THEN it is said
+    assert said in invoke(written(tmp_path, content), "--device", 1).output
+    # AND not of one without events, in which there is nothing to lose
+    content["device_traces"] = [[], []]
+    assert said not in invoke(written(tmp_path, content)).output
+
+
+def test_a_file_of_one_phase(tmp_path: Path) -> None:
+    # GIVEN a recording of which a phase has its own file, while another thread is in another one
+    kept = []
+
+    def other() -> None:
+        with pytracer.annotate("update"):
+            kept.append(torch.empty(32 * MIB, dtype=torch.uint8))
+
+    options: Any = {"device": "cpu", "steps": [1], "discrete": True}
+    with pytracer.Tracer(tmp_path / "s.pickle", **options) as tracer:
+        with pytracer.annotate("rollout"):
+            torch.empty(8 * MIB, dtype=torch.uint8)
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        tracer.step()
+
+    # WHEN its numbers are asked for
+    output = invoke(tmp_path / "s.step1.rollout.pickle").output
+    # THEN what the other one did is said to be missing, and levels to be no bounds: it was 32 MiB
+    lines = re.sub(r"\s+", " ", output)
+    assert "Only events of the phase 'rollout' are in it" in lines
+    assert "step 1, phase rollout, occurrence 1, complete" in lines
+    assert ["allocated", "~ 40 MiB", "32 MiB"] in cells(output)
+    assert "≥" not in output
+    # AND what its ring lost was of all phases
+    content = pickle.loads((tmp_path / "s.step1.rollout.pickle").read_bytes())
+    content["pytracer"]["devices"][0]["overwritten"] = 1
+    lines = re.sub(r"\s+", " ", invoke(written(tmp_path, content)).output)
+    assert "The ring lost its first 1 event of all phases" in lines
+    # AND of several files its row has a name of its own
+    rows = {row[0]: row[1:] for row in cells(invoke(tmp_path).output)}
+    assert rows["s, step 1 rollout"] == ["~ 40 MiB", "-", "-", "yes"]
+    assert rows["s, step 1"] == ["32 MiB", "-", "-", "no"]
+
+
+@pytest.mark.parametrize(
+    ("key", "is_lossy"),
+    [
+        *(("overwritten", True), ("live_dropped", True), ("labels_dropped", True)),
+        *(("unknown_frees", False), ("untraced", True), ("waiting", False)),
+    ],
+)
+def test_which_losses_the_overview_counts(tmp_path: Path, key: str, is_lossy: bool) -> None:
+    # GIVEN a file that lost one thing
+    content = run_program([("alloc", 10, 0)]).content()
+    content["pytracer"]["devices"][0][key] = 1
+    content["pytracer"][key] = True
+    path = written(tmp_path, content)
+    shutil.copy(path, tmp_path / "again.pickle")
+    # WHEN it is one of several, THEN its row tells if levels may have been other ones
+    rows = cells(invoke(tmp_path, "--device", 1).output)
+    assert [row[-1] for row in rows if "pickle" in row[0]] == ["yes" if is_lossy else "no"] * 2
+
+
+def test_bounds_have_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN files of which nothing is exact before the last event
+    def inexact(*arguments: Any) -> Any:
+        history = replay(*arguments)
+        return replace(history, exact_from=len(history.levels.reserved_bytes) - 1)
+
+    monkeypatch.setattr(reading_stats, "replay", inexact)
+    for name in ("a.pickle", "b.pickle"):
+        shutil.copy(GOLDEN / "native/cuda-2.15.0.pickle", tmp_path / name)
+    report = stats(load(tmp_path / "a.pickle"))
+    content = pickle.loads(CUDA.read_bytes())
+    events = len(content["device_traces"][0])
+    content["pytracer"]["devices"][0]["steps"] = [[1, 0], [2, events // 2]]
+
+    # WHEN one is shown, THEN bounds of the peak's column have marks, and what is known has none
+    output = invoke(tmp_path / "a.pickle", "--device", 0).output
+    rows = {row[0]: row[1:] for row in reversed(cells(output))}  # the first table's
+    (peak,) = (device.peak_allocated for device in report.devices if device.device == 0)
+    assert peak is not None
+    assert rows["allocated"][0] == f"≥ {size(peak.allocated_bytes)}"
+    assert rows["reserved"][0] == size(peak.reserved_bytes)
+    assert rows["reserved - allocated"][0] == f"≤ {size(peak.fragmentation_bytes)}"
+    assert rows["segments"][0] == str(peak.segments)
+    assert rows["Σ free² / (Σ free)²"][0] == "-"
+    # AND so in the overview
+    shown = next(
+        row for row in cells(invoke(tmp_path, "--device", 0).output) if row[0] == "a.pickle"
+    )
+    assert shown[1:] == [
+        f"≥ {size(peak.allocated_bytes)}",
+        *(row[0] for row in (rows["reserved"][1:], rows["reserved - allocated"])),
+        "yes",
+    ]
+    # AND in the tables of steps and phases
+    rows = {row[0]: row[1:] for row in cells(invoke(written(tmp_path, content)).output)}
+    assert all(cell.startswith("≥ ") for cell in rows["1"][:2])
+    assert [cell.startswith("≥ ") for cell in rows["2"][:2]] == [True, False]
+    # AND what was asked for is too much even for the bound
+    assert ["it fits in these", "no"] in cells(output)
+    assert (
+        f"Up to event {report.devices[0].events - 1:,} only requested and reserved bytes are exact"
+        in re.sub(r"\s+", " ", output)
+    )
+
+
+def test_titles_are_no_markup(tmp_path: Path) -> None:
+    # GIVEN a folder whose name would end a style
+    folder = tmp_path / "x[" / "foo]"
+    folder.mkdir(parents=True)
+    for name in ("a.pickle", "b.pickle"):
+        shutil.copy(CUDA, folder / name)
+    # WHEN its numbers are asked for, THEN it is shown by its name
+    result = invoke(folder)
+    assert result.exit_code == 0
+    assert "x[/foo]" in re.sub(r"\s+", "", result.output)
+
+
+def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
+    # GIVEN files with escape sequences in their names, which cannot be read
+    for name in ("\x1b[31ma.pickle", "b\x1b]0;x\x07.pickle"):
+        (tmp_path / name).write_bytes(b"no pickle")
+    # WHEN they are read, THEN errors have none, of several files or of what is not there
+    several, none = invoke(tmp_path), invoke(tmp_path / "\x1b[2J", "--device", 1)
+    assert several.stderr.count("Error: ") == 2
+    assert "\x1b" not in several.stderr + none.stderr
+    empty = tmp_path / "\x1b[empty"
+    empty.mkdir()
+    result = CliRunner().invoke(main, ["diff", str(empty), str(empty)])
+    assert "has no snapshots" in result.output
+    assert "\x1b" not in result.output
+
+
+def test_a_terminal_without_the_signs(tmp_path: Path) -> None:
+    # GIVEN an encoding that has no µ and no Σ
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    # WHEN numbers are asked for, THEN the rest is shown
+    done = subprocess.run(
+        [sys.executable, "-m", "pytracer", "stats", CUDA],
+        env=os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "? free? / (? free)?" in done.stdout
+
+
+def test_a_system_that_does_not_tell_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN macOS
+    monkeypatch.delattr(os, "sched_getaffinity")
+    # WHEN files are read, THEN they are
+    assert cli_files.in_parallel(str, [Path("a"), Path("b")], "Reading") == ["a", "b"]
 
 
 def test_a_contradiction_is_said(tmp_path: Path) -> None:
@@ -368,6 +556,25 @@ def test_sizes(count: int, text: str) -> None:
 )
 def test_durations(duration_us: int, text: str) -> None:
     assert duration(duration_us) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 frees"), (1, "1 free"), (2000, "2,000 frees")])
+def test_numbers(count: int, text: str) -> None:
+    assert number(count, "free") == text
+    assert number(2, "retry", "retries") == "2 retries"
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [
+        ("a.pickle", ["a.pickle"]),
+        ("first/second_third.pickle", ["first/", "second_", "third.pickle"]),
+        ("a/b/c/averyverylongname", ["a/b/c/", "averyverylongname"]),
+        ("", [""]),
+    ],
+)
+def test_folded_paths(path: str, lines: list[str]) -> None:
+    assert folded(path, 12).split("\n") == lines
 
 
 def test_times_of_any_size() -> None:

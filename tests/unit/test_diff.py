@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import plain_reader
@@ -9,10 +10,14 @@ import pytest
 from made_snapshots import Program, about
 
 from pytracer.errors import PytracerError
+from pytracer.reading.devices import devices_of
 from pytracer.reading.diff import (
     DeviceDifference,
+    DirectoryDifference,
+    Summary,
     diff,
     diff_directories,
+    diff_summaries,
     summarise,
 )
 from pytracer.reading.diff_changes import SiteChange
@@ -290,6 +295,54 @@ def with_cpu(accelerators: list[Program]) -> Snapshot:
     return plain_reader.convert(found)
 
 
+def test_the_only_accelerators_are_compared_whatever_their_indices() -> None:
+    # GIVEN the files of two ranks, each with its own device and the CPU
+    def of_rank(index: int, size: int) -> Snapshot:
+        cpu, accelerator = Program(8), Program(index)
+        for program in (cpu, accelerator):
+            program.alloc(size, (TRAIN, "f", 1))
+        found = cpu.content()
+        found["segments"] += accelerator.content()["segments"]
+        found["device_traces"][index] = accelerator.events
+        told = [{"index": 8, "is_cpu": True}]
+        return plain_reader.convert({**found, "pytracer": about(devices=told)})
+
+    # WHEN they are compared THEN the accelerators are, and the CPUs
+    found = diff(of_rank(0, 512), of_rank(3, 1024))
+    assert [(each.before, each.after) for each in found.devices] == [
+        ("cuda:0", "cuda:3"),
+        ("cpu", "cpu"),
+    ]
+    assert (found.only_baseline, found.only_new) == ([], [])
+
+
+def test_devices_that_were_not_used() -> None:
+    # GIVEN a device with nothing but the marker of the snapshot
+    program = Program()
+    program.alloc(1024, (TRAIN, "f", 1))
+    content = program.content()
+    content["device_traces"].append([{"action": "snapshot"}])
+    # THEN it is not compared, nor exported
+    snapshot = plain_reader.convert(content)
+    assert [each.before for each in diff(snapshot, snapshot).devices] == ["device 0"]
+    assert devices_of(snapshot) == [0]
+
+
+def test_expandable_segments_without_a_trace() -> None:
+    # GIVEN files with no events, whose segments expand
+    def state(size: int) -> Snapshot:
+        program = Program()
+        program.alloc(size, (TRAIN, "f", 1), events=False)
+        content = program.content()
+        content["segments"][0]["is_expandable"] = True
+        return plain_reader.convert(content)
+
+    # THEN they are compared at the end, for a reason that is said once
+    device = only_device(state(1024), state(2048))
+    assert (device.at, device.reasons) == ("end", ["device 0 has no trace in it"])
+    assert rows(device.sites) == [("grown", 1024, 2048, "line")]
+
+
 def test_a_trace_that_contradicts_its_state_is_compared_at_the_end() -> None:
     # GIVEN a file that leaves events out, and one that does not and is fuller at its peak
     before, after = Program(), Program()
@@ -331,6 +384,115 @@ def test_directories() -> None:
     assert (moved.largest_in, moved.largest_delta_bytes) == ("step 3", 6144)
     assert moved.delta_bytes == 2048
     assert (found.only_baseline, found.only_new) == (["a/x.pickle"], [])
+
+
+def test_changes_that_cancel_in_the_mean() -> None:
+    # GIVEN two ranks that swapped what a site and a phase of them held, and another that grew
+    def rank(size: int, other: int) -> Summary:
+        program = Program()
+        program.alloc(size, (TRAIN, "f", 1), phase="p")
+        program.alloc(other, (TRAIN, "g", 2), phase="q")
+        return summarise(program.snapshot())
+
+    pairs = [
+        ("rank 0", rank(8192, 512), rank(1024, 1024)),
+        ("rank 1", rank(1024, 512), rank(8192, 1024)),
+    ]
+    # THEN what moved most in a pair comes first, though its mean is the same
+    found = diff_directories("a", "b", pairs)
+    for changes in (found.sites, found.phases):
+        assert [(c.delta_bytes, abs(c.largest_delta_bytes or 0)) for c in changes] == [
+            (0, 7168),
+            (512, 512),
+        ]
+
+
+def of_phase(size: int, phase: str | None = "rollout") -> Snapshot:
+    """A file of one phase, or of the step that it is in."""
+    program = Program()
+    program.alloc(size, (TRAIN, "f", 1), phase="rollout")
+    program.about = about(window={"first": 1, "last": 1, "phase": phase})
+    return program.snapshot()
+
+
+def test_files_of_one_phase_do_not_tell_all() -> None:
+    # GIVEN a file of one phase, THEN why its peak is no more than a bound is said in words
+    device = only_device(of_phase(512), of_phase(512, None))
+    [note] = device.notes
+    assert note.startswith("The baseline is of one phase: what other threads did")
+    assert not device.is_certain
+    [note] = only_device(of_phase(512, None), of_phase(512)).notes
+    assert note.startswith("The new one is of one phase")
+    assert only_device(of_phase(512, None), of_phase(512, None)).notes == []
+
+
+def test_a_peak_that_is_not_certain() -> None:
+    # GIVEN a file of which stats say so
+    certain = summarise(holding((512, (TRAIN, "f", 1))))
+    [device] = certain.devices
+    report = replace(device.report, is_peak_certain=False)
+    doubtful = replace(certain, devices=[replace(device, report=report)])
+    # WHEN it is compared with one that is certain THEN that is said
+    [found] = diff_summaries(certain, doubtful).devices
+    assert not found.is_certain
+    assert found.notes == ["The peak of the new one is of what is known: it may have been higher"]
+
+
+def test_blocks_of_phases_are_counted_once() -> None:
+    # GIVEN a step with the files of two of its phases, which have the same blocks
+    def compared(*phases: str | None) -> DirectoryDifference:
+        pairs = [
+            (str(p), summarise(of_phase(512, p)), summarise(of_phase(2048 if p else 1024, p)))
+            for p in phases
+        ]
+        return diff_directories("a", "b", pairs)
+
+    # WHEN they are compared
+    found = compared(None, "rollout", "update")
+    # THEN sites and phases are those of the step alone, and that is said
+    assert [(c.before_bytes, c.after_bytes) for c in (*found.sites, *found.phases)] == [
+        (512, 1024),
+        (512, 1024),
+    ]
+    assert found.notes[-1].startswith("Call sites and phases are those of files of whole steps")
+    assert any(note.endswith("(2 of 3 pairs)") for note in found.notes)
+    # AND each file has its row
+    assert [file.delta_bytes for file in found.files] == [512, 1536, 1536]
+    # AND where there is none of a whole step, those of phases are all there is
+    found = compared("rollout", "update")
+    assert [site.after_bytes for site in found.sites] == [2048]
+    assert "whole steps" not in "".join(found.notes)
+
+
+def test_what_a_file_cannot_tell_is_not_gone() -> None:
+    # GIVEN a file with phases and stacks, and others that lack one of them
+    def program(frame: tuple[str, str, int] | None, phase: str) -> Snapshot:
+        found = Program()
+        found.alloc(1024, *[frame] if frame else [], phase=phase)
+        return found.snapshot()
+
+    full, no_stacks = program((TRAIN, "f", 1), "p"), program(None, "p")
+    no_phases = program((TRAIN, "f", 1), "")
+    # WHEN they are compared THEN what one lacks is left out, for a reason in words
+    device = only_device(full, no_stacks)
+    assert device.notes == [
+        "The new one has no stacks of what it held: call sites are not compared"
+    ]
+    assert (device.sites, [phase.kind for phase in device.phases]) == ([], ["same"])
+    device = only_device(no_phases, full)
+    assert device.notes == ["The baseline tells of no phases: they are not compared"]
+    assert (device.phases, [site.kind for site in device.sites]) == ([], ["same"])
+    # AND in directories these pairs do not count
+    pairs = [
+        (name, summarise(full), summarise(other))
+        for name, other in (("a", full), ("b", no_stacks), ("c", no_phases))
+    ]
+    found = diff_directories("a", "b", pairs)
+    assert [(c.kind, c.after_bytes) for c in (*found.sites, *found.phases)] == [
+        ("same", 1024),
+        ("same", 1024),
+    ]
+    assert [note[-14:] for note in found.notes] == ["(1 of 3 pairs)"] * 2
 
 
 @pytest.mark.parametrize("other", ["native/npu-2.14.0.pickle", "snapshot-1.3-cpu.pickle"])

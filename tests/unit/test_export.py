@@ -14,7 +14,7 @@ from made_snapshots import Program, about
 
 from pytracer.errors import PytracerError
 from pytracer.reading import export_arrow
-from pytracer.reading.export import names, origin, whole
+from pytracer.reading.export import names, origin, remove_unfinished, whole
 from pytracer.reading.export_arrow import write_tables
 from pytracer.reading.export_perfetto import Writer
 from pytracer.reading.export_stacks import collapsed, lines
@@ -230,6 +230,10 @@ def test_lines_of_collapsed_stacks() -> None:
     # AND several devices are told apart
     several = plain_reader.read(GOLDEN / "native/cuda-2.15.0.pickle")
     assert {stack.split(";")[0] for stack in collapsed(several)} == {"device 0", "device 1"}
+    # AND a device is told apart only from others that were used
+    content = program.content()
+    content["device_traces"].append([{"action": "snapshot"}])
+    assert collapsed(plain_reader.convert(content)) == collapsed(program.snapshot())
     # AND what did not run out says so
     with pytest.raises(PytracerError, match=r"made\.pickle: memory did not run out"):
         collapsed(program.snapshot(), "oom")
@@ -317,6 +321,16 @@ def test_counters_of_random_programs(tmp_path: Path) -> None:
     assert process["args"]["name"] == "rank 3, n1, pid 7"
 
 
+def test_times_before_the_epoch(tmp_path: Path) -> None:
+    # GIVEN a stranger's file whose first event has no sensible time
+    program = Program()
+    program.alloc(512, *STACK)
+    program.events[0]["time_us"] = -(2**63)
+    # THEN counters begin at 0, which `trace` checks
+    events = trace(tmp_path / "t.json", program.snapshot())
+    assert next(event["ts"] for event in events if event["ph"] == "C") == 0
+
+
 def test_devices_of_several_kinds(tmp_path: Path) -> None:
     # GIVEN a file of an accelerator, of a kind that a stranger may have named, and of the CPU
     accelerator, cpu = Program(0), Program(1)
@@ -336,6 +350,17 @@ def test_devices_of_several_kinds(tmp_path: Path) -> None:
         assert {(row["device"], row["backend"]) for row in rows} == {(0, '%d"'), (1, "cpu")}
     counters = {e["name"] for e in trace(tmp_path / "t.json", snapshot) if e["ph"] == "C"}
     assert {name.rpartition(" ")[0] for name in counters} == {'%d":0', "cpu"}
+
+
+def test_texts_that_are_no_unicode(tmp_path: Path) -> None:
+    # GIVEN names of files with lone surrogates, which differ in these alone
+    program = Program()
+    for name in ("/\udce9.py", "/\udcea.py"):
+        program.alloc(512, (name, "f", 1))
+    # WHEN they are exported THEN without them, each text once
+    for file_format in ("parquet", "arrow"):
+        _, blocks = tables(program.snapshot(), tmp_path, file_format)
+        assert [block["site"] for block in blocks] == ["/?.py:1 f"] * 2
 
 
 def test_a_level_that_is_not_known_is_left_out(tmp_path: Path) -> None:
@@ -408,6 +433,23 @@ def test_phases_steps_and_ooms(tmp_path: Path) -> None:
     assert (oom["args"]["requested_bytes"], oom["args"]["device_free_bytes"]) == (1 << 40, 77)
 
 
+def test_annotations_that_are_none(tmp_path: Path) -> None:
+    # GIVEN a stranger's file, of which one annotation alone is of the known kind
+    program = Program()
+    program.alloc(512, *STACK)
+    good = {"name": "x", "stage": "START", "time_us": 5}
+    program.annotations = [
+        *(good | {"device": device} for device in (0, None, [0])),
+        *({**good, key: odd} for key in good for odd in (None, [], -1, True)),
+        *({k: v for k, v in good.items() if k != key} for key in good),
+        *(5, "x", None),
+    ]
+    # WHEN it is exported THEN its slices are those that are known
+    events = trace(tmp_path / "t.json", program.snapshot())
+    slices = [(event["name"], event["ts"]) for event in events if event["ph"] == "X"]
+    assert slices == [("x", 5)] * 3
+
+
 def test_several_files_in_a_trace(tmp_path: Path) -> None:
     # GIVEN two steps of a process, one of its phases, and another process's step
     def step(pid: int, phase: str | None = None, begin_us: int = 0) -> Snapshot:
@@ -462,6 +504,19 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     # AND what cannot be written says so
     with pytest.raises(PytracerError, match=r"cannot write .*x\.json"), whole(path / "x.json"):
         pass
+
+
+def test_what_is_not_finished_can_be_removed(tmp_path: Path) -> None:
+    # GIVEN a process that is about to end while it writes
+    with whole(tmp_path / "done"):
+        pass
+    writing = whole(tmp_path / "x.json")
+    writing.__enter__()
+    assert len(list(tmp_path.iterdir())) == 2
+    # WHEN what is not finished is removed THEN nothing else is
+    remove_unfinished()
+    assert [path.name for path in tmp_path.iterdir()] == ["done"]
+    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
 def test_what_is_no_regular_file_is_written_to(tmp_path: Path) -> None:

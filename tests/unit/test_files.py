@@ -9,7 +9,7 @@ from pytracer import ranks
 from pytracer.config import Options
 from pytracer.errors import PytracerError
 from pytracer.output import Files
-from pytracer.reading.files import Place, find, match, place
+from pytracer.reading.files import Place, find, match, place_of
 from pytracer.windows import Window
 
 
@@ -31,12 +31,12 @@ def pairs(first: Path, second: Path) -> list[tuple[str, str]]:
 
 def test_directories_are_searched_and_sorted_naturally(tmp_path: Path) -> None:
     # GIVEN snapshots in folders, and what is none
-    snapshots = ["a.pickle", "step2/b.pickle.gz", "step10/c.pickle.zst", "step10/rollout/d.pickle"]
+    snapshots = ["a.pickle", "step2/b.pickle.gz", "step10/c.pickle.zst", "step10/rollout/d.pkl"]
     others = ["notes.txt", "step2/.pytracer-7-x.tmp", "step2/.h.pickle", ".hidden/e.pickle", "z.gz"]
     made(tmp_path, *snapshots, *others)
     # WHEN they are looked for, with one of them named too, THEN each is there once
     given = tmp_path / "step10/c.pickle.zst"
-    expected = ["step10/c.pickle.zst", "a.pickle", "step2/b.pickle.gz", "step10/rollout/d.pickle"]
+    expected = ["step10/c.pickle.zst", "a.pickle", "step2/b.pickle.gz", "step10/rollout/d.pkl"]
     assert find([given, tmp_path]) == [tmp_path / name for name in expected]
     # AND a file that is named is taken, whatever its name
     assert find([tmp_path / "notes.txt"]) == [tmp_path / "notes.txt"]
@@ -64,7 +64,7 @@ def test_places_of_the_names_that_pytracer_gives(
 
     def of(path: Path | None) -> Place:
         assert path is not None
-        return place(path.with_name(path.name + ".gz"), tmp_path)
+        return place_of(path.with_name(path.name + ".gz"), tmp_path)
 
     # WHEN it names each kind of file, THEN the place says which it is
     program = output.removesuffix(".pickle")

@@ -1,6 +1,7 @@
 """Steps and phases, against a made-up program of which every moment is kept."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import plain_reader
@@ -9,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_program import FIRST_TIME_US, Program, operations, run
 
-from pytracer.reading.history import replay
-from pytracer.reading.periods import Phase, Step, phases, step_at, step_marks, steps
+from pytracer.reading.history import History, replay
+from pytracer.reading.periods import (
+    Phase,
+    Step,
+    is_certain,
+    nothing_exact,
+    only_phase,
+    phases,
+    step_at,
+    step_marks,
+    steps,
+)
+from pytracer.reading.snapshot import Snapshot
 
 
 def allocated(model: Program, lost: int) -> list[int]:
@@ -30,8 +42,10 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
 
     # WHEN its steps are asked for
     marks = step_marks(snapshot, 1)
-    found = steps(snapshot, 1, replay(snapshot, 1), marks)
+    history = replay(snapshot, 1)
+    found = steps(snapshot, 1, history, marks)
 
+    reserved = history.levels.reserved_bytes.tolist()
     # THEN every event is in the step that had begun last, and the numbers are those of its events
     of_event = [
         max((step for step, first in model.marks if first <= lost + i), default=None)
@@ -55,6 +69,9 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
             end_bytes=levels[end],
             peak_bytes=max(inside),
             peak_event=None if highest == first else highest - 1,
+            fragmentation_bytes=reserved[highest] - levels[highest],
+            peak_reserved_bytes=max(reserved[first : end + 1]),
+            inexact=[],
             allocations=count["alloc"],
             allocations_bytes=sum(
                 event["size"] for event in trace[first:end] if event["action"] == "alloc"
@@ -65,6 +82,7 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
     # AND without a history the counts are there all the same
     for one, other in zip(steps(snapshot, 1, None, marks), found, strict=True):
         assert one.peak_bytes is one.begin_bytes is one.end_bytes is one.peak_event is None
+        assert one.peak_reserved_bytes is one.fragmentation_bytes is None
         assert (one.allocations, one.first_event) == (other.allocations, other.first_event)
 
 
@@ -77,7 +95,9 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
     peak = levels.index(max(levels))
 
     # WHEN its phases are asked for
-    found = phases(snapshot, 1, replay(snapshot, 1), peak)
+    history = replay(snapshot, 1)
+    found = phases(snapshot, 1, history, peak)
+    reserved = history.levels.reserved_bytes.tolist()
 
     # THEN the blocks and events are those of each; of blocks before the trace it is not known
     def held(level: int) -> Counter[str | None]:
@@ -99,7 +119,12 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
             at_peak_bytes=at_peak[phase.phase],
             peak_bytes=None if highest is None else levels[highest + 1],
             peak_event=highest,
+            fragmentation_bytes=None
+            if highest is None
+            else reserved[highest + 1] - levels[highest + 1],
+            peak_reserved_bytes=max((reserved[i + 1] for i in events), default=None),
             end_bytes=in_the_end[phase.phase],
+            inexact=[],
             allocations=len(allocs),
             allocations_bytes=sum(trace[i]["size"] for i in allocs),
         )
@@ -126,8 +151,81 @@ def test_phases_without_a_history() -> None:
     model = run([("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)])
     # WHEN its phases are asked for, THEN what they held is not told, and the rest is
     assert phases(model.snapshot(), 1, None, None) == [
-        Phase("rollout", None, None, None, None, 1, 10),
-        Phase("update", None, None, None, None, 1, 5),
+        Phase("rollout", None, None, None, None, None, None, [], 1, 10),
+        Phase("update", None, None, None, None, None, None, [], 1, 5),
+    ]
+
+
+def of_two_steps() -> tuple[Snapshot, History]:
+    """10 bytes of a rollout come and go; a step begins at event 5; 30 of an update come."""
+    snapshot = run(
+        [("step", 0, 0), ("enter", 1, 0), ("alloc", 10, 0), ("free", 0, 0), ("complete", 0, 0)]
+        + [("step", 0, 0), ("enter", 2, 0), ("alloc", 30, 0)]
+    ).snapshot()
+    return snapshot, replay(snapshot, 1)
+
+
+def test_what_of_steps_and_phases_is_a_bound_is_said() -> None:
+    # GIVEN a history whose first entries are not exact, when 20 were reserved
+    snapshot, history = of_two_steps()
+    history = replace(history, exact_from=2)
+    history.levels.reserved_bytes[:2] = 20
+
+    # WHEN steps are asked for, THEN that in which they are says so, and the other does not
+    first, second = steps(snapshot, 1, history, step_marks(snapshot, 1))
+    assert first.inexact == ["begin_bytes", "peak_bytes"]
+    assert second.inexact == []
+    # AND a peak of all that was reserved then cannot have been higher
+    history.levels.reserved_bytes[:2] = 10
+    assert steps(snapshot, 1, history, step_marks(snapshot, 1))[0].inexact == ["begin_bytes"]
+
+    # AND so it is with phases
+    history.levels.reserved_bytes[:2] = 20
+    inexact = {phase.phase: phase.inexact for phase in phases(snapshot, 1, history, 1)}
+    assert inexact == {
+        "rollout": ["peak_bytes", "at_peak_bytes"],
+        "update": ["at_peak_bytes"],
+    }
+
+
+def test_an_end_and_a_fragmentation_that_are_not_exact() -> None:
+    # GIVEN a history that is exact within the second step
+    snapshot, history = of_two_steps()
+    history = replace(history, exact_from=6)
+    # WHEN steps are asked for, THEN all of the first is not, but for what was reserved, and the
+    # peak, which had all of that; of the second the beginning
+    first, second = steps(snapshot, 1, history, step_marks(snapshot, 1))
+    assert first.inexact == ["begin_bytes", "end_bytes", "fragmentation_bytes"]
+    assert second.inexact == ["begin_bytes"]
+    # AND of phases the one that had its peak then
+    rollout, update = phases(snapshot, 1, history, 7)[::-1]
+    assert (rollout.phase, rollout.inexact) == ("rollout", ["fragmentation_bytes"])
+    assert (update.phase, update.inexact) == ("update", [])
+
+
+@pytest.mark.parametrize("window", [None, 3, {}, {"phase": None}, {"phase": ["rollout"]}])
+def test_a_file_of_all_phases(window: object) -> None:
+    content = run([("alloc", 10, 0)]).content()
+    content["pytracer"]["window"] = window
+    assert only_phase(plain_reader.convert(content)) is None
+
+
+def test_a_file_of_one_phase() -> None:
+    # GIVEN the file of a phase
+    content = run([("alloc", 10, 0)]).content()
+    content["pytracer"]["window"] = {"phase": "outer/rollout"}
+    snapshot = plain_reader.convert(content)
+    assert only_phase(snapshot) == "outer/rollout"
+    # WHEN nothing is taken for exact, THEN no peak is certain, not even one of all that is reserved
+    history = replay(snapshot, 1)
+    assert is_certain(history, 2)
+    history = nothing_exact(history)
+    assert not is_certain(history, 2)
+    # AND no level is exact, nor a bound
+    (step,) = steps(snapshot, 1, history, [(1, 0)])
+    assert step.inexact == [
+        *("begin_bytes", "end_bytes"),
+        *("peak_bytes", "fragmentation_bytes", "peak_reserved_bytes"),
     ]
 
 

@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,11 @@ SNAPSHOT: dict[str, Any] = {
     "pytracer": {"format_version": [1, 3], "rank": None, "metadata": {"rate": 0.5, "big": 2**64}},
 }
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
+
+
+def text(value: str) -> bytes:
+    """BINUNICODE."""
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
 
 
 class Bomb:
@@ -310,25 +316,74 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path, data: bytes, me
         load(path)
 
 
-def test_a_list_that_contains_itself() -> None:
-    # GIVEN metadata that contain themselves, and others that are nested without end
-    endless: list[Any] = []
-    endless.append(endless)
-    about = load(pickle.dumps({**SNAPSHOT, "pytracer": {"x": endless}})).about
-    # THEN the one is what it was, and the other is refused
-    assert about["x"][0] is about["x"]
-    nested: list[Any] = []
-    for _ in range(200):
-        nested = [nested]
-    with pytest.raises(PytracerError, match="nested too deeply"):
-        load(pickle.dumps({**SNAPSHOT, "pytracer": {"x": nested}}))
+def endless() -> list[Any]:
+    values: list[Any] = []
+    values.append(values)
+    return values
+
+
+def nested(times: int, each: int) -> list[Any]:
+    """A list of lists of lists, each of them so many times in the next."""
+    values: list[Any] = []
+    for _ in range(times):
+        values = [values] * each
+    return values
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        pytest.param(lambda: {"x": endless()}, "nested too deeply", id="a list in itself"),
+        pytest.param(lambda: {"x": nested(200, 1)}, "nested too deeply", id="200 lists"),
+        pytest.param(lambda: {"x": nested(90, 2)}, "to each other too often", id="2^90 lists"),
+        pytest.param(lambda: {((), ()): 1}, "a key that is no", id="what may take long to hash"),
+        pytest.param(
+            lambda: {i * (2**61 - 1): i for i in range(10_000)}, "a key that is no", id="one hash"
+        ),
+        pytest.param(lambda: {1.5: 1}, "a key that is no text and no number", id="a float"),
+    ],
+)
+def test_values_that_take_no_end(odd: Callable[[], Any], message: str) -> None:
+    # GIVEN values of a few bytes that would take for ever to look at, THEN they are refused
+    with pytest.raises(PytracerError, match=message):
+        load(pickle.dumps({**SNAPSHOT, "pytracer": odd()}))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param({**SNAPSHOT, "device_traces": [[]] * 200_000}, id="traces"),
+        pytest.param({**SNAPSHOT, "device_traces": [[EVENT]] * 200_000}, id="one trace"),
+        pytest.param({"segments": [SEGMENT] * 2, "device_traces": []}, id="a segment twice"),
+        pytest.param({**SNAPSHOT, "device_traces": [[EVENT] * 2]}, id="an event twice"),
+    ],
+)
+def test_what_is_there_several_times_is_refused(content: Any) -> None:
+    with pytest.raises(PytracerError, match=r"more devices than|in another list too"):
+        load(pickle.dumps(content))
+
+
+def test_all_items_of_a_list_at_once() -> None:
+    # GIVEN a list that is not written in batches, as C++ picklers do
+    items = 50_000
+    begin = b"}(" + text("action") + text("alloc") + text("addr") + b"M"
+    events = b"".join(begin + i.to_bytes(2, "little") + b"u" for i in range(items))
+    lists = text("segments") + b"]" + text("device_traces") + b"](](" + events + b"ee"
+    # THEN it is read
+    (trace,) = load(b"\x80\x02}(" + lists + b"u.").traces
+    assert trace.address.tolist() == list(range(items))
+
+
+def test_keys_may_be_any_text() -> None:
+    events = [{**EVENT, "\ud800": 1}]
+    snapshot = load(pickle.dumps({"segments": [], "device_traces": [events]}))
+    assert snapshot.unknown_keys == ("event.\ud800",)
 
 
 def test_rows_do_not_change_after_they_were_used() -> None:
     # GIVEN a pickle that adds a frame to a stack which an event already has
-    def text(value: str) -> bytes:
-        return b"X" + len(value).to_bytes(4, "little") + value.encode()
-
     frame = b"}(" + b"".join(map(text, ["filename", "a.py", "name", "f", "line"])) + b"K\x07u"
     event = b"}(" + text("action") + text("alloc") + text("addr") + b"K\x01" + text("frames")
     data = b"\x80\x02]" + event + b"]q\x00" + frame + b"auah\x00" + frame + b"a."

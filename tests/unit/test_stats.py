@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import plain_reader
@@ -15,10 +15,13 @@ from made_program import FIRST_TIME_US, run
 
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.history import replay
-from pytracer.reading.moments import SERIES, Moment, moment_at, series
-from pytracer.reading.snapshot import Frame
-from pytracer.reading.stats import DeviceReport, _is_certain, stats
+from pytracer.reading import stats as reading_stats
+from pytracer.reading.history import History, Levels, Lifetimes, replay
+from pytracer.reading.moments import Moment, moment_at, series
+from pytracer.reading.periods import is_certain
+from pytracer.reading.plain import plain
+from pytracer.reading.snapshot import Frame, Trace
+from pytracer.reading.stats import DeviceReport, stats
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SEGMENT = 2 * 2**20
@@ -169,6 +172,45 @@ def test_an_out_of_memory() -> None:
     assert oom.fits_in_free_blocks is False
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_whether_it_fits_where_free_bytes_are_a_bound(
+    is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a history that may not be exact when memory runs out
+    def inexact(*arguments: Any) -> Any:
+        return replace(replay(*arguments), exact_from=0 if is_exact else 7)
+
+    monkeypatch.setattr(reading_stats, "replay", inexact)
+    content = device_of_cuda()
+    # WHEN more than all that may be free is asked for, THEN it does not fit
+    assert only(content).ooms[0].fits_in_free_blocks is False
+    # AND whether less fits is known only of what is exact
+    content["device_traces"][0][5]["size"] = 4096
+    assert only(content).ooms[0].fits_in_free_blocks is (True if is_exact else None)
+    # AND in a file of one phase neither is
+    content["pytracer"]["window"] = {"phase": "update"}
+    assert only(content).ooms[0].fits_in_free_blocks is None
+    content["device_traces"][0][5]["size"] = 3 * 2**20
+    assert only(content).ooms[0].fits_in_free_blocks is None
+
+
+def test_a_file_of_one_phase() -> None:
+    # GIVEN a file in which what others did meanwhile is missing
+    content = device_of_cuda()
+    content["pytracer"]["window"] = {"first": 4, "last": 5, "phase": "update", "occurrence": 1}
+    # WHEN it is reported, THEN its levels are there, and only the end is exact
+    device = only(content)
+    assert (device.only_phase, device.is_peak_certain) == ("update", False)
+    assert device.lost.exact_from == device.events + 1
+    assert device.peak_allocated is not None
+    assert (device.peak_allocated.is_exact, device.end.is_exact) == (False, True)
+    assert device.peak_allocated.allocated_bytes == 1536
+    assert device.peak_allocated.free_concentration is None
+    assert all("peak_reserved_bytes" in step.inexact for step in device.steps)
+    # AND other files are of no phase
+    assert only(device_of_cuda()).only_phase is None
+
+
 def test_what_would_fit_if_it_were_not_in_pieces() -> None:
     # GIVEN a request as large as all free blocks together, but larger than any of them
     content = device_of_cuda()
@@ -190,7 +232,7 @@ def test_a_contradiction_leaves_the_end() -> None:
     assert device.contradiction
     assert device.peak_allocated is device.peak_reserved is None
     assert not device.is_peak_certain
-    assert device.series == {}
+    assert device.series is None
     assert (device.lost.before_bytes, device.lost.exact_from) == (None, None)
     assert device.end.allocated_bytes == 1024
     assert [(site.size_bytes, site.count) for site in device.sites] == [(1024, 1)]
@@ -211,7 +253,7 @@ def test_without_events_there_is_no_peak(trace: list[dict[str, Any]]) -> None:
     assert device.contradiction is None
     assert device.end.allocated_bytes == 1024
     assert [site.size_bytes for site in device.sites] == [1024]
-    assert device.series == {}
+    assert device.series is None
 
 
 def test_a_list_of_segments_alone() -> None:
@@ -245,13 +287,15 @@ def test_the_peak_of_what_is_not_exact_is_not_certain() -> None:
 
     # WHEN peaks are judged, THEN the one that is no higher than what was reserved before may have
     # been exceeded, and one that is higher was not
-    assert not _is_certain(history, 3)
+    assert not is_certain(history, 3)
     history.levels.reserved_bytes[:2] = 1000
-    assert _is_certain(history, 3)
+    assert is_certain(history, 3)
 
     # AND the moments of that beginning say of themselves that they are not exact
     at = [moment_at(snapshot, 0, history, level, []) for level in (1, 2)]
     assert [moment.is_exact for moment in at] == [False, True]
+    # AND a quotient of what is not exact is not told
+    assert [moment.free_concentration for moment in at] == [None, 1]
 
 
 def test_memory_outside_the_allocator() -> None:
@@ -270,6 +314,7 @@ def test_memory_outside_the_allocator() -> None:
             None,
         ),
         ({"total_bytes": 9, "free_bytes": 8, "process_bytes": 4, "reserved_bytes": 1}, 3, None),
+        ({"total_bytes": 9, "free_bytes": 2, "process_bytes": 4, "reserved_bytes": 5}, None, 3),
         (
             {"total_bytes": 9, "free_bytes": "3", "process_bytes": 4, "reserved_bytes": []},
             None,
@@ -321,36 +366,86 @@ def test_golden_files_of_torchs_recorder(name: str) -> None:
         assert told == expected
 
 
-@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=300), st.integers(4, 40))
-def test_series_keep_highs_and_lows(level: list[int], points: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 2**40), min_size=8, max_size=8), min_size=1, max_size=300),
+    st.integers(4, 400),
+)
+def test_a_series_keeps_highs_and_lows(rows: list[list[int]], points: int) -> None:
     # GIVEN levels of any kind
-    column, times = np.array(level), np.arange(len(level) - 1) + FIRST_TIME_US
-    history: Any = SimpleNamespace(levels=SimpleNamespace(**dict.fromkeys(SERIES, column)))
-    trace: Any = SimpleNamespace(time_us=times)
-    # WHEN series of so many points at most are made of them
-    found = series(trace, history, points)
-    # THEN each is part of its level, the first, last, highest and lowest moment included
-    assert tuple(found) == SERIES
-    for one in found.values():
-        assert len(one.events) == len(one.times_us) == len(one.level_bytes) <= points
-        assert one.events == sorted(set(one.events))
-        assert one.level_bytes == [level[i] for i in one.events]
-        assert (one.events[0], one.events[-1]) == (0, len(level) - 1)
-        assert (max(one.level_bytes), min(one.level_bytes)) == (max(level), min(level))
-        assert one.times_us == [None if i == 0 else FIRST_TIME_US + i - 1 for i in one.events]
+    columns = dict(zip(Levels.__annotations__, np.array(rows).T, strict=True))
+    levels = Levels(**columns)
+    times = np.arange(len(rows) - 1) + FIRST_TIME_US
+    history = History(levels, cast(Lifetimes, None), exact_from=3)
+    # WHEN a series of so many points at most is made of them
+    found = series(cast(Trace, SimpleNamespace(time_us=times)), history, points)
+    # THEN all levels are told of the same moments, the first, last and highest among them
+    assert found.events == sorted(set(found.events))
+    assert (found.events[0], found.events[-1]) == (0, len(rows) - 1)
+    assert all(len(values) == len(found.events) <= points for values in vars(found).values())
+    assert found.times_us == [None if i == 0 else FIRST_TIME_US + i - 1 for i in found.events]
+    for name, level in columns.items():
+        if name != "free_squares":
+            assert getattr(found, name) == level[found.events].tolist()
+    assert max(found.allocated_bytes) == levels.allocated_bytes.max()
+    assert max(found.reserved_bytes) == levels.reserved_bytes.max()
+    # AND what follows from them
+    reserved, free = (
+        levels.reserved_bytes - each for each in (levels.allocated_bytes, levels.active_bytes)
+    )
+    assert found.fragmentation_bytes == reserved[found.events].tolist()
+    for entry, value in zip(found.events, found.free_concentration, strict=True):
+        squares = float(levels.free_squares[entry])
+        is_told = entry >= 3 and free[entry] > 0 and squares > 0
+        assert value == (pytest.approx(squares / float(free[entry]) ** 2) if is_told else None)
+    # AND with enough points every level's highest and lowest
+    if points >= 22:
+        for name in ("active_bytes", "largest_free_bytes", "segments", "inactive_split_bytes"):
+            told, level = getattr(found, name), columns[name]
+            assert (min(told), max(told)) == (level.min(), level.max())
+        assert (min(found.fragmentation_bytes), max(found.fragmentation_bytes)) == (
+            reserved.min(),
+            reserved.max(),
+        )
+
+
+def test_a_series_of_a_level_that_changes_uses_all_points() -> None:
+    # GIVEN a long history in which one level alone changes, up and down
+    entries = 100_000
+    flat = np.broadcast_to(np.int64(5), (entries,))
+    saw = np.arange(entries) % 1000
+    levels = Levels(flat, saw, flat, flat.copy(), flat, flat, flat, flat)
+    trace = cast(Trace, SimpleNamespace(time_us=np.arange(entries - 1)))
+    # WHEN a series is made of it, THEN its points are where that one changes
+    found = series(trace, History(levels, cast(Lifetimes, None), 0), 1000)
+    assert 300 < len(found.events) <= 1000
+    assert found.allocated_bytes.count(999) == 100
+    assert found.allocated_bytes.count(0) == 100
 
 
 def test_a_short_series_has_every_moment() -> None:
     snapshot = run([("alloc", 10, 0), ("alloc", 5, 0)]).snapshot()
     found = series(snapshot.traces[1], replay(snapshot, 1), 5)
-    assert found["allocated_bytes"].level_bytes == [0, 0, 10, 10, 15]
+    assert found.allocated_bytes == [0, 0, 10, 10, 15]
+    assert found.free_concentration == [None, 1, None, 1, None]
+
+
+def test_too_few_points() -> None:
+    snapshot = run([("alloc", 10, 0)]).snapshot()
+    with pytest.raises(PytracerError, match="points=3: a series has at least 4"):
+        stats(snapshot, points=3)
 
 
 def test_the_report_is_json() -> None:
     # GIVEN a report with everything in it
     report = stats(load(GOLDEN / "snapshot-1.3-cuda.pickle"))
     # WHEN it is written as JSON, THEN it is plain numbers: numpy's would fail
-    assert json.loads(json.dumps(asdict(report)))["devices"][0]["events"] == 52
+    (device,) = json.loads(json.dumps(asdict(report)))["devices"]
+    assert device["events"] == 52
+    # AND `plain` has the same, with names in frames
+    (same,) = plain(report)["devices"]
+    assert same["sites"][0]["call_site"].keys() == {"filename", "name", "line"}
+    assert [*same["sites"][0]["call_site"].values()] == device["sites"][0]["call_site"]
+    assert same["series"] == device["series"]
 
 
 def test_a_device_that_is_not_used_is_left_out() -> None:

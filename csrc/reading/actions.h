@@ -1,0 +1,23 @@
+// What an event is. Values are places in pytracer/reading/snapshot.py's ACTIONS.
+#pragma once
+
+#include <cstdint>
+
+namespace pytracer::reading {
+
+enum Action : uint8_t {
+  kAlloc,
+  kFreeRequested,
+  kFreeCompleted,
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,
+  kSegmentUnmap,  // those from here on change nothing that is allocated
+};
+
+constexpr const char* kActionNames[] = {
+    "alloc",       "free_requested", "free_completed", "segment_alloc",
+    "segment_free", "segment_map",   "segment_unmap",  "snapshot",
+    "oom",         "workspace_snapshot", "annotate"};
+
+}  // namespace pytracer::reading

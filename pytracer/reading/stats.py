@@ -16,7 +16,7 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading.counts import Counts, counts_of
-from pytracer.reading.devices import device_name
+from pytracer.reading.devices import device_name, devices_of, has_events
 from pytracer.reading.history import ContradictionError, History, replay
 from pytracer.reading.moments import Moment, Series, final_moment, moment_at, series, time_of
 from pytracer.reading.periods import (
@@ -37,7 +37,6 @@ from pytracer.reading.sites import Site, call_sites, frame, sites_at, sites_in_t
 from pytracer.reading.snapshot import (
     NO_TIME,
     OOM,
-    SNAPSHOT,
     Frame,
     Snapshot,
     Trace,
@@ -205,9 +204,8 @@ def stats(
     Raises:
         PytracerError: The snapshot has no such device; `points` are too few.
     """
-    states = set(np.unique(snapshot.segments.device).tolist())
-    there = {i for i, trace in enumerate(snapshot.traces) if _happened(trace)} | states
-    known = there | set(range(len(snapshot.traces)))
+    there = devices_of(snapshot)
+    known = {*there, *range(len(snapshot.traces))}
     if device is not None and device not in known:
         among = f"it has {', '.join(map(str, sorted(known)))}" if known else "it has none"
         raise PytracerError(f"{snapshot.path}: there is no device {device} in it; {among}")
@@ -217,8 +215,7 @@ def stats(
         allocator_settings=snapshot.allocator_settings,
         unknown_keys=list(snapshot.unknown_keys),
         devices=[
-            _device(snapshot, each, top, points)
-            for each in (sorted(there) if device is None else [device])
+            _device(snapshot, each, top, points) for each in (there if device is None else [device])
         ],
     )
 
@@ -228,7 +225,7 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
     phase = only_phase(snapshot)
     has_trace = 0 <= device < len(snapshot.traces)  # the oldest files have none
     trace = snapshot.traces[device] if has_trace else _NO_EVENTS
-    if _happened(trace):
+    if has_events(trace):
         try:
             history = replay(snapshot, device)
             if phase is not None:
@@ -278,11 +275,6 @@ def _device(snapshot: Snapshot, device: int, top: int | None, points: int) -> De
         outside=_outside(told),
         series=None if history is None else series(trace, history, points),
     )
-
-
-def _happened(trace: Trace) -> bool:
-    """A device that is not used has the markers of snapshots all the same."""
-    return bool(np.any(trace.action != SNAPSHOT))
 
 
 def _ooms(

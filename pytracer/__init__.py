@@ -9,10 +9,11 @@ names are imported when they are used.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pytracer.actions import ACTIONS
     from pytracer.errors import ConfigError, HookError, PytracerError
     from pytracer.phases import annotate
     from pytracer.torch_patch import patch_torch, unpatch_torch
-    from pytracer.tracer import ACTIONS, Tracer
+    from pytracer.tracer import Tracer
 
     __version__: str
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ACTIONS": "tracer",
+    "ACTIONS": "actions",
     "ConfigError": "errors",
     "HookError": "errors",
     "PytracerError": "errors",

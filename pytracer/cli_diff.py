@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.cli_files import in_parallel, json_option, say_errors, write_json
+from pytracer.cli_tables import new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.diff import (
     SCHEMA_VERSION,
@@ -152,7 +153,7 @@ def _show_directories(console: Console, report: DirectoryDifference, top: int) -
     console.print()
     by_delta = sorted(report.files, key=lambda file: -abs(file.delta_bytes))
     shown = {id(file) for file in by_delta[: max(top, 1)]}
-    table = _table("delta", "baseline", "new", "of", title="Allocated at the peaks")
+    table = new_table("delta", "baseline", "new", "of", title="Allocated at the peaks", text=-1)
     for file in report.files:
         if id(file) not in shown:
             continue
@@ -197,7 +198,7 @@ def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -
     is_mean = differing[0].largest_in is not None
     title = f"By {what}, on average" if is_mean else f"By {what}"
     last = "most in" if is_mean else "blocks" if what == "call site" else "allocations"
-    table = _table("delta", "baseline", "new", last, what, title=title)
+    table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
     for change in differing[:top]:
         table.add_row(
             _delta(change.delta_bytes),
@@ -269,7 +270,7 @@ _AMOUNTS_OF_ACCELERATORS = {
 
 def _amounts(device: DeviceDifference, title: str) -> Table:
     is_cpu = device.before == device.after == "cpu"
-    table = _table("delta", "baseline", "new", "", title=title)
+    table = new_table("delta", "baseline", "new", "", title=title, text=-1)
     for key, name in (_AMOUNTS if is_cpu else _AMOUNTS_OF_ACCELERATORS).items():
         amount = device.amounts[key]
         if not amount.before and not amount.after:
@@ -301,13 +302,3 @@ def _delta(delta_bytes: int) -> str:
 
 def _signed(delta: int, show: Callable[[int], str]) -> str:
     return f"+{show(delta)}" if delta > 0 else show(delta)
-
-
-def _table(*names: str, title: str) -> Table:
-    """Of numbers; the last column is text."""
-    # As a `str` it would be markup, and names in it are of the file's choosing.
-    table = Table(title=Text(title, "table.title"), title_justify="left")
-    for name in names[:-1]:
-        table.add_column(name, justify="right")
-    table.add_column(names[-1], overflow="fold")
-    return table

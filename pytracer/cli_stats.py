@@ -274,6 +274,7 @@ def _lost(report: Report, device: DeviceReport) -> list[str]:
 def _is_lossy(report: Report, device: DeviceReport) -> bool:
     """Whether levels may have been other than what is told; not whether stacks are whole."""
     of = device.lost
+    # So is the peak of a file of one phase.
     is_uncertain = device.peak_allocated is not None and not device.is_peak_certain
     return bool(
         of.overwritten
@@ -282,7 +283,6 @@ def _is_lossy(report: Report, device: DeviceReport) -> bool:
         or device.contradiction is not None
         or report.about.get("untraced")
         or is_uncertain
-        or device.only_phase is not None
     )
 
 

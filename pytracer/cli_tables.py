@@ -17,7 +17,10 @@ def new_table(*names: str, title: str | None = None, text: int = 0) -> Table:
     table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
     for i, name in enumerate(names):
         is_text = i == (0 if text > 0 else len(names) - 1) and text != 0
-        table.add_column(name, justify="left" if is_text else "right")
+        if is_text:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right")
     return table
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytracer.actions import ACTIONS
 from pytracer.config import MAX_ENTRIES_LIMIT, OF_STEPS, OPTIONS, Options
 from pytracer.config_checks import CONTEXTS
 from pytracer.errors import ConfigError
 from pytracer.notices import say_once
-from pytracer.tracer import ACTIONS, Tracer
+from pytracer.tracer import Tracer
 
 Snapshot = dict[str, Any]
 

@@ -30,21 +30,6 @@ from pytracer.windows import Schedule, Steps, Window
 FORMAT_VERSION = (1, 3)
 """Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-    "workspace_snapshot",
-    "annotate",
-)
-"""Names of the values of the `action` field of `Tracer.events()`, by value."""
-
 
 class Tracer:
     """Records what the allocator does, and which Python code asked for it, in a bounded ring.
@@ -477,7 +462,8 @@ class Tracer:
             pool_high, pool_low (u8): the memory pool's id, as in a snapshot's `pool_id`.
             step (u4): the step it fell into; 0: none.
             phase (u2): the phase it fell into, for `phase()`; 0: none.
-            action (u1): index into `ACTIONS`. The CPU has `alloc`, `free_completed` and `oom`.
+            action (u1): index into `pytracer.ACTIONS`. The CPU has `alloc`, `free_completed` and
+                `oom`.
             device (i1): index of the accelerator; -1: the CPU.
         """
         return self._owner.events()

@@ -1,4 +1,4 @@
-// What an event is. Values are places in pytracer/reading/snapshot.py's ACTIONS.
+// What an event is. Values are places in pytracer/actions.py's ACTIONS.
 #pragma once
 
 #include <cstdint>

@@ -227,7 +227,7 @@ def _chosen(levels: Levels, points: int) -> Column:
         return np.arange(entries)
     most = (levels.allocated_bytes.argmax(), levels.reserved_bytes.argmax())
     always = np.unique([0, entries - 1, *most])
-    width = -(-entries // (points // 2))
+    width = -(-entries // max((points - LEAST_POINTS) // 2, 1))
     found = []  # of each level, of the lowest and the highest in each stretch: where, and a rank
     for name in _LEVELS:
         low, high = [], []

@@ -12,22 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Column = NDArray[Any]
+from pytracer.actions import ACTIONS
 
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-    "workspace_snapshot",
-    "annotate",
-)
-"""The actions that are known, by value. A snapshot's own `actions` begin with these."""
+Column = NDArray[Any]
 
 (
     ALLOC,
@@ -194,8 +181,8 @@ class Snapshot:
         stacks: Of events, segments and blocks.
         strings: What columns refer to; "" is the first.
         pools: int64 of shape (pools, 2); (0, 0), the default one, is the first.
-        actions: The names of the values in `Trace.action`: `ACTIONS`, then what the file has
-            beside.
+        actions: The names of the values in `Trace.action`: `pytracer.ACTIONS`, then what the file
+            has beside.
         allocator_settings: As torch writes them; {} if the file has none.
         external_annotations: As torch writes them: dicts of name, stage, device and time_us.
         about: What pytracer tells of its files (docs/design.md has the keys); {} in others'.

@@ -13,7 +13,7 @@ import viewers
 from processes import environment, run
 
 from pytracer import Tracer, hooks, oom
-from pytracer.tracer import ACTIONS
+from pytracer.actions import ACTIONS
 
 HUGE = 1 << 50
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from commands import cells, invoke
 from made_snapshots import Program, about
 
 import pytracer
-from pytracer.cli import main
 from pytracer.reading.history import replay
 from pytracer.reading.reader import load
 
@@ -29,17 +28,6 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [*map(str, arguments)])
-
-
-def cells(output: str) -> list[list[str]]:
-    """The rows of all tables."""
-    return [
-        [c.strip() for c in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line
-    ]
 
 
 def recorded(path: Path, sizes: list[int], **metadata: object) -> Path:

@@ -12,12 +12,15 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import cells
 from made_program import run as run_program
 
 import pytracer
@@ -37,20 +40,12 @@ CUDA = GOLDEN / "snapshot-1.3-cuda.pickle"
 MIB = 2**20
 
 
+invoke = partial(commands.invoke, "stats")
+
+
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["stats", *map(str, arguments)])
-
-
-def cells(output: str) -> list[list[str]]:
-    """The rows of all tables."""
-    return [
-        [c.strip() for c in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line
-    ]
 
 
 def test_a_recording(tmp_path: Path) -> None:
@@ -191,7 +186,7 @@ def test_json_that_cannot_be_written(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"Error: cannot write .*x\.json: No such file or directory\n", result.stderr
     )
-    assert "\x1b" not in invoke(CUDA, "--json", tmp_path / "\x1b[31m" / "x.json").stderr
+    assert "\x1b" not in invoke(CUDA, "--json", tmp_path / "\x1b]0;x\x07" / "x.json").stderr
 
 
 def test_no_file_is_wrong_usage() -> None:
@@ -304,6 +299,20 @@ def test_which_losses_the_overview_counts(tmp_path: Path, key: str, is_lossy: bo
     assert [row[-1] for row in rows if "pickle" in row[0]] == ["yes" if is_lossy else "no"] * 2
 
 
+def test_files_whose_names_tell_the_same(tmp_path: Path) -> None:
+    # GIVEN two files of one step and rank, and one of another rank
+    for name in ("rank0_pid1", "rank0_pid2", "rank1_pid3"):
+        path = tmp_path / "step1" / f"torch_memory_{name}.pickle"
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(CUDA, path)
+    # WHEN they are shown, THEN the two have their names, in lines that end where a part does
+    shown = [row[0] for row in cells(invoke(tmp_path, "--device", 0).output)]
+    assert shown == [
+        *("torch_memory_rank0_", "pid1.pickle", "torch_memory_rank0_", "pid2.pickle"),
+        "rank 1",
+    ]
+
+
 def test_bounds_have_their_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN files of which nothing is exact before the last event
     def inexact(*arguments: Any) -> Any:
@@ -366,10 +375,10 @@ def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
     for name in ("\x1b[31ma.pickle", "b\x1b]0;x\x07.pickle"):
         (tmp_path / name).write_bytes(b"no pickle")
     # WHEN they are read, THEN errors have none, of several files or of what is not there
-    several, none = invoke(tmp_path), invoke(tmp_path / "\x1b[2J", "--device", 1)
+    several, none = invoke(tmp_path), invoke(tmp_path / "\x1b]0;x\x07", "--device", 1)
     assert several.stderr.count("Error: ") == 2
     assert "\x1b" not in several.stderr + none.stderr
-    empty = tmp_path / "\x1b[empty"
+    empty = tmp_path / "\x1b]0;x\x07"
     empty.mkdir()
     result = CliRunner().invoke(main, ["diff", str(empty), str(empty)])
     assert "has no snapshots" in result.output

@@ -179,8 +179,8 @@ def test_what_of_steps_and_phases_is_a_bound_is_said() -> None:
     history.levels.reserved_bytes[:2] = 10
     assert steps(snapshot, 1, history, step_marks(snapshot, 1))[0].inexact == ["begin_bytes"]
 
-    # AND so it is with phases
-    history.levels.reserved_bytes[:2] = 20
+    # AND so it is with phases: what was before the first event of one does not count
+    history.levels.reserved_bytes[:2] = 1000
     inexact = {phase.phase: phase.inexact for phase in phases(snapshot, 1, history, 1)}
     assert inexact == {
         "rollout": ["peak_bytes", "at_peak_bytes"],

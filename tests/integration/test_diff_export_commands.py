@@ -6,11 +6,10 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from commands import cells, invoke
@@ -339,32 +338,26 @@ def test_names_that_are_no_unicode_and_control_the_terminal(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("to", ["parquet", "perfetto"])
 def test_control_c_leaves_nothing_behind(tmp_path: Path, to: str) -> None:
-    if to == "parquet":
-        pytest.importorskip("pyarrow")
     # GIVEN an export that is writing, and takes long
     code = (
         "import time; from pytracer import cli, cli_export; from pytracer.reading import "
         "export_arrow, export_perfetto\n"
         "def wait(*_): time.sleep(60); return []\n"
         "export_perfetto.Writer.add = export_arrow._Tables.write = wait\n"
-        f"cli.main(['export', {str(CUDA)!r}, '--to', {to!r}, '-o', 'out'])"
+        f"cli.main(['export', {str(CUDA)!r}, '--to', {to!r}, '-o', {str(tmp_path / 'out')!r}])"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.rglob(".pytracer-*.tmp")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert list(tmp_path.rglob(".pytracer-*.tmp"))
-    time.sleep(0.2)  # until the main thread waits for the others
-    # WHEN it is interrupted THEN it ends at once, and nothing is there
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == -signal.SIGINT
-    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    (tmp_path / "program").mkdir()
+    with processes.start(begin + code, cwd=tmp_path / "program") as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob(".pytracer-*.tmp")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list(tmp_path.rglob(".pytracer-*.tmp"))
+        time.sleep(0.2)  # until the main thread waits for the others
+        # WHEN it is interrupted THEN it ends at once, and nothing is there
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
+    assert [path for path in (tmp_path / "out").rglob("*") if not path.is_dir()] == []
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import processes
 import pytest
 import torch
 from click.testing import CliRunner
@@ -387,15 +386,9 @@ def test_file_names_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 def test_a_terminal_without_the_signs(tmp_path: Path) -> None:
     # GIVEN an encoding that has no µ and no Σ
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    env = processes.environment(PYTHONIOENCODING="ascii")
     # WHEN numbers are asked for, THEN the rest is shown
-    done = subprocess.run(
-        [sys.executable, "-m", "pytracer", "stats", CUDA],
-        env=os.environ | {"PYTHONPATH": path, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run_python("-m", "pytracer", "stats", CUDA, cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "? free? / (? free)?" in done.stdout
 
@@ -512,19 +505,13 @@ def test_control_c_works_at_once(tmp_path: Path) -> None:
         "def work(path): print('working', flush=True); time.sleep(60)\n"
         "in_parallel(work, [Path('a')], 'Reading')"
     )
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"working\n"
-    # WHEN it is interrupted, THEN it ends at once, as a program does that a signal ended
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == -signal.SIGINT
-    process.stdout.close()
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    with processes.start(begin + program, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        # WHEN it is interrupted, THEN it ends at once, as a program does that a signal ended
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == -signal.SIGINT
 
 
 def test_json_has_a_word_for_everything(tmp_path: Path) -> None:
@@ -603,15 +590,9 @@ def test_places() -> None:
 def test_it_needs_no_torch(tmp_path: Path) -> None:
     # GIVEN an interpreter in which torch cannot be imported
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
-    path = os.pathsep.join([str(tmp_path), *map(os.path.abspath, sys.path)])
+    env = processes.environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
     # WHEN numbers are asked for, THEN they come
-    done = subprocess.run(
-        [sys.executable, "-m", "pytracer", "stats", CUDA],
-        env=os.environ | {"PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run_python("-m", "pytracer", "stats", CUDA, cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Who held it at the peak" in done.stdout

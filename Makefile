@@ -68,6 +68,7 @@ bench: .venv/torch .venv-cuda-2.12.1/torch
 	.venv/bin/python bench/dump.py
 	.venv/bin/python bench/startup.py
 	.venv/bin/python bench/rollout_is.py
+	.venv/bin/python bench/reading.py
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda

@@ -111,7 +111,7 @@ def test_started_before_the_device(backend: str, tmp_path: Path) -> None:
     # GIVEN tracers that start before torch has initialised the device
     program = """
 import os, sys, torch, pytracer
-from pytracer.tracer import ACTIONS
+from pytracer.actions import ACTIONS
 backend = sys.argv[1]
 device = getattr(torch, backend)
 def names(tracer):

@@ -15,7 +15,7 @@ import torch
 
 import pytracer
 from pytracer import devices
-from pytracer.tracer import ACTIONS
+from pytracer.actions import ACTIONS
 
 HUGE = 1 << 50
 

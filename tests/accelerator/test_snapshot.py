@@ -16,7 +16,7 @@ import torch
 from viewers import check_opcodes, check_snapshot
 
 import pytracer
-from pytracer.tracer import ACTIONS
+from pytracer.actions import ACTIONS
 
 MB = 1 << 20
 

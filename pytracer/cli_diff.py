@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.cli_files import in_parallel, json_option, say_errors, write_json
+from pytracer.cli_files import TOP, in_parallel, json_option, say_errors, write_json
 from pytracer.cli_tables import new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.diff import (
@@ -28,8 +28,6 @@ from pytracer.reading.files import match
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Frame
 from pytracer.reading.text import place, printable, size
-
-TOP = 10
 
 
 @click.command("diff")

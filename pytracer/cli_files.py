@@ -20,6 +20,9 @@ from pytracer.reading.text import printable
 
 Result = TypeVar("Result")
 
+TOP = 10
+"""How many rows of a table are shown."""
+
 PATIENCE_S = 2.0
 """How long something may take before its progress is shown."""
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.cli_files import (
+    TOP,
     files_argument,
     in_parallel,
     json_option,
@@ -30,13 +31,12 @@ from pytracer.cli_tables import (
     steps_table,
 )
 from pytracer.errors import PytracerError
+from pytracer.reading.about import told_number
 from pytracer.reading.files import find, place_of
 from pytracer.reading.reader import load
 from pytracer.reading.sites import Site
-from pytracer.reading.stats import SCHEMA_VERSION, DeviceReport, Report, stats, told_number
+from pytracer.reading.stats import SCHEMA_VERSION, DeviceReport, Report, stats
 from pytracer.reading.text import duration, folded, number, place, printable, size, time
-
-TOP = 10
 
 
 @click.command("stats")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from pytracer.cli_stats import sites_table
 from pytracer.errors import ConfigError, HookError
 from pytracer.reading import load
-from pytracer.reading.periods import about_device
+from pytracer.reading.about import about_device
 from pytracer.reading.stats import stats
 from pytracer.reading.text import size
 from pytracer.tracer import Tracer

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.reading.about import about_device
 from pytracer.reading.snapshot import SEGMENT_MAP, SEGMENT_UNMAP, Column, Snapshot
 
 PADDING_BYTES = 32  # torch_npu's, before CANN 9.1.0
@@ -24,10 +25,7 @@ def allocator_rules(
         segments, blocks: Indices of the device's segments, and of its blocks that are not free.
     """
     settings = snapshot.allocator_settings
-    is_cpu = any(
-        each.get("index") == device and each.get("is_cpu")
-        for each in _dicts(snapshot.about.get("devices"))
-    )
+    is_cpu = bool(about_device(snapshot, device).get("is_cpu"))
     actions = snapshot.traces[device].action
     expandable = snapshot.segments.is_expandable
     divisions = settings.get("roundup_power2_divisions")
@@ -100,7 +98,3 @@ def _rounded(size: Column, divisions: list[int]) -> Column:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _dicts(values: object) -> list[dict[str, Any]]:
-    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pytracer.reading.periods import about_device
+from pytracer.reading.about import about_device
 from pytracer.reading.snapshot import SNAPSHOT, Snapshot, Trace
 
 

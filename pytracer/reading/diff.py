@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pytracer.reading.about import only_phase
 from pytracer.reading.devices import device_name
 from pytracer.reading.diff_changes import (
     Held,
@@ -22,7 +23,6 @@ from pytracer.reading.diff_changes import (
 )
 from pytracer.reading.diff_options import Fact, Option, differing
 from pytracer.reading.moments import LEAST_POINTS, Moment
-from pytracer.reading.periods import only_phase
 from pytracer.reading.sites import sites_in_the_end
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.reading.stats import DeviceReport, stats

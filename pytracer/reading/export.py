@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pytracer.errors import PytracerError
+from pytracer.reading.about import is_count
 from pytracer.reading.files import SUFFIXES, Place
 from pytracer.reading.history import ContradictionError, History, replay
-from pytracer.reading.periods import is_count
 from pytracer.reading.snapshot import Snapshot, Stacks
 
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pytracer.reading.about import annotations
 from pytracer.reading.devices import device_name
 from pytracer.reading.export import Origin, histories
 from pytracer.reading.history import History
@@ -191,18 +192,7 @@ def _spans(snapshot: Snapshot) -> list[_Span]:
     An end is of what began last of its name. What has no end in the file lasts to the end of all,
     and what has no beginning began with the first.
     """
-    timed = sorted(
-        (
-            (each["time_us"], each["name"], each["stage"], str(each.get("device")))
-            for each in snapshot.external_annotations
-            if isinstance(each, dict)
-            and type(each.get("time_us")) is int
-            and 0 <= each["time_us"] < 2**63
-            and isinstance(each.get("name"), str)
-            and isinstance(each.get("stage"), str)
-        ),
-        key=lambda each: each[0],
-    )
+    timed = sorted(annotations(snapshot), key=lambda each: each.time_us)
     if not timed:
         return []
     first_us, last_us = timed[0][0], timed[-1][0]

@@ -2,13 +2,14 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from pytracer.reading.about import about_device, annotations, is_count
 from pytracer.reading.history import History
 from pytracer.reading.sites import alive_at, sums
 from pytracer.reading.snapshot import (
@@ -100,22 +101,6 @@ class Phase:
     allocations_bytes: int
 
 
-def about_device(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
-    """What pytracer tells of a device; {} if it does not, as in others' files."""
-    told = snapshot.about.get("devices")
-    for each in told if isinstance(told, list | tuple) else ():
-        if isinstance(each, dict) and each.get("index") == device:
-            return each
-    return {}
-
-
-def only_phase(snapshot: Snapshot) -> str | None:
-    """The phase of a file that has no other events (`discrete`), as "outer/inner"; else None."""
-    window = snapshot.about.get("window")
-    phase = window.get("phase") if isinstance(window, dict) else None
-    return phase if isinstance(phase, str) else None
-
-
 def nothing_exact(history: History) -> History:
     """The history of a file of one phase: what others did meanwhile is missing in all levels."""
     return replace(history, exact_from=len(history.levels.allocated_bytes))
@@ -134,11 +119,6 @@ def is_certain(history: History, peak: int, begin: int = 0, end: int | None = No
     levels, exact_from = history.levels, history.exact_from
     most = levels.reserved_bytes[begin:end][: max(exact_from - begin, 0)].max(initial=0)
     return has_bounds(history) and bool(levels.allocated_bytes[peak] >= most)
-
-
-def is_count(value: object) -> bool:
-    """Whether a file's value is a number as steps, ranks and pids are."""
-    return type(value) is int and 0 <= value < 2**31
 
 
 def step_marks(snapshot: Snapshot, device: int) -> Marks:
@@ -164,12 +144,10 @@ def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]
     time_us = snapshot.traces[device].time_us
     if len(time_us) == 0 or time_us.min() == NO_TIME:
         return
-    for each in filter(lambda found: isinstance(found, dict), snapshot.external_annotations):
-        name, began_us = str(each.get("name")), each.get("time_us")
-        step = _PROFILER_STEP.fullmatch(name)
-        if step and each.get("stage") == "START" and type(began_us) is int:
-            number, first = int(step[1][:10]), int(np.searchsorted(time_us, began_us))
-            yield number, first
+    for each in annotations(snapshot):
+        step = _PROFILER_STEP.fullmatch(each.name)
+        if step and each.stage == "START":
+            yield int(step[1][:10]), int(np.searchsorted(time_us, each.time_us))
 
 
 def step_at(marks: Marks, event: int) -> int | None:

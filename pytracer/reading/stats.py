@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytracer.errors import PytracerError
+from pytracer.reading.about import about_device, only_phase, told_number
 from pytracer.reading.counts import Counts, counts_of
 from pytracer.reading.devices import device_name, devices_of, has_events
 from pytracer.reading.history import ContradictionError, History, replay
@@ -23,11 +24,9 @@ from pytracer.reading.periods import (
     Marks,
     Phase,
     Step,
-    about_device,
     has_bounds,
     is_certain,
     nothing_exact,
-    only_phase,
     phases,
     step_at,
     step_marks,
@@ -336,12 +335,6 @@ def _rest(whole: int | None, *parts: int | None) -> int | None:
     if whole is None or len(known) < len(parts) or sum(known) > whole:
         return None
     return whole - sum(known)
-
-
-def told_number(told: Mapping[str, Any], name: str) -> int | None:
-    """A number that a file tells; None: it does not, or what it tells is no such number."""
-    value = told.get(name)
-    return value if type(value) is int and abs(value) < 2**63 else None
 
 
 _NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))

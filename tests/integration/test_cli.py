@@ -16,7 +16,7 @@ import pytracer
 from pytracer.cli import main
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.periods import about_device
+from pytracer.reading.about import about_device
 from pytracer.reading.sites import sites_in_the_end
 from pytracer.reading.stats import stats
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_program import FIRST_TIME_US, Program, operations, run
 
+from pytracer.reading.about import only_phase
 from pytracer.reading.history import History, replay
 from pytracer.reading.periods import (
     Phase,
     Step,
     is_certain,
     nothing_exact,
-    only_phase,
     phases,
     step_at,
     step_marks,

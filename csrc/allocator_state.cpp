@@ -39,11 +39,16 @@ void add_setting(void* context, const pytracer_setting* setting) noexcept {
   });
 }
 
+void add_statistics(void* context, const pytracer_statistics* statistics) noexcept {
+  without_exceptions(context,
+                     [&](AllocatorState& state) { state.statistics.push_back(*statistics); });
+}
+
 }  // namespace
 
 AllocatorState allocator_state(const pytracer_hook& hook) {
   Gathering gathering;
-  const pytracer_state_sink sink = {&gathering, &add_segment, &add_setting};
+  const pytracer_state_sink sink = {&gathering, &add_segment, &add_setting, &add_statistics};
   char message[512] = "";
   const bool failed = hook.snapshot(&sink, message, sizeof(message)) != PYTRACER_DONE;
   if (!failed && !gathering.out_of_memory) return std::move(gathering.state);

@@ -1,4 +1,5 @@
-// What an accelerator's allocator says of itself: its segments, their blocks, its settings.
+// What an accelerator's allocator says of itself: its segments, their blocks, its settings,
+// what it has counted.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@ struct AllocatorState {
     std::string group, key, text;
   };
   std::vector<Setting> settings;
+  std::vector<pytracer_statistics> statistics;  // by device
   std::string problem;  // why there are no segments; empty: none
 };
 

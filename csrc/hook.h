@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 3u
+#define PYTRACER_HOOK_ABI 4u
 
 #ifdef __cplusplus
 extern "C" {
@@ -104,11 +104,23 @@ typedef struct pytracer_setting {
   int32_t kind;     // enum pytracer_kind
 } pytracer_setting;
 
+// What a device's allocator has counted since the process began, or was told to count anew.
+typedef struct pytracer_statistics {
+  uint64_t peak_reserved_bytes;
+  uint64_t peak_allocated_bytes;
+  uint64_t device_allocs;  // memory taken from the device, and given back to it
+  uint64_t device_frees;
+  uint64_t retries;  // allocations for which cached memory had to be given back
+  uint64_t ooms;     // allocations that failed for good
+  int16_t device;
+} pytracer_statistics;
+
 // Who receives the allocator's state. The functions never throw.
 typedef struct pytracer_state_sink {
   void* context;
   void (*segment)(void* context, const pytracer_segment* segment);
   void (*setting)(void* context, const pytracer_setting* setting);  // those of a group in a row
+  void (*statistics)(void* context, const pytracer_statistics* statistics);
 } pytracer_state_sink;
 
 typedef struct pytracer_hook {
@@ -122,7 +134,7 @@ typedef struct pytracer_hook {
                     size_t message_size);
   // The clock that events' ticks are of; null: events carry no time, the recorder stamps them.
   int64_t (*now)(void);
-  // Hands over all segments, ordered by device and address. On the calling thread, before it
+  // Hands over all segments, ordered by device and address, and each device's statistics. On the calling thread, before it
   // returns, `record` gets one PYTRACER_SNAPSHOT for each device, at the instant its segments are
   // collected and under its lock. Any thread, not in a hook. Returns as attach does. Null: the
   // allocator has no segments.

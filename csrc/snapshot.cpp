@@ -159,12 +159,28 @@ uint64_t SnapshotWriter::reserved_bytes(int device) const {
   return bytes;
 }
 
+void SnapshotWriter::item(const char* name, uint64_t value) {
+  out_.string(name);
+  out_.integer(static_cast<int64_t>(value));
+}
+
+void SnapshotWriter::statistics(int device) {
+  for (const pytracer_statistics& each : view_.state->statistics) {
+    if (each.device != device) continue;
+    out_.string("statistics");
+    out_.dict();
+    item("peak_reserved_bytes", each.peak_reserved_bytes);
+    item("peak_allocated_bytes", each.peak_allocated_bytes);
+    item("device_allocs", each.device_allocs);
+    item("device_frees", each.device_frees);
+    item("retries", each.retries);
+    item("ooms", each.ooms);
+    out_.set_items();
+  }
+}
+
 void SnapshotWriter::about_devices() {
   const StackTable::Stats stacks = view_.stacks ? view_.stacks->stats() : StackTable::Stats{};
-  const auto item = [&](const char* name, uint64_t value) {
-    out_.string(name);
-    out_.integer(static_cast<int64_t>(value));
-  };
   out_.string("pytracer");
   out_.dict();
   out_.raw(extras_.pytracer_items);
@@ -183,7 +199,10 @@ void SnapshotWriter::about_devices() {
     item("labels_dropped", device.cut.counts.labels_dropped);
     out_.string("steps");
     steps(traces_[i]);
-    if (!device.is_cpu() && view_.state) item("reserved_bytes", reserved_bytes(device.device));
+    if (!device.is_cpu() && view_.state) {
+      item("reserved_bytes", reserved_bytes(device.device));
+      statistics(device.device);
+    }
     const auto extra = extras_.device_items.find(device.device);
     if (extra != extras_.device_items.end()) out_.raw(extra->second);
     out_.set_items();

@@ -57,6 +57,8 @@ class SnapshotWriter {
   void external_annotations();
   void about_devices();
   void steps(const Trace& written);
+  void statistics(int device);
+  void item(const char* name, uint64_t value);
   uint64_t reserved_bytes(int device) const;
   void frames(uint32_t stack) { stacks_.frames(stack); }
   void pool_id(const Pool& pool);

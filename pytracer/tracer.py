@@ -27,7 +27,7 @@ from pytracer.output import Files
 from pytracer.recording import Indices, Recording
 from pytracer.windows import Schedule, Steps, Window
 
-FORMAT_VERSION = (1, 3)
+FORMAT_VERSION = (1, 4)
 """Of a snapshot's `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 

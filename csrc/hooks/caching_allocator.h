@@ -74,13 +74,17 @@ class Hook {
         Counting() { next_marker_ = 0; }
         ~Counting() { next_marker_ = -1; }
       };
-      const auto info = [] {
+      int16_t devices = 0;
+      const auto info = [&] {
         const Counting counting;
-        return Api::take_snapshot(*allocator_);
+        auto taken = Api::take_snapshot(*allocator_);
+        devices = next_marker_;
+        return taken;
       }();
       std::vector<pytracer_block> blocks;
       for (const auto& segment : info.segments) report_segment(segment, blocks, *sink);
       Api::report_settings(info, *sink);
+      for (int16_t device = 0; device < devices; ++device) report_statistics(device, *sink);
       return PYTRACER_DONE;
     });
   }
@@ -160,6 +164,20 @@ class Hook {
     segment.is_large = from.is_large;
     segment.is_expandable = from.is_expandable;
     sink.segment(sink.context, &segment);
+  }
+
+  static void report_statistics(int16_t device, const pytracer_state_sink& sink) {
+    const auto stats = allocator_->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    constexpr size_t kAll = 0;  // StatType::AGGREGATE
+    pytracer_statistics statistics{};
+    statistics.peak_reserved_bytes = static_cast<uint64_t>(stats.reserved_bytes[kAll].peak);
+    statistics.peak_allocated_bytes = static_cast<uint64_t>(stats.allocated_bytes[kAll].peak);
+    statistics.device_allocs = static_cast<uint64_t>(stats.num_device_alloc);
+    statistics.device_frees = static_cast<uint64_t>(stats.num_device_free);
+    statistics.retries = static_cast<uint64_t>(stats.num_alloc_retries);
+    statistics.ooms = static_cast<uint64_t>(stats.num_ooms);
+    statistics.device = device;
+    sink.statistics(sink.context, &statistics);
   }
 
   // Runs `work`, for its result or PYTRACER_FAILED and what went wrong in `message`.

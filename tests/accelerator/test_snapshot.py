@@ -87,6 +87,32 @@ def test_memory_outside_the_allocator(backend: str, device: ModuleType) -> None:
             assert "total_bytes" not in others[index]
 
 
+def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> None:
+    # GIVEN memory that was given back, and an allocation that failed
+    device.empty_cache()
+    device.reset_peak_memory_stats()
+    before = device.memory_stats()
+    large = torch.empty(40 * MB, dtype=torch.uint8, device=backend)
+    del large
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 45, dtype=torch.uint8, device=backend)
+    # WHEN a snapshot is taken
+    with pytracer.Tracer(device=backend) as tracer:
+        told = tracer.snapshot()["pytracer"]["devices"][0]["statistics"]
+    # THEN it has what the allocator says of itself
+    stats = device.memory_stats()
+    assert told == {
+        "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
+        "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
+        "device_allocs": stats["num_device_alloc"],
+        "device_frees": stats["num_device_free"],
+        "retries": stats["num_alloc_retries"],
+        "ooms": stats["num_ooms"],
+    }
+    assert told["ooms"] == before["num_ooms"] + 1
+    assert told["peak_reserved_bytes"] >= 40 * MB > stats["allocated_bytes.all.current"]
+
+
 def test_devices_as_wished(backend: str, device: ModuleType) -> None:
     if device.device_count() < 2:
         pytest.skip("needs two devices")

@@ -11,7 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pytracer.actions import ACTIONS
     from pytracer.errors import ConfigError, HookError, PytracerError
+    from pytracer.experiments import experiment
     from pytracer.phases import annotate
+    from pytracer.settings import allocator_settings, expandable_segments
     from pytracer.torch_patch import patch_torch, unpatch_torch
     from pytracer.tracer import Tracer
 
@@ -24,7 +26,10 @@ __all__ = [
     "PytracerError",
     "Tracer",
     "__version__",
+    "allocator_settings",
     "annotate",
+    "expandable_segments",
+    "experiment",
     "patch_torch",
     "unpatch_torch",
 ]
@@ -35,7 +40,10 @@ _HOMES = {
     "HookError": "errors",
     "PytracerError": "errors",
     "Tracer": "tracer",
+    "allocator_settings": "settings",
     "annotate": "phases",
+    "expandable_segments": "settings",
+    "experiment": "experiments",
     "patch_torch": "torch_patch",
     "unpatch_torch": "torch_patch",
 }

@@ -1,6 +1,6 @@
 """What a tracer records: an owner of the core's recorder, on the devices that are there."""
 
-from pytracer import _core, devices, hooks, lifetime
+from pytracer import _core, devices, hooks, lifetime, settings
 from pytracer.config import Options, switched_off
 from pytracer.config_checks import CONTEXTS
 from pytracer.errors import ConfigError, HookError, PytracerError
@@ -131,6 +131,11 @@ class Recording:
             for index in indices
             if backend != "cpu" and index in view.used_devices
         }
+
+    @property
+    def settings(self) -> dict[str, str | None]:
+        """Of allocators whose state does not tell them, by backend."""
+        return {"npu": settings.in_force("npu")} if "npu" in self.indices else {}
 
     @property
     def is_going_on(self) -> bool:

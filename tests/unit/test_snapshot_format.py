@@ -12,6 +12,10 @@ from viewers import check_opcodes, check_snapshot
 from pytracer import _core
 
 ACCELERATOR_KEYS = {"reserved_bytes", "total_bytes", "free_bytes", "process_bytes"}
+STATISTICS_KEYS = {
+    *("peak_reserved_bytes", "peak_allocated_bytes"),
+    *("device_allocs", "device_frees", "retries", "ooms"),
+}
 GOLDEN = Path(__file__).parents[1] / "golden"
 DEVICE_KEYS = {"index", "is_cpu", "recorded", "overwritten", "unknown_frees", "live_dropped"}
 STACKS_KEYS = {"count", "truncated", "dropped", "bytes", "max_bytes"}
@@ -157,7 +161,11 @@ def test_files_of_every_format_version(path: Path) -> None:
     if minor >= 1:
         assert "torch_npu" in about
         assert "labels_dropped" in about["devices"][0]
+    if minor >= 4:
+        assert "allocator_settings" in about
     if path.stem.endswith("-cuda"):
+        if minor >= 4:
+            assert set(about["devices"][0]["statistics"]) == STATISTICS_KEYS
         assert set(about["devices"][0]) >= ACCELERATOR_KEYS
         assert "expandable_segments" in snapshot["allocator_settings"]
         assert snapshot["device_traces"][0][-1]["action"] == "snapshot"

@@ -9,8 +9,10 @@ import click
 
 from pytracer import __version__
 from pytracer.cli_diff import diff_command
+from pytracer.cli_experiment import experiment_command
 from pytracer.cli_export import export
 from pytracer.cli_hooks import build_hooks, doctor
+from pytracer.cli_replay import replay_command
 from pytracer.cli_run import run
 from pytracer.cli_stats import stats_command
 from pytracer.errors import PytracerError
@@ -57,6 +59,8 @@ def demo(output: Path, steps: int) -> None:
 main.add_command(build_hooks)
 main.add_command(diff_command)
 main.add_command(doctor)
+main.add_command(experiment_command)
 main.add_command(export)
+main.add_command(replay_command)
 main.add_command(run)
 main.add_command(stats_command)

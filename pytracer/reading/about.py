@@ -22,6 +22,14 @@ def only_phase(snapshot: Snapshot) -> str | None:
     return phase if isinstance(phase, str) else None
 
 
+def told_settings(snapshot: Snapshot) -> str | None:
+    """The allocator's settings as its variable has them; None: the file does not tell."""
+    ours = snapshot.about.get("allocator_settings")  # of allocators that do not tell themselves
+    told = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]
+    told += ours.values() if isinstance(ours, dict) else ()
+    return next((text for text in told if isinstance(text, str)), None)
+
+
 def told_number(told: Mapping[str, Any], name: str) -> int | None:
     """A number that a file tells; None: it does not, or what it tells is no such number."""
     value = told.get(name)

@@ -23,6 +23,22 @@ def size(count_bytes: int) -> str:
     return f"{number:.4g} {_UNITS[unit]}"
 
 
+def parsed_size(text: str) -> int:
+    """Bytes as people write them, "80GiB", "79.5 GiB", "80G" or "512", all of 1024.
+
+    Raises:
+        ValueError: It is none of these, or not more than nothing.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGTPE])(?:iB)?|B)?\s*", text)
+    count_bytes = 0
+    if found is not None:
+        power = 0 if found[2] is None else " KMGTPE".index(found[2])
+        count_bytes = round(float(found[1]) * 1024**power)
+    if count_bytes <= 0:
+        raise ValueError(f"{text!r} is no size: give one as 80GiB, 512MiB or 1073741824")
+    return count_bytes
+
+
 def number(count: int, of_one: str, of_others: str = "") -> str:
     """As in "1 free", "2 frees"."""
     return f"{count:,} {of_one if count == 1 else of_others or of_one + 's'}"

@@ -39,7 +39,8 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
 def test_the_commands_are_there() -> None:
     with click.Context(main) as context:
         assert main.list_commands(context) == [
-            *("build-hooks", "demo", "diff", "doctor", "export", "run", "stats")
+            *("build-hooks", "demo", "diff", "doctor", "experiment", "export"),
+            *("replay", "run", "stats"),
         ]
 
 

@@ -1,0 +1,87 @@
+"""Records allocator activity made from a seed, from an empty allocator; for test_replay.py.
+
+    python replayable.py DEVICE SNAPSHOT SEED EVENTS [OPTIONS]
+
+What a trace cannot carry is left out: limits that change while the program runs. Memory runs out
+when the device has none left, which ends the program, as it does others.
+"""
+
+import argparse
+import json
+import pickle
+import random
+import warnings
+from typing import Any
+
+import torch
+
+from pytracer import Tracer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("snapshot")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("events", type=int)
+    parser.add_argument("--pools", action="store_true", help="MemPools and captures of graphs too")
+    parser.add_argument("--delays", action="store_true", help="frees that wait for streams too")
+    parser.add_argument("--late", type=int, default=0, help="events before the recording begins")
+    parser.add_argument("--entries", type=int, default=1 << 20)
+    parser.add_argument("--native", action="store_true", help="by torch's own recorder")
+    options = parser.parse_args()
+    if options.device == "npu":
+        import torch_npu  # noqa: F401
+    from accelerator.workload import Workload
+
+    class Replayable(Workload):
+        def _retry(self, rng: random.Random, device: int) -> int:
+            return 0
+
+        def _fail(self, rng: random.Random, device: int) -> int:
+            return 0
+
+        def expand(self, on: bool) -> int:  # the environment has said it
+            self._expands = options.pools
+            return 0
+
+    module = getattr(torch, options.device)
+    module.init()
+    if not options.pools:
+        Replayable._pool = Replayable._capture = lambda self, rng, device: 0
+    tracer = Tracer(
+        device=options.device, context=None, trace_alloc_max_entries=options.entries, on_oom=False
+    )
+
+    def start() -> None:
+        if options.native:
+            module.memory._record_memory_history(context=None, max_entries=options.entries)
+        else:
+            tracer.start()
+
+    told: dict[str, Any] = {"oom": False}
+    if not options.late:
+        start()
+    workload = Replayable(options.device, options.seed, delays=options.delays)
+    if options.late:
+        workload.run(options.late)
+        start()
+    try:
+        workload.run(options.events)
+    except torch.OutOfMemoryError:
+        told["oom"] = True
+    if options.native:
+        with open(options.snapshot, "wb") as file:
+            pickle.dump(module.memory._snapshot(), file)
+    else:
+        tracer.dump(options.snapshot)
+    stats = module.memory_stats(0)
+    told["peak_reserved_bytes"] = stats["reserved_bytes.all.peak"]
+    told["peak_allocated_bytes"] = stats["allocated_bytes.all.peak"]
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        main()

@@ -1,0 +1,238 @@
+"""`pytracer replay` asks the real allocator again: the oracle is the program itself."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simulated
+from processes import environment, run_python
+
+from pytracer import settings as allocator_settings
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.reading import load
+from pytracer.reading.requests import ASKED, recording_of
+from pytracer.reading.snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    SNAPSHOT,
+    Trace,
+)
+from pytracer.replay import Replay, replay
+
+EVENTS = 5_000
+SEGMENTS, EXPANDABLE = "expandable_segments:False", "expandable_segments:True"
+VARIABLES = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(
+    not simulated.active(), reason="the recording's program has the device for itself"
+)
+
+
+def record(
+    folder: Path, backend: str, settings: str, seed: int, *options: object, **env: str
+) -> dict[str, Any]:
+    """Runs the program under these settings; its snapshot is `folder`/recorded.pickle."""
+    env = environment(**{VARIABLES[backend]: settings}, **env)
+    arguments = (backend, folder / "recorded.pickle", seed, EVENTS, *options)
+    done = run_python(HERE / "replayable.py", *arguments, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def replayed_trace(folder: Path, backend: str, settings: str) -> Trace:
+    """The trace of a replay's process, on its own."""
+    requests = recording_of(load(folder / "recorded.pickle"), 0).requests
+    np.savez(folder / "requests.npz", **{name: getattr(requests, name) for name in ASKED})
+    env = environment(**{VARIABLES[backend]: settings})
+    command = ("-m", "pytracer.replay_process", folder / "requests.npz", folder, backend, "")
+    done = run_python(*command, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return load(folder / "trace.pickle").traces[0]
+
+
+def events(trace: Trace) -> list[tuple[int, int, int]]:
+    """What happened, on which stream, without what depends on when a free was asked for.
+
+    What is given back at once is so in the order of addresses: here by size and stream.
+    """
+    kept = ~np.isin(trace.action, (SNAPSHOT, FREE_REQUESTED))
+    streams = list(dict.fromkeys(trace.stream[kept].tolist()))
+    columns = (column[kept].tolist() for column in (trace.action, trace.size_bytes, trace.stream))
+    found = [(each[0], each[1], streams.index(each[2])) for each in zip(*columns, strict=True)]
+    runs = itertools.groupby(found, lambda each: each[0] in (SEGMENT_FREE, SEGMENT_UNMAP))
+    return [each for given, run in runs for each in (sorted(run) if given else run)]
+
+
+def reserved_after(trace: Trace) -> np.ndarray[Any, Any]:
+    """What changed in reserved bytes until after each event."""
+    sign = np.zeros(256, np.int64)
+    sign[[SEGMENT_ALLOC, SEGMENT_MAP]] = 1
+    sign[[SEGMENT_FREE, SEGMENT_UNMAP]] = -1
+    total: np.ndarray[Any, Any] = np.cumsum(sign[trace.action] * trace.size_bytes)
+    return total
+
+
+def peaks(done: Replay, place: int) -> tuple[int | None, int | None]:
+    (outcome,) = done.replayed[place].setting.outcomes
+    assert outcome.failure is None
+    return outcome.peak_reserved_bytes, outcome.device_allocs
+
+
+@pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
+def test_from_an_empty_allocator_it_is_the_recording(
+    backend: str, tmp_path: Path, settings: str
+) -> None:
+    # GIVEN a program that was recorded from its beginning, with pools, and frees that wait
+    told = record(tmp_path, backend, settings, 31, "--delays", "--pools")
+    # WHEN it is replayed under the settings that it had
+    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    # THEN it needs as much at every moment, and does the same
+    assert done.deviation is not None
+    assert done.deviation.equal == done.deviation.requests > 1000
+    assert done.older_blocks == 0
+    assert "reserved bytes are the recording's after each of" in done.fidelity()
+    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    recorded = load(tmp_path / "recorded.pickle").traces[0]
+    assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
+
+
+def test_torch_s_own_recording(backend: str, tmp_path: Path) -> None:
+    # GIVEN a recording of torch's own recorder, under segments that expand
+    told = record(tmp_path, backend, EXPANDABLE, 32, "--native")
+    # WHEN it is replayed
+    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    # THEN it is the program
+    assert done.deviation is not None
+    assert done.deviation.equal == done.deviation.requests > 1000
+    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    assert EXPANDABLE in done.replayed[0].setting.settings
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(SEGMENTS, EXPANDABLE), (EXPANDABLE, SEGMENTS), (SEGMENTS, "max_split_size_mb:21")],
+)
+def test_under_other_settings_it_is_the_program_under_them(
+    backend: str, tmp_path: Path, before: str, after: str
+) -> None:
+    # GIVEN a program, recorded under two settings
+    record(tmp_path, backend, before, 33)
+    (tmp_path / "other").mkdir()
+    told = record(tmp_path / "other", backend, after, 33)
+    # WHEN the one recording is replayed under the other's settings
+    done = replay(tmp_path / "recorded.pickle", [after], device=0)
+    # THEN it comes to what the program came to there
+    other = replay(tmp_path / "other" / "recorded.pickle", [], device=0)
+    assert peaks(done, 1) == peaks(other, 0)
+    assert peaks(done, 1)[0] == told["peak_reserved_bytes"]
+    settings = allocator_settings.merged(before, after)
+    recorded = load(tmp_path / "other" / "recorded.pickle").traces[0]
+    assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
+
+
+def test_memory_that_runs_out(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program that ran out of memory where segments do not expand, and one that did not
+    small = {"SIMULATED_CAPACITY_MB": "150"}
+    assert record(tmp_path, backend, SEGMENTS, 31, **small)["oom"]
+    recorded = load(tmp_path / "recorded.pickle")
+    (tmp_path / "large").mkdir()
+    told = record(tmp_path / "large", backend, SEGMENTS, 31)
+    device = int(np.argmax([np.any(trace.action == OOM) for trace in recorded.traces]))
+    # WHEN the one is replayed as it was, and with twice the memory; and the other with too little
+    own = replay(tmp_path / "recorded.pickle", [], device=device)
+    twice = replay(tmp_path / "recorded.pickle", [], device=device, capacity_bytes=300 << 20)
+    less = replay(tmp_path / "large" / "recorded.pickle", [], device=0, capacity_bytes=90 << 20)
+    # THEN memory runs out in the same place, or not
+    assert own.capacity_bytes == 150 << 20
+    assert own.deviation is not None
+    assert own.deviation.equal == own.deviation.requests
+    assert (own.recorded.outcomes[0].ooms, own.replayed[0].setting.outcomes[0].ooms) == (1, 1)
+    assert (twice.replayed[0].setting.outcomes[0].ooms, twice.replayed[0].fitted) == (0, 1)
+    assert any("give --capacity" in note for note in twice.notes) is False
+    # AND the replay that had less tells where the program would have ended
+    (ended,) = less.replayed
+    outcome = ended.setting.outcomes[0]
+    assert (outcome.ooms, outcome.ended_early) == (1, True)
+    assert outcome.peak_reserved_bytes is not None
+    assert outcome.peak_reserved_bytes <= 90 << 20 < told["peak_reserved_bytes"]
+    assert ended.failed_event is not None
+    # AND how near it is is measured where there is as much memory as there was
+    assert less.deviation is not None
+    assert less.deviation.equal == less.deviation.requests
+    trace = load(tmp_path / "large" / "recorded.pickle").traces[0]
+    assert trace.action[ended.failed_event] == ALLOC
+    assert trace.size_bytes[ended.failed_event] == ended.failed_bytes
+
+
+@pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1500)], ids=["late", "ring"])
+def test_from_the_middle_the_deviation_is_told(
+    backend: str, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    # GIVEN a recording that begins in the middle, or has lost its beginning
+    record(tmp_path, backend, SEGMENTS, 34, *options)
+    # WHEN it is replayed
+    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    # THEN what it is wrong by is told, and is what the two traces tell
+    recorded = load(tmp_path / "recorded.pickle")
+    trace = recorded.traces[0]
+    other = replayed_trace(tmp_path, backend, SEGMENTS)
+    in_the_end = recorded.segments.size_bytes[recorded.segments.device == 0].sum()
+    there = reserved_after(trace)
+    there += in_the_end - there[-1]
+    here = reserved_after(other)
+    (theirs,) = np.nonzero(np.isin(trace.action, (ALLOC, FREE_COMPLETED)))
+    (ours,) = np.nonzero(np.isin(other.action, (ALLOC, FREE_COMPLETED)))
+    assert done.older_blocks > 10
+    difference = here[ours[done.older_blocks :]] - there[theirs]
+    deviation = done.deviation
+    assert deviation is not None
+    assert deviation.requests == len(difference)
+    assert deviation.equal == np.count_nonzero(difference == 0) < len(difference)
+    assert abs(deviation.largest_bytes) == np.abs(difference).max() > 0
+    assert deviation.mean_bytes == pytest.approx(np.abs(difference).mean())
+    assert deviation.peak_bytes == here.max() - max(there.max(), there[0])
+    # AND that blocks are older, and how many of them were freed
+    ends = set(recorded.blocks.address[recorded.blocks.state > 0].tolist())
+    assert f"{done.older_blocks} blocks are older than the trace" in done.notes[0]
+    assert f"{done.older_freed} are freed in it" in done.notes[0]
+    assert done.older_blocks - done.older_freed <= len(ends)
+    assert "may be wrong by as much" in done.fidelity()
+
+
+def test_training(backend: str, tmp_path: Path) -> None:
+    # GIVEN a training loop, recorded from its beginning
+    arguments = (HERE / "training.py", backend, tmp_path / "recorded.pickle")
+    done = run_python(*arguments, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])["devices"][0]
+    # WHEN it is replayed
+    replayed = replay(tmp_path / "recorded.pickle", [EXPANDABLE])
+    # THEN it is the training
+    assert replayed.deviation is not None
+    assert replayed.deviation.equal == replayed.deviation.requests > 500
+    assert peaks(replayed, 0)[0] == told["stats"]["reserved_bytes.all.peak"]
+
+
+def test_what_cannot_be_replayed_is_said(backend: str, tmp_path: Path) -> None:
+    # GIVEN a recording
+    record(tmp_path, backend, SEGMENTS, 31)
+    path = tmp_path / "recorded.pickle"
+    # WHEN a setting has a typo, the device here is too small, or the file has no such device
+    # THEN each is an error that names it
+    with pytest.raises(ConfigError, match="expandable_segment"):
+        replay(path, ["expandable_segment:True"])
+    with pytest.raises(PytracerError, match="64 GiB"):
+        replay(path, [], capacity_bytes=64 << 30)
+    with pytest.raises(PytracerError, match="device 9: this snapshot has 2"):
+        replay(path, [], device=9)

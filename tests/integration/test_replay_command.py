@@ -1,0 +1,60 @@
+"""`pytracer replay`, as somebody types it where there is no accelerator."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from commands import invoke
+
+import pytracer
+
+NATIVE = Path(__file__).parents[1] / "golden/native/cuda-2.13.0.pickle"
+
+
+def test_without_an_accelerator_there_is_nothing_to_replay_on() -> None:
+    # GIVEN a recording of an accelerator, on a machine without one
+    # WHEN it is replayed
+    done = invoke("replay", NATIVE, "--set", "expandable_segments:True")
+    # THEN that is said, in one line
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert "there is no accelerator here" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_recording_of_the_cpu(tmp_path: Path) -> None:
+    # GIVEN a recording of the CPU's allocator
+    with pytracer.Tracer(tmp_path / "cpu.pickle", device="cpu"):
+        torch.empty(1000)
+    # WHEN it is to be replayed
+    done = invoke("replay", tmp_path / "cpu.pickle")
+    # THEN what it lacks is said
+    assert done.exit_code == 1
+    assert "cpu.pickle has no events of an accelerator" in done.stderr
+    done = invoke("replay", tmp_path / "cpu.pickle", "--device", "0")
+    assert "whose allocator has no cache" in done.stderr
+
+
+def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
+    # GIVEN half a file
+    half = tmp_path / "half.pickle"
+    half.write_bytes(NATIVE.read_bytes()[: NATIVE.stat().st_size // 2])
+    # THEN it is no recording
+    done = invoke("replay", half)
+    assert done.exit_code == 1
+    assert "half.pickle" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("capacity", ["80GiBs", "-1", "0", "much", "1e9"])
+def test_a_capacity_that_is_none(capacity: str) -> None:
+    done = invoke("replay", NATIVE, f"--capacity={capacity}")
+    assert done.exit_code == 2
+    assert f"'{capacity}' is no size: give one as 80GiB" in done.stderr
+
+
+def test_settings_that_are_malformed() -> None:
+    done = invoke("replay", NATIVE, "--set", "expandable_segments")
+    assert done.exit_code == 1
+    assert '"expandable_segments"' in done.stderr
+    assert "key:value" in done.stderr

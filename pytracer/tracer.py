@@ -529,6 +529,6 @@ class Tracer:
             "context": self._options.context,
             "max_stack_bytes": self._options.max_stack_bytes,
             "untraced": self._recording.why_untraced,
-            "allocator_settings": self._recording.settings,
+            "settings": self._recording.settings,
             "metadata": self._options.metadata,
         }

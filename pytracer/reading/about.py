@@ -24,7 +24,7 @@ def only_phase(snapshot: Snapshot) -> str | None:
 
 def told_settings(snapshot: Snapshot) -> str | None:
     """The allocator's settings as its variable has them; None: the file does not tell."""
-    ours = snapshot.about.get("allocator_settings")  # of allocators that do not tell themselves
+    ours = snapshot.about.get("settings")  # of allocators that do not tell themselves
     told = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]
     told += ours.values() if isinstance(ours, dict) else ()
     return next((text for text in told if isinstance(text, str)), None)

@@ -291,7 +291,7 @@ def test_a_memory_fraction_is_the_limit_where_the_file_tells() -> None:
             "max_split_size_mb:64,expandable_segments:True",
         ),
         (
-            {"pytracer": {"backends": ["npu"], "allocator_settings": {"npu": "a:1"}}},
+            {"pytracer": {"backends": ["npu"], "settings": {"npu": "a:1"}}},
             "a:1",
         ),
     ],

@@ -190,6 +190,11 @@ class Replay:
         ).replace("%", " %")
 
 
+NO_ACCELERATOR = (
+    "there is no accelerator here to replay on, torch finds none: it is the real allocator of the "
+    "device at hand that answers"
+)
+
 OWN = "as recorded"
 """The name of the recording's own settings."""
 
@@ -220,13 +225,13 @@ def replay(
     recording = recording_of(load(os.fspath(path)), device)
     changes = list(dict.fromkeys(settings))
     full = [allocator_settings.merged(recording.settings, each) for each in changes]
-    backend = _checked(full or [recording.settings])
+    _check(full)
     own = Setting(f"{OWN} ({recording.settings or 'defaults'})", recording.settings)
     others = [Setting(name, each) for name, each in zip(changes, full, strict=True)]
 
     def under(setting: Setting, limit_bytes: int | None, needed_bytes: int) -> Replayed:
         on_progress(setting.name)
-        return _replay_under(setting, recording, backend, limit_bytes, needed_bytes)
+        return _replay_under(setting, recording, limit_bytes, needed_bytes)
 
     peak_bytes = _peak_bytes(recording)
     notes: list[str] = []
@@ -261,22 +266,16 @@ def replay(
     )
 
 
-def _checked(settings: Sequence[str]) -> str:
-    """The backend whose allocator accepts all of them."""
-    with ThreadPoolExecutor(len(settings)) as pool:
-        backends = list(pool.map(allocator_settings.check_in_new_process, settings))
-    if backends[0] is None:
-        raise PytracerError(
-            "there is no accelerator here to replay on: torch finds none; the allocator that "
-            "answers is the real one of the device at hand"
-        )
-    return backends[0]
+def _check(settings: Sequence[str]) -> None:
+    """Has the allocator try all of them, so that a wrong one is told before anything is done."""
+    with ThreadPoolExecutor() as pool:
+        if None in pool.map(allocator_settings.check_in_new_process, settings):
+            raise PytracerError(NO_ACCELERATOR)
 
 
 def _replay_under(
     setting: Setting,
     recording: Recording,
-    backend: str,
     limit_bytes: int | None,
     needed_bytes: int,
 ) -> Replayed:
@@ -291,7 +290,7 @@ def _replay_under(
     with tempfile.TemporaryDirectory(prefix="pytracer-replay-") as folder:
         columns = {name: getattr(requests, name) for name in ASKED}
         np.savez(Path(folder, "requests.npz"), **columns)
-        command = ["-m", "pytracer.replay_process", f"{folder}/requests.npz", folder, backend]
+        command = ["-m", "pytracer.replay_process", folder]
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, *command, "" if limit_bytes is None else str(limit_bytes)],
@@ -308,6 +307,8 @@ def _replay_under(
             setting.outcomes.append(Outcome(wall_s=wall_s, failure=failure))
             return Replayed(setting)
         answer = json.loads(Path(folder, "answer.json").read_text(encoding="utf-8"))
+        if answer["backend"] == "cpu":
+            raise PytracerError(NO_ACCELERATOR)
         if answer["untraced"] is not None:
             raise PytracerError(f"the replay cannot be recorded here: {answer['untraced']}")
         if needed_bytes > answer["free_bytes"]:

@@ -1,6 +1,6 @@
 """The process that a replay runs in: asks its allocator what another one was asked.
 
-    python -m pytracer.replay_process REQUESTS RESULT BACKEND CAPACITY
+    python -m pytracer.replay_process FOLDER CAPACITY
 
 The allocator's settings are in the environment; `main` says what the arguments are.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytracer.devices import torch_module
+from pytracer.devices import automatic, torch_module
 from pytracer.reading.requests import ALLOCATE, ASKED, EMPTY_CACHE, FAIL, FREE, LEAVE, RELEASE_POOL
 from pytracer.tracer import Tracer
 
@@ -150,19 +150,21 @@ class Replay:
             self.fitted += 1
 
 
-def main(requests_path: str, result_path: str, backend: str, capacity: str) -> None:
-    """Leaves `trace.pickle`, `done.npy` and `answer.json` in the folder `result_path`.
+def main(folder: str, capacity: str) -> None:
+    """Leaves `trace.pickle`, `done.npy` and `answer.json`; without an accelerator the last alone.
 
     Args:
-        requests_path: A numpy file of the columns.
-        result_path: The folder.
-        backend: "cuda" or "npu".
+        folder: Where they go, and where `requests.npz` is, the columns of the requests.
         capacity: How many bytes the allocator may reserve at most; "": all there are.
     """
-    with np.load(requests_path) as file:
+    with np.load(Path(folder, "requests.npz")) as file:
         requests = dict(file)
+    backend = automatic()
+    if backend == "cpu":
+        _answer(folder, backend=backend)
+        return
     allocator = Allocator(backend, int(requests["stream"].max(initial=0)) + 1)
-    free_bytes, total_bytes = allocator.memory()
+    free_bytes, _ = allocator.memory()
     if capacity and int(capacity) < free_bytes:
         allocator.limit(int(capacity))
     replay = Replay(allocator)
@@ -173,20 +175,23 @@ def main(requests_path: str, result_path: str, backend: str, capacity: str) -> N
         began = time.perf_counter()
         replay.ask(requests)
         seconds = time.perf_counter() - began
-        tracer.dump(Path(result_path, "trace.pickle"))
-    np.save(Path(result_path, "done.npy"), np.array(replay.done, np.int64))
-    answer = {
-        "failed_request": replay.failed_request,
-        "failed": replay.failed,
-        "fitted": replay.fitted,
-        "freed_early": replay.freed_early,
-        "free_bytes": free_bytes,
-        "total_bytes": total_bytes,
-        "seconds": seconds,
-        "torch": torch.__version__,
-        "untraced": tracer.stats()["untraced"],
-    }
-    Path(result_path, "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+        tracer.dump(Path(folder, "trace.pickle"))
+    np.save(Path(folder, "done.npy"), np.array(replay.done, np.int64))
+    _answer(
+        folder,
+        backend=backend,
+        failed_request=replay.failed_request,
+        failed=replay.failed,
+        fitted=replay.fitted,
+        freed_early=replay.freed_early,
+        free_bytes=free_bytes,
+        seconds=seconds,
+        untraced=tracer.stats()["untraced"],
+    )
+
+
+def _answer(folder: str, **told: Any) -> None:
+    Path(folder, "answer.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":

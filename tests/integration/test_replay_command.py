@@ -11,10 +11,11 @@ import pytracer
 NATIVE = Path(__file__).parents[1] / "golden/native/cuda-2.13.0.pickle"
 
 
-def test_without_an_accelerator_there_is_nothing_to_replay_on() -> None:
+@pytest.mark.parametrize("options", [(), ("--set", "expandable_segments:True")])
+def test_without_an_accelerator_there_is_nothing_to_replay_on(options: tuple[str, ...]) -> None:
     # GIVEN a recording of an accelerator, on a machine without one
     # WHEN it is replayed
-    done = invoke("replay", NATIVE, "--set", "expandable_segments:True")
+    done = invoke("replay", NATIVE, *options)
     # THEN that is said, in one line
     assert done.exit_code == 1
     assert done.stdout == ""

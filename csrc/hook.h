@@ -112,6 +112,7 @@ typedef struct pytracer_statistics {
   uint64_t device_frees;
   uint64_t retries;  // allocations for which cached memory had to be given back
   uint64_t ooms;     // allocations that failed for good
+  double memory_fraction;  // of the device, that the program allows itself; 0: not known
   int16_t device;
 } pytracer_statistics;
 

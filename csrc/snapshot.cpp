@@ -175,6 +175,10 @@ void SnapshotWriter::statistics(int device) {
     item("device_frees", each.device_frees);
     item("retries", each.retries);
     item("ooms", each.ooms);
+    if (each.memory_fraction > 0) {
+      out_.string("memory_fraction");
+      out_.real(each.memory_fraction);
+    }
     out_.set_items();
   }
 }

@@ -41,6 +41,12 @@ PYTRACER_FIELD(user_metadata_);
 PYTRACER_FIELD(internal_metadata_);
 PYTRACER_FIELD(owner_private_pool_id);
 
+template <class T, class = void>
+struct tells_memory_fraction : std::false_type {};
+template <class T>
+struct tells_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
+    : std::true_type {};
+
 template <class Api>
 class Hook {
  public:
@@ -176,6 +182,9 @@ class Hook {
     statistics.device_frees = static_cast<uint64_t>(stats.num_device_free);
     statistics.retries = static_cast<uint64_t>(stats.num_alloc_retries);
     statistics.ooms = static_cast<uint64_t>(stats.num_ooms);
+    if constexpr (tells_memory_fraction<typename Api::Allocator>::value) {
+      statistics.memory_fraction = allocator_->getMemoryFraction(device);
+    }
     statistics.device = device;
     sink.statistics(sink.context, &statistics);
   }

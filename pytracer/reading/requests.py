@@ -178,6 +178,10 @@ def _limit_bytes(snapshot: Snapshot, device: int, history: History) -> int | Non
     free, reserved = told_number(about, "free_bytes"), told_number(about, "reserved_bytes")
     if not limits and free is not None and reserved is not None:
         limits.append(free + reserved)
+    statistics, total = about.get("statistics"), told_number(about, "total_bytes")
+    fraction = statistics.get("memory_fraction") if isinstance(statistics, dict) else None
+    if total is not None and isinstance(fraction, float) and 0 < fraction < 1:
+        limits.append(round(fraction * total))
     oom = snapshot.about.get("oom")
     if isinstance(oom, dict) and oom.get("device") == device:
         allowed = told_number(oom, "total_bytes")  # less than there is under a memory fraction

@@ -91,6 +91,7 @@ def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> Non
     # GIVEN memory that was given back, and an allocation that failed
     device.empty_cache()
     device.reset_peak_memory_stats()
+    device.set_per_process_memory_fraction(0.5)
     before = device.memory_stats()
     large = torch.empty(40 * MB, dtype=torch.uint8, device=backend)
     del large
@@ -101,6 +102,8 @@ def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> Non
         told = tracer.snapshot()["pytracer"]["devices"][0]["statistics"]
     # THEN it has what the allocator says of itself
     stats = device.memory_stats()
+    device.set_per_process_memory_fraction(1.0)
+    assert told.pop("memory_fraction", 0.5) == 0.5
     assert told == {
         "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
         "peak_allocated_bytes": stats["allocated_bytes.all.peak"],

@@ -62,7 +62,7 @@ int32_t take_snapshot(const pytracer_state_sink* sink, char* message, size_t siz
                                          {group, "text", "words", 0, 0, PYTRACER_TEXT}};
     for (const pytracer_setting& setting : settings) sink->setting(sink->context, &setting);
   }
-  const pytracer_statistics statistics = {4096, 512, 3, 2, 1, 7, 0};
+  const pytracer_statistics statistics = {4096, 512, 3, 2, 1, 7, 0.5, 0};
   sink->statistics(sink->context, &statistics);
   return PYTRACER_DONE;
 }
@@ -218,7 +218,8 @@ TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
   MemorySink sink;
   write_snapshot(view, {"", {{0, ""}}}, sink);
   for (const char* text : {"active_allocated", "inactive", "0/0", "mine", "inside",
-                           "internal_metadata", "reserved_bytes", "ooms", "not ? text", "group", "words"}) {
+                           "internal_metadata", "reserved_bytes", "ooms", "memory_fraction",
+                           "not ? text", "group", "words"}) {
     CHECK(sink.bytes.find(text) != std::string::npos);
   }
   CHECK(sink.bytes.find("active_pending_free") == std::string::npos);

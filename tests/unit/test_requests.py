@@ -276,6 +276,14 @@ def test_a_memory_fraction_is_the_limit_where_the_file_tells() -> None:
     assert found.limit_bytes == 4 * MIB
 
 
+def test_so_it_is_in_a_file_of_the_end() -> None:
+    # GIVEN one whose program allows itself a quarter of the device
+    device = {"index": 0, "reserved_bytes": 2 * MIB, "free_bytes": 14 * MIB}
+    device |= {"total_bytes": 16 * MIB, "statistics": {"memory_fraction": 0.25}}
+    about = {"format_version": [1, 4], "backends": ["cuda"], "devices": [device]}
+    assert recording(GIVEN_BACK, [segment(A)], pytracer=about).limit_bytes == 4 * MIB
+
+
 @pytest.mark.parametrize(
     ("more", "settings"),
     [

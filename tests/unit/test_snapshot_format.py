@@ -165,7 +165,7 @@ def test_files_of_every_format_version(path: Path) -> None:
         assert "settings" in about
     if path.stem.endswith("-cuda"):
         if minor >= 4:
-            assert set(about["devices"][0]["statistics"]) == STATISTICS_KEYS
+            assert set(about["devices"][0]["statistics"]) >= STATISTICS_KEYS
         assert set(about["devices"][0]) >= ACCELERATOR_KEYS
         assert "expandable_segments" in snapshot["allocator_settings"]
         assert snapshot["device_traces"][0][-1]["action"] == "snapshot"

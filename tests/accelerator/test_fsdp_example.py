@@ -1,0 +1,106 @@
+"""examples/fsdp_gathers.py as a program: which model runs out of memory, and of what."""
+
+import pickle
+from pathlib import Path
+
+import processes
+import pytest
+import simulated
+import torch
+
+from pytracer.reading import load
+from pytracer.reading.stats import stats
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
+CAPACITY_BYTES = 39 << 30
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cuda(backend: str) -> None:
+    if backend == "npu":
+        pytest.skip("the sequences' lengths are chosen for what CUDA's kernels take")
+    there = torch.cuda.get_device_properties(0).total_memory
+    if not simulated.active() and there < CAPACITY_BYTES:
+        pytest.skip(f"the example needs 39 GiB, the device has {there / 2**30:.1f}")
+
+
+def run_example(
+    folder: Path, shape: str, *options: str, expandable: bool, device_mib: int = 80 << 10
+) -> processes.Done:
+    """Traced; a simulated device is of this size."""
+    env = processes.installed(
+        folder,
+        PYTRACER="1",
+        PYTRACER_OUTPUT=str(folder / "snapshot.pickle"),
+        PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}",
+        PYTORCH_NPU_ALLOC_CONF=f"expandable_segments:{expandable}",
+        SIMULATED_CAPACITY_MB=str(device_mib),
+    )
+    return processes.run_python(EXAMPLE, shape, *options, cwd=folder, env=env)
+
+
+def free_bytes(segments: list[dict[str, int]]) -> int:
+    return sum(segment["total_size"] - segment["allocated_size"] for segment in segments)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("device_mib", [39 << 10, 80 << 10])
+def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path) -> None:
+    # WHEN the smaller model trains without expandable segments, whether the device has 39 GiB or
+    # the program allows itself so many
+    done = run_example(tmp_path, "3b", expandable=False, device_mib=device_mib)
+    # THEN it ends in its second step with the allocator's own error
+    assert done.returncode == 1
+    assert done.stdout.startswith("step 1:")
+    assert "step 2" not in done.stdout
+    assert "out of memory" in done.stderr
+    # AND more was free in the segments than it asked for, in pieces of which none was large enough
+    (path,) = tmp_path.glob("*.oom-*.pickle")
+    (oom,) = stats(load(path)).devices[0].ooms
+    assert oom.moment is not None
+    assert oom.fits_in_free_blocks
+    assert oom.moment.reserved_bytes - oom.moment.allocated_bytes > oom.requested_bytes
+    assert oom.moment.largest_free_bytes < oom.requested_bytes / 50
+    # AND nearly all of that is in segments with a single block each, which cannot be given back
+    segments = pickle.loads(path.read_bytes())["segments"]
+    shared = [segment for segment in segments if len(segment["blocks"]) == 2]
+    assert free_bytes(shared) > 0.9 * free_bytes(segments)
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("shape", "expandable"), [("3b", True), ("8b", True), ("8b", False)])
+def test_others_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
+    # WHEN it trains with expandable segments, or the larger model does in either way
+    done = run_example(tmp_path, shape, expandable=expandable)
+    # THEN all steps are done, with no error on the way, and the trace has all of them
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step ") == 6
+    (path,) = tmp_path.glob("*.pickle")
+    report = stats(load(path)).devices[0]
+    assert report.ooms == []
+    assert report.lost.overwritten == 0
+    assert (report.end.segments == 0) == expandable
+
+
+def test_it_runs_on_other_devices_with_more(backend: str, tmp_path: Path) -> None:
+    if not simulated.active():
+        pytest.skip("the device has what it has")
+    # WHEN the capacity is more than the case's, as an NPU needs it
+    done = run_example(tmp_path, "3b", "--capacity=56", expandable=False)
+    # THEN all steps are done, on the device that is there
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step ") == 6
+    (path,) = tmp_path.glob("*.pickle")
+    assert load(path).about["backends"] == [backend]
+
+
+def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    if not simulated.active():
+        pytest.skip("the device has what it has")
+    # WHEN the device has less than the case needs
+    done = run_example(tmp_path, "3b", expandable=True, device_mib=16 << 10)
+    # THEN that is said in place of a result that would mean something else
+    assert done.returncode == 1
+    assert done.stderr.startswith("the device has 16.0 GiB, less than 39.0")

@@ -11,7 +11,7 @@
 // 4. No exception leaves: torch's are turned into messages.
 //
 // `Api` names what differs: Allocator, TraceEntry, kDeviceType, kHasClock, kVariable, kActions,
-// take_snapshot() and report_settings().
+// take_snapshot(), memory_fraction() and report_settings().
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -40,12 +40,6 @@ PYTRACER_FIELD(compile_context_);
 PYTRACER_FIELD(user_metadata_);
 PYTRACER_FIELD(internal_metadata_);
 PYTRACER_FIELD(owner_private_pool_id);
-
-template <class T, class = void>
-struct tells_memory_fraction : std::false_type {};
-template <class T>
-struct tells_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
-    : std::true_type {};
 
 template <class Api>
 class Hook {
@@ -182,9 +176,7 @@ class Hook {
     statistics.device_frees = static_cast<uint64_t>(stats.num_device_free);
     statistics.retries = static_cast<uint64_t>(stats.num_alloc_retries);
     statistics.ooms = static_cast<uint64_t>(stats.num_ooms);
-    if constexpr (tells_memory_fraction<typename Api::Allocator>::value) {
-      statistics.memory_fraction = allocator_->getMemoryFraction(device);
-    }
+    statistics.memory_fraction = Api::memory_fraction(*allocator_, device);
     statistics.device = device;
     sink.statistics(sink.context, &statistics);
   }

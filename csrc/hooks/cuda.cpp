@@ -22,6 +22,12 @@ template <class T>
 struct snapshot_can_leave_out_traces<
     T, std::void_t<decltype(std::declval<T&>().snapshot({0, 0}, false))>> : std::true_type {};
 
+template <class T, class = void>
+struct tells_memory_fraction : std::false_type {};
+template <class T>
+struct tells_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
+    : std::true_type {};
+
 // Hands the settings over one by one.
 class Settings {
  public:
@@ -67,6 +73,16 @@ struct Cuda {
       return allocator.snapshot({0, 0}, false);
     } else {
       return allocator.snapshot();
+    }
+  }
+
+  // Leaves the thread's current device as it is (torch 2.12.1 and 2.15.0; older ones do not tell).
+  template <class Any>
+  static double memory_fraction(Any& allocator, int16_t device) {
+    if constexpr (tells_memory_fraction<Any>::value) {
+      return allocator.getMemoryFraction(static_cast<c10::DeviceIndex>(device));
+    } else {
+      return 0;
     }
   }
 

@@ -18,6 +18,8 @@ struct Npu {
       PYTRACER_SEGMENT_ALLOC, PYTRACER_SEGMENT_FREE, PYTRACER_SEGMENT_MAP,
       PYTRACER_SEGMENT_UNMAP, PYTRACER_SNAPSHOT,     PYTRACER_OOM,
       PYTRACER_WORKSPACE_SNAPSHOT};
+  // Not asked for: that would change the thread's current device.
+  static double memory_fraction(Allocator&, int16_t) { return 0; }
   static auto take_snapshot(Allocator& allocator) { return allocator.snapshot(); }
   template <class Info>
   static void report_settings(const Info&, const pytracer_state_sink&) {}  // torch_npu does not tell

@@ -90,19 +90,20 @@ def test_memory_outside_the_allocator(backend: str, device: ModuleType) -> None:
 def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> None:
     # GIVEN memory that was given back, and an allocation that failed
     device.empty_cache()
-    device.reset_peak_memory_stats()
-    device.set_per_process_memory_fraction(0.5)
-    before = device.memory_stats()
-    large = torch.empty(40 * MB, dtype=torch.uint8, device=backend)
+    device.reset_peak_memory_stats(0)
+    device.set_per_process_memory_fraction(0.5, 0)
+    before = device.memory_stats(0)
+    large = torch.empty(40 * MB, dtype=torch.uint8, device=f"{backend}:0")
     del large
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 45, dtype=torch.uint8, device=backend)
+        torch.empty(1 << 45, dtype=torch.uint8, device=f"{backend}:0")
     # WHEN a snapshot is taken
     with pytracer.Tracer(device=backend) as tracer:
         told = tracer.snapshot()["pytracer"]["devices"][0]["statistics"]
-    # THEN it has what the allocator says of itself
-    stats = device.memory_stats()
-    device.set_per_process_memory_fraction(1.0)
+    # THEN it has what the allocator says of itself, and the current device is what it was
+    assert device.current_device() == 0
+    stats = device.memory_stats(0)
+    device.set_per_process_memory_fraction(1.0, 0)
     assert told.pop("memory_fraction", 0.5) == 0.5
     assert told == {
         "peak_reserved_bytes": stats["reserved_bytes.all.peak"],

@@ -127,6 +127,8 @@ class Replay:
 
     def _find_memory(self, block: int, size_bytes: int, stream: int) -> bool:
         """Tries once more, after the frees that wait, as the allocator itself would."""
+        if not self._left:
+            return False
         self.freed_early += len(self._left)
         for each in self._left:
             self._allocator.free(self._address.pop(each))

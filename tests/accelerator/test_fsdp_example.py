@@ -10,20 +10,23 @@ import torch
 
 from pytracer.reading import load
 from pytracer.reading.stats import stats
+from pytracer.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30
+LOGITS_BYTES = 7_500 * 128_256 * 4
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def cuda(backend: str) -> None:
+def cuda(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "npu":
         pytest.skip("the sequences' lengths are chosen for what CUDA's kernels take")
     there = torch.cuda.get_device_properties(0).total_memory
     if not simulated.active() and there < CAPACITY_BYTES:
         pytest.skip(f"the example needs 39 GiB, the device has {there / 2**30:.1f}")
+    monkeypatch.setenv("SIMULATED_CAPACITY_MB", str(80 << 10))  # the replays'
 
 
 def run_example(
@@ -56,8 +59,11 @@ def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path)
     assert done.stdout.startswith("step 1:")
     assert "step 2" not in done.stdout
     assert "out of memory" in done.stderr
-    # AND more was free in the segments than it asked for, in pieces of which none was large enough
+    # AND a replay of the trace tells that expandable segments would have had enough
     (path,) = tmp_path.glob("*.oom-*.pickle")
+    replayed = replay(path, ["expandable_segments:True"]).replayed
+    assert [each.setting.outcomes[0].ooms for each in replayed] == [1, 0]
+    # AND more was free in the segments than it asked for, in pieces of which none was large enough
     (oom,) = stats(load(path)).devices[0].ooms
     assert oom.moment is not None
     assert oom.fits_in_free_blocks
@@ -82,6 +88,15 @@ def test_others_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
     assert report.ooms == []
     assert report.lost.overwritten == 0
     assert (report.end.segments == 0) == expandable
+    # AND a replay of the trace tells what the other setting comes to: 3b fails, and where
+    replayed = replay(path, [f"expandable_segments:{not expandable}"])
+    assert replayed.capacity_bytes == CAPACITY_BYTES
+    assert replayed.deviation is not None
+    assert replayed.deviation.equal == replayed.deviation.requests > 10_000
+    other = replayed.replayed[1]
+    assert other.setting.outcomes[0].ooms == (shape == "3b")
+    if shape == "3b":
+        assert other.failed_bytes == LOGITS_BYTES
 
 
 def test_it_runs_on_other_devices_with_more(backend: str, tmp_path: Path) -> None:

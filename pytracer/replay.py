@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Deviation:
     Attributes:
         requests: How many allocations and frees were compared.
         equal: After how many of them they are equal.
+        missed: How many there are beside, which the replay did not get to.
         largest_bytes: The largest difference; more than 0: the replay has more reserved.
         largest_event: The event of the recording where that is; None: they are equal throughout.
         mean_bytes: The mean of the differences' absolute values.
@@ -55,6 +56,7 @@ class Deviation:
 
     requests: int
     equal: int
+    missed: int
     largest_bytes: int
     largest_event: int | None
     mean_bytes: float
@@ -84,6 +86,7 @@ class Replayed:
         failed_event: The event of the recording whose allocation found no memory, which ended the
             replay; None: there was some for all that had some in the recording.
         failed_bytes: What that asked for.
+        end_reserved_bytes, end_allocated_bytes: The levels in the end.
         fitted: For how many allocations that failed in the recording there was memory.
         freed_early: Blocks whose free waited for a stream, which was not waited for, since there
             was no other memory.
@@ -94,25 +97,28 @@ class Replayed:
     curve: Curve | None = None
     failed_event: int | None = None
     failed_bytes: int | None = None
+    end_reserved_bytes: int | None = None
+    end_allocated_bytes: int | None = None
     fitted: int = 0
     freed_early: int = 0
     asked_s: float | None = None
 
     def about(self) -> dict[str, Any]:
         """Its attributes but the setting, which the comparison has, and the curve."""
-        names = ("failed_event", "failed_bytes", "fitted", "freed_early", "asked_s")
-        return {name: getattr(self, name) for name in names}
+        names = {each.name for each in fields(self)} - {"setting", "curve"}
+        return {name: getattr(self, name) for name in sorted(names)}
 
     def why_it_ended(self) -> str | None:
         """If it ended early, in a sentence."""
-        if self.failed_event is None or self.curve is None:
+        if self.failed_event is None:
             return None
-        reserved = size(int(self.curve.reserved_bytes[-1]))
-        allocated = size(int(self.curve.allocated_bytes[-1]))
+        when = f"at event {self.failed_event:,} of the recording"
+        if self.failed_event < 0:
+            when = "for the blocks that are older than the trace"
         return (
-            f"{self.setting.name}: no memory for {size(self.failed_bytes or 0)} at event "
-            f"{self.failed_event:,} of the recording, with {reserved} reserved and {allocated} "
-            "allocated."
+            f"{self.setting.name}: no memory for {size(self.failed_bytes or 0)} {when}, with "
+            f"{size(self.end_reserved_bytes or 0)} reserved and "
+            f"{size(self.end_allocated_bytes or 0)} allocated."
         )
 
 
@@ -176,17 +182,22 @@ class Replay:
         deviation = self.deviation
         if deviation is None:
             return "How near a replay is to this recording is not known."
-        if deviation.equal == deviation.requests:
+        if deviation.equal == deviation.requests and not deviation.missed:
             return (
                 "Replayed under its own settings, reserved bytes are the recording's after each of "
                 f"its {number(deviation.requests, 'allocation and free', 'allocations and frees')}."
             )
+        largest = ""
+        if deviation.largest_event is not None:
+            largest = f" (event {deviation.largest_event:,})"
+        missed = ""
+        if deviation.missed:
+            missed = f"It ended with {deviation.missed:,} allocations and frees still to come. "
         return (
             "Replayed under its own settings, reserved bytes differ from the recording's by "
             f"{size(round(deviation.mean_bytes))} on average, {size(abs(deviation.largest_bytes))} "
-            f"at most (event {deviation.largest_event:,}); the peak by "
-            f"{size(abs(deviation.peak_bytes))} ({deviation.peak_share:+.1%}). Every answer may be "
-            "wrong by as much."
+            f"at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
+            f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much."
         ).replace("%", " %")
 
 
@@ -250,7 +261,7 @@ def replay(
         faithful = faithful or replayed[0]
     deviation = None
     if faithful is not None and faithful.curve is not None:
-        deviation = _deviation(recording, faithful.curve)
+        deviation = _deviation(recording, faithful)
     return Replay(
         path=os.fspath(path),
         device=recording.name,
@@ -339,6 +350,8 @@ def _read(
         curve=curve,
         failed_event=None if failed is None else int(requests.event[failed]),
         failed_bytes=None if failed is None else int(requests.size_bytes[failed]),
+        end_reserved_bytes=int(history.levels.reserved_bytes[-1]),
+        end_allocated_bytes=int(history.levels.allocated_bytes[-1]),
         fitted=answer["fitted"],
         freed_early=answer["freed_early"],
         asked_s=answer["seconds"],
@@ -390,17 +403,23 @@ def _recorded_curve(recording: Recording) -> Curve:
     return Curve(request, levels.reserved_bytes[entry], levels.allocated_bytes[entry])
 
 
-def _deviation(recording: Recording, own: Curve) -> Deviation:
-    recorded = _recorded_curve(recording)
+def _deviation(recording: Recording, faithful: Replayed) -> Deviation:
+    own, recorded = faithful.curve, _recorded_curve(recording)
+    assert own is not None
     _, here, there = np.intersect1d(own.request, recorded.request, return_indices=True)
     difference = own.reserved_bytes[here] - recorded.reserved_bytes[there]
     largest = int(np.argmax(np.abs(difference))) if len(difference) else 0
     peak_bytes = _peak_bytes(recording)
-    peak_difference = int(own.reserved_bytes.max()) - peak_bytes
+    peak_difference = (faithful.setting.outcomes[0].peak_reserved_bytes or 0) - peak_bytes
     is_equal = not np.any(difference)
+    missed = 0
+    if faithful.failed_event is not None:
+        events = recording.requests.event[recorded.request]
+        missed = int(np.count_nonzero(events >= faithful.failed_event))
     return Deviation(
         requests=len(difference),
         equal=int(np.count_nonzero(difference == 0)),
+        missed=missed,
         largest_bytes=0 if is_equal else int(difference[largest]),
         largest_event=None
         if is_equal

@@ -1,20 +1,48 @@
-"""A program in a process of its own, and nothing left of it afterwards."""
+"""Programs in processes of their own: how Python is started, what it said, and its end."""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pytracer.reading.text import printable
+
 PATIENCE_S = 15.0
 """How long a program may take to end, and to write its snapshot, once it is interrupted."""
 
 _POLL_S = 0.05
 _MOMENT_S = 2.0
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """What runs a module of ours as a program, with the places for imports that are ours.
+
+    `python -m` would look into the working directory first, where anything may be.
+    """
+    start = f"import runpy, sys; sys.path[:] = {sys.path!r}; "
+    start += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", start, *arguments]
+
+
+_EXCEPTION = re.compile(r"(?:\[\w+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception): .+)")
+"""Launchers and torch_npu say more after it; torch says the rank before."""
+
+_MAX_LINE = 200
+
+
+def last_exception(text: str) -> str:
+    """What a program said of its failure: its last exception, or else its last line."""
+    said = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
+    exceptions = [match[1] for match in map(_EXCEPTION.match, said) if match]
+    told = exceptions or said or ["it said nothing"]
+    return printable(told[-1][:_MAX_LINE])
 
 
 def run_to_end(

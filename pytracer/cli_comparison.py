@@ -1,7 +1,11 @@
 """What `pytracer experiment` and `pytracer replay` share: options, and how they tell the result."""
 
+import contextlib
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -72,6 +76,31 @@ plot_option = click.option(
 )
 
 
+class Interruption(BaseException):
+    """A signal that asks for the end."""
+
+    def __init__(self, number: int) -> None:
+        """`number`: the signal's."""
+        self.number = number
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Has the signals that end a command raise `Interruption`: its processes have to end too."""
+
+    def interrupt(number: int, _: FrameType | None) -> NoReturn:
+        raise Interruption(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def tell(
     comparison: Comparison,
     json_path: str | None = None,
@@ -91,10 +120,10 @@ def tell(
     """
     if json_path != "-":
         show(comparison, without)
-    if plot_path is not None:
-        plot(comparison, plot_path, curves)
     if json_path is not None:
         write_json(report(comparison), json_path)
+    if plot_path is not None:
+        plot(comparison, plot_path, curves)
 
 
 def show(comparison: Comparison, without: Collection[str] = ()) -> None:
@@ -177,7 +206,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             if outcome.failure is not None:
                 which = f", run {i}" if len(setting.outcomes) > 1 else ""
                 yield f"{setting.name}{which} failed: {outcome.failure}"
-        if early := sum(outcome.ended_early for outcome in setting.measured):
+        if early := sum(each.ended_early and bool(each.ooms) for each in setting.measured):
             yield (
                 f"{setting.name}: {number(early, 'run')} ended when memory ran out; the numbers "
                 "are of the time before, and differences to them are left out."

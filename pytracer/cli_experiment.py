@@ -1,11 +1,8 @@
 """The command `pytracer experiment`."""
 
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -19,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from pytracer.cli_comparison import plot_option, tell
+from pytracer.cli_comparison import Interruption, plot_option, signals_interrupt, tell
 from pytracer.cli_files import json_option
 from pytracer.comparison import Outcome
 from pytracer.experiments import REPORT, Experiment, Run
@@ -84,14 +81,14 @@ def experiment_command(
     program prints goes into files; Ctrl-C ends the run that goes on, and tells of the others.
     """
     experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
-    interruption: _Interruption | None = None
+    interruption: Interruption | None = None
     try:
-        with _signals_interrupt(), _progress(experiment) as progress:
+        with signals_interrupt(), _progress(experiment) as progress:
             experiment.prepare()
             for run in experiment.runs:
                 progress.begin(run)
                 progress.end(run, experiment.run(run))
-    except _Interruption as error:
+    except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
         tell(experiment.comparison, json_path, plot_path)
@@ -101,30 +98,6 @@ def experiment_command(
     outcomes = (o for setting in experiment.comparison.settings for o in setting.outcomes)
     if any(outcome.failure is not None for outcome in outcomes):
         context.exit(1)
-
-
-class _Interruption(BaseException):
-    """A signal that asks for the end."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """The program is in a session of its own: what would end both has to be passed on to it."""
-
-    def interrupt(number: int, _: FrameType | None) -> NoReturn:
-        raise _Interruption(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Progress:

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from pytracer.cli_comparison import plot_option, tell
+from pytracer.cli_comparison import Interruption, plot_option, signals_interrupt, tell
 from pytracer.cli_files import json_option
 from pytracer.reading.text import parsed_size, printable, size
 
@@ -63,14 +63,17 @@ def replay_command(
     from pytracer.replay import replay
 
     console = Console(stderr=True, highlight=False)
-    with console.status("Reading the recording") as status:
-        done = replay(
-            path,
-            changes,
-            capacity_bytes=capacity,
-            device=device,
-            on_progress=lambda name: status.update(printable(f"Replaying: {name}")),
-        )
+    try:
+        with signals_interrupt(), console.status("Reading the recording") as status:
+            done = replay(
+                path,
+                changes,
+                capacity_bytes=capacity,
+                device=device,
+                on_progress=lambda name: status.update(printable(f"Replaying: {name}")),
+            )
+    except Interruption as interruption:
+        context.exit(128 + interruption.number)
     if json_path != "-":
         limit = "" if done.capacity_bytes is None else f", in {size(done.capacity_bytes)}"
         click.echo(printable(f"{done.path}, {done.device}: {done.requests:,} requests{limit}"))

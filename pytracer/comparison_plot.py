@@ -30,11 +30,13 @@ def check_plot(path: Path) -> None:
     """Whether a plot can be drawn into the file, before anything is run.
 
     Raises:
-        ConfigError: Its name does not end in a format's.
+        ConfigError: Its name does not end in a format's, or its directory is not there.
         PytracerError: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} is no name of a plot: it has to end in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.parent} to write the plot into")
     if importlib.util.find_spec("matplotlib") is None:
         raise PytracerError(
             "a plot takes matplotlib, which is not installed: `pip install 'torch-pytracer[plot]'`"

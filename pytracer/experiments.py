@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytracer import settings as allocator
-from pytracer.child_process import run_to_end
+from pytracer.child_process import last_exception, run_to_end
 from pytracer.comparison import Comparison, Outcome, Setting
 from pytracer.comparison_report import report
 from pytracer.config import OF_STEPS, SWITCH, switched_off, variable
@@ -38,10 +38,7 @@ CURRENT = "current"
 REPORT, LOG = "experiment.json", "log.txt"
 
 _LOG_TAIL_BYTES = 2**16
-_MAX_LINE = 200
 _MAX_NAME = 50
-_EXCEPTION = re.compile(r"(?:\[\w+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception): .+)")
-"""Launchers and torch_npu say more after it; torch says the rank before."""
 
 
 @dataclass(frozen=True)
@@ -266,10 +263,7 @@ def _reason(log: Path) -> str:
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
-    said = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
-    exceptions = [match[1] for match in map(_EXCEPTION.match, said) if match]
-    told = exceptions or said or ["it said nothing"]
-    return printable(told[-1][:_MAX_LINE])
+    return last_exception(text)
 
 
 def _variables(settings: Sequence[str]) -> list[dict[str, str]]:

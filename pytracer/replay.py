@@ -7,20 +7,20 @@ process of its own.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pytracer import settings as allocator_settings
-from pytracer.comparison import Comparison, Outcome, Setting
-from pytracer.errors import PytracerError
+from pytracer.child_process import last_exception, python_command
+from pytracer.comparison import Outcome, Setting
+from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading.counts import counts_of
 from pytracer.reading.history import History
 from pytracer.reading.history import replay as history_of
@@ -28,177 +28,26 @@ from pytracer.reading.reader import load
 from pytracer.reading.requests import (
     ALLOCATE,
     ASKED,
+    FAIL,
     FREE,
     LEAVE,
     Recording,
+    Requests,
     recording_of,
 )
 from pytracer.reading.snapshot import ALLOC, FREE_COMPLETED, Column, Trace
 from pytracer.reading.text import number, size
+from pytracer.replay_outcome import Curve, Deviation, Replay, Replayed
+
+CHECKS_AT_ONCE = 4  # each takes a process, and memory of the device
+
+MAX_STREAMS = 65  # torch has 32 of each of two priorities, and the default one
 
 KEPT_VARIABLES = ("PYTRACER_HOOK_DIR", "PYTRACER_BUILD")
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """How far the recording's reserved bytes and those of its replay under its own settings differ.
-
-    Attributes:
-        requests: How many allocations and frees were compared.
-        equal: After how many of them they are equal.
-        missed: How many there are beside, which the replay did not get to.
-        largest_bytes: The largest difference; more than 0: the replay has more reserved.
-        largest_event: The event of the recording where that is; None: they are equal throughout.
-        mean_bytes: The mean of the differences' absolute values.
-        peak_bytes: The difference of the peaks.
-        peak_share: The same, of the recording's peak.
-    """
-
-    requests: int
-    equal: int
-    missed: int
-    largest_bytes: int
-    largest_event: int | None
-    mean_bytes: float
-    peak_bytes: int
-    peak_share: float
-
-
 class NoRoomError(PytracerError):
     """The device has less memory than a replay may need."""
-
-
-class Curve(NamedTuple):
-    """How full a device was after each request that was met; int64 columns of equal length."""
-
-    request: Column
-    reserved_bytes: Column
-    allocated_bytes: Column
-
-
-@dataclass
-class Replayed:
-    """How the replay under one setting went.
-
-    Attributes:
-        setting: It, with its one outcome.
-        curve: Its levels; None: it failed.
-        failed_event: The event of the recording whose allocation found no memory, which ended the
-            replay; None: there was some for all that had some in the recording.
-        failed_bytes: What that asked for.
-        end_reserved_bytes, end_allocated_bytes: The levels in the end.
-        fitted: For how many allocations that failed in the recording there was memory.
-        freed_early: Blocks whose free waited for a stream, which was not waited for, since there
-            was no other memory.
-        asked_s: How long all requests took.
-    """
-
-    setting: Setting
-    curve: Curve | None = None
-    failed_event: int | None = None
-    failed_bytes: int | None = None
-    end_reserved_bytes: int | None = None
-    end_allocated_bytes: int | None = None
-    fitted: int = 0
-    freed_early: int = 0
-    asked_s: float | None = None
-
-    def about(self) -> dict[str, Any]:
-        """Its attributes but the setting, which the comparison has, and the curve."""
-        names = {each.name for each in fields(self)} - {"setting", "curve"}
-        return {name: getattr(self, name) for name in sorted(names)}
-
-    def why_it_ended(self) -> str | None:
-        """If it ended early, in a sentence."""
-        if self.failed_event is None:
-            return None
-        when = f"at event {self.failed_event:,} of the recording"
-        if self.failed_event < 0:
-            when = "for the blocks that are older than the trace"
-        return (
-            f"{self.setting.name}: no memory for {size(self.failed_bytes or 0)} {when}, with "
-            f"{size(self.end_reserved_bytes or 0)} reserved and "
-            f"{size(self.end_allocated_bytes or 0)} allocated."
-        )
-
-
-@dataclass
-class Replay:
-    """What a recording comes to under each setting.
-
-    Attributes:
-        path: The snapshot.
-        device: The device in it, as in "cuda:0".
-        recorded: What the recording itself tells, as for one of the settings.
-        recorded_curve: Its levels.
-        requests: How many allocations, frees and other calls there are.
-        older_blocks, older_freed: How many blocks are older than the trace, and how many of these
-            are freed in it.
-        capacity_bytes: How much the allocator could reserve; None: all of the device.
-        deviation: How far a replay under the recording's own settings is from the recording, which
-            is how much every answer here may be wrong; None: that replay failed.
-        replayed: The recording's own settings, then the others.
-        notes: What makes it inexact, a sentence each.
-    """
-
-    path: str
-    device: str
-    recorded: Setting
-    recorded_curve: Curve
-    requests: int
-    older_blocks: int
-    older_freed: int
-    capacity_bytes: int | None
-    deviation: Deviation | None
-    replayed: list[Replayed]
-    notes: list[str]
-
-    @property
-    def comparison(self) -> Comparison:
-        """For its table, report and plot."""
-        about = {
-            "path": self.path,
-            "device": self.device,
-            "capacity_bytes": self.capacity_bytes,
-            "requests": self.requests,
-            "older_blocks": self.older_blocks,
-            "older_freed": self.older_freed,
-            "recorded": self.recorded,
-            "deviation": self.deviation,
-            "replays": [each.about() for each in self.replayed],
-        }
-        notes = [*self.notes, *filter(None, (each.why_it_ended() for each in self.replayed))]
-        return Comparison([each.setting for each in self.replayed], notes, about)
-
-    @property
-    def curves(self) -> dict[str, Curve]:
-        """The levels of all, the recording's too, by name."""
-        curves = {each.setting.name: each.curve for each in self.replayed}
-        told = {name: curve for name, curve in curves.items() if curve is not None}
-        return {"recorded": self.recorded_curve, **told}
-
-    def fidelity(self) -> str:
-        """How near a replay under the recording's own settings is to the recording, in words."""
-        deviation = self.deviation
-        if deviation is None:
-            return "How near a replay is to this recording is not known."
-        if deviation.equal == deviation.requests and not deviation.missed:
-            return (
-                "Replayed under its own settings, reserved bytes are the recording's after each of "
-                f"its {number(deviation.requests, 'allocation and free', 'allocations and frees')}."
-            )
-        largest = ""
-        if deviation.largest_event is not None:
-            largest = f" (event {deviation.largest_event:,})"
-        missed = ""
-        if deviation.missed:
-            missed = f"It ended with {deviation.missed:,} allocations and frees still to come. "
-        return (
-            "Replayed under its own settings, reserved bytes differ from the recording's by "
-            f"{size(round(deviation.mean_bytes))} on average, {size(abs(deviation.largest_bytes))} "
-            f"at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
-            f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much."
-        ).replace("%", " %")
 
 
 NO_ACCELERATOR = (
@@ -206,7 +55,7 @@ NO_ACCELERATOR = (
     "device at hand that answers"
 )
 
-OWN = "as recorded"
+OWN = "own settings"
 """The name of the recording's own settings."""
 
 
@@ -233,10 +82,12 @@ def replay(
             accelerator here, or it has less memory than is needed.
         ConfigError: The allocator refuses a setting.
     """
+    changes = _changes(settings)
+    if capacity_bytes is not None and capacity_bytes <= 0:
+        raise ConfigError(f"capacity_bytes={capacity_bytes}: give more than 0, or None")
     recording = recording_of(load(os.fspath(path)), device)
-    changes = list(dict.fromkeys(settings))
     full = [allocator_settings.merged(recording.settings, each) for each in changes]
-    _check(full)
+    _check(changes, recording.settings)
     own = Setting(f"{OWN} ({recording.settings or 'defaults'})", recording.settings)
     others = [Setting(name, each) for name, each in zip(changes, full, strict=True)]
 
@@ -245,23 +96,33 @@ def replay(
         return _replay_under(setting, recording, limit_bytes, needed_bytes)
 
     peak_bytes = _peak_bytes(recording)
-    notes: list[str] = []
     faithful: Replayed | None = None
+    why_unknown = "its process failed"
     if capacity_bytes is None or capacity_bytes == recording.limit_bytes:
-        limit_bytes, needed_bytes = recording.limit_bytes, peak_bytes
+        limit_bytes = recording.limit_bytes
+        replayed = [under(each, limit_bytes, peak_bytes) for each in (own, *others)]
+        faithful = replayed[0]
     else:
         # How near a replay is shows only where it has as much memory as the recording had.
-        limit_bytes = needed_bytes = capacity_bytes
+        limit_bytes = capacity_bytes
         try:
             faithful = under(Setting(own.name, own.settings), recording.limit_bytes, peak_bytes)
         except NoRoomError as error:
-            notes.append(f"how near a replay is to the recording is not known: {error}")
-    replayed = [under(each, limit_bytes, needed_bytes) for each in (own, *others)]
-    if not notes:
-        faithful = faithful or replayed[0]
+            why_unknown = str(error)
+        replayed = [under(each, limit_bytes, limit_bytes) for each in (own, *others)]
     deviation = None
     if faithful is not None and faithful.curve is not None:
         deviation = _deviation(recording, faithful)
+    notes = list(_notes(recording, faithful))
+    if deviation is None:
+        notes.append(f"how near a replay is to the recording is not known: {why_unknown}")
+    there_bytes = min((each.free_bytes for each in replayed if each.free_bytes), default=None)
+    if limit_bytes is not None and there_bytes is not None and there_bytes < limit_bytes:
+        notes.append(
+            f"the recording had {size(limit_bytes)}, the device here has {size(there_bytes)} free: "
+            "that is what the replays had"
+        )
+        limit_bytes = there_bytes
     return Replay(
         path=os.fspath(path),
         device=recording.name,
@@ -273,14 +134,28 @@ def replay(
         capacity_bytes=limit_bytes,
         deviation=deviation,
         replayed=replayed,
-        notes=[*_notes(recording, faithful), *notes],
+        notes=notes,
     )
 
 
-def _check(settings: Sequence[str]) -> None:
+def _changes(settings: Sequence[str]) -> list[str]:
+    if isinstance(settings, str):
+        raise ConfigError(f"settings={settings!r}: give a list of those to compare")
+    for each in settings:
+        if not each.strip():
+            raise ConfigError('settings "": give NAME:VALUE; those of the recording come anyway')
+        if "per_process_memory_fraction" in each:
+            raise ConfigError(f'"{each}": how much a replay may reserve is its capacity')
+    return list(dict.fromkeys(settings))
+
+
+def _check(changes: Sequence[str], settings: str) -> None:
     """Has the allocator try all of them, so that a wrong one is told before anything is done."""
-    with ThreadPoolExecutor() as pool:
-        if None in pool.map(allocator_settings.check_in_new_process, settings):
+    with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
+        backends = pool.map(
+            lambda change: allocator_settings.check_in_new_process(change, settings), changes
+        )
+        if None in backends:
             raise PytracerError(NO_ACCELERATOR)
 
 
@@ -297,15 +172,15 @@ def _replay_under(
         for name, value in os.environ.items()
         if not name.startswith("PYTRACER") or name in KEPT_VARIABLES
     }
-    names = allocator_settings.variables(setting.settings)
+    kept |= allocator_settings.variables("", setting.settings)
+    limit = "" if limit_bytes is None else str(limit_bytes)
     with tempfile.TemporaryDirectory(prefix="pytracer-replay-") as folder:
         columns = {name: getattr(requests, name) for name in ASKED}
         np.savez(Path(folder, "requests.npz"), **columns)
-        command = ["-m", "pytracer.replay_process", folder]
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, *command, "" if limit_bytes is None else str(limit_bytes)],
-            env={**kept, **dict.fromkeys(names, setting.settings)},
+            python_command("pytracer.replay_process", folder, limit, str(needed_bytes)),
+            env=kept,
             capture_output=True,
             text=True,
             errors="replace",
@@ -313,21 +188,20 @@ def _replay_under(
         )
         wall_s = time.monotonic() - began
         if done.returncode != 0:
-            said = done.stderr.strip().splitlines() or [""]
-            failure = f"its process ended with {done.returncode}: {said[-1]}"
+            failure = f"its process ended with {done.returncode}: {last_exception(done.stderr)}"
             setting.outcomes.append(Outcome(wall_s=wall_s, failure=failure))
             return Replayed(setting)
         answer = json.loads(Path(folder, "answer.json").read_text(encoding="utf-8"))
         if answer["backend"] == "cpu":
             raise PytracerError(NO_ACCELERATOR)
-        if answer["untraced"] is not None:
-            raise PytracerError(f"the replay cannot be recorded here: {answer['untraced']}")
         if needed_bytes > answer["free_bytes"]:
             raise NoRoomError(
                 f"the device here has {size(answer['free_bytes'])} free, less than the "
                 f"{size(needed_bytes)} that the replay may need: give a --capacity that it has, or "
                 "use a larger device"
             )
+        if answer["untraced"] is not None:
+            raise PytracerError(f"the replay cannot be recorded here: {answer['untraced']}")
         return _read(setting, recording, Path(folder), answer, wall_s)
 
 
@@ -337,13 +211,18 @@ def _read(
     """What the process left."""
     requests = recording.requests
     snapshot = load(folder / "trace.pickle")
-    history = history_of(snapshot)
-    curve = _curve(history, snapshot.traces[0], np.load(folder / "done.npy"))
+    trace, done = snapshot.traces[0], np.load(folder / "done.npy")
+    history = _without_left(requests, history_of(snapshot), trace, done)
+    curve = _curve(history, trace, done)
     failed = answer["failed_request"]
-    ooms = answer["failed"] + (failed is not None)
-    outcome = _outcome(history, snapshot.traces[0])
     setting.outcomes.append(
-        replace(outcome, ooms=ooms, wall_s=wall_s, ended_early=failed is not None)
+        replace(
+            _outcome(history, trace),
+            retries=answer["retries"],
+            ooms=answer["failed"] + (failed is not None),
+            wall_s=wall_s,
+            ended_early=failed is not None or _ends_by_oom(requests),
+        )
     )
     return Replayed(
         setting=setting,
@@ -352,6 +231,8 @@ def _read(
         failed_bytes=None if failed is None else int(requests.size_bytes[failed]),
         end_reserved_bytes=int(history.levels.reserved_bytes[-1]),
         end_allocated_bytes=int(history.levels.allocated_bytes[-1]),
+        free_bytes=answer["free_bytes"],
+        limit_bytes=answer["limit_bytes"],
         fitted=answer["fitted"],
         freed_early=answer["freed_early"],
         asked_s=answer["seconds"],
@@ -377,17 +258,49 @@ def _outcome(history: History, trace: Trace) -> Outcome:
     )
 
 
-def _curve(history: History, trace: Trace, done: Column) -> Curve:
-    """`done`: the request of each allocation and free in the trace."""
+def _ends_by_oom(requests: Requests) -> bool:
+    """Whether nothing is allocated after an allocation that failed."""
+    takes = requests.kind[np.isin(requests.kind, (ALLOCATE, FAIL))]
+    return bool(takes[-1] == FAIL)
+
+
+def _events(trace: Trace, done: Column) -> Column:
+    """Allocations and frees in the trace; `done` has the request of each, or -1."""
     (events,) = np.nonzero((trace.action == ALLOC) | (trace.action == FREE_COMPLETED))
     assert len(events) == len(done), "the replay's ring was too small"
+    return events
+
+
+def _curve(history: History, trace: Trace, done: Column) -> Curve:
     answered = done >= 0
-    entry = events[answered] + 1
-    return Curve(
-        done[answered],
-        history.levels.reserved_bytes[entry],
-        history.levels.allocated_bytes[entry],
-    )
+    entry = _events(trace, done)[answered] + 1
+    levels = history.levels
+    return Curve(done[answered], levels.reserved_bytes[entry], levels.allocated_bytes[entry])
+
+
+def _without_left(requests: Requests, history: History, trace: Trace, done: Column) -> History:
+    """The history with blocks that the program has left, and whose free waits, as not allocated.
+
+    The replay's allocator has them until their `FREE`.
+    """
+    is_left = requests.kind == LEAVE
+    if not np.any(is_left) or not np.any(done >= 0):
+        return history
+    left = np.full(int(requests.block.max()) + 1, -1)  # the request that leaves it
+    left[requests.block[is_left]] = np.flatnonzero(is_left)
+    events, blocks = _events(trace, done), history.blocks
+    request = done[np.searchsorted(events, blocks.alloc_event)]
+    when = np.where(request >= 0, left[requests.block[request]], -1)
+    # From the first event after that to its own free.
+    (answered,) = np.nonzero(done >= 0)
+    after = answered[np.minimum(np.searchsorted(done[answered], when), len(answered) - 1)]
+    begin, end = events[after] + 1, blocks.free_event + 1
+    counts = (when >= 0) & (done[after] > when) & (begin < end)
+    waiting = np.zeros(len(history.levels.allocated_bytes) + 1, np.int64)
+    np.add.at(waiting, begin[counts], blocks.size_bytes[counts])
+    np.add.at(waiting, end[counts], -blocks.size_bytes[counts])
+    allocated_bytes = history.levels.allocated_bytes - np.cumsum(waiting)[:-1]
+    return replace(history, levels=replace(history.levels, allocated_bytes=allocated_bytes))
 
 
 def _recorded(recording: Recording) -> Setting:
@@ -443,6 +356,19 @@ def _notes(recording: Recording, faithful: Replayed | None) -> Iterator[str]:
     if requests.pools > 1:
         pools = number(requests.pools - 1, "memory pool")
         yield f"{pools} beside the default, of graphs or MemPools: replayed as MemPools"
+    if recording.were_changed:
+        yield (
+            "segments are of both kinds, so expandable segments were switched while it ran: a "
+            "replay has one setting throughout"
+        )
+    if requests.given_back:
+        yield (
+            f"memory was given back {number(requests.given_back, 'time')} just before more was "
+            "taken, and the file does not tell how much there was: that is taken for "
+            "empty_cache(), not for need; give --capacity if you know it"
+        )
+    if requests.streams > MAX_STREAMS:
+        yield (f"it has {requests.streams} streams, of which {MAX_STREAMS} are told apart here")
     waiting = int(np.count_nonzero(requests.kind == LEAVE))
     if waiting:
         yield (

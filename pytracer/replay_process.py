@@ -1,11 +1,12 @@
 """The process that a replay runs in: asks its allocator what another one was asked.
 
-    python -m pytracer.replay_process FOLDER CAPACITY
+    python -m pytracer.replay_process FOLDER CAPACITY NEEDED
 
 The allocator's settings are in the environment; `main` says what the arguments are.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -43,12 +44,19 @@ class Allocator:
     def limit(self, capacity_bytes: int) -> None:
         """Has it reserve no more than so much."""
         _, total_bytes = self.memory()
-        self._torch.set_per_process_memory_fraction(capacity_bytes / total_bytes)
+        fraction = capacity_bytes / total_bytes
+        while int(fraction * total_bytes) < capacity_bytes:  # as torch computes it
+            fraction = math.nextafter(fraction, 1)
+        self._torch.set_per_process_memory_fraction(fraction)
 
     def memory(self) -> tuple[int, int]:
         """The device's free bytes, and all it has."""
         free_bytes, total_bytes = self._torch.mem_get_info()
         return free_bytes, total_bytes
+
+    def retries(self) -> int:
+        """How often it has given back what it had cached, to allocate."""
+        return int(self._torch.memory_stats()["num_alloc_retries"])
 
     def use_pool(self, number: int) -> None:
         """Has blocks come from a pool from now on; 0 is the default."""
@@ -78,6 +86,7 @@ class Replay:
         failed: How many there was no memory for, as in the recording.
         fitted: For how many of these there was some now.
         freed_early: Blocks whose free waited for a stream, and was waited for to find memory.
+        tried_again: How many of the allocator's retries are of what was tried again after that.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -87,10 +96,16 @@ class Replay:
         self._address: dict[int, int] = {}
         self.done: list[int] = []
         self.failed_request: int | None = None
-        self.failed = self.fitted = self.freed_early = 0
+        self.failed = self.fitted = self.freed_early = self.tried_again = 0
 
     def ask(self, requests: dict[str, Any]) -> None:
         """Asks for all of them; `requests` are columns by name."""
+        try:
+            self._ask(requests)
+        finally:
+            self._allocator.use_pool(0)  # a pool in use cannot be given up
+
+    def _ask(self, requests: dict[str, Any]) -> None:
         allocator, address, left, done = self._allocator, self._address, self._left, self.done
         alloc, free, streams = allocator.alloc, allocator.free, allocator.streams
         columns = [requests[name].tolist() for name in ASKED]
@@ -134,11 +149,13 @@ class Replay:
             self._allocator.free(self._address.pop(each))
             self.done.append(-1)
         self._left.clear()
-        self._allocator.empty_cache()
+        retries = self._allocator.retries()
         try:
             self._address[block] = self._allocator.alloc(size_bytes, stream)
         except torch.OutOfMemoryError:
             return False
+        finally:
+            self.tried_again += self._allocator.retries() - retries
         return True
 
     def _try(self, size_bytes: int, stream: int) -> None:
@@ -152,12 +169,13 @@ class Replay:
             self.fitted += 1
 
 
-def main(folder: str, capacity: str) -> None:
-    """Leaves `trace.pickle`, `done.npy` and `answer.json`; without an accelerator the last alone.
+def main(folder: str, capacity: str, needed: str) -> None:
+    """Leaves `trace.pickle`, `done.npy` and `answer.json`; if nothing was asked the last alone.
 
     Args:
         folder: Where they go, and where `requests.npz` is, the columns of the requests.
         capacity: How many bytes the allocator may reserve at most; "": all there are.
+        needed: How many have to be there.
     """
     with np.load(Path(folder, "requests.npz")) as file:
         requests = dict(file)
@@ -167,8 +185,12 @@ def main(folder: str, capacity: str) -> None:
         return
     allocator = Allocator(backend, int(requests["stream"].max(initial=0)) + 1)
     free_bytes, _ = allocator.memory()
-    if capacity and int(capacity) < free_bytes:
-        allocator.limit(int(capacity))
+    if free_bytes < int(needed):
+        _answer(folder, backend=backend, free_bytes=free_bytes)
+        return
+    limit_bytes = int(capacity) if capacity and int(capacity) < free_bytes else None
+    if limit_bytes is not None:
+        allocator.limit(limit_bytes)
     replay = Replay(allocator)
     entries = 100_000 + EVENTS_EACH * len(requests["kind"])
     with Tracer(
@@ -186,7 +208,9 @@ def main(folder: str, capacity: str) -> None:
         failed=replay.failed,
         fitted=replay.fitted,
         freed_early=replay.freed_early,
+        retries=allocator.retries() - replay.tried_again,
         free_bytes=free_bytes,
+        limit_bytes=limit_bytes,
         seconds=seconds,
         untraced=tracer.stats()["untraced"],
     )

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from types import TracebackType
 
 from pytracer import devices, settings_access
@@ -40,18 +39,22 @@ def merged(settings: str, change: str) -> str:
     return joined(parsed(settings) | parsed(change))
 
 
-def variables(change: str) -> dict[str, str]:
+def variables(change: str, settings: str | None = None) -> dict[str, str]:
     """What to set in a new process's environment, for its allocator to have `change` made to it.
 
     Right for every torch and torch_npu that pytracer records, none of which is imported. A variable
     that is set already is changed for itself, since versions differ in which of them counts; the
     settings of `PYTORCH_ALLOC_CONF` alone are meant for a torch before 2.9 too, which ignores it.
 
+    Args:
+        change: The change.
+        settings: What it is made to; None: to what this process's environment has.
+
     Returns:
         Values by the names of variables.
 
     Raises:
-        ConfigError: `change`, or a variable that is set, is malformed.
+        ConfigError: `change`, `settings`, or a variable that is set, is malformed.
     """
     general = os.environ.get("PYTORCH_ALLOC_CONF")
     cuda = os.environ.get(VARIABLE["cuda"], general or "")
@@ -60,6 +63,8 @@ def variables(change: str) -> dict[str, str]:
     # torch_npu refuses to start where both this and the general one are set, since it knows that.
     if general is None or VARIABLE["npu"] in os.environ or settings_access.torch_npu_is_older():
         found[VARIABLE["npu"]] = os.environ.get(VARIABLE["npu"], cuda)
+    if settings is not None:
+        return dict.fromkeys(found, merged(settings, change))
     changed = parsed(change)
     return {name: joined(_of_variable(name, value) | changed) for name, value in found.items()}
 
@@ -71,8 +76,8 @@ def _of_variable(name: str, value: str) -> dict[str, str]:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def check_in_new_process(change: str) -> str | None:
-    """Has a new process's allocator read its settings with `change` made to them.
+def check_in_new_process(change: str, settings: str | None = None) -> str | None:
+    """Has a new process's allocator read its settings, `variables(change, settings)`.
 
     Returns:
         The accelerator, "cuda" or "npu"; None: there is none.
@@ -82,10 +87,12 @@ def check_in_new_process(change: str) -> str | None:
         HookError: There is no torch.
         PytracerError: The process failed for another reason.
     """
+    from pytracer.child_process import last_exception, python_command  # not for every import torch
+
     running_torch()
     done = subprocess.run(
-        [sys.executable, "-m", "pytracer.settings_check", change],
-        env={**os.environ, **variables(change), "PYTRACER": "0"},
+        python_command("pytracer.settings_check", change),
+        env={**os.environ, **variables(change, settings), "PYTRACER": "0"},
         capture_output=True,
         text=True,
         check=False,
@@ -94,9 +101,9 @@ def check_in_new_process(change: str) -> str | None:
         answer = json.loads(done.stdout.splitlines()[-1])
         backend, refused, read = answer["backend"], answer["refused"], answer["read"]
     except (IndexError, ValueError, KeyError, TypeError) as error:
-        told = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise PytracerError(
-            f'a new process could not try the allocator settings "{change}": {told}'
+            f'a new process could not try the allocator settings "{change}": '
+            f"{last_exception(done.stderr)}"
         ) from error
     if refused is not None:
         raise refusal(backend, parsed(change), refused)

@@ -1,5 +1,6 @@
 """What a program asked of a device's allocator, so that another allocator can be asked the same."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import numpy as np
 from pytracer.errors import PytracerError
 from pytracer.reading.about import about_device, only_phase, told_number, told_settings
 from pytracer.reading.allocator_rules import PADDING_BYTES
+from pytracer.reading.counts import count_retries
 from pytracer.reading.devices import backend, device_name, has_events
 from pytracer.reading.history import History, Lifetimes, replay
 from pytracer.reading.snapshot import (
@@ -53,6 +55,9 @@ class Requests:
         older_blocks: How many blocks are older than the trace, and come first. What there was
             beside them, cached segments and splits, is not asked for.
         older_freed: How many of these are freed in the trace.
+        given_back: How often memory was given back just before more was taken, which was the
+            program's doing (`EMPTY_CACHE`) only if it was not the allocator's: the file does not
+            tell.
         streams, pools: How many there are.
     """
 
@@ -64,6 +69,7 @@ class Requests:
     event: Column
     older_blocks: int
     older_freed: int
+    given_back: int
     streams: int
     pools: int
 
@@ -79,6 +85,7 @@ class Recording:
     Attributes:
         name: The device, as in "cuda:0".
         settings: Of its allocator, as the allocator's variable has them, as far as the file tells.
+        were_changed: Whether the trace shows that expandable segments were switched meanwhile.
         limit_bytes: How much it could have reserved; None: the file does not tell.
         starts_empty: Whether nothing was reserved before the trace: only then can a replay be
             exact.
@@ -89,6 +96,7 @@ class Recording:
 
     name: str
     settings: str
+    were_changed: bool
     limit_bytes: int | None
     starts_empty: bool
     trace: Trace
@@ -136,6 +144,7 @@ def recording_of(snapshot: Snapshot, device: int | None = None) -> Recording:
     return Recording(
         name=name,
         settings=_settings(snapshot, trace),
+        were_changed=_were_changed(trace),
         limit_bytes=limit_bytes,
         starts_empty=int(history.levels.reserved_bytes[0]) == 0,
         trace=trace,
@@ -149,8 +158,8 @@ def _busiest(snapshot: Snapshot) -> int:
     accelerators = [device for device in used if backend(snapshot, device) != "cpu"]
     if not accelerators:
         raise PytracerError(
-            f"{snapshot.path} has no events of an accelerator; record with its device, as in "
-            'device="cuda"'
+            f"{snapshot.path} has no events of an accelerator: nothing happened there, or it was "
+            'not recorded (device="cuda" and "npu" do)'
         )
     return max(accelerators, key=lambda device: len(snapshot.traces[device]))
 
@@ -161,9 +170,15 @@ def _settings(snapshot: Snapshot, trace: Trace) -> str:
     expands = snapshot.allocator_settings.get("expandable_segments")
     if not isinstance(expands, bool):
         expands = bool(np.any(trace.action == SEGMENT_MAP))
-    if "expandable_segments" in text or not expands:
+    if re.search(r"(^|,)\s*expandable_segments\s*:", text) or not expands:
         return text
     return ",".join(filter(None, (text, "expandable_segments:True")))
+
+
+def _were_changed(trace: Trace) -> bool:
+    """A private pool's segments are of the same kind as others."""
+    kinds = [np.any(trace.action == action) for action in (SEGMENT_ALLOC, SEGMENT_MAP)]
+    return all(kinds)
 
 
 def _limit_bytes(snapshot: Snapshot, device: int, history: History) -> int | None:
@@ -247,6 +262,7 @@ def _requests(
         **columns,
         older_blocks=int(np.count_nonzero(is_older)),
         older_freed=int(np.count_nonzero(is_older[freed])),
+        given_back=0 if limit_bytes is not None else count_retries(trace) - len(failed),
         streams=len(streams),
         pools=len(pools),
     )

@@ -13,7 +13,7 @@ from processes import environment, run_python
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading import load
 from pytracer.reading.counts import counts_of
-from pytracer.reading.requests import ALLOCATE, ASKED, FREE, recording_of
+from pytracer.reading.requests import ALLOCATE, ASKED, FREE, LEAVE, recording_of
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -55,7 +55,7 @@ def replayed_trace(folder: Path, backend: str, settings: str) -> Trace:
     requests = recording_of(load(folder / "recorded.pickle"), 0).requests
     np.savez(folder / "requests.npz", **{name: getattr(requests, name) for name in ASKED})
     env = environment(**{VARIABLES[backend]: settings})
-    done = run_python("-m", "pytracer.replay_process", folder, "", cwd=folder, env=env)
+    done = run_python("-m", "pytracer.replay_process", folder, "", "0", cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     return load(folder / "trace.pickle").traces[0]
 
@@ -102,6 +102,11 @@ def test_from_an_empty_allocator_it_is_the_recording(
     assert done.older_blocks == 0
     assert "reserved bytes are the recording's after each of" in done.fidelity()
     assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    # AND the blocks whose free waits are not allocated
+    own = done.replayed[0].curve
+    assert own is not None
+    assert np.array_equal(own.allocated_bytes, done.recorded_curve.allocated_bytes)
+    assert done.replayed[0].setting.outcomes[0].peak_allocated_bytes == told["peak_allocated_bytes"]
     recorded = load(tmp_path / "recorded.pickle").traces[0]
     assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
 
@@ -236,3 +241,71 @@ def test_what_cannot_be_replayed_is_said(backend: str, tmp_path: Path) -> None:
         replay(path, [], capacity_bytes=64 << 30)
     with pytest.raises(PytracerError, match="device 9: this snapshot has 2"):
         replay(path, [], device=9)
+
+
+def answer_to(
+    folder: Path, asked: list[tuple[int, int, int, int]], capacity: int | None = None, **env: str
+) -> dict[str, Any]:
+    """What a replay's process answers to requests: kind, block, MiB, pool."""
+    kind, block, size, pool = np.array(asked).T
+    columns = {"kind": kind, "block": block, "size_bytes": size << 20, "pool": pool}
+    np.savez(folder / "requests.npz", **columns, stream=np.zeros_like(kind))
+    limit = "" if capacity is None else str(capacity << 20)
+    command = ("-m", "pytracer.replay_process", folder, limit, "0")
+    done = run_python(*command, cwd=folder, env=environment(**env))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return told
+
+
+def test_frees_that_wait_are_waited_for_if_there_is_no_other_memory(
+    backend: str, tmp_path: Path
+) -> None:
+    # GIVEN a program whose free waits while it needs as much again
+    asked = [(ALLOCATE, 0, 60, 0), (LEAVE, 0, 0, 0), (ALLOCATE, 1, 60, 0), (FREE, 0, 0, 0)]
+    # WHEN there is room for both, or for one
+    both = answer_to(tmp_path, asked, 160)
+    one = answer_to(tmp_path, asked, 100)
+    none = answer_to(tmp_path, asked, 40)
+    # THEN the free takes effect when it did, or when it is needed
+    assert (both["failed_request"], both["freed_early"], both["retries"]) == (None, 0, 0)
+    assert (one["failed_request"], one["freed_early"], one["retries"]) == (None, 1, 1)
+    assert (none["failed_request"], none["freed_early"]) == (0, 0)
+
+
+def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
+    # GIVEN requests of which the last is of a pool, and one that runs out of memory there
+    ends, fails = [(ALLOCATE, 0, 30, 1)], [(ALLOCATE, 0, 30, 1), (ALLOCATE, 1, 90, 1)]
+    # THEN the process ends well
+    assert answer_to(tmp_path, ends)["failed_request"] is None
+    assert answer_to(tmp_path, fails, 100)["failed_request"] == 1
+
+
+def test_the_limit_is_kept_to_the_byte(backend: str, tmp_path: Path) -> None:
+    # GIVEN a device whose size is no power of two, and of whose share no float is exact
+    asked, env = [(ALLOCATE, 0, 1000, 0)], {"SIMULATED_CAPACITY_MB": "15999"}
+    room = 1000 if backend == "cuda" else 1002  # torch_npu pads
+    # THEN what fits exactly has room, and nothing more
+    assert answer_to(tmp_path, asked, room, **env)["failed_request"] is None
+    assert answer_to(tmp_path, asked, room - 2, **env)["failed_request"] == 0
+
+
+def test_a_smaller_device_and_the_user_s_own_tracing(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a recording of a device of 16 GiB, and tracing that is switched off
+    told = record(tmp_path, backend, SEGMENTS, 31)
+    monkeypatch.setenv("PYTRACER", "0")
+    monkeypatch.setenv("PYTRACER_OUTPUT", str(tmp_path / "own.pickle"))
+    # WHEN it is replayed on one that has less, but enough
+    monkeypatch.setenv("SIMULATED_CAPACITY_MB", "1024")
+    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    # THEN what the replays had is told
+    assert done.capacity_bytes == 1 << 30
+    assert any("the device here has 1 GiB free" in note for note in done.notes)
+    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    assert not (tmp_path / "own.pickle").exists()
+    # AND retries and levels are the allocator's own
+    (outcome,) = done.replayed[0].setting.outcomes
+    assert (outcome.retries, outcome.ooms) == (0, 0)
+    assert outcome.peak_allocated_bytes == told["peak_allocated_bytes"]

@@ -19,7 +19,7 @@ from pytracer.comparison_plot import Curve, check_plot, plot
 from pytracer.comparison_report import (
     conclusions,
     ended_early,
-    folded,
+    folded_name,
     out_of_memory_runs,
     report,
     share,
@@ -140,7 +140,7 @@ def show(comparison: Comparison, without: Collection[str] = ()) -> None:
 
 
 def _table(settings: list[Setting], without: Collection[str]) -> Table:
-    names = (folded(printable(setting.name), NAME_WIDTH) for setting in settings)
+    names = (folded_name(printable(setting.name), NAME_WIDTH) for setting in settings)
     table = new_table("", *names, text=1)
     if any(len(setting.outcomes) != 1 for setting in settings):
         table.add_row("runs", *(_runs(setting) for setting in settings))

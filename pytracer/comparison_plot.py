@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytracer.comparison import Comparison, Setting
-from pytracer.comparison_report import folded, out_of_memory_runs
+from pytracer.comparison_report import folded_name, out_of_memory_runs
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading.snapshot import Column
 
@@ -129,7 +129,7 @@ def _unit(most_bytes: float) -> tuple[str, int]:
 
 def _name(setting: Setting) -> str:
     """Below its bars, with what the bars do not show."""
-    name = folded(setting.name, _NAME_WIDTH)
+    name = folded_name(setting.name, _NAME_WIDTH)
     runs, of = out_of_memory_runs(setting)
     if not setting.measured:
         return f"{name}\n(not known)"

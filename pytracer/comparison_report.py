@@ -1,11 +1,10 @@
 """What a comparison says: in sentences, and as JSON has it."""
 
-import re
 from typing import Any
 
 from pytracer.comparison import Comparison, Setting
 from pytracer.reading.plain import plain
-from pytracer.reading.text import duration, size
+from pytracer.reading.text import duration, folded, size
 
 SCHEMA_VERSION = 1
 
@@ -56,14 +55,9 @@ def out_of_memory_runs(setting: Setting) -> tuple[int, int]:
     return sum(ooms > 0 for ooms in known), len(known)
 
 
-def folded(name: str, width: int) -> str:
+def folded_name(name: str, width: int) -> str:
     """A setting's name in lines that end behind a sign between words, if they can."""
-    lines = [""]
-    for part in re.findall(r"[^:,_]*[:,_]|[^:,_]+", name):
-        if lines[-1] and len(lines[-1] + part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
+    return folded(name, width, ":,_")
 
 
 def ended_early(setting: Setting) -> bool:

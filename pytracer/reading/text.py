@@ -68,10 +68,10 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
-def folded(path: str, width: int) -> str:
-    """A path in lines that end where a part of it or of its name does, if they can."""
+def folded(text: str, width: int, ends: str = "/_") -> str:
+    """A text in lines that end behind one of `ends`, if they can: by default those of a path."""
     lines = [""]
-    for part in re.findall(r"[^/_]*[/_]|[^/_]+", path):
+    for part in re.findall(rf"[^{ends}]*[{ends}]|[^{ends}]+", text):
         if lines[-1] and len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part

@@ -16,7 +16,7 @@ from processes import environment, run, run_python
 import pytracer
 from pytracer import child_process, experiments
 from pytracer.child_process import run_to_end
-from pytracer.cli_experiment import _Interruption, _signals_interrupt
+from pytracer.cli_comparison import Interruption, signals_interrupt
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments import Experiment, balanced
 
@@ -182,13 +182,13 @@ def test_a_call_that_would_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
         pytracer.experiment(print, [ON])
 
 
-def test_signals_interrupt() -> None:
+def testsignals_interrupt() -> None:
     # GIVEN a command whose shell has it ignore hangups, as nohup does
     before = [signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)]
     # THEN what would end the command at once raises
-    with _signals_interrupt():
+    with signals_interrupt():
         signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(_Interruption) as raised:
+        with pytest.raises(Interruption) as raised:
             signal.raise_signal(signal.SIGTERM)
     assert raised.value.number == signal.SIGTERM
     # AND afterwards all is as it was

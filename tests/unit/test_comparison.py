@@ -317,8 +317,11 @@ def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PytracerError, match=r"plot\.jpeg is no name of a plot: .*\.png"):
         check_plot(Path("plot.jpeg"))
     if importlib.util.find_spec("matplotlib") is not None:
-        with pytest.raises(PytracerError, match=r"cannot write .*No such file"):
-            plot(compared([outcome(8)], [outcome(9)]), tmp_path / "no" / "plot.png")
+        (tmp_path / "plot.png").mkdir()
+        with pytest.raises(PytracerError, match=r"cannot write .*Is a directory"):
+            plot(compared([outcome(8)], [outcome(9)]), tmp_path / "plot.png")
+    with pytest.raises(PytracerError, match=r"there is no directory .*no to write"):
+        check_plot(tmp_path / "no" / "plot.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PytracerError, match="pip install 'torch-pytracer\\[plot\\]'"):
         check_plot(Path("plot.png"))

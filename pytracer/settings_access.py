@@ -7,6 +7,7 @@ shows whether segments are expandable.
 import contextlib
 import importlib.metadata
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -181,7 +182,9 @@ def _observed() -> bool | None:
         pool = module.MemPool()
         with module.use_mem_pool(pool):
             block = torch.empty(1, device="npu")
-        kinds = {bool(segment["is_expandable"]) for segment in pool.snapshot()}
+        # Not `pool.snapshot()`, which takes references of its id's numbers away (2.13.0).
+        segments = sys.modules["torch_npu"]._C._npu_memorySnapshot(None)["segments"]
+        kinds = {bool(s["is_expandable"]) for s in segments if s["segment_pool_id"] == pool.id}
         del block  # before the pool, which then gives its segment back
         return kinds.pop() if len(kinds) == 1 else None
     except Exception:  # an older torch_npu has no such pools

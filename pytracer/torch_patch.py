@@ -349,8 +349,14 @@ class _Patch:
         self, mempool_id: tuple[int, int] | None = None, include_traces: bool = True
     ) -> list[dict[str, Any]]:
         session = self._readable()
-        if session is not None and mempool_id is None:
-            return session.segments()
+        if session is not None:
+            # torch's own takes references of the id's numbers away (2.12.1, torch_npu 2.13.0).
+            of_all = mempool_id is None or tuple(mempool_id) == (0, 0)
+            return [
+                segment
+                for segment in session.segments()
+                if of_all or segment["segment_pool_id"] == mempool_id
+            ]
         more = {} if include_traces else {"include_traces": False}  # which not every torch has
         segments: list[dict[str, Any]] = self._torchs[SEGMENTS](mempool_id, **more)
         return segments

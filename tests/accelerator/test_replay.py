@@ -16,6 +16,7 @@ from pytracer.reading.counts import counts_of
 from pytracer.reading.requests import ALLOCATE, ASKED, FREE, LEAVE, recording_of
 from pytracer.reading.snapshot import (
     ALLOC,
+    ANNOTATE,
     FREE_COMPLETED,
     FREE_REQUESTED,
     OOM,
@@ -65,7 +66,7 @@ def events(trace: Trace) -> list[tuple[int, int, int]]:
 
     What is given back at once is so in the order of addresses: here by size and stream.
     """
-    kept = ~np.isin(trace.action, (SNAPSHOT, FREE_REQUESTED))
+    kept = ~np.isin(trace.action, (SNAPSHOT, FREE_REQUESTED, ANNOTATE))
     streams = list(dict.fromkeys(trace.stream[kept].tolist()))
     columns = (column[kept].tolist() for column in (trace.action, trace.size_bytes, trace.stream))
     found = [(each[0], each[1], streams.index(each[2])) for each in zip(*columns, strict=True)]

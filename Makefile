@@ -72,6 +72,7 @@ bench: .venv/torch .venv-cuda-2.12.1/torch
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda
+	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/replay.py --device cuda
 	SIMULATED_CAPACITY_MB=81920 tests/devices/simulate cuda \
 		.venv-cuda-2.12.1/bin/python bench/rollout_is.py --device cuda
 

@@ -144,6 +144,8 @@ def _changes(settings: Sequence[str]) -> list[str]:
     for each in settings:
         if not each.strip():
             raise ConfigError('settings "": give NAME:VALUE; those of the recording come anyway')
+        if each == "current":
+            raise ConfigError('"current": the recording\'s own settings are replayed anyway')
         if "per_process_memory_fraction" in each:
             raise ConfigError(f'"{each}": how much a replay may reserve is its capacity')
     return list(dict.fromkeys(settings))

@@ -181,8 +181,8 @@ class Replay:
             return "How near a replay is to this recording is not known."
         if deviation.equal == deviation.requests and not deviation.missed:
             return (
-                "Replayed under its own settings, reserved bytes are the recording's after each of "
-                f"its {number(deviation.requests, 'allocation and free', 'allocations and frees')}."
+                "Replayed under its own settings and limit, reserved bytes are the recording's after "
+                f"each of its {number(deviation.requests, 'allocation and free', 'allocations and frees')}."
             )
         largest = ""
         if deviation.largest_event is not None:
@@ -191,8 +191,9 @@ class Replay:
         if deviation.missed:
             missed = f"It ended with {deviation.missed:,} allocations and frees still to come. "
         return (
-            "Replayed under its own settings, reserved bytes differ from the recording's by "
-            f"{size(round(deviation.mean_bytes))} on average, {size(abs(deviation.largest_bytes))} "
+            "Replayed under its own settings and limit, reserved bytes differ from the recording's "
+            f"by {size(round(deviation.mean_bytes))} on average, {size(abs(deviation.largest_bytes))} "
             f"at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
-            f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much."
+            f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much: smaller "
+            "differences between settings are none."
         ).replace("%", " %")

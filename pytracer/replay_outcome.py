@@ -179,10 +179,11 @@ class Replay:
         deviation = self.deviation
         if deviation is None:
             return "How near a replay is to this recording is not known."
+        compared = number(deviation.requests, "allocation and free", "allocations and frees")
         if deviation.equal == deviation.requests and not deviation.missed:
             return (
-                "Replayed under its own settings and limit, reserved bytes are the recording's after "
-                f"each of its {number(deviation.requests, 'allocation and free', 'allocations and frees')}."
+                "Replayed under its own settings and limit, reserved bytes are the recording's "
+                f"after each of its {compared}."
             )
         largest = ""
         if deviation.largest_event is not None:
@@ -191,9 +192,9 @@ class Replay:
         if deviation.missed:
             missed = f"It ended with {deviation.missed:,} allocations and frees still to come. "
         return (
-            "Replayed under its own settings and limit, reserved bytes differ from the recording's "
-            f"by {size(round(deviation.mean_bytes))} on average, {size(abs(deviation.largest_bytes))} "
-            f"at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
+            "Replayed under its own settings and limit, reserved bytes differ from the "
+            f"recording's by {size(round(deviation.mean_bytes))} on average, "
+            f"{size(abs(deviation.largest_bytes))} at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
             f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much: smaller "
             "differences between settings are none."
         ).replace("%", " %")

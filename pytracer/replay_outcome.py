@@ -194,7 +194,8 @@ class Replay:
         return (
             "Replayed under its own settings and limit, reserved bytes differ from the "
             f"recording's by {size(round(deviation.mean_bytes))} on average, "
-            f"{size(abs(deviation.largest_bytes))} at most{largest}; the peak by {size(abs(deviation.peak_bytes))} "
+            f"{size(abs(deviation.largest_bytes))} at most{largest}; the peak by "
+            f"{size(abs(deviation.peak_bytes))} "
             f"({deviation.peak_share:+.1%}). {missed}Every answer may be wrong by as much: smaller "
             "differences between settings are none."
         ).replace("%", " %")

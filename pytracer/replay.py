@@ -110,9 +110,9 @@ def replay(
         except NoRoomError as error:
             why_unknown = str(error)
         replayed = [under(each, limit_bytes, limit_bytes) for each in (own, *others)]
-    deviation = None
+    recorded, deviation = _recorded_curve(recording), None
     if faithful is not None and faithful.curve is not None:
-        deviation = _deviation(recording, faithful)
+        deviation = _deviation(recording, recorded, faithful)
     notes = list(_notes(recording, faithful))
     if deviation is None:
         notes.append(f"how near a replay is to the recording is not known: {why_unknown}")
@@ -127,7 +127,7 @@ def replay(
         path=os.fspath(path),
         device=recording.name,
         recorded=_recorded(recording),
-        recorded_curve=_recorded_curve(recording),
+        recorded_curve=recorded,
         requests=len(recording.requests),
         older_blocks=recording.requests.older_blocks,
         older_freed=recording.requests.older_freed,
@@ -318,8 +318,8 @@ def _recorded_curve(recording: Recording) -> Curve:
     return Curve(request, levels.reserved_bytes[entry], levels.allocated_bytes[entry])
 
 
-def _deviation(recording: Recording, faithful: Replayed) -> Deviation:
-    own, recorded = faithful.curve, _recorded_curve(recording)
+def _deviation(recording: Recording, recorded: Curve, faithful: Replayed) -> Deviation:
+    own = faithful.curve
     assert own is not None
     _, here, there = np.intersect1d(own.request, recorded.request, return_indices=True)
     difference = own.reserved_bytes[here] - recorded.reserved_bytes[there]

@@ -33,7 +33,7 @@ class RunFiles:
         paths: The snapshots that could be read.
         problems: Why others could not, and why devices were not recorded.
         numbers: Of the run's `Outcome`; {}: no file tells of an accelerator.
-        settings: The allocators' settings when the processes ended; on an NPU they are not told.
+        settings: The allocators' settings when the processes ended, as far as the files tell.
         environment: What ran.
     """
 

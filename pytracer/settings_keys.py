@@ -188,7 +188,6 @@ def refusal(backend: str, change: dict[str, str], told: str) -> ConfigError:
     """What the allocator's error about these settings means, and what to do about it."""
     lines = told.strip().splitlines() or ["no reason"]
     told = lines[0].rpartition("please report a bug to PyTorch. ")[2].strip().rstrip(",. ")
-    asked = ",".join(f"{key}:{value}" for key, value in change.items())
     unknown = re.search(r"Unrecognized (?:key|CachingAllocator option:?) '?(\w+)", told)
     if unknown:
         return _unknown(backend, change, unknown[1], told)
@@ -206,7 +205,7 @@ def refusal(backend: str, change: dict[str, str], told: str) -> ConfigError:
     else:
         wrong = [f"{key}:{value}" for key, value in change.items() if key in told]
         wrong = wrong or [f"{key}:{value}" for key, value in change.items() if f"'{value}'" in told]
-    about = wrong[0] if len(wrong) == 1 else asked
+    about = wrong[0] if len(wrong) == 1 else joined(change)
     return ConfigError(f'the {backend.upper()} allocator refuses "{about}": {told}')
 
 

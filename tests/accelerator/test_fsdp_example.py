@@ -118,4 +118,4 @@ def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
     done = run_example(tmp_path, "3b", expandable=True, device_mib=16 << 10)
     # THEN that is said in place of a result that would mean something else
     assert done.returncode == 1
-    assert done.stderr.startswith("the device has 16.0 GiB, less than 39.0")
+    assert "\nthe device has 16.0 GiB, less than 39.0" in "\n" + done.stderr

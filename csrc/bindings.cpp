@@ -302,20 +302,27 @@ void register_testing(py::module_ core) {
         pytracer_event event{};
         event.device = static_cast<int16_t>(device);
         event.address = address;
+        event.ticks = device == PYTRACER_CPU_DEVICE ? 0 : 1;  // an accelerator stamps its events
         py::gil_scoped_release release;
         const auto start = std::chrono::steady_clock::now();
         for (uint64_t i = 0; i < pairs; ++i) {
           event.action = PYTRACER_ALLOC;
           event.size = 512;
           Recorder::record(&event);
+          if (device == PYTRACER_CPU_DEVICE) {
+            event.size = 0;  // its allocator does not know
+          } else {
+            event.action = PYTRACER_FREE_REQUESTED;
+            Recorder::record(&event);
+          }
           event.action = PYTRACER_FREE_COMPLETED;
-          event.size = 0;
           Recorder::record(&event);
         }
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       },
       py::arg("pairs"), py::arg("address"), py::arg("device") = -1,
-      "Records alloc+free pairs without the GIL; returns the seconds it took.");
+      "Records alloc+free pairs, as the device's hook would, without the GIL; returns the seconds "
+      "it took.");
 }
 
 void translate(std::exception_ptr pointer) {

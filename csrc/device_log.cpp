@@ -13,29 +13,22 @@ void increment(std::atomic<uint64_t>& counter) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-// An address is given out again: its block must have gone, unseen, some time before.
-Event missed_free(const Event& allocation, const LiveBlock& gone) noexcept {
-  Event event{};
-  event.address = gone.address;
-  event.size = gone.size;
-  event.stream = allocation.stream;
-  event.ticks = allocation.ticks;
-  event.alloc_stack = gone.stack;
-  event.pool = allocation.pool;
-  event.phase = allocation.phase;
-  event.action = PYTRACER_FREE_COMPLETED;
-  event.device = allocation.device;
-  return event;
-}
-
-LiveBlock live_block(const Event& event) noexcept {
-  LiveBlock block{};
-  block.address = event.address;
-  block.size = event.size;
-  block.ticks = event.ticks;
-  block.stack = event.stack;
-  block.phase = event.phase;
-  return block;
+// The actions whose events get the stack of their thread, a bit for each.
+uint32_t stack_actions(Context context) noexcept {
+  constexpr uint32_t kAll = (1u << PYTRACER_ACTION_COUNT) - 1;
+  constexpr uint32_t kNone = 1u << PYTRACER_SNAPSHOT;  // of no block
+  constexpr uint32_t kFrees = 1u << PYTRACER_FREE_REQUESTED | 1u << PYTRACER_FREE_COMPLETED;
+  switch (context) {
+    case Context::none:
+      return 0;
+    case Context::state:
+      return 1u << PYTRACER_ALLOC;
+    case Context::alloc:  // frees show the stack of their allocation, which the live table knows
+      return kAll & ~kNone & ~kFrees;
+    case Context::all:
+      return kAll & ~kNone;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -46,65 +39,96 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
       tables_(std::make_unique<Tables>()),
       names_(std::make_shared<DeviceNames>()) {}
 
-void DeviceLog::record(Event& event, const pytracer_event& given, Cut* cut) noexcept {
+void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t phase,
+                       Cut* cut) noexcept {
   std::lock_guard lock(writer_lock_);
   // A mode change takes the lock: what is written here is of the mode read here.
-  if (mode_.load(std::memory_order_relaxed) != Mode::off) {
-    event.address = given.address;
-    event.size = given.size;
-    event.stream = given.stream;
+  const Mode mode = mode_.load(std::memory_order_relaxed);
+  if (mode != Mode::off) {
     // Ours is read under the lock, theirs under the device's: times and numbers have one order.
-    event.ticks = given.ticks != 0 ? given.ticks : now_ticks();
-    event.autograd_sequence = given.autograd_sequence;
-    event.pool = names_->number_of(Pool{given.pool_high, given.pool_low});
-    event.metadata = names_->number_of(given.labels);
-    event.action = given.action;
-    event.device = static_cast<int8_t>(given.device);
-    if (note(event)) append(event);
+    const int64_t ticks = given.ticks != 0 ? given.ticks : now_ticks();
+    const Known known = note(given, ticks, stack, phase);
+    if (known.is_recorded && mode == Mode::on) {
+      ring_->append({0, known.alloc_stack, given.address, known.size, given.stream, ticks,
+                     given.autograd_sequence, stack, 0, phase,
+                     names_->number_of_pool(given.pool_high, given.pool_low),
+                     names_->number_of(given.labels), given.action,
+                     static_cast<int8_t>(given.device)});
+    }
   }
   if (cut != nullptr) begin_cut_locked(*cut);
 }
 
-// Keeps the tables, and takes from them what they know of the event. False: not to be recorded.
-bool DeviceLog::note(Event& event) noexcept {
-  LiveBlock block{};
-  if (event.action != PYTRACER_SNAPSHOT) used_ = true;
-  switch (event.action) {
+// Keeps the tables.
+inline DeviceLog::Known DeviceLog::note(const pytracer_event& given, int64_t ticks, uint32_t stack,
+                                        uint16_t phase) noexcept {
+  LiveTable& blocks = tables_->blocks;
+  if (given.action != PYTRACER_SNAPSHOT) used_ = true;
+  Known known{given.size, 0, true};
+  switch (given.action) {
     case PYTRACER_ALLOC:
-      return note_alloc(event);
-    case PYTRACER_FREE_REQUESTED:
-      if (tables_->blocks.find(event.address, &block)) event.alloc_stack = block.stack;
-      return true;
-    case PYTRACER_FREE_COMPLETED:
-      if (tables_->blocks.remove(event.address, &block)) {
-        event.alloc_stack = block.stack;
-        if (event.size == 0) event.size = block.size;
-        return true;
+      if (const LiveBlock* gone = blocks.find(given.address)) note_missed_free(given, ticks, *gone);
+      if (!blocks.insert(given.address, given.size, ticks, stack, phase)) {
+        increment(live_dropped_);
+        known.is_recorded = !is_cpu();  // an event without its block would contradict the state
       }
-      increment(unknown_frees_);
-      return !is_cpu() || event.size != 0;  // else nobody knows how much was freed
-    case PYTRACER_SEGMENT_ALLOC:
-    case PYTRACER_SEGMENT_MAP:
-      tables_->segments.remove(event.address, &block);
-      if (!tables_->segments.insert(live_block(event))) increment(live_dropped_);
-      return true;
-    case PYTRACER_SEGMENT_FREE:
-    case PYTRACER_SEGMENT_UNMAP:
-      if (tables_->segments.remove(event.address, &block)) event.alloc_stack = block.stack;
-      return true;
+      break;
+    case PYTRACER_FREE_REQUESTED:
+      if (const LiveBlock* block = blocks.find(given.address)) known.alloc_stack = block->stack;
+      break;
+    case PYTRACER_FREE_COMPLETED:
+      if (const LiveBlock* block = blocks.find(given.address)) {
+        known.alloc_stack = block->stack;
+        if (known.size == 0) known.size = block->size;
+        blocks.remove(*block);
+      } else {
+        increment(unknown_frees_);
+        known.is_recorded = !is_cpu() || known.size != 0;  // else nobody knows how much was freed
+      }
+      break;
     default:
-      return true;
+      known.alloc_stack = note_segment(given, ticks, stack, phase);
   }
+  return known;
 }
 
-bool DeviceLog::note_alloc(Event& event) noexcept {
-  LiveBlock gone{};
-  if (tables_->blocks.remove(event.address, &gone) && is_cpu()) {
-    append(missed_free(event, gone));
+// Of any other action too, which changes nothing. Returns the stack of the segment that goes.
+__attribute__((noinline)) uint32_t DeviceLog::note_segment(const pytracer_event& given,
+                                                           int64_t ticks, uint32_t stack,
+                                                           uint16_t phase) noexcept {
+  LiveTable& segments = tables_->segments;
+  const bool begins =
+      given.action == PYTRACER_SEGMENT_ALLOC || given.action == PYTRACER_SEGMENT_MAP;
+  if (!begins && given.action != PYTRACER_SEGMENT_FREE && given.action != PYTRACER_SEGMENT_UNMAP) {
+    return 0;
   }
-  if (tables_->blocks.insert(live_block(event))) return true;
-  increment(live_dropped_);
-  return !is_cpu();  // an event without its block would contradict the state
+  uint32_t gone_stack = 0;
+  if (const LiveBlock* gone = segments.find(given.address)) {
+    if (!begins) gone_stack = gone->stack;
+    segments.remove(*gone);
+  }
+  if (begins && !segments.insert(given.address, given.size, ticks, stack, phase)) {
+    increment(live_dropped_);
+  }
+  return gone_stack;
+}
+
+// An address is given out again: its block must have gone, unseen, some time before.
+__attribute__((noinline)) void DeviceLog::note_missed_free(const pytracer_event& allocation,
+                                                           int64_t ticks,
+                                                           const LiveBlock& gone) noexcept {
+  if (is_cpu() && mode_.load(std::memory_order_relaxed) == Mode::on) {
+    Event event{};
+    event.address = gone.address;
+    event.size = gone.size;
+    event.stream = allocation.stream;
+    event.ticks = ticks;
+    event.alloc_stack = gone.stack;
+    event.action = PYTRACER_FREE_COMPLETED;
+    event.device = static_cast<int8_t>(allocation.device);
+    ring_->append(event);
+  }
+  tables_->blocks.remove(gone);
 }
 
 void DeviceLog::set_mode(Mode mode, Context context) {
@@ -116,7 +140,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   std::lock_guard lock(writer_lock_);
   if (fresh) tables_.swap(fresh);
   mode_.store(mode, std::memory_order_release);
-  context_.store(context, std::memory_order_relaxed);
+  stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
 }
 
 void DeviceLog::ensure_ring(uint32_t capacity) {

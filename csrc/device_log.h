@@ -66,11 +66,14 @@ class DeviceLog {
   int device() const noexcept { return device_; }
   bool is_cpu() const noexcept { return device_ == PYTRACER_CPU_DEVICE; }
   Mode mode() const noexcept { return mode_.load(std::memory_order_acquire); }
-  Context context() const noexcept { return context_.load(std::memory_order_relaxed); }
+  // Whether an event is to be recorded with the stack of its thread.
+  bool wants_stack(uint8_t action) const noexcept {
+    return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
+  }
 
-  // Any thread, in a hook. `event`: stack and phase; the rest comes from `given` and the
-  // tables. With `cut`, the event is where a cut begins: finish_cut() follows, not in the hook.
-  void record(Event& event, const pytracer_event& given, Cut* cut) noexcept;
+  // Any thread, in a hook. With `cut`, the event is where a cut begins: finish_cut() follows, not in
+  // the hook.
+  void record(const pytracer_event& given, uint32_t stack, uint16_t phase, Cut* cut) noexcept;
 
   // Control thread (under the recorder's control lock), all below.
   // From off to anything else the live tables start empty: what went meanwhile was not seen.
@@ -91,17 +94,22 @@ class DeviceLog {
     LiveTable segments{kMaxLiveSegments};
   };
   // All under the writer lock.
-  bool note(Event& event) noexcept;
-  bool note_alloc(Event& event) noexcept;
-  void append(const Event& event) noexcept {
-    if (mode_.load(std::memory_order_relaxed) == Mode::on) ring_->append(event);
-  }
+  struct Known {  // of an event, once it is noted
+    uint64_t size;
+    uint32_t alloc_stack;
+    bool is_recorded;
+  };
+  Known note(const pytracer_event& given, int64_t ticks, uint32_t stack, uint16_t phase) noexcept;
+  uint32_t note_segment(const pytracer_event& given, int64_t ticks, uint32_t stack,
+                        uint16_t phase) noexcept;
+  void note_missed_free(const pytracer_event& allocation, int64_t ticks,
+                        const LiveBlock& gone) noexcept;
   Cut position_locked() const noexcept;
   void begin_cut_locked(Cut& cut) noexcept;
 
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
-  std::atomic<Context> context_{Context::none};
+  std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
   SpinLock writer_lock_;  // all below
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;

@@ -24,8 +24,9 @@ class DeviceNames {
   };
 
   // Writer.
-  uint16_t number_of(const Pool& pool) noexcept {
-    return pool.high == 0 && pool.low == 0 ? uint16_t{0} : pools_.intern(bytes_of(pool));
+  uint16_t number_of_pool(uint64_t high, uint64_t low) noexcept {
+    if ((high | low) == 0) return 0;  // without a Pool in memory, which would be waited for
+    return pools_.intern(bytes_of(Pool{high, low}));
   }
   uint16_t number_of(const pytracer_labels* labels) noexcept {
     if (labels == nullptr) return 0;

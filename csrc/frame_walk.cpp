@@ -79,6 +79,23 @@ inline bool is_incomplete(Frame*) noexcept { return false; }
 
 #endif
 
+// This frame, or the next outer one that is not a shim.
+inline Frame* python_frame(Frame* frame) noexcept {
+  while (frame != nullptr && is_shim(frame)) frame = outer(frame);
+  return frame;
+}
+
+// Incomplete frames are hashed too: whether a frame is one follows from its code and instruction,
+// which are in the key, and walk_frames() says when leaving them out made the key too short.
+struct Frames {
+  using Frame = pytracer::Frame;
+  // An address within a code object, but in 3.10 an offset.
+  static constexpr bool kOwnInstructions = PY_VERSION_HEX >= 0x030b0000;
+  static Frame* outer(Frame* frame) noexcept { return python_frame(pytracer::outer(frame)); }
+  static const void* code(Frame* frame) noexcept { return code_of(frame); }
+  static uint64_t instruction(Frame* frame) noexcept { return pytracer::instruction(frame); }
+};
+
 // Right with and without the GIL: the state belongs to the thread, not to the lock.
 inline Frame* this_threads_frames() noexcept {
   PyThreadState* state = PyGILState_GetThisThreadState();
@@ -87,36 +104,18 @@ inline Frame* this_threads_frames() noexcept {
 
 }  // namespace
 
-WalkKey walk_key(uint32_t depth, uint64_t seed) noexcept {
-  // Two multiplicative chains with different constants, over different combinations. Each step is
-  // a bijection of the chain, so walks that differ in one frame never collide. Incomplete frames
-  // are hashed too: whether a frame is one follows from its code and instruction, which are in the
-  // key, and walk_frames() says when leaving them out made the key too short.
-  uint64_t a = seed;
-  uint64_t b = ~seed;
-  uint32_t frames = 0;
-  for (Frame* frame = this_threads_frames(); frame != nullptr; frame = outer(frame)) {
-    if (is_shim(frame)) continue;
-    if (frames == depth) {
-      a = ~a;  // tells a truncated walk from a whole one
-      break;
-    }
-    ++frames;
-    const uint64_t code = reinterpret_cast<uint64_t>(code_of(frame));
-    const uint64_t where = instruction(frame);
-    a = (a ^ (where ^ (code << 21))) * 0x9e3779b97f4a7c15ull;
-    b = (b ^ (code ^ (where << 29))) * 0xc2b2ae3d27d4eb4full;
-  }
-  // High bits into low ones, which multiplication alone does not reach.
-  return {a ^ (a >> 29), b ^ (b >> 31), frames};
+Following follow_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+  Frame* const frame = python_frame(this_threads_frames());
+  if (frame == nullptr) return Following::none;
+  return memo.follow<Frames>(frame, depth, seed) ? Following::same : Following::other;
 }
 
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
-  uint32_t seen = 0;    // what walk_key() counts
+  uint32_t seen = 0;    // what the memo's key is over
   uint32_t needed = 0;  // of those seen, up to the last one written
   uint32_t frames = 0;
-  for (Frame* frame = this_threads_frames(); frame != nullptr; frame = outer(frame)) {
-    if (is_shim(frame)) continue;
+  for (Frame* frame = python_frame(this_threads_frames()); frame != nullptr;
+       frame = Frames::outer(frame)) {
     if (frames == depth) return {frames, true, needed <= depth};
     ++seen;
     if (is_incomplete(frame)) continue;

@@ -1,6 +1,6 @@
 // The calling thread's own Python frames: the only place that knows CPython's frame structures.
 //
-// 1. walk_key() and walk_frames() take no lock, no reference and no GIL, allocate nothing and read
+// 1. follow_frames() and walk_frames() take no lock, no reference and no GIL, allocate nothing and read
 //    nothing but the calling thread's own frames, which nobody else changes meanwhile. The caller
 //    sees to it that no thread state is freed under them (Recorder::stop_walking).
 // 2. Frames are those sys._getframe() shows: shim frames and frames that have not reached their
@@ -14,31 +14,26 @@
 #include <cstdint>
 #include <string>
 
-namespace pytracer {
+#include "walk_memo.h"
 
-constexpr uint32_t kMaxStackDepth = 1024;
+namespace pytracer {
 
 struct RawFrame {
   const void* code;  // PyCodeObject; identity, not ownership
   int32_t offset;    // of the instruction, in bytes
 };
 
-// 128 bits over the frames of a walk: equal for equal walks; for different ones equal by chance
-// only, with a probability around 2^-100 in a table of a million.
-struct WalkKey {
-  uint64_t a;
-  uint64_t b;
-  uint32_t frames;  // 0: this thread runs no Python
-};
-
 struct Walk {
   uint32_t frames;  // how many were written
   bool truncated;   // there were more than `depth`
-  bool keyed;       // walk_key() covered at least these frames, so its key stands for this walk
+  bool keyed;       // the memo's key is over at least these frames, so it stands for this walk
 };
 
-// The key of the innermost `depth` frames. Any thread, in a hook.
-WalkKey walk_key(uint32_t depth, uint64_t seed) noexcept;
+enum class Following { none /* this thread runs no Python */, same, other };
+
+// Notes the innermost `depth` frames, one or more, in this thread's memo, which has their key then.
+// `same`: as those before, under the same seed. Any thread, in a hook.
+Following follow_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
 // The innermost `depth` frames themselves, innermost first. Any thread, in a hook.
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept;
 

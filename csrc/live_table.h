@@ -37,11 +37,19 @@ class LiveTable {
   explicit LiveTable(uint32_t capacity);
 
   // Writer. No entry has this address (remove() it first). False: full.
-  bool insert(const LiveBlock& block) noexcept;
-  // Writer. The entry with this address, or false.
-  bool find(uint64_t address, LiveBlock* found) const noexcept;
-  // Writer. The same, and takes it out.
-  bool remove(uint64_t address, LiveBlock* found) noexcept;
+  bool insert(uint64_t address, uint64_t size, int64_t ticks, uint32_t stack,
+              uint16_t phase) noexcept;
+  // Writer. The entry with this address, until the writer's next change, or null.
+  const LiveBlock* find(uint64_t address) const noexcept {
+    const WhileFrozen guard(*this);  // thaw() changes chains
+    const uint32_t entry = index_.find(Entries::hash_of(address), [&](uint32_t each) {
+      const LiveBlock& block = entries_.blocks[each];
+      return block.address == address && block.state == kLive;
+    });
+    return entry != 0 ? &entries_.blocks[entry] : nullptr;
+  }
+  // Writer. What find() gave; it stays readable until the next insert().
+  void remove(const LiveBlock& found) noexcept;
 
   // Writer (in the marker). One freeze at a time.
   void freeze() noexcept;
@@ -63,15 +71,39 @@ class LiveTable {
     explicit Entries(uint32_t capacity) : blocks(size_t{capacity} + 1) {}
     uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
     uint32_t& next(uint32_t entry) noexcept { return blocks[entry].next; }
-    static uint64_t hash_of(uint64_t address) noexcept;
+    static uint64_t hash_of(uint64_t address) noexcept {
+      const uint64_t mixed = address * 0x9e3779b97f4a7c15ull;
+      return mixed ^ (mixed >> 32);
+    }
     ReservedArray<LiveBlock> blocks;  // [0] unused
   };
-  class WhileFrozen;  // takes frozen_lock_ if the table is frozen
+  // Takes frozen_lock_ if the table is frozen. For writers alone: they see frozen_ become true in
+  // their own critical section (the marker runs under the writer lock); it turns false under
+  // frozen_lock_.
+  class WhileFrozen {
+   public:
+    explicit WhileFrozen(const LiveTable& table) noexcept
+        : lock_(table.frozen_.load(std::memory_order_acquire) ? &table.frozen_lock_ : nullptr) {
+      if (lock_ != nullptr) lock_->lock();
+    }
+    ~WhileFrozen() {
+      if (lock_ != nullptr) lock_->unlock();
+    }
+    WhileFrozen(const WhileFrozen&) = delete;
+    WhileFrozen& operator=(const WhileFrozen&) = delete;
 
-  uint32_t find_entry(uint64_t address) const noexcept;
-  void take_out(uint32_t entry) noexcept;
+   private:
+    SpinLock* const lock_;
+  };
+
   void release(uint32_t entry) noexcept;
-  void count(int32_t blocks, int64_t bytes) noexcept;
+  void count(int32_t blocks, int64_t bytes) noexcept {
+    // One writer: no read-modify-write instruction needed.
+    blocks_.store(blocks_.load(std::memory_order_relaxed) + static_cast<uint32_t>(blocks),
+                  std::memory_order_relaxed);
+    block_bytes_.store(block_bytes_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes),
+                       std::memory_order_relaxed);
+  }
 
   const uint32_t capacity_;
   Entries entries_;
@@ -87,5 +119,52 @@ class LiveTable {
   std::atomic<bool> frozen_{false};
   mutable SpinLock frozen_lock_;
 };
+
+// Of every allocation and every free: inline.
+
+inline bool LiveTable::insert(uint64_t address, uint64_t size, int64_t ticks, uint32_t stack,
+                              uint16_t phase) noexcept {
+  const WhileFrozen guard(*this);
+  uint32_t entry = free_list_;
+  if (entry != 0) {
+    free_list_ = entries_.blocks[entry].next;
+  } else if (const uint32_t used = used_.load(std::memory_order_relaxed); used < capacity_) {
+    entry = used + 1;
+    used_.store(entry, std::memory_order_relaxed);
+  } else {
+    return false;
+  }
+  LiveBlock& block = entries_.blocks[entry];
+  block.address = address;
+  block.size = size;
+  block.ticks = ticks;
+  block.stack = stack;
+  block.phase = phase;
+  block.state = kLive;
+  block.epoch = epoch_;
+  index_.insert(entry);
+  count(1, static_cast<int64_t>(size));
+  return true;
+}
+
+inline void LiveTable::remove(const LiveBlock& found) noexcept {
+  const WhileFrozen guard(*this);
+  const auto entry = static_cast<uint32_t>(&found - &entries_.blocks[0]);
+  count(-1, -static_cast<int64_t>(found.size));
+  // An entry of before freeze() stays where it is for the reader.
+  if (frozen_.load(std::memory_order_relaxed) && found.epoch != epoch_) {
+    entries_.blocks[entry].state = kDead;
+    aside_[aside_count_++] = entry;
+  } else {
+    release(entry);
+  }
+}
+
+inline void LiveTable::release(uint32_t entry) noexcept {
+  index_.erase(entry);
+  entries_.blocks[entry].state = kFree;
+  entries_.blocks[entry].next = free_list_;
+  free_list_ = entry;
+}
 
 }  // namespace pytracer

@@ -21,25 +21,6 @@ Recorder::Recorder() {
   pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
 }
 
-namespace {
-
-bool wants_stack(Context context, uint8_t action) noexcept {
-  switch (context) {
-    case Context::none:
-      return false;
-    case Context::state:
-      return action == PYTRACER_ALLOC;
-    case Context::alloc:  // frees show the stack of their allocation, which the live table knows
-      return action != PYTRACER_FREE_REQUESTED && action != PYTRACER_FREE_COMPLETED &&
-             action != PYTRACER_SNAPSHOT;
-    case Context::all:
-      return action != PYTRACER_SNAPSHOT;  // of no block
-  }
-  return false;
-}
-
-}  // namespace
-
 void Recorder::record(const pytracer_event* given) noexcept {
   Recorder& recorder = instance();
   ThreadSlot* slot = thread_slot();
@@ -47,15 +28,14 @@ void Recorder::record(const pytracer_event* given) noexcept {
   HookScope scope(*slot);
   DeviceLog* log = recorder.log(given->device);
   if (log == nullptr || log->mode() == Mode::off) return;
-  Event event{};
-  event.phase = recorder.phases_.of(*slot);
-  if (wants_stack(log->context(), given->action)) event.stack = recorder.stack_of_this_thread();
+  const uint32_t stack =
+      log->wants_stack(given->action) ? recorder.stack_of_thread(slot->walks) : 0;
   DeviceLog::Cut* cut = nullptr;
   if (given->action == PYTRACER_SNAPSHOT && slot->cuts != nullptr) {
     const int index = given->device + 1;
     if (std::exchange(slot->cuts->log[index], nullptr) == log) cut = slot->cuts->cut[index];
   }
-  log->record(event, *given, cut);
+  log->record(*given, stack, recorder.phases_.of(*slot), cut);
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -63,22 +43,34 @@ DeviceLog* Recorder::log(int device) const noexcept {
   return index < kMaxDevices ? logs_[index].load(std::memory_order_acquire) : nullptr;
 }
 
-uint32_t Recorder::stack_of_this_thread() noexcept {
+uint32_t Recorder::stack_of_thread(WalkMemo& walks) noexcept {
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint32_t depth = depth_.load(std::memory_order_relaxed);
-  const WalkKey key = walk_key(depth, stacks->seed() ^ (uint64_t{depth} << 48));
-  if (key.frames == 0) return 0;
-  const uint32_t id = stacks->find(key);
-  return id != 0 ? id : walk_and_intern(*stacks, depth, key);
+  switch (follow_frames(walks, depth, stacks->seed())) {
+    case Following::none:
+      return 0;
+    case Following::same:
+      if (walks.stack != 0) return walks.stack;
+      break;
+    case Following::other:
+      break;
+  }
+  const WalkKey key = walks.key();
+  walks.stack = stacks->find(key);
+  return walks.stack != 0 ? walks.stack : walk_and_intern(*stacks, depth, key, walks);
 }
 
 // Apart, so that the usual case needs no room for the frames on the stack.
 __attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks, uint32_t depth,
-                                                             const WalkKey& key) noexcept {
+                                                             const WalkKey& key,
+                                                             WalkMemo& walks) noexcept {
   RawFrame frames[kMaxStackDepth];
   const Walk walk = walk_frames(frames, depth);
-  return walk.frames != 0 ? stacks.intern(frames, walk, key) : 0;
+  if (walk.frames == 0) return 0;
+  const uint32_t id = stacks.intern(frames, walk, key);
+  if (walk.keyed) walks.stack = id;
+  return id;
 }
 
 void Recorder::stop_walking() noexcept {

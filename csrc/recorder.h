@@ -86,8 +86,9 @@ class Recorder {
     return device != PYTRACER_CPU_DEVICE && accelerator_clock_ ? *accelerator_clock_ : clock_;
   }
 
-  uint32_t stack_of_this_thread() noexcept;
-  uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key) noexcept;
+  uint32_t stack_of_thread(WalkMemo& walks) noexcept;  // the calling one
+  uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
+                           WalkMemo& walks) noexcept;
   static void before_fork() noexcept;
   static void after_fork_in_parent() noexcept;
   static void after_fork_in_child() noexcept;

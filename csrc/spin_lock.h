@@ -13,15 +13,20 @@ namespace pytracer {
 class SpinLock {
  public:
   void lock() noexcept {
-    while (locked_.exchange(true, std::memory_order_acquire)) {
-      for (int spin = 0; locked_.load(std::memory_order_relaxed); ++spin) {
-        if (spin >= kSpins) sched_yield();
-      }
-    }
+    if (locked_.exchange(true, std::memory_order_acquire)) wait();
   }
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
  private:
+  // Apart, as all that is rare in a hook: what is inlined there costs registers.
+  __attribute__((noinline)) void wait() noexcept {
+    do {
+      for (int spin = 0; locked_.load(std::memory_order_relaxed); ++spin) {
+        if (spin >= kSpins) sched_yield();
+      }
+    } while (locked_.exchange(true, std::memory_order_acquire));
+  }
+
   static constexpr int kSpins = 64;
   std::atomic<bool> locked_{false};
 };

@@ -49,6 +49,11 @@ StackTable::StackTable(uint64_t max_bytes)
   strings_[0] = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
 }
 
+uint64_t StackTable::new_seed() noexcept {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 uint64_t StackTable::bytes() const noexcept {
   const uint64_t unnamed = code_count_ - named_codes_.load(std::memory_order_relaxed);
   return code_count_ * sizeof(Code) + frame_count_ * sizeof(Frame) +
@@ -159,7 +164,7 @@ void StackTable::code_destroyed(const void* pointer) noexcept {
     frame = codes_[id].newest_frame;
     code_index_.erase(id);
     // From now on this address means another code object: keys made before must not match.
-    seed_.fetch_add(1, std::memory_order_release);
+    seed_.store(new_seed(), std::memory_order_release);
   }
   for (; frame != 0; frame = frames_[frame].next_of_code) {
     try {

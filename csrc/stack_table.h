@@ -55,7 +55,8 @@ class StackTable {
 
   explicit StackTable(uint64_t max_bytes);
 
-  // In a hook, any thread. The seed of walk keys: changes whenever an address was retired.
+  // In a hook, any thread. The seed of walk keys: another whenever an address was retired, and of
+  // each table.
   uint64_t seed() const noexcept { return seed_.load(std::memory_order_acquire); }
   uint32_t find(const WalkKey& key) const noexcept { return cache_.find(key); }
   // In a hook, any thread. 0 when the table is full.
@@ -84,6 +85,7 @@ class StackTable {
   uint32_t intern_frame(const RawFrame& raw) noexcept;
   uint64_t bytes() const noexcept;
   bool has_room(uint64_t needed) const noexcept;
+  static uint64_t new_seed() noexcept;  // any thread
   // With the GIL, without mutex_.
   uint32_t intern_string(std::string text);
   void resolve_frame(Frame& frame);
@@ -116,7 +118,7 @@ class StackTable {
   LinearHash<FrameItems> frame_index_;
   LinearHash<StackItems> stack_index_;
   WalkCache cache_;
-  std::atomic<uint64_t> seed_{1};
+  std::atomic<uint64_t> seed_{new_seed()};
   uint64_t truncated_ = 0, dropped_ = 0;
   // Written with the GIL held.
   uint32_t resolved_frames_ = 1;          // frames below this have their lines

@@ -18,6 +18,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -93,48 +94,55 @@ class Hook {
   class Tracker {
    public:
     void operator()(const typename Api::TraceEntry& entry) const noexcept {
-      using Entry = typename Api::TraceEntry;
-      const auto action = static_cast<size_t>(entry.action_);
-      const bool marker = entry.action_ == Entry::SNAPSHOT;
-      if (!marker) {
+      if (entry.action_ != Api::TraceEntry::SNAPSHOT) {
         device_ = static_cast<int16_t>(entry.device_);
       } else if (next_marker_ >= 0) {
         device_ = next_marker_++;
       }
-      if (__atomic_load_n(enabled_, __ATOMIC_ACQUIRE) == 0) return;
-      if (device_ < 0 || action >= std::size(Api::kActions)) return;
-      pytracer_event event{};
-      event.address = static_cast<uint64_t>(entry.addr_);
-      event.size = static_cast<uint64_t>(entry.size_);
-      event.stream = reinterpret_cast<uint64_t>(entry.stream_);
-      if constexpr (has_mempool_<Entry>::value) {
-        event.pool_high = entry.mempool_.first;
-        event.pool_low = entry.mempool_.second;
-      }
-      if constexpr (Api::kHasClock) {
-        event.ticks = static_cast<int64_t>(entry.time_.approx_t_);
-      }
-      pytracer_labels labels{"", "", ""};
-      if constexpr (has_compile_context_<Entry>::value) {
-        if (entry.compile_context_ != "N/A") labels.compile_context = entry.compile_context_.c_str();
-      }
-      if constexpr (has_user_metadata_<Entry>::value) {
-        labels.user_metadata = entry.user_metadata_.c_str();
-      }
-      if constexpr (has_internal_metadata_<Entry>::value) {
-        labels.internal_metadata = entry.internal_metadata_.c_str();
-      }
-      if (*labels.compile_context || *labels.user_metadata || *labels.internal_metadata) {
-        event.labels = &labels;
-      }
-      event.device = device_;
-      event.action = Api::kActions[action];
-      record_(&event);
+      if (__atomic_load_n(enabled_, __ATOMIC_ACQUIRE) != 0) report_event(entry, device_);
     }
 
    private:
     mutable int16_t device_ = -1;  // written and read under the device's lock
   };
+
+  // Apart, so that a hook that is off saves no registers.
+  __attribute__((noinline)) static void report_event(const typename Api::TraceEntry& entry,
+                                                     int16_t device) noexcept {
+    using Entry = typename Api::TraceEntry;
+    const auto action = static_cast<size_t>(entry.action_);
+    if (device < 0 || action >= std::size(Api::kActions)) return;
+    pytracer_event event;
+    event.address = static_cast<uint64_t>(entry.addr_);
+    event.size = static_cast<uint64_t>(entry.size_);
+    event.stream = reinterpret_cast<uint64_t>(entry.stream_);
+    event.pool_high = event.pool_low = 0;
+    if constexpr (has_mempool_<Entry>::value) {
+      event.pool_high = entry.mempool_.first;
+      event.pool_low = entry.mempool_.second;
+    }
+    event.autograd_sequence = 0;
+    event.ticks = 0;
+    if constexpr (Api::kHasClock) event.ticks = static_cast<int64_t>(entry.time_.approx_t_);
+    event.labels = nullptr;
+    event.device = device;
+    event.action = Api::kActions[action];
+    const char* compile_context = "";
+    const char* user_metadata = "";
+    const char* internal_metadata = "";
+    if constexpr (has_compile_context_<Entry>::value) {
+      const std::string& text = entry.compile_context_;
+      const bool is_unset = text.size() == 3 && std::memcmp(text.data(), "N/A", 3) == 0;
+      if (!is_unset) compile_context = text.c_str();
+    }
+    if constexpr (has_user_metadata_<Entry>::value) user_metadata = entry.user_metadata_.c_str();
+    if constexpr (has_internal_metadata_<Entry>::value) {
+      internal_metadata = entry.internal_metadata_.c_str();
+    }
+    const pytracer_labels labels{compile_context, user_metadata, internal_metadata};
+    if (*compile_context || *user_metadata || *internal_metadata) event.labels = &labels;
+    record_(&event);
+  }
 
   template <class Segment>
   static void report_segment(const Segment& from, std::vector<pytracer_block>& blocks,

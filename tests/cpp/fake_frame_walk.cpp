@@ -3,10 +3,24 @@
 #include <algorithm>
 
 namespace {
-thread_local std::vector<pytracer::RawFrame> t_frames;
-}
 
-void run_frames(std::vector<pytracer::RawFrame> frames) { t_frames = std::move(frames); }
+using pytracer::RawFrame;
+
+thread_local std::vector<RawFrame> t_frames;
+
+struct Frames {
+  using Frame = RawFrame;
+  static constexpr bool kOwnInstructions = false;
+  static Frame* outer(Frame* frame) {
+    return frame == &t_frames.back() ? nullptr : frame + 1;
+  }
+  static const void* code(Frame* frame) { return frame->code; }
+  static uint64_t instruction(Frame* frame) { return static_cast<uint64_t>(frame->offset); }
+};
+
+}  // namespace
+
+void run_frames(std::vector<RawFrame> frames) { t_frames = std::move(frames); }
 
 pytracer::RawFrame frame_at(uintptr_t code, int32_t offset) {
   return {reinterpret_cast<const void*>(code), offset};
@@ -14,15 +28,9 @@ pytracer::RawFrame frame_at(uintptr_t code, int32_t offset) {
 
 namespace pytracer {
 
-WalkKey walk_key(uint32_t depth, uint64_t seed) noexcept {
-  uint64_t a = seed, b = ~seed;
-  const uint32_t frames = std::min(depth, static_cast<uint32_t>(t_frames.size()));
-  for (uint32_t i = 0; i < frames; ++i) {
-    a = (a ^ reinterpret_cast<uint64_t>(t_frames[i].code)) * 0x9e3779b97f4a7c15ull;
-    b = (b ^ static_cast<uint64_t>(t_frames[i].offset)) * 0xc2b2ae3d27d4eb4full;
-  }
-  if (t_frames.size() > depth) a = ~a;
-  return {a ^ (a >> 29), b ^ (b >> 31), frames};
+Following follow_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+  if (t_frames.empty()) return Following::none;
+  return memo.follow<Frames>(t_frames.data(), depth, seed) ? Following::same : Following::other;
 }
 
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
@@ -42,3 +50,9 @@ std::string code_name(const void* code) {
 std::string code_filename(const void*) { return "file.py"; }
 
 }  // namespace pytracer
+
+pytracer::WalkKey key_here(uint32_t depth, uint64_t seed) {
+  thread_local pytracer::WalkMemo memo;
+  pytracer::follow_frames(memo, depth, seed);
+  return memo.key();
+}

@@ -8,3 +8,5 @@
 // Innermost first. A code pointer is any nonzero number.
 void run_frames(std::vector<pytracer::RawFrame> frames);
 pytracer::RawFrame frame_at(uintptr_t code, int32_t offset);
+// The key of this thread's frames, as a hook gets it.
+pytracer::WalkKey key_here(uint32_t depth, uint64_t seed);

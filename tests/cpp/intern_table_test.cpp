@@ -33,9 +33,9 @@ TEST(a_full_intern_table_drops_and_counts) {
 
 TEST(pools_and_labels_have_names) {
   DeviceNames names;
-  CHECK(names.number_of(Pool{0, 0}) == 0 && names.number_of(nullptr) == 0);
-  const uint16_t pool = names.number_of(Pool{1, UINT64_MAX});
-  CHECK(pool != 0 && names.number_of(Pool{1, 2}) != pool);
+  CHECK(names.number_of_pool(0, 0) == 0 && names.number_of(nullptr) == 0);
+  const uint16_t pool = names.number_of_pool(1, UINT64_MAX);
+  CHECK(pool != 0 && names.number_of_pool(1, 2) != pool);
   CHECK(names.pool(pool).high == 1 && names.pool(pool).low == UINT64_MAX);
   CHECK(names.pool(0).high == 0 && names.pool(0).low == 0);
   const pytracer_labels given = {"0/0", "", "internal"};

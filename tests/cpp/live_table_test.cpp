@@ -11,12 +11,13 @@
 using namespace pytracer;
 
 namespace {
-LiveBlock block_at(uint64_t address, uint64_t size) {
-  LiveBlock block{};
-  block.address = address;
-  block.size = size;
-  block.stack = static_cast<uint32_t>(size);
-  return block;
+bool insert(LiveTable& table, uint64_t address, uint64_t size) {
+  return table.insert(address, size, 0, static_cast<uint32_t>(size), 0);
+}
+bool remove(LiveTable& table, uint64_t address) {
+  const LiveBlock* found = table.find(address);
+  if (found != nullptr) table.remove(*found);
+  return found != nullptr;
 }
 void check_same(const std::vector<LiveBlock>& live, const std::map<uint64_t, uint64_t>& model) {
   CHECK(live.size() == model.size());
@@ -37,17 +38,16 @@ TEST(live_table_equals_a_map) {
     const uint64_t address = 64 * (1 + random() % 5000);
     if (random() % 2 == 0) {
       const uint64_t size = 1 + random() % 1000;
-      LiveBlock gone;
-      CHECK(table.remove(address, &gone) == (model.erase(address) != 0));
+      CHECK(remove(table, address) == (model.erase(address) != 0));
       const bool fits = model.size() < 3000;
-      CHECK(table.insert(block_at(address, size)) == fits);
+      CHECK(insert(table, address, size) == fits);
       if (fits) model[address] = size;
     } else {
-      LiveBlock found;
-      CHECK(table.find(address, &found) == (model.count(address) != 0));
-      CHECK(table.remove(address, &found) == (model.count(address) != 0));
-      if (model.count(address) != 0) CHECK(found.size == model[address]);
-      model.erase(address);
+      const LiveBlock* found = table.find(address);
+      CHECK((found != nullptr) == (model.count(address) != 0));
+      if (found != nullptr) CHECK(found->size == model[address]);
+      CHECK(remove(table, address) == (model.erase(address) != 0));
+      CHECK(table.find(address) == nullptr);
     }
     if (i % 10'000 == 0) {
       table.freeze();
@@ -65,18 +65,17 @@ TEST(live_table_frozen_keeps_what_goes) {
   LiveTable table(100);
   std::map<uint64_t, uint64_t> model;
   for (uint64_t i = 1; i <= 50; ++i) {
-    table.insert(block_at(i * 64, i));
+    insert(table, i * 64, i);
     model[i * 64] = i;
   }
   for (int round = 0; round < 3; ++round) {
     table.freeze();
     const auto frozen = model;
-    LiveBlock found;
-    for (uint64_t i = 1; i <= 25; ++i) CHECK(table.remove(i * 64, &found));  // goes
-    for (uint64_t i = 1; i <= 10; ++i) table.insert(block_at(i * 64, 1000 + i));  // reused address
-    for (uint64_t i = 1; i <= 5; ++i) CHECK(table.remove(i * 64, &found) && found.size == 1000 + i);
-    CHECK(table.remove(30 * 64, &found));
-    table.insert(block_at(30 * 64, 77));
+    for (uint64_t i = 1; i <= 25; ++i) CHECK(remove(table, i * 64));  // goes
+    for (uint64_t i = 1; i <= 10; ++i) insert(table, i * 64, 1000 + i);  // reused address
+    for (uint64_t i = 1; i <= 5; ++i) CHECK(remove(table, i * 64));
+    CHECK(remove(table, 30 * 64));
+    insert(table, 30 * 64, 77);
     check_same(table.collect(), frozen);
     table.thaw();
     model[30 * 64] = 77;
@@ -86,8 +85,8 @@ TEST(live_table_frozen_keeps_what_goes) {
     check_same(table.collect(), model);
     table.thaw();
     for (uint64_t i = 1; i <= 25; ++i) {
-      table.remove(i * 64, &found);
-      table.insert(block_at(i * 64, i));
+      remove(table, i * 64);
+      insert(table, i * 64, i);
       model[i * 64] = i;
     }
   }
@@ -101,12 +100,11 @@ TEST(live_table_views_are_consistent_under_fire) {
   std::atomic<uint64_t> next{0};
   std::thread writer([&] {
     // Always 100 or 101 blocks alive, their sizes consecutive numbers.
-    LiveBlock found;
     while (!stop) {
       std::lock_guard lock(writer_lock);
       ++next;
-      CHECK(table.insert(block_at(64 * (1 + next % 1000), next)));
-      if (next > 100) CHECK(table.remove(64 * (1 + (next - 100) % 1000), &found));
+      CHECK(insert(table, 64 * (1 + next % 1000), next));
+      if (next > 100) CHECK(remove(table, 64 * (1 + (next - 100) % 1000)));
     }
   });
   for (int i = 0; i < 300 || next < 20'000; ++i) {

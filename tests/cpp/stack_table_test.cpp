@@ -11,7 +11,7 @@ using namespace pytracer;
 namespace {
 // What Recorder does for an event.
 uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
-  const WalkKey key = walk_key(depth, table.seed());
+  const WalkKey key = key_here(depth, table.seed());
   if (const uint32_t id = table.find(key)) return id;
   RawFrame frames[kMaxStackDepth];
   const Walk walk = walk_frames(frames, depth);

@@ -1,0 +1,159 @@
+#include "walk_memo.h"
+
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+using namespace pytracer;
+
+namespace {
+
+// Frames as an interpreter has them: most on a stack of memory, where the next call takes the place
+// of the last one, some elsewhere.
+struct Frame {
+  Frame* outer;
+  uint64_t instruction;
+};
+struct Frames {
+  using Frame = ::Frame;
+  static constexpr bool kOwnInstructions = true;
+  static Frame* outer(Frame* frame) { return frame->outer; }
+  static const void* code(Frame* frame) { return reinterpret_cast<void*>(frame->instruction / 16); }
+  static uint64_t instruction(Frame* frame) { return frame->instruction; }
+};
+
+class Program {
+ public:
+  explicit Program(unsigned seed) : random_(seed) {}
+  Frame* innermost() { return calls_.empty() ? nullptr : calls_.back().frame; }
+  // Goes on, returns from or makes some calls.
+  void run(size_t most_calls) {
+    for (int i = static_cast<int>(random_() % 4); i > 0 && !calls_.empty(); --i) leave();
+    if (!calls_.empty() && random_() % 2 == 0) go_on();
+    for (int i = static_cast<int>(random_() % 4); i > 0 && calls_.size() < most_calls; --i) enter();
+    if (calls_.empty()) enter();
+    if (random_() % 50 == 0) calls_[random_() % calls_.size()].frame->instruction ^= 2;  // resumed
+  }
+  // Instructions, innermost first, as far as `depth`; then whether there are more.
+  std::vector<uint64_t> stack(uint32_t depth) {
+    std::vector<uint64_t> all;
+    Frame* frame = innermost();
+    for (; frame != nullptr && all.size() < depth; frame = frame->outer) {
+      all.push_back(frame->instruction);
+    }
+    all.push_back(frame != nullptr);
+    return all;
+  }
+  void enter() {
+    Frame* outer = innermost();
+    const size_t words = 2 + random_() % 3;  // frames have several sizes
+    Call call{nullptr, nullptr, 0};
+    if (random_() % 8 == 0) {
+      call.elsewhere = std::make_unique<Frame>();  // a generator's
+      call.frame = call.elsewhere.get();
+    } else {
+      call.words = words;
+      call.frame = reinterpret_cast<Frame*>(&memory_[used_]);
+      used_ += words;
+    }
+    *call.frame = {outer, 16 * (1 + random_() % 5)};
+    calls_.push_back(std::move(call));
+  }
+  void leave() {
+    used_ -= calls_.back().words;
+    calls_.pop_back();
+  }
+  void go_on() { innermost()->instruction = 16 * (1 + random_() % 5) + 2 * (random_() % 2); }
+
+ private:
+  struct Call {
+    Frame* frame;
+    std::unique_ptr<Frame> elsewhere;
+    size_t words;
+  };
+  std::mt19937 random_;
+  std::vector<Call> calls_;
+  std::vector<uint64_t> memory_ = std::vector<uint64_t>(1 << 16);
+  size_t used_ = 0;
+};
+
+using Key = std::pair<uint64_t, uint64_t>;
+Key key_of(WalkMemo& memo) {
+  const WalkKey key = memo.key();
+  return {key.a, key.b};
+}
+
+// Two walks have one key if, and only if, their innermost frames are the same.
+void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
+  Program program(seed);
+  program.enter();
+  WalkMemo memo;
+  std::map<std::vector<uint64_t>, Key> keys;
+  std::map<Key, std::vector<uint64_t>> stacks;
+  std::vector<uint64_t> last;
+  for (int i = 0; i < 20'000; ++i) {
+    if (i % 3 != 0) program.run(most_calls);
+    const std::vector<uint64_t> stack = program.stack(depth);
+    const bool same = memo.follow<Frames>(program.innermost(), depth, 1);
+    CHECK(!same || stack == last);
+    CHECK(same || i % 3 != 0 || i == 0);  // nothing happened in between
+    const Key key = key_of(memo);
+    CHECK(keys.emplace(stack, key).first->second == key);
+    CHECK(stacks.emplace(key, stack).first->second == stack);
+    last = stack;
+  }
+}
+
+}  // namespace
+
+TEST(walk_memo_keys_are_of_the_innermost_frames) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    check_keys(seed, 1, 20);
+    check_keys(seed, 5, 4);
+    check_keys(seed, 5, 12);
+    check_keys(seed, 32, 60);
+    check_keys(seed, 64, 200);  // more than the memo's slack
+    check_keys(seed, kMaxStackDepth, 100);
+  }
+}
+
+TEST(walk_memo_holds_the_deepest_stacks) {
+  Program program(1);
+  for (uint32_t i = 0; i < 4 * kMaxStackDepth; ++i) program.enter();
+  WalkMemo memo;
+  for (const uint32_t depth : {kMaxStackDepth, kMaxStackDepth - 1, 1u, 40u, kMaxStackDepth}) {
+    CHECK(!memo.follow<Frames>(program.innermost(), depth, 1));
+    CHECK(memo.follow<Frames>(program.innermost(), depth, 1));
+    const Key key = key_of(memo);
+    for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) {  // calls come, and go again
+      program.enter();
+      if (i % 7 == 0) memo.follow<Frames>(program.innermost(), depth, 1);
+    }
+    for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) program.leave();
+    CHECK(!memo.follow<Frames>(program.innermost(), depth, 1));
+    CHECK(key_of(memo) == key);
+  }
+}
+
+TEST(walk_memo_keys_differ_by_seed_and_truncation) {
+  Program program(1);
+  for (int i = 0; i < 6; ++i) program.enter();
+  WalkMemo memo;
+  memo.follow<Frames>(program.innermost(), 6, 1);
+  const Key whole = key_of(memo);
+  CHECK(!memo.follow<Frames>(program.innermost(), 6, 2));
+  CHECK(key_of(memo).first != whole.first && key_of(memo).second != whole.second);
+  CHECK(!memo.follow<Frames>(program.innermost(), 6, 1));
+  CHECK(key_of(memo) == whole);
+  // The same six frames, called from a seventh: its callee's link alone tells.
+  Frame* outermost = program.innermost();
+  while (outermost->outer != nullptr) outermost = outermost->outer;
+  Frame caller{nullptr, 16};
+  outermost->outer = &caller;
+  CHECK(!memo.follow<Frames>(program.innermost(), 6, 1));
+  CHECK(key_of(memo).first != whole.first && key_of(memo).second != whole.second);
+}

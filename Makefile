@@ -62,19 +62,16 @@ lint: .venv/torch
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: .venv/torch .venv-cuda-2.12.1/torch
-	.venv/bin/pip install $(PIP_FLAGS) .
-	.venv/bin/python bench/per_event.py
-	.venv/bin/python bench/dump.py
-	.venv/bin/python bench/startup.py
-	.venv/bin/python bench/rollout_is.py
-	.venv/bin/python bench/reading.py
+# What each costs, into bench/results/, and the README's picture of it. On other devices, a real one
+# too: `python bench --device cuda`, where pytracer is installed.
+bench: .venv/torch .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
+	.venv/bin/pip install $(PIP_FLAGS) '.[plot]'
+	.venv/bin/python bench
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
-	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/per_event.py --device cuda
-	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/longest_call.py --device cuda
-	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench/replay.py --device cuda
-	SIMULATED_CAPACITY_MB=81920 tests/devices/simulate cuda \
-		.venv-cuda-2.12.1/bin/python bench/rollout_is.py --device cuda
+	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench --device cuda
+	.venv-npu-2.13.0/bin/pip install $(PIP_FLAGS) --no-deps .
+	tests/devices/simulate npu .venv-npu-2.13.0/bin/python bench --device npu
+	.venv/bin/python bench/plot.py
 
 # What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save

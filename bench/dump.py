@@ -1,101 +1,310 @@
-"""What a full ring holds in memory, and what a dump of it takes.
+"""What a full ring holds in memory, and what a dump of it takes: ours beside torch's own recorder.
 
-The ring is filled with events at 20 Python frames and 2,000 distinct stacks, while 10,000 blocks
-are alive. Each size runs in processes of its own; medians over the rounds are given. A CPU event
-becomes two or three of the file's (docs/design.md), so 1 M events are 2.5 M in the file.
+The ring is filled through the real allocator (on accelerators by its raw interface, on the CPU by
+`torch.empty`), at 5 and at 40 Python frames, with stacks that are shared (2,000 distinct ones) or
+all different: each allocation and each free has its own. 10,000 blocks are alive. Both recorders
+have as many entries, see the same events, and keep the stacks of allocations and of frees; their
+files are read back to check that, and compared. A CPU event becomes two or three of the file's
+(docs/design.md). torch has no recorder for the CPU.
+
+Each process is one recorder's, and does everything without recording first:
+
+- resident: bytes it has more after doing it again with recording, so that neither blocks nor the
+  program's own objects count; beside it what `stats()` says, and how many events lack a stack.
+- first, tiny: seconds of the process's first dump, of two events, with whatever that imports.
+- dump, later: seconds of the first dump of the full ring, and of later ones.
+- extra: how far that first one raises the high-water mark of resident memory (a lower bound, where
+  the kernel does not let the mark be reset).
+- file: its bytes without those of an empty recording's, the fixed header, which are given too.
+
+With different stacks ours gets a `max_stack_bytes` that has room for them. "bounded" is the same
+under the default one, which leaves stacks out. Of 1 M events ours gets a third of the rounds;
+torch's recorder gets a fifth, and no later dump.
 """
 
+import collections
+import contextlib
+import ctypes
+import functools
+import gc
 import json
+import math
 import os
-import resource
+import pickle
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from harness import arguments, at_depth, in_own_process, resident_bytes, save, summary
+from harness import arguments, in_own_process, recorder, resident_bytes, save, summary
+from pairs import raw_interface
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-SIZES = (10_000, 100_000, 1_000_000)
-STACKS, LIVE_BLOCKS, DUMPS = 2_000, 10_000, 5
+SIZES, FRAMES = (10_000, 100_000, 1_000_000), (5, 40)
+STACKS, LIVE_BLOCKS = 2_000, 10_000
+ENOUGH_STACK_BYTES = 2**30
+OURS, NATIVE = "pytracer", "native python"
+# Of the generated code: functions that allocate, and how often each does.
+LEAVES, LINES = 100, 10
+LATER_DUMPS = 2
+LARGE_SHARE = {OURS: 3, NATIVE: 5}  # of the rounds, one in so many has the largest ring
+COLUMNS = {
+    "resident_bytes": "resident",
+    "said_bytes": "stats() says",
+    "dump_extra_bytes": "extra",
+    "dump_s": "dump",
+    "later_dump_s": "later",
+    "tiny_dump_s": "first, tiny",
+    "file_bytes": "file",
+    "empty_file_bytes": "empty, bytes",
+    "dropped": "no stack",
+}
 
 
-def worker(entries: int) -> dict[str, float]:
-    """Bytes and seconds."""
-    from pytracer import Tracer, _core
+def allocating_paths(
+    number: int, frames: int, allocate: Callable[[], Any], release: Callable[[Any], object]
+) -> Callable[[], None]:
+    """A function that takes and gives back a block on `number` paths of its code, one by one.
 
-    scopes = []
-    for number in range(STACKS):
-        scope: dict[str, object] = {"record_pairs": _core.testing.record_pairs}
-        exec(f"def f{number}(n):\n record_pairs(n, 64)", scope)
-        scopes.append(scope[f"f{number}"])
+    Each path is two stacks, the allocation's and the free's, of `frames` frames (at least 3)
+    beside the caller's. There are a few more where `number` is no multiple of the lines.
+    """
+    lines = min(number, LINES)
+    leaves = min(math.ceil(number / lines), LEAVES)
+    source = []
+    for leaf in range(leaves):
+        source += [f"def leaf{leaf}():", *[" release(", "  allocate())"] * lines]
+    source += ["def path2():", *(f" leaf{leaf}()" for leaf in range(leaves))]
+    for level in range(3, frames + 1):
+        calls = math.ceil(number / (lines * leaves)) if level == 3 else 1
+        source += [f"def path{level}():", *[f" path{level - 1}()"] * calls]
+    scope: dict[str, Any] = {"allocate": allocate, "release": release}
+    exec(compile("\n".join(source), "<allocating paths>", "exec"), scope)
+    function: Callable[[], None] = scope[f"path{frames}"]
+    return function
 
-    with tempfile.TemporaryDirectory() as folder:
-        # The reading's own needs, and the recorder's first use, out of the way.
-        with Tracer(device="cpu", trace_alloc_max_entries=1) as warm:
-            warm.dump(Path(folder, "warm.pickle"))
-        before = resident_bytes()
-        with Tracer(device="cpu", trace_alloc_max_entries=entries) as tracer:
-            for block in range(LIVE_BLOCKS):
-                _core.testing.record(0, 4096 + 64 * block, 512)
-            for function in scopes:
-                pairs = entries // 2 // STACKS + 1
-                at_depth(20, lambda function=function, pairs=pairs: function(pairs))
-            held = resident_bytes() - before
-            stats = tracer.stats()
-            device, stacks = stats["devices"][0], stats["stacks"]
-            assert device["held"] == entries
-            # The high-water mark is the process's: what a dump adds shows where it passes it.
-            peak_before = max(
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, resident_bytes()
-            )
-            path = Path(folder, "snapshot.pickle")
-            seconds = []
-            for _ in range(DUMPS):
-                start = time.perf_counter()
-                tracer.dump(path)
-                seconds.append(time.perf_counter() - start)
-                size = os.path.getsize(path)
-                path.unlink()
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def peak_bytes() -> int:
+    """The high-water mark of this process's resident memory."""
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Has the high-water mark begin anew from here, where the kernel lets us."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def trim() -> None:
+    """Gives freed memory back to the system, where it would serve what is measured next unseen."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def native_dump(device: str, path: Path) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.memory._dump_snapshot(str(path))
+    else:  # as verl does
+        with path.open("wb") as file:
+            pickle.dump(torch.npu.memory._snapshot(), file)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What both recorders' files should agree in."""
+    import numpy as np
+
+    from pytracer.reading import load
+
+    snapshot = load(path)
+    events: collections.Counter[str] = collections.Counter()
+    depths: collections.Counter[int] = collections.Counter()
+    for trace in snapshot.traces:
+        for action, count in zip(*np.unique(trace.action, return_counts=True), strict=True):
+            events[snapshot.actions[action]] += int(count)
+        frames = np.diff(snapshot.stacks.offsets)[trace.stack]
+        for depth, count in zip(*np.unique(frames, return_counts=True), strict=True):
+            depths[int(depth)] += int(count)
     return {
-        "resident_bytes": held,
-        "said_bytes": device["ring_bytes"] + device["live_table_bytes"] + stacks["bytes"],
-        "first_dump_s": seconds[0],
-        "dump_s": statistics.median(seconds),
-        "dump_extra_bytes": peak - peak_before,
-        "file_bytes": size,
+        "events": events,
+        "frames_of_events": depths,
+        "distinct_stacks": len(snapshot.stacks) - 1,
     }
 
 
+def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dict[str, Any]:
+    """Bytes and seconds."""
+    import torch
+
+    import pytracer
+
+    allocate, release = raw_interface(device)
+    pairs = entries // (2 if device == "cpu" else 3) + 1
+    number = STACKS // 2 if stacks == "shared" else pairs
+    # The module and this function are frames too.
+    paths = allocating_paths(number, frames - 2, allocate, release)
+    if who == OURS:
+        more = {"max_stack_bytes": ENOUGH_STACK_BYTES} if stacks == "different" else {}
+        tracer = pytracer.Tracer(
+            device=device, stack_depth=64, trace_alloc_max_entries=entries, context="all", **more
+        )
+        start, stop, dump = tracer.start, tracer.stop, tracer.dump
+    else:
+        start, stop = recorder(device, NATIVE, entries)
+        dump = functools.partial(native_dump, device)
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        start()
+        release(allocate())
+        result["tiny_dump_s"] = seconds(lambda: dump(Path(folder, "tiny.pickle")))
+        stop()
+
+    before = 0
+    # Twice without: until the heap, and the code as CPython specialises it, stay as they are.
+    for recording in (False, False, True):
+        if recording:
+            start()
+        blocks = [allocate() for _ in range(LIVE_BLOCKS)]
+        for _ in range(math.ceil(pairs / number)):
+            paths()
+        trim()
+        if recording:
+            result["resident_bytes"] = resident_bytes() - before
+        else:
+            before = resident_bytes()
+            while blocks:
+                release(blocks.pop())
+    if who == OURS:
+        stats = tracer.stats()
+        (log,) = (log for log in stats["devices"] if log["recorded"])
+        assert log["held"] == entries
+        result["said_bytes"] = (
+            log["ring_bytes"] + log["live_table_bytes"] + stats["stacks"]["bytes"]
+        )
+        result["dropped"] = stats["stacks"]["dropped"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        first, later = Path(folder, "first.pickle"), Path(folder, "later.pickle")
+        reset_peak()
+        peak = peak_bytes()
+        result["dump_s"] = seconds(lambda: dump(first))
+        result["dump_extra_bytes"] = peak_bytes() - peak
+        if who == OURS or entries < max(SIZES):
+            result["later_dump_s"] = statistics.median(
+                seconds(lambda: dump(later)) for _ in range(LATER_DUMPS)
+            )
+        result["contents"] = contents(first)
+        stop()
+        while blocks:
+            release(blocks.pop())
+        if device != "cpu":
+            getattr(torch, device).empty_cache()
+        start()
+        dump(later)
+        stop()
+        result["empty_file_bytes"] = os.path.getsize(later)
+        result["file_bytes"] = os.path.getsize(first) - result["empty_file_bytes"]
+    return result
+
+
+def agree(ours: dict[str, Any], native: dict[str, Any]) -> bool:
+    """Whether the files have the same events; a snapshot's marker may have displaced one."""
+    actions = (ours["events"].keys() | native["events"].keys()) - {"snapshot"}
+    depths = (ours["frames_of_events"].keys() | native["frames_of_events"].keys()) - {"0"}
+    return all(
+        abs(ours[kind].get(key, 0) - native[kind].get(key, 0)) <= 1
+        for kind, keys in (("events", actions), ("frames_of_events", depths))
+        for key in keys
+    )
+
+
+def as_text(key: str, value: float) -> str:
+    if key in ("empty_file_bytes", "dropped"):
+        return f"{value:,.0f}"
+    return f"{value / 1e6:.1f}" if key.endswith("_bytes") else f"{value:.3g}"
+
+
 def main() -> None:
-    options = arguments(__doc__, "dump_{device}.json")
-    results: dict[int, list[dict[str, float]]] = {}
-    rounds = [size for _ in range(options.rounds) for size in SIZES]
-    for size in track(rounds, "measuring", console=Console(stderr=True)):
-        results.setdefault(size, []).append(in_own_process(__file__, size))
-    table = Table(title="A full ring and its dump (medians)")
-    columns = ("resident MB", "stats() says MB", "first dump s", "dump s", "extra MB", "file MB")
-    for column in ("events", *columns):
+    options = arguments(__doc__, "dump_{device}.json", ("cpu", "cuda", "npu"), rounds=3)
+    recorders = (OURS,) if options.device == "cpu" else (OURS, NATIVE)
+    cases = [
+        (size, frames, stacks, who)
+        for size in SIZES
+        for frames in FRAMES
+        for stacks in ("shared", "different", "bounded")
+        for who in recorders
+        if stacks != "bounded" or (size == max(SIZES) and who == OURS)
+    ]
+
+    def rounds(case: tuple[int, int, str, str]) -> int:
+        return math.ceil(
+            options.rounds / LARGE_SHARE[case[3]] if case[0] == max(SIZES) else options.rounds
+        )
+
+    results: dict[tuple[int, int, str, str], list[dict[str, Any]]] = {case: [] for case in cases}
+    turns = [case for turn in range(options.rounds) for case in cases if turn < rounds(case)]
+    for case in track(turns, "measuring", console=Console(stderr=True)):
+        size, frames, stacks, who = case
+        results[case].append(in_own_process(__file__, options.device, who, size, frames, stacks))
+
+    table = Table(title=f"A full ring and its dump on {options.device}, medians: MB, s")
+    for column in ("events", "frames", "stacks", "", *COLUMNS.values()):
         table.add_column(column, justify="right")
-    figures = []
-    for size in SIZES:
-        found = {key: summary([each[key] for each in results[size]]) for key in results[size][0]}
-        figures.append({"events": size, **found})
-        row = [
-            f"{each['median'] / 1e6:.1f}" if key.endswith("_bytes") else f"{each['median']:.3f}"
-            for key, each in found.items()
-        ]
-        table.add_row(f"{size:,}", *row)
+    figures, complaints = [], []
+    for case in cases:
+        size, frames, stacks, who = case
+        found, native = results[case], results.get((size, frames, stacks, NATIVE))
+        figure: dict[str, Any] = {"events": size, "frames": frames, "stacks": stacks}
+        figure |= {"recorder": who, "contents": found[0]["contents"]}
+        keys = [key for key in COLUMNS if key in found[0]]
+        figure |= {key: summary([each[key] for each in found]) for key in keys}
+        figures.append(figure)
+        cells = {key: as_text(key, figure[key]["median"]) for key in keys}
+        table.add_row(
+            f"{size:,}", str(frames), stacks, who, *(cells.get(key, "") for key in COLUMNS)
+        )
+        if who == NATIVE or native is None:
+            table.add_section()
+            continue
+        figure["of_native"] = {
+            key: figure[key]["median"] / statistics.median(each[key] for each in native)
+            for key in keys
+            if key in native[0] and key != "empty_file_bytes"
+        }
+        cells = {key: f"{ratio:.3f}" for key, ratio in figure["of_native"].items()}
+        table.add_row("", "", "", "ratio", *(cells.get(key, "") for key in COLUMNS))
+        name = f"{size:,} events, {frames} frames, {stacks} stacks"
+        if not agree(found[0]["contents"], native[0]["contents"]):
+            complaints.append(f"{name}: the files have other events")
+        elif figure["file_bytes"]["max"] > min(each["file_bytes"] for each in native):
+            complaints.append(f"{name}: our file is larger")
     Console().print(table)
+    if NATIVE in recorders:
+        fine = "both recorders' files have the same events, and ours are nowhere larger"
+        print("\n".join(complaints) or fine)
     save(options.json, figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(int(sys.argv[2]))))
+        device, who, entries, frames, stacks = sys.argv[2:]
+        print(json.dumps(worker(device, who, int(entries), int(frames), stacks)))
     else:
         main()

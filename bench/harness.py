@@ -1,6 +1,7 @@
 """What the benchmarks share: processes of their own, medians, the environment, the result file."""
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -8,10 +9,16 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+# Which stacks are kept: our `context`; torch's `context` and `stacks`. The first of torch's is what
+# ratios are against.
+OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
+NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
 
 
 def in_own_process(script: str, *arguments: object) -> Any:
@@ -40,6 +47,8 @@ def environment() -> dict[str, Any]:
         ),
         platform.machine(),
     )
+    simulated = importlib.util.find_spec("simulated") is not None
+    real_gpu = not simulated and torch.cuda.is_available()
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -47,19 +56,36 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
-        "simulated": importlib.util.find_spec("simulated") is not None,
+        "simulated": simulated,
+        "gpu": torch.cuda.get_device_name() if real_gpu else None,
         "pytracer": pytracer.__version__,
     }
 
 
 def arguments(
-    description: str | None, results: str, devices: tuple[str, ...] = ("cpu",)
+    description: str | None,
+    results: str,
+    devices: tuple[str, ...] = ("cpu",),
+    rounds: int = 5,
+    parents: Sequence[argparse.ArgumentParser] = (),
 ) -> argparse.Namespace:
-    """The options every benchmark has; `results` is a file name, with `{device}` in it."""
+    """The options every benchmark has, and those of `parents`.
+
+    Args:
+        description: For `--help`.
+        results: A file name, with `{device}` in it.
+        devices: Whose allocators there are; the first is the default.
+        rounds: How many there are without `--rounds`.
+        parents: Made with `add_help=False`.
+    """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=parents,
     )
-    parser.add_argument("--rounds", type=int, default=5, help="processes for each configuration")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"processes for each configuration ({rounds})"
+    )
     parser.add_argument("--device", choices=devices, default=devices[0], help="whose allocator")
     parser.add_argument("--json", type=Path, help=f"where results go (bench/results/{results})")
     options = parser.parse_args()
@@ -71,6 +97,39 @@ def save(path: Path, figures: Any) -> None:
     """Writes figures and environment."""
     path.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2) + "\n")
     print(f"\n{path}")
+
+
+def recorder(
+    device: str, configuration: str, max_entries: int, stack_depth: int = 64
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What switches a recorder on and off: ours, or torch's.
+
+    Args:
+        device: "cpu", "cuda" or "npu"; torch has no recorder for the first.
+        configuration: a key of OURS or NATIVE.
+        max_entries: events of the ring.
+        stack_depth: Python frames that ours keeps; torch's keeps all.
+    """
+    import torch
+
+    import pytracer
+
+    if configuration in NATIVE:
+        context, stacks = NATIVE[configuration]
+        record = functools.partial(
+            getattr(torch, device).memory._record_memory_history,
+            context=context,
+            stacks=stacks,
+            max_entries=max_entries,
+        )
+        return functools.partial(record, "all"), functools.partial(record, None)
+    tracer = pytracer.Tracer(
+        device=device,
+        stack_depth=stack_depth,
+        context=OURS[configuration],
+        trace_alloc_max_entries=max_entries,
+    )
+    return tracer.start, tracer.stop
 
 
 def at_depth(frames: int, body: Any) -> Any:

@@ -1,143 +1,159 @@
-"""What recording adds to an allocation and its free, by us and by torch's own recorder.
+"""What recording adds to an allocation and its free, by us and by torch's own recorder, in ns.
 
-Each figure: a block taken and given back in a loop, at a given number of Python frames; on the CPU
-by `torch.empty`, on an accelerator by the caching allocator's raw interface, with a full ring. Each
-configuration runs in processes of its own, in turn. In each process the loop runs by turns without
-recording and with it, so that a machine that changes its speed changes both; what is added is the
-median of the differences of neighbours. "attached" is the hook with recording off, against the time
-before it was attached; "native" is torch's recorder with Python stacks.
+A block is taken and given back in a loop, with a full ring, at a number of Python frames: "raw"
+through the caching allocator's own interface, which the CPU does not have, and "empty" by
+`torch.empty`. At 0 frames a C++ thread, which has none, calls the allocator, the CPU's too.
+
+"empty tracker" is a function that does nothing, called by the allocator for each event: what torch
+itself takes for telling anyone. "attached" is our hook with recording off. The others record: ours
+by its `context`, and torch's recorder ("native", on accelerators only) by its `stacks`.
+
+Each configuration runs in processes of its own, in turn. "off" is the same process before anything
+was attached. Loops with recording and without take turns, so that a machine that changes its speed
+changes both (pairs.py). Given are median and least .. most over the processes, and the ratio to
+what "native python" added in the same round.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_event.py --device cuda`.
 """
 
+import argparse
 import functools
 import json
-import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from harness import arguments, at_depth, in_own_process, save, summary
+from harness import NATIVE, OURS, arguments, at_depth, in_own_process, recorder, save, summary
+from pairs import SIZE_BYTES, Case, Library, added, build, raw_interface
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-FRAMES = (5, 40)
-CONTEXTS = {"no stacks": None, "state": "state", "alloc": "alloc", "all": "all"}
-NATIVE = {f"native {context}": context for context in ("state", "alloc", "all")}
-PAIRS, REPEATS, RING = 10_000, 15, 10_000
+FRAMES = (0, 5, 20, 40, 100)
+BASE = next(iter(NATIVE))
+STAYING = ("empty tracker", "attached")
+PAIRS, REPEATS, RING = 5_000, 11, 10_000
+SECONDS = 0.02  # of the C++ thread's loop
 
 
-def one_pair(device: str) -> Callable[[], object]:
-    """Takes a block and gives it back."""
+def body(through: str, device: str) -> Callable[[], float]:
+    """A loop in a Python frame of its own; returns nanoseconds a pair."""
     import torch
 
-    if device == "cpu":
-        return lambda: torch.empty(128)
-    module = getattr(torch, device)
-    module.init()
-    stream = getattr(module.current_stream(), f"{device}_stream")
-    if device == "cuda":
-        allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
-        release = torch._C._cuda_cudaCachingAllocator_raw_delete
-    else:
-        import torch_npu
+    if through == "empty":
+        where = torch.device(device)
 
-        allocate = torch_npu._C._npu_npuCachingAllocator_raw_alloc
-        release = torch_npu._C._npu_npuCachingAllocator_raw_delete
-    return lambda: release(allocate(1024, stream))
+        def empty() -> float:
+            start = time.perf_counter_ns()
+            for _ in range(PAIRS):
+                torch.empty(SIZE_BYTES, dtype=torch.uint8, device=where)
+            return (time.perf_counter_ns() - start) / PAIRS
 
+        return empty
+    allocate, release = raw_interface(device)
 
-def worker(device: str, configuration: str, frames: int) -> dict[str, float]:
-    """Nanoseconds a pair without recording, and what the configuration adds."""
-    import torch
-
-    import pytracer
-
-    pair = one_pair(device)
-
-    def pairs() -> float:
+    def raw() -> float:
         start = time.perf_counter_ns()
         for _ in range(PAIRS):
-            pair()
+            release(allocate())
         return (time.perf_counter_ns() - start) / PAIRS
 
-    if configuration in NATIVE:
-        record = functools.partial(
-            getattr(torch, device).memory._record_memory_history,
-            context=NATIVE[configuration],
-            stacks="python",
-            max_entries=RING,
-        )
-        start, stop = functools.partial(record, "all"), functools.partial(record, None)
-    else:
-        tracer = pytracer.Tracer(
-            device=device,
-            stack_depth=64,
-            context=CONTEXTS.get(configuration, "all"),
-            trace_alloc_max_entries=RING,
-        )
-        start, stop = tracer.start, tracer.stop
-    off, on = [], []
-    if configuration == "attached":
-        for _ in range(REPEATS + 1):
-            off.append(at_depth(frames, pairs))
-        start()
-        stop()
-        for _ in range(REPEATS + 1):
-            on.append(at_depth(frames, pairs))
-    else:
-        start()
-        stop()
-        for _ in range(REPEATS + 1):
-            off.append(at_depth(frames, pairs))
-            start()
-            at_depth(frames, pairs)  # until the ring is full and the stacks are known
-            on.append(at_depth(frames, pairs))
-            stop()
-    differences = [with_it - without for with_it, without in zip(on[1:], off[1:], strict=True)]
-    return {"off": statistics.median(off[1:]), "added": statistics.median(differences)}
+    return raw
+
+
+def cases(device: str, configuration: str, library: str, places: list[str]) -> list[Case]:
+    """One for each of `places`, as "raw 40"."""
+    import torch
+
+    if device != "cpu":
+        getattr(torch, device).init()
+    extension = Library(library)
+    found = []
+    for through, frames in ((name, int(count)) for name, count in map(str.split, places)):
+        if frames == 0:
+            name = device if device == "cpu" else f"{device}:0"
+            loop = functools.partial(extension.pairs_in_threads, [name], SECONDS)
+        else:
+            loop = functools.partial(at_depth, frames, body(through, device))
+        if configuration == "empty tracker":
+            attach = functools.partial(extension.attach_empty_tracker, device)
+            found.append(Case(loop, attach, lambda: None))
+        else:
+            kept = "all" if configuration == "attached" else configuration
+            depth = 64 if frames <= 64 else 128  # all of them are kept, as torch's recorder does
+            found.append(Case(loop, *recorder(device, kept, RING, depth)))
+    return found
 
 
 def main() -> None:
-    options = arguments(__doc__, "per_event_{device}.json", devices=("cpu", "cuda", "npu"))
+    narrowing = argparse.ArgumentParser(add_help=False)
+    narrowing.add_argument(
+        "--frames", type=int, nargs="+", choices=FRAMES, default=FRAMES, help="these alone"
+    )
+    narrowing.add_argument("--through", choices=("raw", "empty"), help="this alone")
+    devices = ("cpu", "cuda", "npu")
+    options = arguments(__doc__, "per_event_{device}.json", devices, parents=[narrowing])
     device = options.device
-    configurations = ["attached", *CONTEXTS, *(NATIVE if device != "cpu" else ())]
-    results: dict[tuple[str, int], list[dict[str, float]]] = {}
-    rounds = [(c, f) for _ in range(options.rounds) for f in FRAMES for c in configurations]
-    for configuration, frames in track(rounds, "measuring", console=Console(stderr=True)):
-        result = in_own_process(__file__, device, configuration, frames)
-        results.setdefault((configuration, frames), []).append(result)
-    table = Table(title=f"ns added to a pair on {device} (median, least .. most)")
-    table.add_column("configuration")
-    for frames in FRAMES:
-        table.add_column(f"{frames} frames", justify="right")
+    native = device != "cpu"
+    configurations = [*STAYING[not native :], *OURS, *(NATIVE if native else ())]
+    places = [
+        (through, frames)
+        for through in ("raw", "empty")
+        for frames in options.frames
+        if options.through in (None, through)
+        and (frames > 0 if through == "empty" else native or frames == 0)
+    ]
+    if not places:
+        narrowing.error(f"nothing to measure on {device}: the allocator itself at 0 frames only")
+    results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in configurations}
+    rounds = [each for _ in range(options.rounds) for each in configurations]
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(device, Path(folder))
+        names = [f"{through} {frames}" for through, frames in places]
+        for each in track(rounds, "measuring", console=Console(stderr=True)):
+            results[each].append(in_own_process(__file__, device, each, library, *names))
+    table = Table(title=f"ns of a pair on {device}, and added to it")
+    for column in ("through", "frames", "configuration", "off", "added", "least .. most", "ratio"):
+        table.add_column(column, justify="left" if column == "configuration" else "right")
     figures = []
-    for configuration in configurations:
-        row = [configuration]
-        for frames in FRAMES:
-            found = results[configuration, frames]
-            added = summary([each["added"] for each in found])
-            row.append(f"{added['median']:+.0f} ({added['min']:+.0f} .. {added['max']:+.0f})")
-            off = summary([each["off"] for each in found])
-            figures.append({"configuration": configuration, "frames": frames})
-            figures[-1] |= {"added_ns": added, "off_ns": off}
-        table.add_row(*row)
-    Console().print(table)
-    for configuration in NATIVE if device != "cpu" else ():
-        for frames in FRAMES:
-            ours, theirs = (
-                statistics.median(each["added"] for each in results[name, frames])
-                for name in (NATIVE[configuration], configuration)
+    for index, (through, frames) in enumerate(places):
+        table.add_section()
+        for configuration in configurations:
+            found = [each[index] for each in results[configuration]]
+            figure: dict[str, Any] = {"through": through, "frames": frames}
+            figure |= {"configuration": configuration}
+            figure |= {key: summary([each[key] for each in found]) for key in found[0]}
+            if native and configuration not in NATIVE:
+                ratios = [
+                    ours["added_ns"] / base[index]["added_ns"]
+                    for ours, base in zip(found, results[BASE], strict=True)
+                ]
+                figure["of_native"] = summary(ratios)
+            figures.append(figure)
+            off, more = figure["off_ns"], figure["added_ns"]
+            table.add_row(
+                through,
+                str(frames),
+                configuration,
+                f"{off['median']:.0f}",
+                f"{more['median']:+.0f}",
+                f"{more['min']:+.0f} .. {more['max']:+.0f}",
+                f"{figure['of_native']['median']:.2f}" if "of_native" in figure else "",
             )
-            print(f"{configuration}, {frames} frames: {ours / theirs:.2f} of what torch's adds")
-    base = statistics.median(each["off"] for found in results.values() for each in found)
-    print(f"without recording: {base:.0f} ns")
+    Console().print(table)
+    if native:
+        print(f"ratio: of what {BASE} adds")
     save(options.json, figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps(worker(sys.argv[2], sys.argv[3], int(sys.argv[4]))))
+        # Called from here: five frames are just enough.
+        _, _, device, configuration, library, *places = sys.argv
+        chosen = cases(device, configuration, library, places)
+        print(json.dumps(added(chosen, REPEATS, stays=configuration in STAYING)))
     else:
         main()

@@ -1,9 +1,14 @@
-"""What pytracer adds to a program's start, with `PYTRACER` unset and set.
+"""What pytracer adds to a program's start: not asked for, by `PYTRACER`, and by the first Tracer.
 
-Each round takes two fresh processes, one of each. Unset: the line of the `.pth` file, which every
-interpreter runs, and the entry point, which every `import torch` calls. Set (the hook is in the
-cache): the same line, and what follows the import of torch, to where the tracer records. How long
-`import torch` takes by itself is given for scale.
+Each round takes a fresh process for each of four cases; medians over the rounds, in ms.
+
+- unset: the line of the `.pth` file, which every interpreter runs, and the entry point, which every
+  `import torch` calls. How long `import torch` takes by itself is given for scale.
+- set (the hook is in the cache): the same line, and what follows the import of torch, to where the
+  tracer records, or on an accelerator waits for torch to initialise it.
+- code: the import of pytracer after torch, and the start of the first Tracer, on an accelerator
+  after its initialisation. The hook is in the cache, as it is but once for each torch.
+- unbuilt: that start where no hook is in the cache: it is compiled and tried in a child process.
 """
 
 import importlib.util
@@ -16,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 from harness import arguments, in_own_process, save, summary
@@ -29,6 +35,9 @@ FIGURES = {
     ("unset", "import_torch_s"): "import torch, all of it",
     ("set", "pth_line_s"): "each interpreter's start",
     ("set", "start_s"): "after import torch, until the tracer records",
+    ("code", "import_s"): "from pytracer import Tracer",
+    ("code", "start_s"): "first Tracer.start()",
+    ("unbuilt", "start_s"): "first Tracer.start(), with the hook's compilation and trial",
 }
 LINES = 101
 
@@ -51,7 +60,7 @@ def import_torch() -> None:
     import torch  # noqa: F401
 
 
-def unset() -> dict[str, float]:
+def unset(device: str) -> dict[str, float]:
     lines = [seconds(pth_line) for _ in range(LINES)]
     torch = seconds(import_torch)
     sys.modules.pop("_torch_pytracer", None)  # where torch has called it already
@@ -63,9 +72,9 @@ def unset() -> dict[str, float]:
     }
 
 
-def traced() -> dict[str, float]:
+def traced(device: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(PYTRACER="1", PYTRACER_OUTPUT=folder)
+        os.environ.update(PYTRACER="1", PYTRACER_OUTPUT=folder, PYTRACER_DEVICE=device)
         line = seconds(pth_line)
         from pytracer import autostart
 
@@ -75,16 +84,41 @@ def traced() -> dict[str, float]:
         return {"pth_line_s": line, "start_s": sum(spent)}
 
 
+def import_tracer() -> None:
+    from pytracer import Tracer  # noqa: F401  # which the package itself imports only then
+
+
+def in_code(device: str) -> dict[str, float]:
+    import torch
+
+    if device != "cpu":
+        getattr(torch, device).init()
+    imported = seconds(import_tracer)
+    from pytracer import Tracer
+
+    return {"import_s": imported, "start_s": seconds(Tracer(device=device).start)}
+
+
+def unbuilt(device: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(XDG_CACHE_HOME=folder, TMPDIR=folder)
+        os.environ.pop("PYTRACER_HOOK_DIR", None)
+        result = in_code(device)
+        built = list(Path(folder).glob("pytracer*/*.so"))
+        assert built, "pytracer has hooks of its own, or was not allowed to build one"
+        return result
+
+
 def main() -> None:
-    options = arguments(__doc__, "startup.json")
-    in_own_process(__file__, "set")  # the hook is built, if it was not
-    modes = ("unset", "set")
+    options = arguments(__doc__, "startup_{device}.json", devices=("cpu", "cuda", "npu"))
+    in_own_process(__file__, options.device, "code")  # the hook is built, if it was not
+    modes = tuple(dict.fromkeys(mode for mode, _ in FIGURES))
     results: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
     rounds = [mode for _ in range(options.rounds) for mode in modes]
     for mode in track(rounds, "measuring", console=Console(stderr=True)):
-        results[mode].append(in_own_process(__file__, mode))
-    table = Table(title="What a start takes longer (medians)")
-    for column in ("PYTRACER", "what", "ms"):
+        results[mode].append(in_own_process(__file__, options.device, mode))
+    table = Table(title=f"What a start takes longer on {options.device} (medians)")
+    for column in ("case", "what", "ms"):
         table.add_column(column, justify="right" if column == "ms" else "left")
     figures: dict[str, dict[str, Any]] = {mode: {} for mode in modes}
     for (mode, key), what in FIGURES.items():
@@ -96,6 +130,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        print(json.dumps({"unset": unset, "set": traced}[sys.argv[2]]()))
+        modes = {"unset": unset, "set": traced, "code": in_code, "unbuilt": unbuilt}
+        print(json.dumps(modes[sys.argv[3]](sys.argv[2])))
     else:
         main()

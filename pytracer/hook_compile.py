@@ -253,17 +253,24 @@ def compile_hook(compiler: list[str], backend: str, output: Path) -> None:
 def _included(source: Path, roots: list[Path]) -> dict[str, bytes]:
     """Every file under `roots` that `source` includes, directly or not, by its name there."""
     contents: dict[str, bytes] = {}
+    # torch_npu's headers name 200,000 files, most of them again and again: each is looked for once.
+    prefixes = [str(root) for root in roots]
+    tried: set[tuple[str, str]] = set()
     seen: set[str] = set()
     todo = [str(source)]
     while todo:
         path = todo.pop()
-        root = next((root for root in roots if path.startswith(f"{root}{os.sep}")), None)
-        if root is None or path in seen or not os.path.isfile(path):
+        if path in seen:
             continue
         seen.add(path)
+        root = next((root for root in prefixes if path.startswith(f"{root}{os.sep}")), None)
+        if root is None or not os.path.isfile(path):
+            continue
         content = Path(path).read_bytes()
         contents[os.path.relpath(path, root)] = content
-        for name in map(os.fsdecode, _INCLUDE.findall(content)):
-            for folder in (os.path.dirname(path), *map(str, roots)):
-                todo.append(os.path.normpath(os.path.join(folder, name)))
+        for name in map(os.fsdecode, set(_INCLUDE.findall(content))):
+            for folder in (os.path.dirname(path), *prefixes):
+                if (folder, name) not in tried:
+                    tried.add((folder, name))
+                    todo.append(os.path.normpath(os.path.join(folder, name)))
     return contents

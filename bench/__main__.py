@@ -1,0 +1,87 @@
+"""Runs every benchmark that there is for a device, one after the other, or those that are named.
+
+    python bench
+    tests/devices/simulate cuda PYTHON bench --device cuda
+    python bench --device cuda --quick per_event per_step
+
+What each measures is said in its file. One that fails does not keep the others from running; at the
+end those are named, and the exit status is 1. Results go to bench/results; those of `--quick`, one
+round of each, are shown alone.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+CPU, ACCELERATORS = ("cpu",), ("cuda", "npu")
+ALL = CPU + ACCELERATORS
+
+
+class Bench(NamedTuple):
+    devices: tuple[str, ...]
+    has_rounds: bool = True
+    simulated: dict[str, str] | None = None
+    """What simulated devices have to be like (tests/devices/README.md)."""
+
+
+BENCHES = {
+    "per_event": Bench(ALL),
+    "per_step": Bench(ALL),
+    "threads": Bench(ALL, simulated={"SIMULATED_DEVICES": "8"}),
+    "dump": Bench(ALL),
+    "growth": Bench(ALL),
+    "startup": Bench(ALL),
+    "longest_call": Bench(ACCELERATORS),
+    "rollout_is": Bench(ALL, has_rounds=False, simulated={"SIMULATED_CAPACITY_MB": "81920"}),
+    "reading": Bench(CPU),
+    "replay": Bench(ACCELERATORS),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of: {', '.join(BENCHES)}")
+    parser.add_argument("--device", choices=ALL, default="cpu", help="whose allocator")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--rounds", type=int, help="processes for each configuration")
+    amount.add_argument("--quick", action="store_true", help="one round; results are not kept")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in BENCHES:
+            parser.error(f"no benchmark {name}")
+        if options.device not in BENCHES[name].devices:
+            parser.error(f"{name} runs on {' and '.join(BENCHES[name].devices)} alone")
+    names = options.names or [
+        name for name, bench in BENCHES.items() if options.device in bench.devices
+    ]
+    rounds = 1 if options.quick else options.rounds
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            Console().rule(f"[bold]{name}, {options.device}")
+            bench = BENCHES[name]
+            command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
+            command += ["--device", options.device]
+            if rounds is not None and bench.has_rounds:
+                command += ["--rounds", str(rounds)]
+            if options.quick:
+                command += ["--json", f"{folder}/{name}.json"]
+            if (
+                subprocess.run(command, env={**(bench.simulated or {}), **os.environ}).returncode
+                != 0
+            ):
+                failed.append(name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""Puts the figures of bench/results into README.md and docs/performance.md.
+
+There a table stands between `<!-- NAME -->` and `<!-- /NAME -->`, made by the function of that name
+below. Cells are medians, with the least and the most over the processes in parentheses.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import NATIVE, OURS, RESULTS
+from plot import where
+
+from startup import FIGURES as STARTUP
+
+ROOT = Path(__file__).parents[1]
+DEVICES = {"cuda": "CUDA", "npu": "NPU", "cpu": "CPU"}
+NAMES = {
+    "empty tracker": "a tracker that does nothing",
+    "attached": "hook attached, not recording",
+    "no stacks": "recording without stacks",
+    "alloc": "with the allocation's stack",
+    "all": "**with the allocation's and the free's stack, the default**",
+    "native python": "torch's own recorder, Python stacks",
+    "native all": "torch's own recorder, Python and C++ stacks (its default)",
+}
+BASE = next(iter(NATIVE))
+
+
+def results(name: str, device: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}_{device}.json").read_text())
+    return found
+
+
+def spread(summary: dict[str, float], form: str, scale: float = 1) -> str:
+    least, median, most = (format(summary[key] * scale, form) for key in ("min", "median", "max"))
+    return f"{median} ({least} .. {most})"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def pairs(device: str, through: str) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (figure["configuration"], figure["frames"]): figure
+        for figure in results("per_event", device)["figures"]
+        if figure["through"] == through
+    }
+
+
+def steps(device: str, situation: str, clock: str) -> dict[str, Any]:
+    (found,) = (
+        each
+        for each in results("per_step", device)["figures"]["situations"]
+        if (each["situation"], each["clock"]) == (situation, clock)
+    )
+    return dict(found)
+
+
+def dumps(device: str, recorder: str) -> dict[tuple[int, int, str], dict[str, Any]]:
+    return {
+        (figure["events"], figure["frames"], figure["stacks"]): figure
+        for figure in results("dump", device)["figures"]
+        if figure["recorder"] == recorder
+    }
+
+
+def environment() -> str:
+    lines = (f"- {DEVICES[device]}: {where(results('per_event', device))}" for device in DEVICES)
+    return "\n".join(lines)
+
+
+def overhead() -> str:
+    """Of the README."""
+    cuda, cpu = pairs("cuda", "raw"), pairs("cpu", "empty")
+    step = results("per_step", "cuda")["figures"]["step"]["pairs"]
+    percent = steps("cuda", "quiet", "cpu")["added"]
+    rows = []
+    for name in ("attached", *OURS, *NATIVE):
+        cells = [spread(cuda[name, frames]["added_ns"], ".0f") for frames in (5, 40)]
+        cells += [
+            spread(cpu[name, frames]["added_ns"], ".0f") if (name, frames) in cpu else "-"
+            for frames in (5, 40)
+        ]
+        rows.append([NAMES[name], *cells, spread(percent[name]["percent"], ".1f") + " %"])
+    head = ["CUDA, 5 Python frames", "CUDA, 40", "CPU, 5", "CPU, 40"]
+    what = "ns added to an allocation and its free"
+    return table([what, *head, f"added to a GPT's step of {step} pairs, CUDA"], rows)
+
+
+def ring() -> str:
+    """Of the README."""
+    sizes = (100_000, 1_000_000)
+    ours, native = (dumps("cuda", name) for name in ("pytracer", BASE))
+    figures = {
+        "resident, MB": ("resident_bytes", ".1f", 1e-6),
+        "a dump, s": ("dump_s", ".3f", 1),
+        "memory that a dump takes beside, MB": ("dump_extra_bytes", ".1f", 1e-6),
+        "the file, MB": ("file_bytes", ".1f", 1e-6),
+    }
+    rows = []
+    for what, (key, form, scale) in figures.items():
+        found = [each[size, 40, "shared"][key] for size in sizes for each in (ours, native)]
+        rows.append([what, *(format(each["median"] * scale, form) for each in found)])
+    head = (f"{size:,} events{who}" for size in sizes for who in ("", ", torch's own recorder"))
+    return table(["a full ring of", *head], rows)
+
+
+def goals() -> str:
+    """What the project set out to reach, on simulated CUDA, against torch's Python stacks."""
+    raw = pairs("cuda", "raw")
+    added, ratio = (
+        {key: each[kind] for key, each in raw.items() if kind in each}
+        for kind in ("added_ns", "of_native")
+    )
+    dump, native = dumps("cuda", "pytracer"), dumps("cuda", BASE)
+    small, large = (dump[size, 40, "shared"] for size in (100_000, 1_000_000))
+
+    def line(what: str, goal: str, found: str, met: bool) -> list[str]:
+        return [what, goal, found, "yes" if met else "**no**"]
+
+    rows = []
+    for frames, most in ((5, 0.20), (40, 0.15)):
+        found = ratio["all", frames]
+        rows.append(
+            line(
+                f"a pair, {frames} frames, of what torch's recorder adds",
+                f"≤ {most:.2f}",
+                spread(found, ".2f"),
+                found["median"] <= most,
+            )
+        )
+    for situation in ("quiet", "busy GIL"):
+        own, theirs = (
+            steps("cuda", situation, "cpu")["added"][name]["percent"] for name in ("all", BASE)
+        )
+        found = f"{spread(own, '.1f')} %; torch's {theirs['median']:.0f} %"
+        rows.append(
+            line(f"a GPT's step, {situation}, CPU time", "≤ 4 %", found, own["median"] <= 4)
+        )
+    hook, empty = added["attached", 5], added["empty tracker", 5]
+    rows.append(
+        line(
+            "hook attached but off, ns a pair",
+            "as an empty tracker",
+            f"{spread(hook, '.0f')}; empty: {spread(empty, '.0f')}",
+            hook["median"] <= empty["max"],
+        )
+    )
+    rows.append(
+        line(
+            "resident, full ring of 100,000, 40 frames",
+            "≤ 8 MB",
+            f"{small['resident_bytes']['median'] / 1e6:.1f} MB",
+            small["resident_bytes"]["median"] <= 8e6,
+        )
+    )
+    rows.append(
+        line(
+            "dump of 100,000",
+            "≤ 0.02 s",
+            spread(small["dump_s"], ".3f") + " s",
+            small["dump_s"]["median"] <= 0.02,
+        )
+    )
+    found = small["of_native"]["dump_s"]
+    rows.append(line("dump of 100,000, of torch's", "≤ 0.1", f"{found:.3f}", found <= 0.1))
+    extra = small["dump_extra_bytes"]["median"]
+    rows.append(
+        line("memory that it takes beside", "≤ 10 MB", f"{extra / 1e6:.1f} MB", extra <= 10e6)
+    )
+    rows.append(
+        line(
+            "dump of 1,000,000",
+            "≤ 0.2 s",
+            spread(large["dump_s"], ".3f") + " s",
+            large["dump_s"]["median"] <= 0.2,
+        )
+    )
+    shares = [
+        each["file_bytes"]["max"] / native[key]["file_bytes"]["min"]
+        for key, each in dump.items()
+        if key in native
+    ]
+    rows.append(
+        line(
+            "file, of torch's, without the fixed header",
+            "never larger",
+            f"at most {max(shares):.2f}",
+            max(shares) <= 1,
+        )
+    )
+    return table(["what", "goal", "measured", "met"], rows)
+
+
+def per_event(device: str) -> str:
+    sections = []
+    for through, title in (("raw", "the allocator's own interface"), ("empty", "`torch.empty`")):
+        found = pairs(device, through)
+        frames = sorted({count for _, count in found})
+        names = [name for name in NAMES if any((name, count) in found for count in frames)]
+        if not frames:
+            continue
+        rows = [
+            [
+                "without recording",
+                *(f"{found[names[0], count]['off_ns']['median']:.0f}" for count in frames),
+            ]
+        ]
+        for name in names:
+            row = []
+            for count in frames:
+                each = found[name, count]
+                row.append(spread(each["added_ns"], ".0f"))
+                if "of_native" in each:
+                    row[-1] += f"; {each['of_native']['median']:.2f}"
+            rows.append([NAMES[name], *row])
+        heads = ("no frames, C++" if count == 0 else f"{count} frames" for count in frames)
+        sections.append(table([f"{DEVICES[device]}, ns, by {title}", *heads], rows))
+    return "\n\n".join(sections)
+
+
+def per_step(device: str) -> str:
+    heads, columns = [], []
+    for situation in ("quiet", "busy GIL"):
+        for clock, title in (("wall", "on the wall"), ("cpu", "CPU time")):
+            found = steps(device, situation, clock)
+            heads.append(f"{situation}, {title}: {found['off_ns']['median'] / 1e6:.1f} ms")
+            columns.append(found["added"])
+    names = ["off", *(name for name in NAMES if name in columns[0])]
+    rows = [
+        [
+            NAMES.get(name, "nothing: what is noise"),
+            *(spread(column[name]["percent"], ".1f") for column in columns),
+        ]
+        for name in names
+    ]
+    return table([f"{DEVICES[device]}, % added to a step", *heads], rows)
+
+
+def threads(device: str) -> str:
+    figures = results("threads", device)["figures"]
+    layouts = list(
+        dict.fromkeys((each["kind"], each["threads"], each["devices"]) for each in figures)
+    )
+    recorders = list(dict.fromkeys(each["recorder"] for each in figures))
+    rows = []
+    for layout in layouts:
+        found = {
+            each["recorder"]: each
+            for each in figures
+            if (each["kind"], each["threads"], each["devices"]) == layout
+        }
+        rates = (f"{found[name]['pairs_per_s']['median'] / 1e6:.2f}" for name in recorders)
+        rows.append([f"{layout[1]} {layout[0]}", str(layout[2]), *rates])
+    names = ["without recording" if name == "off" else NAMES[name] for name in recorders]
+    return table([f"{DEVICES[device]}: threads", "devices", *names], rows)
+
+
+def dump(device: str) -> str:
+    keys = {
+        "resident, MB": ("resident_bytes", ".1f", 1e-6),
+        "dump, s": ("dump_s", ".3f", 1),
+        "beside, MB": ("dump_extra_bytes", ".1f", 1e-6),
+        "file, MB": ("file_bytes", ".1f", 1e-6),
+        "events without a stack": ("dropped", ",.0f", 1),
+    }
+    rows = []
+    for each in results("dump", device)["figures"]:
+        cells = [
+            format(each[key]["median"] * scale, form) if key in each else ""
+            for key, form, scale in keys.values()
+        ]
+        who = "torch" if each["recorder"] == BASE else "pytracer"
+        rows.append([f"{each['events']:,}", str(each["frames"]), each["stacks"], who, *cells])
+    return table([f"{DEVICES[device]}: events", "frames", "stacks", "", *keys], rows)
+
+
+def growth(device: str) -> str:
+    rows = [
+        [
+            each["curve"],
+            f"{each['size']:,}",
+            f"{each['off_ns']['median']:.0f}",
+            spread(each["first_added_ns"], ".0f"),
+            spread(each["added_ns"], ".0f"),
+        ]
+        for each in results("growth", device)["figures"]
+    ]
+    head = ["curve", "size", "without recording", "added at first", "added from then on"]
+    return table([f"{DEVICES[device]}: {head[0]}", *head[1:]], rows)
+
+
+def startup() -> str:
+    found = {device: results("startup", device)["figures"] for device in DEVICES}
+    rows = [
+        [mode, what, *(spread(found[device][mode][key], ".3g", 1000) for device in DEVICES)]
+        for (mode, key), what in STARTUP.items()
+    ]
+    return table(["case", "ms of", *DEVICES.values()], rows)
+
+
+def main() -> None:
+    made = {
+        function.__name__: function for function in (environment, overhead, ring, goals, startup)
+    }
+    by_device = {
+        function.__name__: function for function in (per_event, per_step, threads, dump, growth)
+    }
+    for path in (ROOT / "README.md", ROOT / "docs/performance.md"):
+        text = path.read_text()
+        for name in re.findall(r"<!-- (\w+(?: \w+)?) -->", text):
+            function, _, device = name.partition(" ")
+            new = by_device[function](device) if device else made[function]()
+            text, count = re.subn(
+                rf"<!-- {name} -->.*?<!-- /{name} -->",
+                lambda _, name=name, new=new: f"<!-- {name} -->\n{new}\n<!-- /{name} -->",
+                text,
+                flags=re.DOTALL,
+            )
+            assert count == 1, f"{path}: {name} is there {count} times"
+        path.write_text(text)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Recording a pair (an allocation and its free) takes no more instructions: torch's allocator."""
+
+import pytest
+from instructions import CannotCountError, Figure, count, limit
+
+# Instructions of a pair as counted (with g++ 12; torch 2.15.0, torch_npu 2.13.0), and the frames of
+# each stack that is recorded. `pytest -rP` prints what is counted now.
+CASES = {
+    "without stacks": ({"cuda": 832, "npu": 810}, []),
+    "allocations' stacks, 5 frames": ({"cuda": 1023, "npu": 1001}, [5]),
+    "allocations' stacks, 40 frames": ({"cuda": 1373, "npu": 1351}, [40]),
+    "all stacks, 5 frames": ({"cuda": 1601, "npu": 1579}, [5, 5]),
+    "all stacks, 40 frames": ({"cuda": 2651, "npu": 2629}, [40, 40]),
+}
+
+
+@pytest.fixture(scope="module")
+def figures(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
+    try:
+        return count(backend, "hardware", tmp_path_factory.mktemp("counts"))
+    except CannotCountError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pair_takes_no_more(case: str, backend: str, figures: dict[str, Figure]) -> None:
+    # GIVEN pairs recorded into a full ring
+    figure = figures[case]
+    counted, frames = CASES[case]
+    # THEN all three events of each were: with the free asked for; with their stacks
+    assert figure["events"] == 3
+    assert figure["frames"] == frames
+    # AND the instructions added are within the limit
+    print(f"{case}: {figure['instructions']} instructions, at most {limit(counted[backend]):.0f}")
+    assert 0 < figure["instructions"] <= limit(counted[backend])

@@ -1,0 +1,38 @@
+"""Recording a pair (an allocation and its free) takes no more instructions: the core's part."""
+
+import pytest
+from instructions import CannotCountError, Figure, count, limit
+
+# Instructions of a pair as counted (with g++ 12), and the frames of each stack that is recorded.
+# `pytest -rP` prints what is counted now.
+CASES = {
+    "without stacks": (448, []),
+    "one stack, 5 frames": (831, [5]),
+    "one stack, 40 frames": (1530, [40]),
+    "two stacks, 5 frames": (1026, [5, 5]),
+    "two stacks, 40 frames": (1726, [40, 40]),
+}
+WAYS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def figures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Figure]:
+    try:
+        return count("cpu", request.param, tmp_path_factory.mktemp("counts"))
+    except CannotCountError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pair_takes_no_more(case: str, figures: dict[str, Figure]) -> None:
+    # GIVEN pairs recorded into a full ring
+    figure = figures[case]
+    counted, frames = CASES[case]
+    # THEN both events of each were, with their stacks
+    assert figure["events"] == 2
+    assert figure["frames"] == frames
+    # AND the instructions are within the limit
+    print(f"{case}: {figure['instructions']} instructions, at most {limit(counted):.0f}")
+    assert 0 < figure["instructions"] <= limit(counted)

@@ -16,7 +16,7 @@ void increment(std::atomic<uint64_t>& counter) noexcept {
 // The actions whose events get the stack of their thread, a bit for each.
 uint32_t stack_actions(Context context) noexcept {
   constexpr uint32_t kAll = (1u << PYTRACER_ACTION_COUNT) - 1;
-  constexpr uint32_t kNone = 1u << PYTRACER_SNAPSHOT;  // of no block
+  constexpr uint32_t kMarker = 1u << PYTRACER_SNAPSHOT;  // of no block
   constexpr uint32_t kFrees = 1u << PYTRACER_FREE_REQUESTED | 1u << PYTRACER_FREE_COMPLETED;
   switch (context) {
     case Context::none:
@@ -24,9 +24,9 @@ uint32_t stack_actions(Context context) noexcept {
     case Context::state:
       return 1u << PYTRACER_ALLOC;
     case Context::alloc:  // frees show the stack of their allocation, which the live table knows
-      return kAll & ~kNone & ~kFrees;
+      return kAll & ~kMarker & ~kFrees;
     case Context::all:
-      return kAll & ~kNone;
+      return kAll & ~kMarker;
   }
   return 0;
 }
@@ -67,7 +67,7 @@ inline DeviceLog::Known DeviceLog::note(const pytracer_event& given, int64_t tic
   Known known{given.size, 0, true};
   switch (given.action) {
     case PYTRACER_ALLOC:
-      if (const LiveBlock* gone = blocks.find(given.address)) note_missed_free(given, ticks, *gone);
+      if (const LiveBlock* gone = blocks.find(given.address)) note_missed_free(given, ticks, phase, *gone);
       if (!blocks.insert(given.address, given.size, ticks, stack, phase)) {
         increment(live_dropped_);
         known.is_recorded = !is_cpu();  // an event without its block would contradict the state
@@ -115,7 +115,7 @@ __attribute__((noinline)) uint32_t DeviceLog::note_segment(const pytracer_event&
 
 // An address is given out again: its block must have gone, unseen, some time before.
 __attribute__((noinline)) void DeviceLog::note_missed_free(const pytracer_event& allocation,
-                                                           int64_t ticks,
+                                                           int64_t ticks, uint16_t phase,
                                                            const LiveBlock& gone) noexcept {
   if (is_cpu() && mode_.load(std::memory_order_relaxed) == Mode::on) {
     Event event{};
@@ -124,6 +124,7 @@ __attribute__((noinline)) void DeviceLog::note_missed_free(const pytracer_event&
     event.stream = allocation.stream;
     event.ticks = ticks;
     event.alloc_stack = gone.stack;
+    event.phase = phase;
     event.action = PYTRACER_FREE_COMPLETED;
     event.device = static_cast<int8_t>(allocation.device);
     ring_->append(event);

@@ -71,8 +71,8 @@ class DeviceLog {
     return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
   }
 
-  // Any thread, in a hook. With `cut`, the event is where a cut begins: finish_cut() follows, not in
-  // the hook.
+  // Any thread, in a hook. With `cut`, the event is where a cut begins: finish_cut() follows, not
+  // in the hook.
   void record(const pytracer_event& given, uint32_t stack, uint16_t phase, Cut* cut) noexcept;
 
   // Control thread (under the recorder's control lock), all below.
@@ -102,7 +102,7 @@ class DeviceLog {
   Known note(const pytracer_event& given, int64_t ticks, uint32_t stack, uint16_t phase) noexcept;
   uint32_t note_segment(const pytracer_event& given, int64_t ticks, uint32_t stack,
                         uint16_t phase) noexcept;
-  void note_missed_free(const pytracer_event& allocation, int64_t ticks,
+  void note_missed_free(const pytracer_event& allocation, int64_t ticks, uint16_t phase,
                         const LiveBlock& gone) noexcept;
   Cut position_locked() const noexcept;
   void begin_cut_locked(Cut& cut) noexcept;

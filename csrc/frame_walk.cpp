@@ -85,8 +85,8 @@ inline Frame* python_frame(Frame* frame) noexcept {
   return frame;
 }
 
-// Incomplete frames are hashed too: whether a frame is one follows from its code and instruction,
-// which are in the key, and walk_frames() says when leaving them out made the key too short.
+// Incomplete frames are hashed too. walk_frames() says when it left one out: its code object, which
+// is not kept, may go without a change of the key.
 struct Frames {
   using Frame = pytracer::Frame;
   // An address within a code object, but in 3.10 an offset.
@@ -111,18 +111,18 @@ Following follow_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept 
 }
 
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
-  uint32_t seen = 0;    // what the memo's key is over
-  uint32_t needed = 0;  // of those seen, up to the last one written
   uint32_t frames = 0;
+  bool keyed = true;
   for (Frame* frame = python_frame(this_threads_frames()); frame != nullptr;
        frame = Frames::outer(frame)) {
-    if (frames == depth) return {frames, true, needed <= depth};
-    ++seen;
-    if (is_incomplete(frame)) continue;
-    out[frames++] = {code_of(frame), offset_of(frame)};
-    needed = seen;
+    if (frames == depth) return {frames, true, keyed};
+    if (is_incomplete(frame)) {
+      keyed = false;
+    } else {
+      out[frames++] = {code_of(frame), offset_of(frame)};
+    }
   }
-  return {frames, false, needed <= depth};
+  return {frames, false, keyed};
 }
 
 std::string frame_walk_problem() {

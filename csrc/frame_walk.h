@@ -1,8 +1,8 @@
 // The calling thread's own Python frames: the only place that knows CPython's frame structures.
 //
-// 1. follow_frames() and walk_frames() take no lock, no reference and no GIL, allocate nothing and read
-//    nothing but the calling thread's own frames, which nobody else changes meanwhile. The caller
-//    sees to it that no thread state is freed under them (Recorder::stop_walking).
+// 1. follow_frames() and walk_frames() take no lock, no reference and no GIL, allocate nothing and
+//    read nothing but the calling thread's own frames, which nobody else changes meanwhile. The
+//    caller sees to it that no thread state is freed under them (Recorder::stop_walking).
 // 2. Frames are those sys._getframe() shows: shim frames and frames that have not reached their
 //    first traceable instruction are left out.
 // 3. A (code address, instruction) pair names a place in the program only as long as that code
@@ -26,7 +26,7 @@ struct RawFrame {
 struct Walk {
   uint32_t frames;  // how many were written
   bool truncated;   // there were more than `depth`
-  bool keyed;       // the memo's key is over at least these frames, so it stands for this walk
+  bool keyed;       // none was left out, so the memo's key stands for this walk
 };
 
 enum class Following { none /* this thread runs no Python */, same, other };

@@ -47,15 +47,9 @@ uint32_t Recorder::stack_of_thread(WalkMemo& walks) noexcept {
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint32_t depth = depth_.load(std::memory_order_relaxed);
-  switch (follow_frames(walks, depth, stacks->seed())) {
-    case Following::none:
-      return 0;
-    case Following::same:
-      if (walks.stack != 0) return walks.stack;
-      break;
-    case Following::other:
-      break;
-  }
+  const Following following = follow_frames(walks, depth, stacks->seed());
+  if (following == Following::none) return 0;
+  if (following == Following::same && walks.stack != 0) return walks.stack;
   const WalkKey key = walks.key();
   walks.stack = stacks->find(key);
   return walks.stack != 0 ? walks.stack : walk_and_intern(*stacks, depth, key, walks);
@@ -144,7 +138,8 @@ void Recorder::apply_wishes() {
     log->set_mode(mode, context);
     enabled[log->device() == PYTRACER_CPU_DEVICE ? 0 : 1] |= mode != Mode::off;
   }
-  depth_.store(depth, std::memory_order_relaxed);
+  // Never 0: a hook that is on its way may still read it.
+  depth_.store(std::clamp(depth, 1u, kMaxStackDepth), std::memory_order_relaxed);
   for (int i = 0; i < 2; ++i) __atomic_store_n(&enabled_[i], enabled[i], __ATOMIC_RELEASE);
 }
 

@@ -97,7 +97,7 @@ class Recorder {
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
   std::atomic<StackTable*> stacks_{nullptr};
   std::atomic<bool> walking_{false};
-  std::atomic<uint32_t> depth_{0};
+  std::atomic<uint32_t> depth_{1};
   const Phases& phases_ = Phases::instance();
   uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
 

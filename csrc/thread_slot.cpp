@@ -86,6 +86,7 @@ void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
     if (slot == detail::this_thread) continue;
+    slot->walks.forget();  // its thread may have been writing
     slot->phase.store(0, std::memory_order_relaxed);
     slot->owned.store(false, std::memory_order_relaxed);
   }

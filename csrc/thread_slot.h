@@ -26,7 +26,7 @@ struct ThreadSlot {
   std::atomic<uint16_t> phase{0};  // the thread's innermost one; 0: none of its own
   PendingCuts* cuts = nullptr;  // while this thread asks an allocator for its state
   ThreadSlot* next = nullptr;
-  WalkMemo walks;  // the thread's own
+  WalkMemo walks;  // of the last thread too that had the slot
 };
 
 namespace detail {

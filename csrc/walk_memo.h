@@ -1,10 +1,12 @@
 // The frames of a thread's last walk, so that the next walk hashes only what has changed since.
 //
-// 1. One thread's, on that thread. Its entries are compared with the thread's frames, never
-//    followed: a frame is read because its callee, read before, names it, and the innermost one
-//    because the thread state does. So nothing is taken on trust, and every walk is exact.
-// 2. A key depends on the innermost `depth` frames alone, whatever the walks before were: it is
-//    the difference of two polynomials over the entries, outermost first.
+// 1. One thread's at a time. Its entries are compared with the thread's frames, never followed: a
+//    frame is read because its callee, read before, names it, and the innermost one because the
+//    thread state does. So nothing is taken on trust, whatever the walks before were, another
+//    thread's too, and every walk is exact.
+// 2. A key depends on the innermost `depth` frames alone: it is the difference of two polynomials
+//    over the entries, outermost first. Code objects that had one address one after the other are
+//    told apart by the seed.
 // 3. Bounded: kCapacity entries, of which those of the deepest walk are ever touched.
 //
 // Why it is faster than to hash each frame: that the next frame is the one noted is a prediction,
@@ -31,16 +33,13 @@ class WalkMemo {
   // Notes what the innermost `depth` frames are, one or more; `innermost` is not null. True: the
   // same as in the last walk, and the seed too, so its key holds.
   // `Frames` tells of a frame: outer(), code() and instruction(), and whether kOwnInstructions: no
-  // two code objects share one.
+  // two code objects that are alive share one.
   template <class Frames>
   bool follow(typename Frames::Frame* innermost, uint32_t depth, uint64_t seed) noexcept {
     const uint32_t size = size_;
     const bool truncated = truncated_;
-    Change change = update<Frames>(innermost, depth);
-    if (change == Change::lost) {
-      start_over<Frames>(innermost, depth);
-      update<Frames>(innermost, depth);
-    }
+    const Change change = update<Frames>(innermost, depth);
+    if (change == Change::lost) start_over<Frames>(innermost, depth);
     const bool same = change == Change::none && size == size_ && truncated == truncated_ &&
                       depth == depth_ && seed == seed_;
     depth_ = depth;
@@ -61,11 +60,14 @@ class WalkMemo {
     return {chains.a ^ scattered(salt), chains.b + salt};
   }
 
+  // The next walk is not the same as the last.
+  void forget() noexcept { size_ = 0; }
+
   uint32_t stack = 0;  // the caller's: what it made of the last walk
 
  private:
-  static constexpr uint32_t kSlack = 32;  // frames beyond `depth`, for calls that return
-  static constexpr uint32_t kCapacity = kMaxStackDepth + 2 * kSlack;
+  static constexpr uint32_t kSlack = 16;  // frames beyond `depth`, for calls that return
+  static constexpr uint32_t kCapacity = kMaxStackDepth + 4 * kSlack;
   static constexpr uint32_t kBuckets = 256;
   // Odd, and 5 modulo 8: their powers repeat as late as can be.
   static constexpr uint64_t kBaseA = 0x9e3779b97f4a7c15ull, kBaseB = 0xc2b2ae3d27d4eb4dull;
@@ -132,13 +134,15 @@ class WalkMemo {
 
   template <class Frames>
   void start_over(typename Frames::Frame* const innermost, uint32_t depth) noexcept {
+    const uint32_t most = depth + std::min(depth, kSlack);
     uint32_t size = 0;
-    for (auto* frame = innermost; frame != nullptr && size < depth + kSlack;
+    for (auto* frame = innermost; frame != nullptr && size < most;
          frame = Frames::outer(frame)) {
       ++size;
     }
     auto* frame = innermost;
     for (uint32_t i = size; i-- > 0; frame = Frames::outer(frame)) note<Frames>(entries_[i], frame);
+    truncated_ = size > depth;
     extend(entries_, size);
   }
 

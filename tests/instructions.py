@@ -201,6 +201,34 @@ def two_stacks(counter: Counter, pairs: int) -> int:
     return counter.stop()
 
 
+def two_paths(counter: Counter, pairs: int, calls: int = 20) -> int:
+    """From two places by turns, so many calls deep, and with none of these in common."""
+    record = _core.testing.record_pairs
+
+    def one(more: int) -> None:
+        if more:
+            one(more - 1)
+        else:
+            record(1, ADDRESS)
+
+    def other(more: int, *_: int) -> None:  # whose frames have another size
+        if more:
+            other(more - 1, 1, 2, 3)
+        else:
+            record(1, ADDRESS)
+
+    counter.start()
+    for _ in range(pairs // 2):
+        one(calls - 1)
+        other(calls - 1)
+    return counter.stop()
+
+
+def deep_paths(counter: Counter, pairs: int) -> int:
+    """With no frame in common among those that are kept."""
+    return two_paths(counter, pairs, calls=DEPTH + 15)
+
+
 def torch_pairs(device: str) -> Body:
     """Through torch's caching allocator, with the hook attached: three events, of two stacks."""
     import torch
@@ -258,6 +286,8 @@ CORE = {
     "one stack, 40 frames": (one_stack, 40, "all"),
     "two stacks, 5 frames": (two_stacks, 5, "all"),
     "two stacks, 40 frames": (two_stacks, 40, "all"),
+    "two paths, 25 frames": (two_paths, 5, "all"),
+    "two paths, 84 frames, 64 kept": (deep_paths, 5, "all"),
 }
 TORCH = {
     "without stacks": (5, None),

@@ -112,7 +112,7 @@ class Hook {
     using Entry = typename Api::TraceEntry;
     const auto action = static_cast<size_t>(entry.action_);
     if (device < 0 || action >= std::size(Api::kActions)) return;
-    pytracer_event event;
+    pytracer_event event;  // each of its fields is set
     event.address = static_cast<uint64_t>(entry.addr_);
     event.size = static_cast<uint64_t>(entry.size_);
     event.stream = reinterpret_cast<uint64_t>(entry.stream_);

@@ -242,7 +242,7 @@ def test_an_interrupted_experiment(backend: str, env: dict[str, str], tmp_path: 
         assert [len(setting["outcomes"]) for setting in before["settings"]] == [1, 0]
         # WHEN Ctrl-C comes
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=120)
     # THEN the program is ended, and has left its snapshot
     assert process.returncode == 130, stderr
     with pytest.raises(ProcessLookupError):

@@ -136,3 +136,14 @@ TEST(stacks_from_many_threads) {
   for (std::thread& thread : threads) thread.join();
   CHECK(table.stats().codes == 205);
 }
+
+// Else a walk remembered from one table would have its id in the next.
+TEST(each_table_has_keys_of_its_own) {
+  StackTable first(1 << 20), second(1 << 20);
+  CHECK(first.seed() != second.seed());
+  run_frames({frame_at(1, 10)});
+  stack_here(first);
+  const uint64_t before = first.seed();
+  first.code_destroyed(frame_at(1, 10).code);
+  CHECK(first.seed() != before && first.seed() != second.seed());
+}

@@ -28,11 +28,13 @@ struct Frames {
 
 class Program {
  public:
-  explicit Program(unsigned seed) : random_(seed) {}
+  // Its frames lie in `memory`, which others may use when it does not run.
+  Program(unsigned seed, std::vector<uint64_t>& memory) : random_(seed), memory_(memory) {}
   Frame* innermost() { return calls_.empty() ? nullptr : calls_.back().frame; }
   // Goes on, returns from or makes some calls.
   void run(size_t most_calls) {
-    for (int i = static_cast<int>(random_() % 4); i > 0 && !calls_.empty(); --i) leave();
+    const int most_returns = random_() % 20 == 0 ? 40 : 4;
+    for (int i = static_cast<int>(random_() % most_returns); i > 0 && !calls_.empty(); --i) leave();
     if (!calls_.empty() && random_() % 2 == 0) go_on();
     for (int i = static_cast<int>(random_() % 4); i > 0 && calls_.size() < most_calls; --i) enter();
     if (calls_.empty()) enter();
@@ -77,10 +79,11 @@ class Program {
   };
   std::mt19937 random_;
   std::vector<Call> calls_;
-  std::vector<uint64_t> memory_ = std::vector<uint64_t>(1 << 16);
+  std::vector<uint64_t>& memory_;
   size_t used_ = 0;
 };
 
+constexpr size_t kWords = 1 << 16;
 using Key = std::pair<uint64_t, uint64_t>;
 Key key_of(WalkMemo& memo) {
   const WalkKey key = memo.key();
@@ -89,7 +92,8 @@ Key key_of(WalkMemo& memo) {
 
 // Two walks have one key if, and only if, their innermost frames are the same.
 void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
-  Program program(seed);
+  std::vector<uint64_t> memory(kWords);
+  Program program(seed, memory);
   program.enter();
   WalkMemo memo;
   std::map<std::vector<uint64_t>, Key> keys;
@@ -121,8 +125,28 @@ TEST(walk_memo_keys_are_of_the_innermost_frames) {
   }
 }
 
+// As a slot's does that goes from a thread to the next, whose frames lie where the other's lay.
+TEST(walk_memo_may_be_handed_over) {
+  WalkMemo memo;
+  std::vector<uint64_t> memory(kWords);
+  std::map<std::vector<uint64_t>, Key> keys;
+  for (unsigned seed = 0; seed < 3'000; ++seed) {
+    Program program(seed, memory);
+    const uint32_t depth = seed % 2 == 0 ? 8 : 64;
+    for (int i = 0; i < 5; ++i) {
+      program.run(30);
+      std::vector<uint64_t> stack = program.stack(depth);
+      memo.follow<Frames>(program.innermost(), depth, 1);
+      stack.push_back(depth);
+      CHECK(keys.emplace(stack, key_of(memo)).first->second == key_of(memo));
+    }
+    if (seed % 7 == 0) memo.forget();
+  }
+}
+
 TEST(walk_memo_holds_the_deepest_stacks) {
-  Program program(1);
+  std::vector<uint64_t> memory(kWords);
+  Program program(1, memory);
   for (uint32_t i = 0; i < 4 * kMaxStackDepth; ++i) program.enter();
   WalkMemo memo;
   for (const uint32_t depth : {kMaxStackDepth, kMaxStackDepth - 1, 1u, 40u, kMaxStackDepth}) {
@@ -140,7 +164,8 @@ TEST(walk_memo_holds_the_deepest_stacks) {
 }
 
 TEST(walk_memo_keys_differ_by_seed_and_truncation) {
-  Program program(1);
+  std::vector<uint64_t> memory(kWords);
+  Program program(1, memory);
   for (int i = 0; i < 6; ++i) program.enter();
   WalkMemo memo;
   memo.follow<Frames>(program.innermost(), 6, 1);

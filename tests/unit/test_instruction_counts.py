@@ -11,6 +11,8 @@ CASES = {
     "one stack, 40 frames": (1530, [40]),
     "two stacks, 5 frames": (1026, [5, 5]),
     "two stacks, 40 frames": (1726, [40, 40]),
+    "two paths, 25 frames": (2310, [25, 25]),
+    "two paths, 84 frames, 64 kept": (5540, [64, 64]),
 }
 WAYS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
 

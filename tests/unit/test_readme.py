@@ -1,5 +1,6 @@
 """What the README names is there."""
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -39,3 +40,14 @@ def test_every_function_is_one(readme: str) -> None:
         assert hasattr(pytracer, name), name
     for name in pytracer.__all__:
         assert hasattr(pytracer, name), name
+
+
+def test_every_figure_is_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN what writes the tables
+    monkeypatch.syspath_prepend(README.parent / "bench")
+    tables = importlib.import_module("tables")
+    for path in tables.PAGES:
+        text = path.read_text()
+        assert "<!-- " in text
+        # THEN it would write none differently
+        assert tables.filled(text) == text, f"{path}: run bench/tables.py"

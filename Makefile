@@ -62,7 +62,7 @@ lint: .venv/torch
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-# What each costs, into bench/results/, and the README's picture of it. On other devices, a real one
+# What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.
 bench: .venv/torch .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 	.venv/bin/pip install $(PIP_FLAGS) '.[plot]'
@@ -72,6 +72,7 @@ bench: .venv/torch .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 	.venv-npu-2.13.0/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate npu .venv-npu-2.13.0/bin/python bench --device npu
 	.venv/bin/python bench/plot.py
+	.venv/bin/python bench/tables.py
 
 # What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save

@@ -2,8 +2,9 @@
 
 Nanoseconds added to a pair (a block taken and given back through the real allocator: on
 accelerators by its raw interface, on the CPU by `torch.empty`) at 20 Python frames, against the
-same code in the same process without recording; median and least .. most over the processes. Each
-curve varies one thing, and gives what is added the first time, and from then on:
+same code in the same process without recording, but with our hook attached; median and least ..
+most over the processes. Each curve varies one thing, and gives what is added the first time, and
+from then on:
 
 - events: while a ring of that size fills, and then when it is full. 100 stacks.
 - stacks: when the stacks come for the first time, each allocation's and each free's its own, and

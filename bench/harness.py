@@ -62,6 +62,20 @@ def environment() -> dict[str, Any]:
     }
 
 
+def where(found: dict[str, Any]) -> str:
+    """The environment in a result file, in words."""
+    environment = found["environment"]
+    words = [environment["cpu"], f"{environment['cores']} cores"]
+    if environment["gpu"]:
+        words.append(environment["gpu"])
+    words += [f"Python {environment['python']}", f"torch {environment['torch']}"]
+    if environment["torch_npu"]:
+        words.append(f"torch_npu {environment['torch_npu']}")
+    if environment["simulated"]:
+        words.append("simulated devices: kernels do nothing")
+    return ", ".join(words)
+
+
 def arguments(
     description: str | None,
     results: str,
@@ -132,12 +146,18 @@ def recorder(
     return tracer.start, tracer.stop
 
 
-def at_depth(frames: int, body: Any) -> Any:
-    """Calls `body` so that it runs at `frames` Python frames."""
-    own = 0
+def stack_depth() -> int:
+    """The caller's: how many Python frames there are, its own included."""
+    depth = -1
     frame: Any = sys._getframe()
     while frame is not None:
-        own, frame = own + 1, frame.f_back
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def at_depth(frames: int, body: Any) -> Any:
+    """Calls `body` so that it runs at `frames` Python frames."""
+    own = stack_depth()
 
     def down(left: int) -> Any:
         return body() if left == 0 else down(left - 1)

@@ -14,7 +14,6 @@ using CachingAllocator = caching::NPUAllocator;
 #endif
 
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,8 +28,8 @@ using CachingAllocator = caching::NPUAllocator;
 // process.
 EXPORTED double pairs_in_threads(const char* const* devices, size_t count, size_t size,
                                  uint64_t nanoseconds) {
-  std::barrier ready(static_cast<std::ptrdiff_t>(count) + 1);
-  std::atomic<bool> over{false};
+  std::atomic<size_t> ready{0};
+  std::atomic<bool> begun{false}, over{false};
   std::atomic<uint64_t> pairs{0};
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
@@ -38,7 +37,8 @@ EXPORTED double pairs_in_threads(const char* const* devices, size_t count, size_
       const c10::DeviceGuard guard(device);
       c10::Allocator* const allocator = c10::GetAllocator(device.type());
       uint64_t own = 0;
-      ready.arrive_and_wait();
+      ++ready;
+      while (!begun.load(std::memory_order_acquire)) std::this_thread::yield();
       for (; !over.load(std::memory_order_relaxed); ++own) {
         const c10::DataPtr block = allocator->allocate(size);
       }
@@ -46,8 +46,9 @@ EXPORTED double pairs_in_threads(const char* const* devices, size_t count, size_
     });
   }
   using Clock = std::chrono::steady_clock;
-  ready.arrive_and_wait();
+  while (ready != count) std::this_thread::yield();
   const auto begin = Clock::now();
+  begun = true;
   std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
   over = true;
   const std::chrono::duration<double, std::nano> elapsed = Clock::now() - begin;

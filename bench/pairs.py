@@ -81,7 +81,9 @@ class Case(NamedTuple):
     stop: Callable[[], object]
 
 
-def added(cases: list[Case], repeats: int, stays: bool = False) -> list[dict[str, float]]:
+def added(
+    cases: list[Case], repeats: int, attaches: bool = True, records: bool = True
+) -> list[dict[str, float]]:
     """Nanoseconds of a pair without recording ("off_ns"), and what recording adds ("added_ns").
 
     To be called once in a process: our hook is attached at the first start, and that is for good.
@@ -92,7 +94,8 @@ def added(cases: list[Case], repeats: int, stays: bool = False) -> list[dict[str
     Args:
         cases: What to run.
         repeats: How often each loop runs in each part.
-        stays: What was started cannot be stopped: there is only the first part.
+        attaches: There is a first part. torch's own recorder is there all the time.
+        records: There is a second part.
     """
     before: list[list[float]] = [[] for _ in cases]
     after: list[list[float]] = [[] for _ in cases]
@@ -103,14 +106,16 @@ def added(cases: list[Case], repeats: int, stays: bool = False) -> list[dict[str
         cases[0].stop()
     results = []
     for case, without, attached in zip(cases, before, after, strict=True):
-        differences = [0.0] if stays else []
-        for _ in range(0 if stays else repeats):
+        differences = []
+        for _ in range(repeats if records else 0):
             off = case.loop()
             case.start()
             case.loop()  # until the ring is full and the stacks are known
             differences.append(case.loop() - off)
             case.stop()
         off = statistics.median(without)
-        more = statistics.median(attached) - off + statistics.median(differences)
+        more = statistics.median(differences or [0])
+        if attaches:
+            more += statistics.median(attached) - off
         results.append({"off_ns": off, "added_ns": more})
     return results

@@ -2,16 +2,19 @@
 
 A block is taken and given back in a loop, with a full ring, at a number of Python frames: "raw"
 through the caching allocator's own interface, which the CPU does not have, and "empty" by
-`torch.empty`. At 0 frames a C++ thread, which has none, calls the allocator, the CPU's too.
+`torch.empty`. At 0 frames a C++ thread, which has none, calls the allocator, the CPU's too. In
+these all pairs come from one place. "paths" is the raw interface from two places by turns, that
+many frames deep and with no call in common but the first few.
 
-"empty tracker" is a function that does nothing, called by the allocator for each event: what torch
-itself takes for telling anyone. "attached" is our hook with recording off. The others record: ours
-by its `context`, and torch's recorder ("native", on accelerators only) by its `stacks`.
+"off" attaches nothing: what it shows is noise. "empty tracker" is a function that does nothing,
+called by the allocator for each event: what torch itself takes for telling anyone. "attached" is
+our hook with recording off. The others record: ours by its `context`, and torch's recorder
+("native", on accelerators only) by its `stacks`.
 
-Each configuration runs in processes of its own, in turn. "off" is the same process before anything
-was attached. Loops with recording and without take turns, so that a machine that changes its speed
-changes both (pairs.py). Given are median and least .. most over the processes, and the ratio to
-what "native python" added in the same round.
+Each configuration runs in processes of its own, in turn; each is compared with the same process
+before anything was attached. Loops with recording and without take turns, so that a machine that
+changes its speed changes both (pairs.py). Given are median and least .. most over the processes,
+and the ratio to what "native python" added in the same round.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_event.py --device cuda`.
 """
@@ -26,7 +29,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import NATIVE, OURS, arguments, at_depth, in_own_process, recorder, save, summary
+from harness import (
+    NATIVE,
+    OURS,
+    arguments,
+    at_depth,
+    in_own_process,
+    recorder,
+    save,
+    stack_depth,
+    summary,
+)
 from pairs import SIZE_BYTES, Case, Library, added, build, raw_interface
 from rich.console import Console
 from rich.progress import track
@@ -34,15 +47,44 @@ from rich.table import Table
 
 FRAMES = (0, 5, 20, 40, 100)
 BASE = next(iter(NATIVE))
-STAYING = ("empty tracker", "attached")
+NOT_RECORDING = ("off", "empty tracker", "attached")
 PAIRS, REPEATS, RING = 5_000, 11, 10_000
 SECONDS = 0.02  # of the C++ thread's loop
 
 
-def body(through: str, device: str) -> Callable[[], float]:
+def two_paths(device: str, frames: int) -> Callable[[], float]:
+    """A loop of pairs at so many frames, by two functions that call themselves, by turns."""
+    allocate, release = raw_interface(device)
+
+    def one(more: int) -> None:
+        if more:
+            one(more - 1)
+        else:
+            release(allocate())
+
+    def other(more: int, *_: int) -> None:  # whose frames have another size
+        if more:
+            other(more - 1, 1, 2, 3)
+        else:
+            release(allocate())
+
+    def pairs() -> float:
+        more = frames - stack_depth() - 1
+        start = time.perf_counter_ns()
+        for _ in range(PAIRS // 10):
+            one(more)
+            other(more)
+        return (time.perf_counter_ns() - start) / (PAIRS // 10 * 2)
+
+    return pairs
+
+
+def body(through: str, device: str, frames: int) -> Callable[[], float]:
     """A loop in a Python frame of its own; returns nanoseconds a pair."""
     import torch
 
+    if through == "paths":
+        return two_paths(device, frames)
     if through == "empty":
         where = torch.device(device)
 
@@ -77,8 +119,12 @@ def cases(device: str, configuration: str, library: str, places: list[str]) -> l
             name = device if device == "cpu" else f"{device}:0"
             loop = functools.partial(extension.pairs_in_threads, [name], SECONDS)
         else:
-            loop = functools.partial(at_depth, frames, body(through, device))
-        if configuration == "empty tracker":
+            loop = body(through, device, frames)
+            if through != "paths":
+                loop = functools.partial(at_depth, frames, loop)
+        if configuration == "off":
+            found.append(Case(loop, lambda: None, lambda: None))
+        elif configuration == "empty tracker":
             attach = functools.partial(extension.attach_empty_tracker, device)
             found.append(Case(loop, attach, lambda: None))
         else:
@@ -93,12 +139,14 @@ def main() -> None:
     narrowing.add_argument(
         "--frames", type=int, nargs="+", choices=FRAMES, default=FRAMES, help="these alone"
     )
-    narrowing.add_argument("--through", choices=("raw", "empty"), help="this alone")
+    narrowing.add_argument("--through", choices=("raw", "empty", "paths"), help="this alone")
     devices = ("cpu", "cuda", "npu")
     options = arguments(__doc__, "per_event_{device}.json", devices, parents=[narrowing])
     device = options.device
     native = device != "cpu"
-    configurations = [*STAYING[not native :], *OURS, *(NATIVE if native else ())]
+    configurations = [*NOT_RECORDING, *OURS, *(NATIVE if native else ())]
+    if not native:
+        configurations.remove("empty tracker")
     places = [
         (through, frames)
         for through in ("raw", "empty")
@@ -106,6 +154,8 @@ def main() -> None:
         if options.through in (None, through)
         and (frames > 0 if through == "empty" else native or frames == 0)
     ]
+    if native and options.through in (None, "paths"):
+        places += [("paths", frames) for frames in (20, 40) if frames in options.frames]
     if not places:
         narrowing.error(f"nothing to measure on {device}: the allocator itself at 0 frames only")
     results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in configurations}
@@ -154,6 +204,7 @@ if __name__ == "__main__":
         # Called from here: five frames are just enough.
         _, _, device, configuration, library, *places = sys.argv
         chosen = cases(device, configuration, library, places)
-        print(json.dumps(added(chosen, REPEATS, stays=configuration in STAYING)))
+        attaches, records = configuration not in NATIVE, configuration not in NOT_RECORDING
+        print(json.dumps(added(chosen, REPEATS, attaches, records)))
     else:
         main()

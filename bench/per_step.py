@@ -8,21 +8,21 @@ a step has, and how deep their stacks are, is counted in a recording; on an acce
 runs in a thread that has no Python frames. Stacks are a tracer's usual ones, of 32 frames; torch's
 recorder keeps all. Both have a ring of 10,000 events, which is full after a few steps.
 
-Each configuration runs in processes of its own, in turn. Blocks of steps run before anything is
-attached; then while our hook is attached and off, where it stays for good; then by turns recording,
-with a full ring, and not. What recording adds is the median of the differences of neighbours in the
-third part. "attached" is the second part against the first, in all processes that have our hook,
-and its median is in the figures of our configurations: all are against a step without us. "off"
-attaches nothing, and does the same as "attached": what it shows is noise. The garbage collector is
-off meanwhile, and what there was before is frozen. Given are median and least .. most over the
-processes, and the ratio to the median of "native python".
+Each configuration runs in processes of its own, in turn, first quiet and then busy. Blocks of
+steps run before anything is attached; then while our hook is attached and off, where it stays for
+good; then by turns recording, with a full ring, and not. What recording adds is the median of the
+differences of neighbours in the third part. "attached" is the second part against the first, in all
+processes that have our hook, and its median, of the quiet ones, is in the figures of our
+configurations: all are against a step without us. "off" attaches nothing, and does the same as "attached": what it shows is
+noise. The garbage collector is off meanwhile, and what there was before is frozen. Given are median
+and least .. most over the processes, and the ratio to the median of "native python".
 
-Busy GIL: another thread runs a loop of Python all the time. A step then waits for the GIL again and
-again, as long as the switch interval each time. With Python's 5 ms these waits are most of the
-step, and how many there are is chance, which drowns all else. So it is 0.1 ms; `--switch-interval
-0.005` shows the other. Two clocks are read: the one on the wall, which counts waiting for the GIL,
-and the CPU time of the process without the busy thread, which does not. On a real GPU, waiting for
-the device is CPU time as well. In longest_call.py the GIL is never free.
+Busy GIL: another thread, on a core of its own, runs a loop of Python all the time. A step then
+waits for the GIL again and again, as long as the switch interval each time. With Python's 5 ms
+these waits are most of the step, and how many there are is chance, which drowns all else. So it is
+0.1 ms; `--switch-interval 0.005` shows the other. Two clocks are read: the one on the wall, which
+counts waiting for the GIL, and the CPU time of the process without the busy thread, which does not.
+On a real GPU, waiting for the device is CPU time as well. In longest_call.py the GIL is never free.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_step.py --device cuda`.
 """
@@ -67,12 +67,12 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "small": Size(8, 64, 4, 256, 16, 1, steps=8),
+    "small": Size(8, 64, 4, 256, 16, 1, steps=10),
     "gpt2": Size(12, 768, 12, 50304, 1024, 4, steps=10),
 }
 RING, STACK_DEPTH = 10_000, 32
-WARM_UP, BLOCKS = 100, 16
-BUSY_SHARE = 4  # of a block's steps, with a busy GIL one in so many: each takes far longer
+WARM_UP, BLOCKS = 100, 12
+BUSY_SHARE = 2  # of a block's steps, with a busy GIL one in so many: each takes far longer
 SITUATIONS = ("quiet", "busy GIL")
 CLOCKS = ("wall", "cpu")
 BASE = next(iter(NATIVE))
@@ -164,11 +164,12 @@ def describe(device: str, size: Size) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def busy_gil(switch_interval_s: float) -> Iterator[Callable[[], int]]:
-    """Another thread computes; gives the clock of its CPU time."""
+def busy_gil(switch_interval_s: float, core: int) -> Iterator[Callable[[], int]]:
+    """Another thread computes, on this core; gives the clock of its CPU time."""
     over = False
 
     def compute() -> None:
+        os.sched_setaffinity(0, {core})
         number = 0
         while not over:
             number += 1
@@ -191,26 +192,33 @@ def worker(
     """Nanoseconds of a step by situation and clock, and what the configuration adds to them."""
     import torch
 
+    # The busy thread has a core of its own, where there are two: else chance decides.
+    *cores, last = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores or {last})
     step = training_step(device, size)
     synchronize = getattr(torch, device).synchronize
 
-    def blocks(*situations: str) -> dict[str, float]:
-        """One in each situation; nanoseconds of a step."""
-        found = {}
-        for situation in situations:
-            quiet = contextlib.nullcontext(lambda: 0)
-            with quiet if situation == "quiet" else busy_gil(switch_interval_s) as busy_ns:
+    @contextlib.contextmanager
+    def situation(name: str) -> Iterator[Callable[[], dict[str, float]]]:
+        """Gives what runs a block: nanoseconds of a step, by `name` and clock."""
+        quiet = contextlib.nullcontext(lambda: 0)
+        steps = size.steps if name == "quiet" else max(1, size.steps // BUSY_SHARE)
+        with quiet if name == "quiet" else busy_gil(switch_interval_s, last) as busy_ns:
+
+            def block() -> dict[str, float]:
                 step()
                 synchronize()
-                steps = size.steps if situation == "quiet" else max(1, size.steps // BUSY_SHARE)
                 wall, cpu = time.perf_counter_ns(), time.process_time_ns() - busy_ns()
                 for _ in range(steps):
                     step()
                 synchronize()
                 spent = time.perf_counter_ns() - wall, time.process_time_ns() - busy_ns() - cpu
-            for clock, spent_ns in zip(CLOCKS, spent, strict=True):
-                found[f"{situation}, {clock}"] = spent_ns / steps
-        return found
+                return {
+                    f"{name}, {clock}": spent_ns / steps
+                    for clock, spent_ns in zip(CLOCKS, spent, strict=True)
+                }
+
+            yield block
 
     def nothing() -> None:
         pass
@@ -221,45 +229,58 @@ def worker(
     gc.collect()
     gc.freeze()
     gc.disable()
-    before = [blocks(*SITUATIONS) for _ in range(BLOCKS)]
+    before: dict[str, list[dict[str, float]]] = {}
+    attached: dict[str, list[dict[str, float]]] = {}
+    turns: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {}
+    for name in SITUATIONS:
+        with situation(name) as block:
+            before[name] = [block() for _ in range(BLOCKS)]
     start()
     stop()
-    attached = [blocks(*SITUATIONS) for _ in range(BLOCKS)]
-    turns = []
-    for _ in range(0 if configuration == "off" else BLOCKS):
-        start()
-        for _ in range(RING // events + 1):
-            step()
-        # The quiet ones of both follow each other.
-        recording = blocks(*reversed(SITUATIONS))
-        stop()
-        turns.append((recording, blocks(*SITUATIONS)))
+    for name in SITUATIONS:
+        turns[name] = []
+        with situation(name) as block:
+            attached[name] = [block() for _ in range(BLOCKS)]
+            for _ in range(0 if configuration == "off" else BLOCKS):
+                start()
+                for _ in range(RING // events + 1):
+                    step()
+                recording = block()
+                stop()
+                turns[name].append((recording, block()))
 
-    def figures(key: str) -> dict[str, float]:
-        off, idle = (statistics.median(each[key] for each in part) for part in (before, attached))
-        differences = [recording[key] - without[key] for recording, without in turns]
+    def figures(name: str, clock: str) -> dict[str, float]:
+        key = f"{name}, {clock}"
+        off, idle = (
+            statistics.median(each[key] for each in part[name]) for part in (before, attached)
+        )
+        differences = [recording[key] - without[key] for recording, without in turns[name]]
         return {
             "off_ns": off,
             "attached_ns": idle - off,
             "recording_ns": statistics.median(differences or [0]),
         }
 
-    return {key: figures(key) for key in before[0]}
+    return {f"{name}, {clock}": figures(name, clock) for name in SITUATIONS for clock in CLOCKS}
 
 
 def evaluate(
-    results: dict[str, list[dict[str, dict[str, float]]]], key: str
+    results: dict[str, list[dict[str, dict[str, float]]]], situation: str, clock: str
 ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
     """A step without anything, and what each configuration adds: ns, per cent, ratio to native."""
 
-    def every(figure: str, *configurations: str) -> list[float]:
+    def every(figure: str, *configurations: str, where: str = situation) -> list[float]:
+        key = f"{where}, {clock}"
         return [each[key][figure] for name in configurations for each in results[name]]
 
     off = summary(every("off_ns", *results))
-    attached = every("attached_ns", *OURS)
-    added = {"off": every("attached_ns", "off"), "attached": attached}
+    added = {
+        name: every("attached_ns", *own) for name, own in (("off", ["off"]), ("attached", OURS))
+    }
+    # What it takes to be attached has nothing to do with the GIL, whose waits would drown it.
+    attached = statistics.median(every("attached_ns", *OURS, where=SITUATIONS[0]))
     for name in OURS:
-        added[name] = [each + statistics.median(attached) for each in every("recording_ns", name)]
+        added[name] = [attached + each for each in every("recording_ns", name)]
     added |= {name: every("recording_ns", name) for name in NATIVE if name in results}
     found = {}
     for name, values in added.items():
@@ -291,7 +312,7 @@ def main() -> None:
         results[each].append(in_own_process(__file__, "measure", *given))
     figures = []
     for situation in SITUATIONS:
-        by_clock = {clock: evaluate(results, f"{situation}, {clock}") for clock in CLOCKS}
+        by_clock = {clock: evaluate(results, situation, clock) for clock in CLOCKS}
         (off, wall), (_, cpu) = by_clock.values()
         table = Table(
             title=f"A {size} step on {device}, {step['pairs']} pairs, {situation}: "

@@ -1,20 +1,19 @@
 """Draws docs/overhead.svg, the picture of the README, from what per_event.py and per_step.py found.
 
 Left: what a recorder adds to an allocation and its free, in ns, by the number of Python frames.
-Right: what it adds to a training step, in per cent of its time on the wall. Bars are medians over
+Right: what it adds to a training step, in per cent of its CPU time. Bars are medians over
 processes, whiskers reach from the least to the most. Below is said where the figures were taken.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from harness import RESULTS
+from harness import RESULTS, where
 from matplotlib.axes import Axes
 
 FRAMES = (5, 20, 40, 100)
@@ -24,18 +23,6 @@ SERIES = {
     "all": ("pytracer, Python stacks", "#2b6cb0"),
     "empty tracker": ("a hook that does nothing", "#a0aec0"),
 }
-
-
-def where(found: dict[str, Any]) -> str:
-    """The environment, in words."""
-    environment = found["environment"]
-    words = [environment["cpu"], f"{environment['cores']} cores"]
-    words += [f"Python {environment['python']}", f"torch {environment['torch']}"]
-    if environment["torch_npu"]:
-        words.append(f"torch_npu {environment['torch_npu']}")
-    if environment["simulated"]:
-        words.append("simulated devices: kernels do nothing")
-    return ", ".join(words)
 
 
 def bars(
@@ -91,7 +78,7 @@ def main() -> None:
     steps = {
         (name, figures["situation"]): added["percent"]
         for figures in per_step["figures"]["situations"]
-        if figures["clock"] == "wall"
+        if figures["clock"] == "cpu"
         for name, added in figures["added"].items()
     }
     step = per_step["figures"]["step"]
@@ -121,7 +108,7 @@ def main() -> None:
         ".1f",
     )
     right.set_title(
-        f"% added to a GPT's training step, {step['pairs']} pairs", loc="left", fontsize=10
+        f"% added to the CPU time of a GPT's step, {step['pairs']} pairs", loc="left", fontsize=10
     )
     places = dict.fromkeys(map(where, (per_event, per_step)))
     figure.supxlabel("\n".join(places), fontsize=8, color="#4a5568")

@@ -13,9 +13,10 @@ steps run before anything is attached; then while our hook is attached and off, 
 good; then by turns recording, with a full ring, and not. What recording adds is the median of the
 differences of neighbours in the third part. "attached" is the second part against the first, in all
 processes that have our hook, and its median, of the quiet ones, is in the figures of our
-configurations: all are against a step without us. "off" attaches nothing, and does the same as "attached": what it shows is
-noise. The garbage collector is off meanwhile, and what there was before is frozen. Given are median
-and least .. most over the processes, and the ratio to the median of "native python".
+configurations: all are against a step without us. "off" attaches nothing, and does the same as
+"attached": what it shows is noise. The garbage collector is off meanwhile, and what there was
+before is frozen. Given are median and least .. most over the processes, and the ratio to the median
+of "native python".
 
 Busy GIL: another thread, on a core of its own, runs a loop of Python all the time. A step then
 waits for the GIL again and again, as long as the switch interval each time. With Python's 5 ms

@@ -147,9 +147,9 @@ def goals() -> str:
     rows.append(
         line(
             "hook attached but off, ns a pair",
-            "as an empty tracker",
+            "ranges overlap with an empty tracker's",
             f"{spread(hook, '.0f')}; empty: {spread(empty, '.0f')}",
-            hook["median"] <= empty["median"],
+            hook["min"] <= empty["max"],
         )
     )
     rows.append(

@@ -1,7 +1,7 @@
 """Draws docs/overhead.svg, the picture of the README, from what per_event.py and per_step.py found.
 
 Left: what a recorder adds to an allocation and its free, in ns, by the number of Python frames.
-Right: what it adds to a training step, in per cent of its CPU time. Bars are medians over
+Right: what it adds to a training step, in per cent of its time. Bars are medians over
 processes, whiskers reach from the least to the most. Below is said where the figures were taken.
 """
 
@@ -78,7 +78,7 @@ def main() -> None:
     steps = {
         (name, figures["situation"]): added["percent"]
         for figures in per_step["figures"]["situations"]
-        if figures["clock"] == "cpu"
+        if figures["clock"] == "wall"
         for name, added in figures["added"].items()
     }
     step = per_step["figures"]["step"]
@@ -108,7 +108,7 @@ def main() -> None:
         ".1f",
     )
     right.set_title(
-        f"% added to the CPU time of a GPT's step, {step['pairs']} pairs", loc="left", fontsize=10
+        f"% added to a GPT's training step, {step['pairs']} pairs", loc="left", fontsize=10
     )
     places = dict.fromkeys(map(where, (per_event, per_step)))
     figure.supxlabel("\n".join(places), fontsize=8, color="#4a5568")

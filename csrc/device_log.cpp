@@ -67,7 +67,9 @@ inline DeviceLog::Known DeviceLog::note(const pytracer_event& given, int64_t tic
   Known known{given.size, 0, true};
   switch (given.action) {
     case PYTRACER_ALLOC:
-      if (const LiveBlock* gone = blocks.find(given.address)) note_missed_free(given, ticks, phase, *gone);
+      if (const LiveBlock* gone = blocks.find(given.address)) {
+        note_missed_free(given, ticks, phase, *gone);
+      }
       if (!blocks.insert(given.address, given.size, ticks, stack, phase)) {
         increment(live_dropped_);
         known.is_recorded = !is_cpu();  // an event without its block would contradict the state

@@ -4,19 +4,21 @@
     tests/devices/simulate cuda PYTHON bench --device cuda
     python bench --device cuda --quick per_event per_step
 
-What each measures is said in its file. One that fails does not keep the others from running; at the
-end those are named, and the exit status is 1. Results go to bench/results; those of `--quick`, one
-round of each, are shown alone.
+What each measures, and its own options: `python bench/NAME.py --help`. One that fails does
+not keep the others from running; at the end those are named, and the exit status is 1. Results go
+to bench/results, in place of those there; of `--quick`, one round of each, they are not kept.
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from harness import positive
 from rich.console import Console
 
 CPU, ACCELERATORS = ("cpu",), ("cuda", "npu")
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of: {', '.join(BENCHES)}")
     parser.add_argument("--device", choices=ALL, default="cpu", help="whose allocator")
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--rounds", type=int, help="processes for each configuration")
+    amount.add_argument("--rounds", type=positive, help="processes for each configuration")
     amount.add_argument("--quick", action="store_true", help="one round; results are not kept")
     options = parser.parse_args()
     for name in options.names:
@@ -62,23 +64,24 @@ def main() -> None:
     names = options.names or [
         name for name, bench in BENCHES.items() if options.device in bench.devices
     ]
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device; tests/devices/simulate has simulated ones")
+    if options.device == "npu" and importlib.util.find_spec("torch_npu") is None:
+        parser.error("there is no torch_npu")
     rounds = 1 if options.quick else options.rounds
     failed = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            Console().rule(f"[bold]{name}, {options.device}")
-            bench = BENCHES[name]
-            command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
-            command += ["--device", options.device]
-            if rounds is not None and bench.has_rounds:
-                command += ["--rounds", str(rounds)]
-            if options.quick:
-                command += ["--json", f"{folder}/{name}.json"]
-            if (
-                subprocess.run(command, env={**(bench.simulated or {}), **os.environ}).returncode
-                != 0
-            ):
-                failed.append(name)
+    for name in names:
+        Console().rule(f"[bold]{name}, {options.device}")
+        bench = BENCHES[name]
+        command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
+        command += ["--device", options.device]
+        if rounds is not None and bench.has_rounds:
+            command += ["--rounds", str(rounds)]
+        if options.quick:
+            command += ["--json", os.devnull]
+        environment = {**(bench.simulated or {}), **os.environ}
+        if subprocess.run(command, env=environment).returncode != 0:
+            failed.append(name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -55,13 +55,10 @@ LATER_DUMPS = 2
 LARGE_SHARE = {OURS: 3, NATIVE: 5}  # of the rounds, one in so many has the largest ring
 COLUMNS = {
     "resident_bytes": "resident",
-    "said_bytes": "stats() says",
     "dump_extra_bytes": "extra",
     "dump_s": "dump",
     "later_dump_s": "later",
-    "tiny_dump_s": "first, tiny",
     "file_bytes": "file",
-    "empty_file_bytes": "empty, bytes",
     "dropped": "no stack",
 }
 
@@ -273,7 +270,7 @@ def main() -> None:
         found, native = results[case], results.get((size, frames, stacks, NATIVE))
         figure: dict[str, Any] = {"events": size, "frames": frames, "stacks": stacks}
         figure |= {"recorder": who, "contents": found[0]["contents"]}
-        keys = [key for key in COLUMNS if key in found[0]]
+        keys = [key for key in found[0] if key != "contents"]
         figure |= {key: summary([each[key] for each in found]) for key in keys}
         figures.append(figure)
         cells = {key: as_text(key, figure[key]["median"]) for key in keys}
@@ -299,7 +296,7 @@ def main() -> None:
     if NATIVE in recorders:
         fine = "both recorders' files have the same events, and ours are nowhere larger"
         print("\n".join(complaints) or fine)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

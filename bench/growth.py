@@ -191,7 +191,7 @@ def main() -> None:
             row.append(f"{figure[key]['median']:+.0f} ({least:+.0f} .. {most:+.0f})")
         table.add_row(*row, end_section=size == CURVES[curve][-1])
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,14 @@ def where(found: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
+def positive(text: str) -> int:
+    """An argument that is 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def arguments(
     description: str | None,
     results: str,
@@ -98,19 +106,26 @@ def arguments(
         parents=parents,
     )
     parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"processes for each configuration ({rounds})"
+        "--rounds",
+        type=positive,
+        default=rounds,
+        help=f"processes for each configuration ({rounds})",
     )
     parser.add_argument("--device", choices=devices, default=devices[0], help="whose allocator")
     parser.add_argument("--json", type=Path, help=f"where results go (bench/results/{results})")
     options = parser.parse_args()
     options.json = options.json or RESULTS / results.format(device=options.device)
+    if not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
     return options
 
 
-def save(path: Path, figures: Any) -> None:
-    """Writes figures and environment."""
-    path.write_text(json.dumps({"environment": environment(), "figures": figures}, indent=2) + "\n")
-    print(f"\n{path}")
+def save(options: argparse.Namespace, figures: Any) -> None:
+    """Writes figures, environment and rounds."""
+    written = {"environment": environment(), "rounds": options.rounds, "figures": figures}
+    options.json.write_text(json.dumps(written, indent=2) + "\n")
+    if options.json.is_file():
+        print(f"\n{options.json}")
 
 
 def recorder(

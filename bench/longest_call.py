@@ -97,7 +97,7 @@ def main() -> None:
         cells = [f"{by_key[k][which] / 1000:.1f}" for k, which in zip(clocks, shown, strict=True)]
         table.add_row(configuration, *cells)
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

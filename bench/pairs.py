@@ -84,7 +84,7 @@ class Case(NamedTuple):
 def added(
     cases: list[Case], repeats: int, attaches: bool = True, records: bool = True
 ) -> list[dict[str, float]]:
-    """Nanoseconds of a pair without recording ("off_ns"), and what recording adds ("added_ns").
+    """Nanoseconds of a pair: without recording, with it, and what recording adds.
 
     To be called once in a process: our hook is attached at the first start, and that is for good.
     So there are two parts to what is added: what the loops take longer after the first start and
@@ -106,16 +106,19 @@ def added(
         cases[0].stop()
     results = []
     for case, without, attached in zip(cases, before, after, strict=True):
-        differences = []
+        differences, recorded = [], []
         for _ in range(repeats if records else 0):
             off = case.loop()
             case.start()
             case.loop()  # until the ring is full and the stacks are known
-            differences.append(case.loop() - off)
+            recorded.append(case.loop())
+            differences.append(recorded[-1] - off)
             case.stop()
         off = statistics.median(without)
         more = statistics.median(differences or [0])
         if attaches:
             more += statistics.median(attached) - off
         results.append({"off_ns": off, "added_ns": more})
+        if records:
+            results[-1]["recorded_ns"] = statistics.median(recorded)
     return results

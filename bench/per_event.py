@@ -157,7 +157,7 @@ def main() -> None:
     if native and options.through in (None, "paths"):
         places += [("paths", frames) for frames in (20, 40) if frames in options.frames]
     if not places:
-        narrowing.error(f"nothing to measure on {device}: the allocator itself at 0 frames only")
+        sys.exit(f"nothing to measure on {device} that is asked for by --frames and --through")
     results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in configurations}
     rounds = [each for _ in range(options.rounds) for each in configurations]
     with tempfile.TemporaryDirectory() as folder:
@@ -196,7 +196,7 @@ def main() -> None:
     Console().print(table)
     if native:
         print(f"ratio: of what {BASE} adds")
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

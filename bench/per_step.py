@@ -278,10 +278,12 @@ def evaluate(
     added = {
         name: every("attached_ns", *own) for name, own in (("off", ["off"]), ("attached", OURS))
     }
-    # What it takes to be attached has nothing to do with the GIL, whose waits would drown it.
-    attached = statistics.median(every("attached_ns", *OURS, where=SITUATIONS[0]))
+    # What it takes to be attached has nothing to do with the GIL, whose waits would drown it. Its
+    # least and most go into the sums', since it is the less certain part.
+    idle = summary(every("attached_ns", *OURS, where=SITUATIONS[0]))
     for name in OURS:
-        added[name] = [attached + each for each in every("recording_ns", name)]
+        more = summary(every("recording_ns", name))
+        added[name] = [idle[key] + more[key] for key in ("median", "min", "max")]
     added |= {name: every("recording_ns", name) for name in NATIVE if name in results}
     found = {}
     for name, values in added.items():
@@ -340,7 +342,7 @@ def main() -> None:
         f"have no Python frames, the others {depth['min']} to {depth['max']}"
     )
     settings = {"size": size, "switch_interval_s": options.switch_interval}
-    save(options.json, {**settings, "step": step, "situations": figures})
+    save(options, {**settings, "step": step, "situations": figures})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ SITUATIONS = {"quiet": "quiet", "busy GIL": "busy GIL: another\nthread computes"
 SERIES = {
     "native python": ("torch's recorder, Python stacks", "#c9862b"),
     "all": ("pytracer, Python stacks", "#2b6cb0"),
-    "empty tracker": ("a hook that does nothing", "#a0aec0"),
+    "empty tracker": ("a tracker that does nothing", "#a0aec0"),
 }
 
 

@@ -189,8 +189,8 @@ def commanded(command: list[str], timeout_s: float) -> dict[str, float] | None:
     start = time.perf_counter()
     process = subprocess.Popen(
         ["timeout", str(timeout_s), *command],
+        cwd=Path(__file__).parent,  # in the checkout's root Python would find the sources
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
@@ -258,7 +258,7 @@ def main() -> None:
                 row.append(f"> {IMPORT_TIMEOUT_S}")
             table.add_row(*row)
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

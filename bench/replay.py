@@ -102,7 +102,7 @@ def main() -> None:
         found = figures[name]
         table.add_row(name, *(f"{found[each]:.2f}" for each in ("median", "min", "max")))
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

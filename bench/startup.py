@@ -125,7 +125,7 @@ def main() -> None:
         figures[mode][key] = summary([each[key] for each in results[mode]])
         table.add_row(mode, what, f"{1000 * figures[mode][key]['median']:.3f}")
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

@@ -131,12 +131,9 @@ def main() -> None:
         added_ns = {
             name: [each[index]["added_ns"] for each in found] for name, found in results.items()
         }
-        off_ns = {
-            name: [each[index]["off_ns"] for each in found] for name, found in results.items()
-        }
-        pair_ns = {"off": [each for found in off_ns.values() for each in found]}
-        for name in recorders:
-            pair_ns[name] = list(map(operator.add, off_ns[name], added_ns[name]))
+        pair_ns = {"off": [each[index]["off_ns"] for all_ in results.values() for each in all_]}
+        for name, found in results.items():
+            pair_ns[name] = [each[index]["recorded_ns"] for each in found]
         for name, values in pair_ns.items():
             throughput = summary([layout.threads / ns * 1e9 for ns in values])
             figure: dict[str, Any] = {**layout._asdict(), "recorder": name}
@@ -154,7 +151,7 @@ def main() -> None:
             figures.append(figure)
             table.add_row(f"{layout.threads} {layout.kind}", str(layout.devices), name, *row)
     Console().print(table)
-    save(options.json, figures)
+    save(options, figures)
 
 
 if __name__ == "__main__":

@@ -299,6 +299,8 @@ TORCH = {
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] not in (["cpu"], ["cuda"], ["npu"]):
+        sys.exit(__doc__)
     gc.disable()
     backend, *folder = sys.argv[1:]
     way: Counter = Callgrind(Path(folder[0])) if folder else HardwareCounter()

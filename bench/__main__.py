@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from harness import positive
 from rich.console import Console
 
@@ -46,6 +45,12 @@ BENCHES = {
 }
 
 
+def cuda_is_there() -> bool:
+    import torch  # takes a second, which `--help` need not wait for
+
+    return torch.cuda.is_available()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -64,7 +69,7 @@ def main() -> None:
     names = options.names or [
         name for name, bench in BENCHES.items() if options.device in bench.devices
     ]
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not cuda_is_there():
         parser.error("there is no CUDA device; tests/devices/simulate has simulated ones")
     if options.device == "npu" and importlib.util.find_spec("torch_npu") is None:
         parser.error("there is no torch_npu")

@@ -15,10 +15,10 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
-# Which stacks are kept: our `context`; torch's `context` and `stacks`. The first of torch's is what
-# ratios are against.
+# Which stacks are kept: our `context`; torch's `context` and `stacks`.
 OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
 NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
+BASE = "native python"  # what ratios are against
 
 
 def in_own_process(script: str, *arguments: object) -> Any:

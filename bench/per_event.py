@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import (
+    BASE,
     NATIVE,
     OURS,
     arguments,
@@ -46,7 +47,6 @@ from rich.progress import track
 from rich.table import Table
 
 FRAMES = (0, 5, 20, 40, 100)
-BASE = next(iter(NATIVE))
 NOT_RECORDING = ("off", "empty tracker", "attached")
 PAIRS, REPEATS, RING = 5_000, 11, 10_000
 SECONDS = 0.02  # of the C++ thread's loop

@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from harness import (
+    BASE,
     NATIVE,
     OURS,
     arguments,
@@ -76,7 +77,6 @@ WARM_UP, BLOCKS = 100, 12
 BUSY_SHARE = 2  # of a block's steps, with a busy GIL one in so many: each takes far longer
 SITUATIONS = ("quiet", "busy GIL")
 CLOCKS = ("wall", "cpu")
-BASE = next(iter(NATIVE))
 
 
 def training_step(device: str, size: Size) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import NATIVE, OURS, RESULTS, summary, where
+from harness import BASE, NATIVE, OURS, RESULTS, summary, where
 
 from startup import FIGURES as STARTUP
 
@@ -28,7 +28,6 @@ NAMES = {
     "native python": "torch's own recorder, Python stacks",
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
 }
-BASE = next(iter(NATIVE))
 
 
 def results(name: str, device: str) -> dict[str, Any]:

@@ -27,14 +27,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import arguments, in_own_process, recorder, save, summary
+from harness import BASE, arguments, in_own_process, recorder, save, summary
 from pairs import SIZE_BYTES, Case, Library, added, build
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 THREADS = (1, 2, 4, 8)
-OURS_ALL, NATIVE_PYTHON = "all", "native python"
+OURS_ALL = "all"
 REPEATS, RING, SECONDS, BURST = 7, 10_000, 0.04, 50
 
 
@@ -115,7 +115,7 @@ def worker(device: str, configuration: str, library: str) -> list[dict[str, floa
 def main() -> None:
     options = arguments(__doc__, "threads_{device}.json", ("cpu", "cuda", "npu"), rounds=3)
     device = options.device
-    recorders = [OURS_ALL] if device == "cpu" else [OURS_ALL, NATIVE_PYTHON]
+    recorders = [OURS_ALL] if device == "cpu" else [OURS_ALL, BASE]
     results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in recorders}
     rounds = [each for _ in range(options.rounds) for each in recorders]
     with tempfile.TemporaryDirectory() as folder:
@@ -143,9 +143,9 @@ def main() -> None:
                 figure["added_ns"] = summary(added_ns[name])
                 row.append(f"{figure['added_ns']['median']:+.0f}")
             # Where threads take turns, what torch's recorder adds may drown in that.
-            if name == OURS_ALL and min(added_ns.get(NATIVE_PYTHON, [0])) > 0:
+            if name == OURS_ALL and min(added_ns.get(BASE, [0])) > 0:
                 figure["of_native"] = summary(
-                    list(map(operator.truediv, added_ns[OURS_ALL], added_ns[NATIVE_PYTHON]))
+                    list(map(operator.truediv, added_ns[OURS_ALL], added_ns[BASE]))
                 )
                 row.append(f"{figure['of_native']['median']:.2f}")
             figures.append(figure)

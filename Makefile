@@ -1,4 +1,5 @@
-# make demo | test | dev | lint | bench | fuzz. Each makes what it needs, in virtual environments here.
+# make demo | test | dev | lint | docs | bench | fuzz | reliability | soak. Each makes what it needs, in
+# virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
 TORCH ?= torch==2.13.0
@@ -6,9 +7,11 @@ TORCH ?= torch==2.13.0
 # What the accelerators' tests run on: torch's real allocators over simulated devices, which need no
 # GPU, no NPU and none of their libraries (tests/devices/README.md).
 ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
+# Tests that show something of pytracer's own code only need one version of torch for each backend.
+SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
-.PHONY: demo test test-cpu test-viewers fuzz $(ACCELERATORS:%=test-%) wheel dev lint bench clean
+.PHONY: demo test test-cpu test-viewers fuzz reliability soak $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -24,11 +27,13 @@ test-cpu: wheel
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
 	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda
+	tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
+		$(if $(filter cuda-$*,$(SECOND_VERSIONS)),-m 'not once_per_backend')
 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
 	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
+	tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
+		$(if $(filter npu-$*,$(SECOND_VERSIONS)),-m 'not once_per_backend')
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
 test-viewers: wheel
@@ -38,12 +43,19 @@ test-viewers: wheel
 		https://raw.githubusercontent.com/pytorch/pytorch/main/torch/utils/viz/process_alloc_data.js
 	.venv/bin/pip install $(PIP_FLAGS) pandas altair omegaconf tabulate
 	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js \
-		.venv/bin/pytest tests/integration/test_published_viewers.py
+		.venv/bin/pytest tests/core/test_published_viewers.py
 
 # More files than `make test` has, and others each time; a file that fails is named by its seed.
 fuzz: wheel
-	FUZZ_FILES=$(FUZZ_FILES) .venv/bin/pytest tests/unit/test_core_cpp.py -k survives
+	FUZZ_FILES=$(FUZZ_FILES) .venv/bin/pytest \
+		tests/cpp/test_core_cpp.py tests/reading/test_reader_bounds.py -k "survives or any_file"
 FUZZ_FILES ?= 100000
+
+# The attacks of tests/reliability, for minutes or for an hour, and the page made of what they find.
+reliability soak: .venv-cuda-2.12.1/torch wheel
+	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	.venv/bin/python tests/reliability $(if $(filter soak,$@),--soak); status=$$?; \
+		.venv/bin/python tests/reliability/page.py && exit $$status
 
 wheel: .venv/torch
 	rm -rf build/wheel
@@ -54,13 +66,19 @@ wheel: .venv/torch
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
 dev: .venv-dev/torch
 	.venv-dev/bin/pip install $(PIP_FLAGS) --editable '.[test]'
-	.venv-dev/bin/pytest -m 'not slow'
+	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: .venv/torch
-	.venv/bin/pip install $(PIP_FLAGS) '.[test]'
+	.venv/bin/pip install $(PIP_FLAGS) '.[test,docs]'
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+
+# The documentation as a site, in build/site. A link that does not resolve is an error.
+docs: .venv/torch
+	.venv/bin/pip install $(PIP_FLAGS) '.[docs]'
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.

@@ -1,12 +1,13 @@
-"""Runs every benchmark that there is for a device, one after the other, or those that are named.
+"""Run all benchmarks of a device, one after the other, or only the named ones.
 
     python bench
     tests/devices/simulate cuda PYTHON bench --device cuda
     python bench --device cuda --quick per_event per_step
 
-What each measures, and its own options: `python bench/NAME.py --help`. One that fails does
-not keep the others from running; at the end those are named, and the exit status is 1. Results go
-to bench/results, in place of those there; of `--quick`, one round of each, they are not kept.
+`python bench/NAME.py --help` says what a benchmark measures, and lists its own options. When a
+benchmark fails, the others still run; the failed ones are named at the end, and the exit status
+is 1. Results overwrite those in bench/results. With `--quick`, each benchmark runs one round, and
+its results are not kept.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Bench(NamedTuple):
     devices: tuple[str, ...]
     has_rounds: bool = True
     simulated: dict[str, str] | None = None
-    """What simulated devices have to be like (tests/devices/README.md)."""
+    """The settings of simulated devices that the benchmark needs (tests/devices/README.md)."""
 
 
 BENCHES = {
@@ -45,8 +46,8 @@ BENCHES = {
 }
 
 
-def cuda_is_there() -> bool:
-    import torch  # takes a second, which `--help` need not wait for
+def has_cuda() -> bool:
+    import torch  # imported here because it takes a second, which `--help` does not need
 
     return torch.cuda.is_available()
 
@@ -55,8 +56,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of: {', '.join(BENCHES)}")
-    parser.add_argument("--device", choices=ALL, default="cpu", help="whose allocator")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help=f"one or more of: {', '.join(BENCHES)}"
+    )
+    parser.add_argument(
+        "--device", choices=ALL, default="cpu", help="the device whose allocator is measured"
+    )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--rounds", type=positive, help="processes for each configuration")
     amount.add_argument("--quick", action="store_true", help="one round; results are not kept")
@@ -65,14 +70,14 @@ def main() -> None:
         if name not in BENCHES:
             parser.error(f"no benchmark {name}")
         if options.device not in BENCHES[name].devices:
-            parser.error(f"{name} runs on {' and '.join(BENCHES[name].devices)} alone")
+            parser.error(f"{name} runs only on {' and '.join(BENCHES[name].devices)}")
     names = options.names or [
         name for name, bench in BENCHES.items() if options.device in bench.devices
     ]
-    if options.device == "cuda" and not cuda_is_there():
-        parser.error("there is no CUDA device; tests/devices/simulate has simulated ones")
+    if options.device == "cuda" and not has_cuda():
+        parser.error("there is no CUDA device; tests/devices/simulate provides simulated ones")
     if options.device == "npu" and importlib.util.find_spec("torch_npu") is None:
-        parser.error("there is no torch_npu")
+        parser.error("torch_npu is not installed")
     rounds = 1 if options.quick else options.rounds
     failed = []
     for name in names:

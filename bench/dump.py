@@ -1,27 +1,29 @@
-"""What a full ring holds in memory, and what a dump of it takes: ours beside torch's own recorder.
+"""Measure the memory of a full ring and the cost of its dump, for pytracer and torch's recorder.
 
 The ring is filled through the real allocator (on accelerators by its raw interface, on the CPU by
-`torch.empty`), at 5 and at 40 Python frames, with stacks that are shared (2,000 distinct ones) or
-all different: each allocation and each free has its own. 10,000 blocks are alive. Both recorders
-have as many entries, see the same events, and keep the stacks of allocations and of frees; their
-files are read back to check that, and compared. A CPU event becomes two or three of the file's
-(docs/design.md). torch has no recorder for the CPU.
+`torch.empty`), at 5 and at 40 Python frames. The stacks are either shared (2,000 distinct stacks)
+or all different (each allocation and each free has its own). 10,000 blocks are live. Both recorders
+have the same number of entries, see the same events, and keep the stacks of allocations and frees.
+Their files are read back and compared to check this. A CPU event becomes two or three events of the
+file (docs/reference/snapshot-format.md). torch has no recorder for the CPU.
 
-Each process is one recorder's, and does everything without recording first:
+Each process measures one recorder. It runs the workload first without recording, then with it:
 
-- resident: bytes it has more after doing it again with recording, so that neither blocks nor the
-  program's own objects count; beside it what `stats()` says, and how many events lack a stack.
-- first, tiny: seconds of the process's first dump, of two events, with whatever that imports.
-- dump, later: seconds of the first dump of the full ring, and of later ones.
-- extra: how far that first one raises the high-water mark of resident memory (a lower bound, where
-  the kernel does not let the mark be reset).
-- file: its bytes without those of an empty recording's, the fixed header, which are given too.
+- resident: the growth of resident memory, in bytes, from the run without recording to the run with
+  it, so that neither blocks nor the program's own objects count. The results also have the bytes
+  that `stats()` reports, and the number of events without a stack.
+- first, tiny: the seconds of the process's first dump, of two events, including its imports.
+- dump, later: the seconds of the first dump of the full ring, and of later dumps.
+- extra: how far the first dump of the full ring raises the high-water mark of resident memory (a
+  lower bound, if the kernel does not allow a reset of the mark).
+- file: the file's bytes without the fixed header, which is measured as the file of an empty
+  recording; the results have its bytes too.
 
-With different stacks ours gets a `max_stack_bytes` that has room for them. "bounded" is the same
-under the default one, which leaves stacks out. Of 1 M events ours gets a third of the rounds;
-torch's recorder gets a fifth, and no later dump.
+With different stacks, pytracer gets a `max_stack_bytes` that has room for them. "bounded" is the
+same with the default `max_stack_bytes`, under which some stacks are left out. With 1 M events,
+pytracer gets a third of the rounds; torch's recorder gets a fifth, and no later dump.
 
-The table has what most ask for; the JSON has all.
+The table has the main figures; the JSON file has all.
 """
 
 import collections
@@ -51,10 +53,10 @@ SIZES, FRAMES = (10_000, 100_000, 1_000_000), (5, 40)
 STACKS, LIVE_BLOCKS = 2_000, 10_000
 ENOUGH_STACK_BYTES = 2**30
 OURS = "pytracer"
-# Of the generated code: functions that allocate, and how often each does.
+# The generated code has up to so many functions that allocate, with so many allocations each.
 LEAVES, LINES = 100, 10
 LATER_DUMPS = 2
-LARGE_SHARE = {OURS: 3, BASE: 5}  # of the rounds, one in so many has the largest ring
+LARGE_SHARE = {OURS: 3, BASE: 5}  # the largest ring is measured in one of so many rounds
 COLUMNS = {
     "resident_bytes": "resident",
     "dump_extra_bytes": "extra",
@@ -68,10 +70,10 @@ COLUMNS = {
 def allocating_paths(
     number: int, frames: int, allocate: Callable[[], Any], release: Callable[[Any], object]
 ) -> Callable[[], None]:
-    """A function that takes and gives back a block on `number` paths of its code, one by one.
+    """Return a function that allocates and frees a block on each of `number` paths of its code.
 
-    Each path is two stacks, the allocation's and the free's, of `frames` frames (at least 3)
-    beside the caller's. There are a few more where `number` is no multiple of the lines.
+    Each path is two stacks, the allocation's and the free's, of `frames` frames (at least 3) on
+    top of the caller's. If `number` is not a multiple of the lines, there are a few more paths.
     """
     lines = min(number, LINES)
     leaves = min(math.ceil(number / lines), LEAVES)
@@ -89,7 +91,7 @@ def allocating_paths(
 
 
 def peak_bytes() -> int:
-    """The high-water mark of this process's resident memory."""
+    """Return the high-water mark of this process's resident memory."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -99,13 +101,13 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Has the high-water mark begin anew from here, where the kernel lets us."""
+    """Reset the high-water mark of resident memory, if the kernel allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def trim() -> None:
-    """Gives freed memory back to the system, where it would serve what is measured next unseen."""
+    """Return freed memory to the system, so that the next measurement cannot reuse it unnoticed."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -127,7 +129,7 @@ def native_dump(device: str, path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """What both recorders' files should agree in."""
+    """Return the contents in which the files of both recorders must agree."""
     import numpy as np
 
     from pytracer.reading import load
@@ -149,7 +151,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dict[str, Any]:
-    """Bytes and seconds."""
+    """Measure one recorder in one case; the keys of the result name bytes and seconds."""
     import torch
 
     import pytracer
@@ -157,7 +159,7 @@ def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dic
     allocate, release = raw_interface(device)
     pairs = entries // (2 if device == "cpu" else 3) + 1
     number = STACKS // 2 if stacks == "shared" else pairs
-    # The module and this function are frames too.
+    # The frames of the module and of this function are the other two.
     paths = allocating_paths(number, frames - 2, allocate, release)
     if who == OURS:
         more = {"max_stack_bytes": ENOUGH_STACK_BYTES} if stacks == "different" else {}
@@ -176,7 +178,7 @@ def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dic
         stop()
 
     before = 0
-    # Twice without: until the heap, and the code as CPython specialises it, stay as they are.
+    # Two runs without recording, after which the heap and CPython's specialised code are stable.
     for recording in (False, False, True):
         if recording:
             start()
@@ -224,7 +226,7 @@ def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dic
 
 
 def agree(ours: dict[str, Any], native: dict[str, Any]) -> bool:
-    """Whether the files have the same events; a snapshot's marker may have displaced one."""
+    """Return whether the files have the same events, except one displaced by a snapshot marker."""
     actions = (ours["events"].keys() | native["events"].keys()) - {"snapshot"}
     depths = (ours["frames_of_events"].keys() | native["frames_of_events"].keys()) - {"0"}
     return all(
@@ -273,7 +275,7 @@ def main() -> None:
         figure: dict[str, Any] = {"events": size, "frames": frames, "stacks": stacks}
         figure |= {"recorder": who, "contents": found[0]["contents"]}
         keys = [key for key in found[0] if key != "contents"]
-        figure |= {key: summary([each[key] for each in found]) for key in keys}
+        figure |= {key: summary([result[key] for result in found]) for key in keys}
         figures.append(figure)
         cells = {key: as_text(key, figure[key]["median"]) for key in COLUMNS if key in figure}
         table.add_row(
@@ -283,7 +285,7 @@ def main() -> None:
             table.add_section()
             continue
         figure["of_native"] = {
-            key: figure[key]["median"] / statistics.median(each[key] for each in native)
+            key: figure[key]["median"] / statistics.median(result[key] for result in native)
             for key in keys
             if key in native[0] and key != "empty_file_bytes"
         }
@@ -291,12 +293,12 @@ def main() -> None:
         table.add_row("", "", "", "ratio", *(cells.get(key, "") for key in COLUMNS))
         name = f"{size:,} events, {frames} frames, {stacks} stacks"
         if not agree(found[0]["contents"], native[0]["contents"]):
-            complaints.append(f"{name}: the files have other events")
-        elif figure["file_bytes"]["max"] > min(each["file_bytes"] for each in native):
-            complaints.append(f"{name}: our file is larger")
+            complaints.append(f"{name}: the files have different events")
+        elif figure["file_bytes"]["max"] > min(result["file_bytes"] for result in native):
+            complaints.append(f"{name}: pytracer's file is larger than torch's")
     Console().print(table)
     if BASE in recorders:
-        fine = "both recorders' files have the same events, and ours are nowhere larger"
+        fine = "The files of both recorders have the same events, and pytracer's are never larger."
         print("\n".join(complaints) or fine)
     save(options, figures)
 

@@ -1,22 +1,22 @@
-"""How the cost of an event grows: with the ring, with the distinct stacks, with the live blocks.
+"""Measure how the cost of an event grows with the ring, the distinct stacks and the live blocks.
 
-Nanoseconds added to a pair (a block taken and given back through the real allocator: on
-accelerators by its raw interface, on the CPU by `torch.empty`) at 20 Python frames, against the
-same code in the same process without recording, but with our hook attached; median and least ..
-most over the processes. Each curve varies one thing, and gives what is added the first time, and
-from then on:
+The figures are nanoseconds added to a pair: an allocation and its free through the real allocator
+(on accelerators by its raw interface, on the CPU by `torch.empty`) at 20 Python frames. They are
+relative to the same code in the same process without recording, but with pytracer's hook attached.
+Each is given as the median and minimum .. maximum over the processes. Each curve varies one
+quantity, and has two figures: the cost at first, and the cost from then on.
 
-- events: while a ring of that size fills, and then when it is full. 100 stacks.
-- stacks: when the stacks come for the first time, each allocation's and each free's its own, and
-  when all are known. A ring of 10,000, full before.
-- live: while that many blocks are taken, and then given back, in random order; and when a block
-  chosen at random of that many is replaced. A full ring of 10,000, one place in
-  the program.
+- events: at first, a ring of this size fills; from then on, it is full. 100 stacks.
+- stacks: at first, every stack is new, and each allocation and each free has its own; from then on,
+  all stacks are known. A ring of 10,000, which is already full.
+- live: at first, so many blocks are allocated and then freed in random order; from then on, random
+  blocks of so many are replaced. A full ring of 10,000, and one call site.
 
-Where a curve rises, "off" beside it tells whether the allocator's own does: both look up a block by
-its address, and run out of the processor's caches. A flat curve is one that stays within its range.
-Few stacks or blocks at first are few pairs, so that what the first events touch shows. The largest
-size of each curve gets a third of the rounds.
+Where a curve rises, the column "off" next to it shows whether the allocator's own cost rises too:
+both look up a block by its address, and exceed the processor's caches. A curve counts as flat when
+its values stay within their range. With few stacks or blocks, the first figure comes from few
+pairs, so the cost of touching memory for the first time is visible. The largest size of each curve
+gets a third of the rounds.
 """
 
 import functools
@@ -45,26 +45,26 @@ CURVES = {
     "live": (1_000, 10_000, 100_000, 1_000_000),
 }
 FRAMES, RING = 20, 10_000
-PAIRS = 50_000  # of a loop that is timed, at least where there are so many
+PAIRS = 50_000  # the pairs of a timed loop; fewer where the size of the curve allows no more
 MOST_REPEATS = 5
 
 Figures = dict[str, list[float]]
 
 
 def ns(run: Callable[[], object], pairs: int) -> float:
-    """Of one pair."""
+    """Return the nanoseconds of one pair."""
     begin = time.perf_counter_ns()
     run()
     return (time.perf_counter_ns() - begin) / pairs
 
 
 def repeats(size: int) -> int:
-    """Fewer of what takes long."""
+    """Return the number of repetitions, which is smaller for large sizes."""
     return max(1, min(MOST_REPEATS, 300_000 // size))
 
 
 def tracer(device: str, ring: int = RING) -> pytracer.Tracer:
-    """A fresh one, in place of all others: nothing is known to it."""
+    """Return a new tracer with an empty stack table, after collecting all earlier tracers."""
     gc.collect()
     return pytracer.Tracer(
         device=device,
@@ -76,8 +76,8 @@ def tracer(device: str, ring: int = RING) -> pytracer.Tracer:
 
 
 def paths(device: str, number: int) -> Callable[[int], None]:
-    """Takes and gives back a block on so many paths, and that so many times."""
-    # The module, `worker`, the curve's function, `ns`, and `run` are frames too.
+    """Return a function that allocates and frees on `number` paths, a given number of times."""
+    # The frames of the module, `worker`, the curve's function, `ns` and `run` are the other five.
     once = allocating_paths(number, FRAMES - 5, *raw_interface(device))
 
     def run(times: int) -> None:
@@ -106,8 +106,8 @@ def stacks(device: str, size: int) -> Iterable[tuple[float, float, float, float]
     many = math.ceil(PAIRS / number)
     for _ in range(repeats(size) + 1):
         current, found = tracer(device), []
-        # The second turn with recording is slower than those to come: the cache of walks forgets
-        # when it grows. All run from one line, since that is in the stacks too.
+        # The second turn with recording is slower than later turns, because the cache of walks
+        # loses its entries when it grows. All turns run from one line, which is part of the stacks.
         for turn, times in enumerate((many, 1, 1, 1, many)):
             if turn == 1:
                 current.start()
@@ -115,8 +115,8 @@ def stacks(device: str, size: int) -> Iterable[tuple[float, float, float, float]
             found.append(ns(functools.partial(run, times), times * number))
         current.stop()
         known = current.stats()["stacks"]["stacks"]
-        del current  # else the next one knows the stacks
-        assert known >= size, f"only {known} stacks found room"
+        del current  # otherwise the next tracer would find the stacks in the table
+        assert known >= size, f"the stack table had room for only {known} of {size} stacks"
         off, first, _, _, then = found
         yield off, first, off, then
 
@@ -155,8 +155,8 @@ def live(device: str, size: int) -> Iterable[tuple[float, float, float, float]]:
 
 
 def worker(device: str, curve: str, size: int) -> dict[str, float]:
-    """Nanoseconds of a pair without recording, and added: the first time, and from then on."""
-    # Without the first turn, in which all is new to the allocator and the interpreter too.
+    """Return the nanoseconds of a pair without recording, and those added at first and later."""
+    # The first turn is left out, because it warms up the allocator and the interpreter.
     _, *turns = {"events": events, "stacks": stacks, "live": live}[curve](device, size)
     return {
         "off_ns": statistics.median(off for _, _, off, _ in turns),
@@ -183,7 +183,7 @@ def main() -> None:
     figures = []
     for curve, size in points:
         found = results[curve, size]
-        figure = {key: summary([each[key] for each in found]) for key in found[0]}
+        figure = {key: summary([result[key] for result in found]) for key in found[0]}
         figures.append({"curve": curve, "size": size, **figure})
         row = [curve, f"{size:,}", f"{figure['off_ns']['median']:.0f}"]
         for key in ("first_added_ns", "added_ns"):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes of their own, medians, the environment, the result file."""
+"""Shared parts of the benchmarks: worker processes, medians, the environment, the result file."""
 
 import argparse
 import functools
@@ -15,26 +15,26 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
-# Which stacks are kept: our `context`; torch's `context` and `stacks`.
+# The options that select the stacks: pytracer's `context`; torch's `context` and `stacks`.
 OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
 NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
-BASE = "native python"  # what ratios are against
+BASE = "native python"  # the denominator of all ratios
 
 
 def in_own_process(script: str, *arguments: object) -> Any:
-    """Runs `script --worker arguments...` and returns what it prints, JSON."""
+    """Run `script --worker arguments...` in a new process and return the JSON that it prints."""
     command = [sys.executable, script, "--worker", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Return the median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def environment() -> dict[str, Any]:
-    """Where the figures were taken."""
+    """Return the machine and the versions with which the figures are measured."""
     import torch
 
     import pytracer
@@ -63,7 +63,7 @@ def environment() -> dict[str, Any]:
 
 
 def where(found: dict[str, Any]) -> str:
-    """The environment in a result file, in words."""
+    """Return the environment of a result file in words."""
     environment = found["environment"]
     words = [environment["cpu"], f"{environment['cores']} cores"]
     if environment["gpu"]:
@@ -77,7 +77,7 @@ def where(found: dict[str, Any]) -> str:
 
 
 def positive(text: str) -> int:
-    """An argument that is 1 or more."""
+    """Parse a command line argument that must be 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
@@ -91,14 +91,14 @@ def arguments(
     rounds: int = 5,
     parents: Sequence[argparse.ArgumentParser] = (),
 ) -> argparse.Namespace:
-    """The options every benchmark has, and those of `parents`.
+    """Parse the options that every benchmark has, and those of `parents`.
 
     Args:
-        description: For `--help`.
-        results: A file name, with `{device}` in it.
-        devices: Whose allocators there are; the first is the default.
-        rounds: How many there are without `--rounds`.
-        parents: Made with `add_help=False`.
+        description: The text of `--help`.
+        results: The name of the result file; `{device}` is replaced.
+        devices: The devices that the benchmark supports; the first is the default.
+        rounds: The default of `--rounds`.
+        parents: Parsers with further options, created with `add_help=False`.
     """
     parser = argparse.ArgumentParser(
         description=description,
@@ -111,8 +111,13 @@ def arguments(
         default=rounds,
         help=f"processes for each configuration ({rounds})",
     )
-    parser.add_argument("--device", choices=devices, default=devices[0], help="whose allocator")
-    parser.add_argument("--json", type=Path, help=f"where results go (bench/results/{results})")
+    parser.add_argument(
+        "--device",
+        choices=devices,
+        default=devices[0],
+        help="the device whose allocator is measured",
+    )
+    parser.add_argument("--json", type=Path, help=f"the result file (bench/results/{results})")
     options = parser.parse_args()
     options.json = options.json or RESULTS / results.format(device=options.device)
     if not options.json.parent.is_dir():
@@ -121,9 +126,9 @@ def arguments(
 
 
 def save(options: argparse.Namespace, figures: Any) -> None:
-    """Writes figures, environment and rounds."""
-    written = {"environment": environment(), "rounds": options.rounds, "figures": figures}
-    options.json.write_text(json.dumps(written, indent=2) + "\n")
+    """Write the figures, the environment and the number of rounds to the result file."""
+    content = {"environment": environment(), "rounds": options.rounds, "figures": figures}
+    options.json.write_text(json.dumps(content, indent=2) + "\n")
     if options.json.is_file():
         print(f"\n{options.json}")
 
@@ -131,13 +136,13 @@ def save(options: argparse.Namespace, figures: Any) -> None:
 def recorder(
     device: str, configuration: str, max_entries: int, stack_depth: int = 64
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """What switches a recorder on and off: ours, or torch's.
+    """Return the functions that start and stop a recorder, pytracer's or torch's.
 
     Args:
-        device: "cpu", "cuda" or "npu"; torch has no recorder for the first.
-        configuration: a key of OURS or NATIVE.
-        max_entries: events of the ring.
-        stack_depth: Python frames that ours keeps; torch's keeps all.
+        device: "cpu", "cuda" or "npu"; torch has no recorder for "cpu".
+        configuration: A key of OURS or NATIVE.
+        max_entries: The number of events in the ring.
+        stack_depth: The number of Python frames that pytracer keeps; torch's recorder keeps all.
     """
     import torch
 
@@ -162,7 +167,7 @@ def recorder(
 
 
 def stack_depth() -> int:
-    """The caller's: how many Python frames there are, its own included."""
+    """Return the number of Python frames on the caller's stack, including the caller's own."""
     depth = -1
     frame: Any = sys._getframe()
     while frame is not None:
@@ -171,17 +176,17 @@ def stack_depth() -> int:
 
 
 def at_depth(frames: int, body: Any) -> Any:
-    """Calls `body` so that it runs at `frames` Python frames."""
+    """Call `body` so that it runs at a depth of `frames` Python frames."""
     own = stack_depth()
 
     def down(left: int) -> Any:
         return body() if left == 0 else down(left - 1)
 
-    # `down` itself and `body` are two of them.
-    assert frames >= own + 2, f"{frames} frames asked for, {own} there already"
+    # `down` itself and `body` are two of the frames.
+    assert frames >= own + 2, f"{frames} frames are too few: the caller already has {own}"
     return down(frames - own - 2)
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

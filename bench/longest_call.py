@@ -1,11 +1,11 @@
-"""The longest single call: an allocation and its free, by a C++ thread, at the worst of times.
+"""Measure the longest single pair, an allocation and its free, while another thread holds the GIL.
 
-A thread of C++ allocates and frees through torch's caching allocator while another thread sits in C
-and holds the GIL. Each pair is timed, by its thread's CPU time and by the clock on the wall, which
-counts what the machine's other work takes too. By turns: without the hook; attached but off;
-recording into a ring that is never full; into one that goes round all the time; and that with
-snapshots taken beside (then the GIL is held for a part of the time only). The longest CPU time of a
-recorded pair is the figure that has a goal: less than 1 ms.
+A C++ thread allocates and frees through torch's caching allocator while another thread is in C code
+and holds the GIL. Each pair is timed by its thread's CPU time and by wall time, which includes the
+other work of the machine. The configurations run in turn: without the hook; with the hook attached
+but off; recording into a ring that never fills; recording into a ring that laps all the time; and
+the same with concurrent snapshots (during which the GIL is held only part of the time). The goal is
+a longest CPU time of a recorded pair of less than 1 ms.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/longest_call.py --device cuda`.
 """
@@ -30,7 +30,7 @@ FIGURES = ("p50", "p99.9", "max")
 
 
 def worker(backend: str, configuration: str) -> dict[str, Any]:
-    """Nanoseconds of a pair."""
+    """Return percentiles of the nanoseconds of a pair, by CPU time and by wall time."""
     import numpy as np
     import torch
 
@@ -45,7 +45,7 @@ def worker(backend: str, configuration: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         extension = Extension(Path(folder))
     churn = Churn(extension, f"{backend}:0", held=64)
-    churn.allow(10_000)  # its segments are there then, and what else happens once
+    churn.allow(10_000)  # warm-up, so that segments and everything else of the first calls exist
     churn.finish()
     churn.end()
     churn = Churn(extension, f"{backend}:0", held=64, samples=SAMPLES)
@@ -81,17 +81,17 @@ def worker(backend: str, configuration: str) -> dict[str, Any]:
 def main() -> None:
     options = arguments(__doc__, "longest_call_{device}.json", devices=("cuda", "npu"))
     results: dict[str, list[dict[str, float]]] = {}
-    rounds = [each for _ in range(options.rounds) for each in CONFIGURATIONS]
+    rounds = [name for _ in range(options.rounds) for name in CONFIGURATIONS]
     for configuration in track(rounds, "measuring", console=Console(stderr=True)):
         found = in_own_process(__file__, options.device, configuration)
         results.setdefault(configuration, []).append(found)
     clocks = [f"{clock} {name}" for clock in ("cpu", "wall") for name in FIGURES]
-    table = Table(title="µs of an allocation and its free (medians; of max: the greatest)")
+    table = Table(title="µs of an allocation and its free (medians; for max, the maximum)")
     for column in ("", *clocks):
         table.add_column(column, justify="right")
     figures = []
     for configuration, runs in results.items():
-        by_key = {key: summary([each[key] for each in runs]) for key in runs[0]}
+        by_key = {key: summary([run[key] for run in runs]) for key in runs[0]}
         figures.append({"configuration": configuration, "ns": by_key})
         shown = ["max" if key.endswith("max") else "median" for key in clocks]
         cells = [f"{by_key[k][which] / 1000:.1f}" for k, which in zip(clocks, shown, strict=True)]

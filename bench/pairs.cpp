@@ -1,6 +1,6 @@
-// Threads that take blocks and give them back without Python, and a tracker that does nothing.
-// Plain C, to be called by ctypes, which lets go of the GIL. Compiled for the running torch, with
-// BENCH_CUDA or BENCH_NPU where there is a caching allocator to attach a tracker to.
+// Threads that allocate and free blocks without Python, and a tracker that does nothing.
+// ctypes calls these C functions and releases the GIL. The file is compiled for the running torch,
+// with BENCH_CUDA or BENCH_NPU if there is a caching allocator to attach a tracker to.
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #if defined(BENCH_CUDA)
@@ -23,9 +23,9 @@ using CachingAllocator = caching::NPUAllocator;
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Each of `count` threads takes and gives back blocks of `size` bytes on its device (as "cuda:1")
-// for so many `nanoseconds`. Returns the nanoseconds of a thread's pair. What torch throws ends the
-// process.
+// Each of `count` threads allocates and frees blocks of `size` bytes on its device (such as
+// "cuda:1") for `nanoseconds`. Returns the nanoseconds of a thread's pair. An exception of torch
+// ends the process.
 EXPORTED double pairs_in_threads(const char* const* devices, size_t count, size_t size,
                                  uint64_t nanoseconds) {
   std::atomic<size_t> ready{0};
@@ -57,7 +57,8 @@ EXPORTED double pairs_in_threads(const char* const* devices, size_t count, size_
 }
 
 #if defined(BENCH_CUDA) || defined(BENCH_NPU)
-// For good: torch cannot detach it. The device is initialised.
+// Attaches the tracker for the rest of the process, as torch cannot detach it. The device must be
+// initialised.
 EXPORTED void attach_empty_tracker(const char* device) {
   static const bool once = [&] {
     c10::Allocator* const allocator = c10::GetAllocator(c10::Device(std::string(device)).type());

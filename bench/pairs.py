@@ -1,4 +1,4 @@
-"""How pairs are made, a block taken and given back each, and what recording adds to them."""
+"""Make pairs, each an allocation and its free, and measure what recording adds to them."""
 
 import ctypes
 import functools
@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytracer import hook_compile
+from pytracer.backends.hook_compile import HookCompiler, compiler_flags
+from pytracer.backends.running_torch import torch_build
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 SIZE_BYTES = 1024
 
 
 def raw_interface(device: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """What takes a block of SIZE_BYTES and what gives it back, without Python frames of their own.
+    """Return a function that allocates SIZE_BYTES and one that frees, neither with a Python frame.
 
-    Of the CPU: a tensor, which goes when nothing refers to it any more.
+    On the CPU the block is a tensor, which is freed when its last reference goes out of scope.
     """
     import torch
 
@@ -37,28 +38,29 @@ def raw_interface(device: str) -> tuple[Callable[[], Any], Callable[[Any], objec
 
 
 def build(device: str, folder: Path) -> Path:
-    """Compiles pairs.cpp for the running torch, as hooks are."""
-    torch = hook_compile.running_torch()
+    """Compile pairs.cpp for the running torch, with the compiler and flags of the hooks."""
+    torch = torch_build()
     library = folder / "pairs.so"
-    command = [*hook_compile.find_compiler(), *hook_compile.flags(device), "-std=c++20", "-pthread"]
+    compiler = HookCompiler()
+    command = [*compiler.find_command(), *compiler_flags(device), "-std=c++20", "-pthread"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}", f"-DBENCH_{device.upper()}"]
-    command += [f"-I{each}" for each in hook_compile.include_dirs(device)]
+    command += [f"-I{folder}" for folder in compiler.include_dirs(device)]
     command += [str(SOURCE), f"-L{torch.root / 'lib'}", "-lc10", "-o", str(library)]
     subprocess.run(command, check=True)
     return library
 
 
 class Library:
-    """pairs.cpp, compiled."""
+    """The compiled library of pairs.cpp."""
 
     def __init__(self, path: str) -> None:
-        import torch  # noqa: F401  # whose libraries it needs
+        import torch  # noqa: F401  # loads the libraries that this one is linked with
 
         self._functions = ctypes.CDLL(path)
         self._functions.pairs_in_threads.restype = ctypes.c_double
 
     def pairs_in_threads(self, devices: list[str], seconds: float) -> float:
-        """Nanoseconds of a thread's pair; one thread for each of `devices`."""
+        """Run one thread for each of `devices`; return the nanoseconds of a thread's pair."""
         names = (ctypes.c_char_p * len(devices))(*map(str.encode, devices))
         spent: float = self._functions.pairs_in_threads(
             names,
@@ -69,12 +71,12 @@ class Library:
         return spent
 
     def attach_empty_tracker(self, device: str) -> None:
-        """For good, and once."""
+        """Attach the tracker that does nothing. It cannot be detached; call this once."""
         self._functions.attach_empty_tracker(device.encode())
 
 
 class Case(NamedTuple):
-    """A loop, which returns the nanoseconds of its pairs, and what is to be added to it."""
+    """A loop that returns the nanoseconds of its pairs, and the recorder that is added to it."""
 
     loop: Callable[[], float]
     start: Callable[[], object]
@@ -84,18 +86,19 @@ class Case(NamedTuple):
 def added(
     cases: list[Case], repeats: int, attaches: bool = True, records: bool = True
 ) -> list[dict[str, float]]:
-    """Nanoseconds of a pair: without recording, with it, and what recording adds.
+    """Return the nanoseconds of a pair without and with recording, and their difference.
 
-    To be called once in a process: our hook is attached at the first start, and that is for good.
-    So there are two parts to what is added: what the loops take longer after the first start and
-    stop than before; and what recording takes from then on, the median of the differences of
-    neighbours, off and on by turns.
+    Call this once in a process, because the first start attaches pytracer's hook, which stays
+    attached. The added time therefore has two parts. The first part is how much longer the loops
+    take after the first start and stop than before. The second part is the cost of recording from
+    then on: the loop runs without and with recording in turn, and the median of the differences
+    between neighbouring runs counts.
 
     Args:
-        cases: What to run.
-        repeats: How often each loop runs in each part.
-        attaches: There is a first part. torch's own recorder is there all the time.
-        records: There is a second part.
+        cases: The loops and their recorders.
+        repeats: The number of runs of each loop in each part.
+        attaches: Whether there is a first part. torch's own recorder is always attached.
+        records: Whether there is a second part.
     """
     before: list[list[float]] = [[] for _ in cases]
     after: list[list[float]] = [[] for _ in cases]
@@ -110,7 +113,7 @@ def added(
         for _ in range(repeats if records else 0):
             off = case.loop()
             case.start()
-            case.loop()  # until the ring is full and the stacks are known
+            case.loop()  # fills the ring and the stack table
             recorded.append(case.loop())
             differences.append(recorded[-1] - off)
             case.stop()

@@ -1,20 +1,21 @@
-"""What recording adds to an allocation and its free, by us and by torch's own recorder, in ns.
+"""Measure the ns that pytracer and torch's own recorder add to an allocation and its free.
 
-A block is taken and given back in a loop, with a full ring, at a number of Python frames: "raw"
-through the caching allocator's own interface, which the CPU does not have, and "empty" by
-`torch.empty`. At 0 frames a C++ thread, which has none, calls the allocator, the CPU's too. In
-these all pairs come from one place. "paths" is the raw interface from two places by turns, that
-many frames deep and with no call in common but the first few.
+A loop allocates and frees a block, with a full ring, at a given number of Python frames. "raw" uses
+the caching allocator's own interface, which the CPU does not have; "empty" uses `torch.empty`. At 0
+frames a C++ thread, which has no Python frames, calls the allocator, on the CPU too. In these cases
+all pairs come from one call site. "paths" uses the raw interface from two call sites in turn, at
+the given number of frames, of which only the first few are common.
 
-"off" attaches nothing: what it shows is noise. "empty tracker" is a function that does nothing,
-called by the allocator for each event: what torch itself takes for telling anyone. "attached" is
-our hook with recording off. The others record: ours by its `context`, and torch's recorder
-("native", on accelerators only) by its `stacks`.
+"off" attaches nothing and shows the noise. "empty tracker" attaches a function that does nothing
+and that the allocator calls for each event: it shows torch's own cost of calling any tracker.
+"attached" is pytracer's hook with recording off. The other configurations record: pytracer's are
+named by its `context`, and those of torch's recorder ("native", on accelerators only) by its
+`stacks`.
 
-Each configuration runs in processes of its own, in turn; each is compared with the same process
-before anything was attached. Loops with recording and without take turns, so that a machine that
-changes its speed changes both (pairs.py). Given are median and least .. most over the processes,
-and the ratio to what "native python" added in the same round.
+Each configuration runs in separate processes, in turn, and is compared with the same process before
+anything was attached. Loops with and without recording alternate, so that a change of the machine's
+speed affects both (pairs.py). Each figure is the median and minimum .. maximum over the processes,
+with the ratio to what "native python" added in the same round.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_event.py --device cuda`.
 """
@@ -49,22 +50,22 @@ from rich.table import Table
 FRAMES = (0, 5, 20, 40, 100)
 NOT_RECORDING = ("off", "empty tracker", "attached")
 PAIRS, REPEATS, RING = 5_000, 11, 10_000
-SECONDS = 0.02  # of the C++ thread's loop
+SECONDS = 0.02  # the duration of the C++ thread's loop
 
 
 def two_paths(device: str, frames: int) -> Callable[[], float]:
-    """A loop of pairs at so many frames, by two functions that call themselves, by turns."""
+    """Return a loop whose pairs come from two recursive functions in turn, at `frames` frames."""
     allocate, release = raw_interface(device)
 
-    def one(more: int) -> None:
+    def first_path(more: int) -> None:
         if more:
-            one(more - 1)
+            first_path(more - 1)
         else:
             release(allocate())
 
-    def other(more: int, *_: int) -> None:  # whose frames have another size
+    def second_path(more: int, *_: int) -> None:  # its frames have another size
         if more:
-            other(more - 1, 1, 2, 3)
+            second_path(more - 1, 1, 2, 3)
         else:
             release(allocate())
 
@@ -72,15 +73,15 @@ def two_paths(device: str, frames: int) -> Callable[[], float]:
         more = frames - stack_depth() - 1
         start = time.perf_counter_ns()
         for _ in range(PAIRS // 10):
-            one(more)
-            other(more)
+            first_path(more)
+            second_path(more)
         return (time.perf_counter_ns() - start) / (PAIRS // 10 * 2)
 
     return pairs
 
 
 def body(through: str, device: str, frames: int) -> Callable[[], float]:
-    """A loop in a Python frame of its own; returns nanoseconds a pair."""
+    """Return a loop with its own Python frame; the loop returns the nanoseconds of a pair."""
     import torch
 
     if through == "paths":
@@ -107,7 +108,7 @@ def body(through: str, device: str, frames: int) -> Callable[[], float]:
 
 
 def cases(device: str, configuration: str, library: str, places: list[str]) -> list[Case]:
-    """One for each of `places`, as "raw 40"."""
+    """Return a case for each of `places`, such as "raw 40"."""
     import torch
 
     if device != "cpu":
@@ -129,7 +130,7 @@ def cases(device: str, configuration: str, library: str, places: list[str]) -> l
             found.append(Case(loop, attach, lambda: None))
         else:
             kept = "all" if configuration == "attached" else configuration
-            depth = 64 if frames <= 64 else 128  # all of them are kept, as torch's recorder does
+            depth = 64 if frames <= 64 else 128  # keeps all frames, as torch's recorder does
             found.append(Case(loop, *recorder(device, kept, RING, depth)))
     return found
 
@@ -137,9 +138,16 @@ def cases(device: str, configuration: str, library: str, places: list[str]) -> l
 def main() -> None:
     narrowing = argparse.ArgumentParser(add_help=False)
     narrowing.add_argument(
-        "--frames", type=int, nargs="+", choices=FRAMES, default=FRAMES, help="these alone"
+        "--frames",
+        type=int,
+        nargs="+",
+        choices=FRAMES,
+        default=FRAMES,
+        help="measure only these depths",
     )
-    narrowing.add_argument("--through", choices=("raw", "empty", "paths"), help="this alone")
+    narrowing.add_argument(
+        "--through", choices=("raw", "empty", "paths"), help="measure only this interface"
+    )
     devices = ("cpu", "cuda", "npu")
     options = arguments(__doc__, "per_event_{device}.json", devices, parents=[narrowing])
     device = options.device
@@ -157,25 +165,25 @@ def main() -> None:
     if native and options.through in (None, "paths"):
         places += [("paths", frames) for frames in (20, 40) if frames in options.frames]
     if not places:
-        sys.exit(f"nothing to measure on {device} that is asked for by --frames and --through")
-    results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in configurations}
-    rounds = [each for _ in range(options.rounds) for each in configurations]
+        sys.exit(f"--frames and --through select nothing that can be measured on {device}")
+    results: dict[str, list[list[dict[str, float]]]] = {name: [] for name in configurations}
+    rounds = [name for _ in range(options.rounds) for name in configurations]
     with tempfile.TemporaryDirectory() as folder:
         library = build(device, Path(folder))
         names = [f"{through} {frames}" for through, frames in places]
-        for each in track(rounds, "measuring", console=Console(stderr=True)):
-            results[each].append(in_own_process(__file__, device, each, library, *names))
+        for name in track(rounds, "measuring", console=Console(stderr=True)):
+            results[name].append(in_own_process(__file__, device, name, library, *names))
     table = Table(title=f"ns of a pair on {device}, and added to it")
-    for column in ("through", "frames", "configuration", "off", "added", "least .. most", "ratio"):
+    for column in ("through", "frames", "configuration", "off", "added", "min .. max", "ratio"):
         table.add_column(column, justify="left" if column == "configuration" else "right")
     figures = []
     for index, (through, frames) in enumerate(places):
         table.add_section()
         for configuration in configurations:
-            found = [each[index] for each in results[configuration]]
+            found = [round_[index] for round_ in results[configuration]]
             figure: dict[str, Any] = {"through": through, "frames": frames}
             figure |= {"configuration": configuration}
-            figure |= {key: summary([each[key] for each in found]) for key in found[0]}
+            figure |= {key: summary([result[key] for result in found]) for key in found[0]}
             if native and configuration not in NATIVE:
                 ratios = [
                     ours["added_ns"] / base[index]["added_ns"]
@@ -195,13 +203,13 @@ def main() -> None:
             )
     Console().print(table)
     if native:
-        print(f"ratio: of what {BASE} adds")
+        print(f"ratio: relative to what {BASE} adds")
     save(options, figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        # Called from here: five frames are just enough.
+        # `cases` and `added` are called at module level, so that the loops can run at 5 frames.
         _, _, device, configuration, library, *places = sys.argv
         chosen = cases(device, configuration, library, places)
         attaches, records = configuration not in NATIVE, configuration not in NOT_RECORDING

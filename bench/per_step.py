@@ -1,29 +1,36 @@
-"""What recording adds to a training step, by us and by torch's own recorder; with a busy GIL too.
+"""Measure what pytracer and torch's own recorder add to a training step, also with a busy GIL.
 
-A step of a GPT: forward under autocast (bfloat16), backward, AdamW. Where kernels do nothing, on
-simulated devices, it is all host time: the worst case. On the CPU they compute, in one thread (more
-would wait for each other, and for the busy one), for a model that is as small. On a real GPU it is
-as large as GPT-2, unless `--size small` is asked for. How many pairs of an allocation and its free
-a step has, and how deep their stacks are, is counted in a recording; on an accelerator the backward
-runs in a thread that has no Python frames. Stacks are a tracer's usual ones, of 32 frames; torch's
-recorder keeps all. Both have a ring of 10,000 events, which is full after a few steps.
+The step is one of a GPT: forward under autocast (bfloat16), backward, AdamW. On simulated devices
+kernels do nothing, so that the step is host time only: the worst case. On the CPU the kernels of a
+model of the same small size compute in one thread, because several threads would wait for each
+other and for the busy thread. On a real GPU the model has the size of GPT-2, unless `--size small`
+is given. A recording counts the pairs of a step (an allocation and its free each) and the depths of
+their stacks; on an accelerator, backward runs in a thread without Python frames. pytracer keeps its
+default of 32 frames; torch's recorder keeps all. Both have a ring of 10,000 events, which is full
+after a few steps.
 
-Each configuration runs in processes of its own, in turn, first quiet and then busy. Blocks of
-steps run before anything is attached; then while our hook is attached and off, where it stays for
-good; then by turns recording, with a full ring, and not. What recording adds is the median of the
-differences of neighbours in the third part. "attached" is the second part against the first, in all
-processes that have our hook, and its median, of the quiet ones, is in the figures of our
-configurations: all are against a step without us. "off" attaches nothing, and does the same as
-"attached": what it shows is noise. The garbage collector is off meanwhile, and what there was
-before is frozen. Given are median and least .. most over the processes, and the ratio to the median
-of "native python".
+Each configuration runs in separate processes, in turn, first quiet and then with a busy GIL. A
+process runs blocks of steps in three parts:
 
-Busy GIL: another thread, on a core of its own, runs a loop of Python all the time. A step then
-waits for the GIL again and again, as long as the switch interval each time. With Python's 5 ms
-these waits are most of the step, and how many there are is chance, which drowns all else. So it is
-0.1 ms; `--switch-interval 0.005` shows the other. Two clocks are read: the one on the wall, which
-counts waiting for the GIL, and the CPU time of the process without the busy thread, which does not.
-On a real GPU, waiting for the device is CPU time as well. In longest_call.py the GIL is never free.
+1. before anything is attached;
+2. with pytracer's hook attached and recording off (the hook then stays attached);
+3. with recording, into a full ring, and without it, in turn.
+
+Recording adds the median of the differences between neighbouring blocks of part 3. "attached" is
+part 2 relative to part 1, over all processes that have pytracer's hook. The figures of pytracer's
+configurations include the median of the quiet "attached", so that all figures are relative to a
+step without pytracer. "off" goes through the parts of "attached" without attaching anything, and
+shows the noise. The garbage collector is off during the measurement, and earlier objects are
+frozen. Each figure is the median and minimum .. maximum over the processes, with the ratio to the
+median of "native python".
+
+With a busy GIL, another thread, on its own core, runs a Python loop all the time. A step then waits
+for the GIL many times, each time for the switch interval. With Python's default of 5 ms these waits
+are most of the step, and their number is random, which hides all other effects. The benchmark
+therefore uses 0.1 ms; `--switch-interval 0.005` measures the default. Two clocks are read: wall
+time, which includes waiting for the GIL, and the process's CPU time without the busy thread, which
+does not. On a real GPU, waiting for the device is CPU time too. In longest_call.py the GIL is never
+free.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/per_step.py --device cuda`.
 """
@@ -57,7 +64,7 @@ from rich.table import Table
 
 
 class Size(NamedTuple):
-    """Of the model, of its batch, and how many steps are a block."""
+    """The sizes of the model and its batch, and the number of steps in a block."""
 
     layers: int
     width: int
@@ -74,13 +81,13 @@ SIZES = {
 }
 RING, STACK_DEPTH = 10_000, 32
 WARM_UP, BLOCKS = 100, 12
-BUSY_SHARE = 2  # of a block's steps, with a busy GIL one in so many: each takes far longer
+BUSY_SHARE = 2  # a block has fewer steps with a busy GIL, by this factor, as each takes far longer
 SITUATIONS = ("quiet", "busy GIL")
 CLOCKS = ("wall", "cpu")
 
 
 def training_step(device: str, size: Size) -> Callable[[], None]:
-    """Makes a model and what trains it."""
+    """Create a model and return the function that trains it for one step."""
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
@@ -143,7 +150,7 @@ def training_step(device: str, size: Size) -> Callable[[], None]:
 
 
 def describe(device: str, size: Size) -> dict[str, Any]:
-    """What a step allocates, and how deep in Python; with a stack of the median depth."""
+    """Return a step's pairs and their Python depths, and a stack of the median depth."""
     import pytracer
 
     step = training_step(device, size)
@@ -166,7 +173,7 @@ def describe(device: str, size: Size) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def busy_gil(switch_interval_s: float, core: int) -> Iterator[Callable[[], int]]:
-    """Another thread computes, on this core; gives the clock of its CPU time."""
+    """Let another thread compute on `core`; yield a function that returns its CPU time."""
     over = False
 
     def compute() -> None:
@@ -190,10 +197,10 @@ def busy_gil(switch_interval_s: float, core: int) -> Iterator[Callable[[], int]]
 def worker(
     device: str, size: Size, events: int, switch_interval_s: float, configuration: str
 ) -> dict[str, dict[str, float]]:
-    """Nanoseconds of a step by situation and clock, and what the configuration adds to them."""
+    """Return the nanoseconds of a step by situation and clock, and what the configuration adds."""
     import torch
 
-    # The busy thread has a core of its own, where there are two: else chance decides.
+    # The busy thread gets its own core if there are two; otherwise the scheduling is random.
     *cores, last = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores or {last})
     step = training_step(device, size)
@@ -201,7 +208,7 @@ def worker(
 
     @contextlib.contextmanager
     def situation(name: str) -> Iterator[Callable[[], dict[str, float]]]:
-        """Gives what runs a block: nanoseconds of a step, by `name` and clock."""
+        """Yield a function that runs a block and returns a step's nanoseconds by name and clock."""
         quiet = contextlib.nullcontext(lambda: 0)
         steps = size.steps if name == "quiet" else max(1, size.steps // BUSY_SHARE)
         with quiet if name == "quiet" else busy_gil(switch_interval_s, last) as busy_ns:
@@ -253,7 +260,7 @@ def worker(
     def figures(name: str, clock: str) -> dict[str, float]:
         key = f"{name}, {clock}"
         off, idle = (
-            statistics.median(each[key] for each in part[name]) for part in (before, attached)
+            statistics.median(block[key] for block in part[name]) for part in (before, attached)
         )
         differences = [recording[key] - without[key] for recording, without in turns[name]]
         return {
@@ -268,18 +275,19 @@ def worker(
 def evaluate(
     results: dict[str, list[dict[str, dict[str, float]]]], situation: str, clock: str
 ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
-    """A step without anything, and what each configuration adds: ns, per cent, ratio to native."""
+    """Return a step's ns without a recorder, and what each configuration adds (ns, %, ratio)."""
 
     def every(figure: str, *configurations: str, where: str = situation) -> list[float]:
         key = f"{where}, {clock}"
-        return [each[key][figure] for name in configurations for each in results[name]]
+        return [result[key][figure] for name in configurations for result in results[name]]
 
     off = summary(every("off_ns", *results))
     added = {
         name: every("attached_ns", *own) for name, own in (("off", ["off"]), ("attached", OURS))
     }
-    # What it takes to be attached has nothing to do with the GIL, whose waits would drown it. Its
-    # least and most go into the sums', since it is the less certain part.
+    # The cost of being attached does not depend on the GIL, whose waits would hide it, so it is
+    # taken from the quiet situation. The sums include its minimum and maximum, because it is the
+    # less certain part.
     idle = summary(every("attached_ns", *OURS, where=SITUATIONS[0]))
     for name in OURS:
         more = summary(every("recording_ns", name))
@@ -288,18 +296,21 @@ def evaluate(
     found = {}
     for name, values in added.items():
         found[name] = {"added_ns": summary(values)}
-        found[name]["percent"] = summary([100 * each / off["median"] for each in values])
+        found[name]["percent"] = summary([100 * value / off["median"] for value in values])
         if BASE in results and name not in NATIVE:
             base = statistics.median(added[BASE])
-            found[name]["of_native"] = summary([each / base for each in values])
+            found[name]["of_native"] = summary([value / base for value in values])
     return off, found
 
 
 def main() -> None:
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--size", choices=SIZES, help="of the model")
+    own.add_argument("--size", choices=SIZES, help="the size of the model")
     own.add_argument(
-        "--switch-interval", type=float, default=1e-4, help="seconds, with a busy GIL (0.0001)"
+        "--switch-interval",
+        type=float,
+        default=1e-4,
+        help="the switch interval with a busy GIL, in seconds (0.0001)",
     )
     devices = ("cpu", "cuda", "npu")
     options = arguments(__doc__, "per_step_{device}.json", devices, rounds=3, parents=[own])
@@ -308,20 +319,20 @@ def main() -> None:
     size = options.size or ("gpt2" if native and not environment()["simulated"] else "small")
     step = in_own_process(__file__, "describe", device, size)
     run = ["off", *OURS, *(NATIVE if native else ())]
-    results: dict[str, list[dict[str, dict[str, float]]]] = {each: [] for each in run}
-    rounds = [each for _ in range(options.rounds) for each in run]
-    for each in track(rounds, "measuring", console=Console(stderr=True)):
-        given = device, size, step["events"], options.switch_interval, each
-        results[each].append(in_own_process(__file__, "measure", *given))
+    results: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in run}
+    rounds = [name for _ in range(options.rounds) for name in run]
+    for name in track(rounds, "measuring", console=Console(stderr=True)):
+        given = device, size, step["events"], options.switch_interval, name
+        results[name].append(in_own_process(__file__, "measure", *given))
     figures = []
     for situation in SITUATIONS:
         by_clock = {clock: evaluate(results, situation, clock) for clock in CLOCKS}
         (off, wall), (_, cpu) = by_clock.values()
         table = Table(
             title=f"A {size} step on {device}, {step['pairs']} pairs, {situation}: "
-            f"{off['median'] / 1e6:.2f} ms, and added"
+            f"{off['median'] / 1e6:.2f} ms, and the time added to it"
         )
-        for column in ("", "µs", "%", "least .. most", "ratio", "% of CPU time"):
+        for column in ("", "µs", "%", "min .. max", "ratio", "% of CPU time"):
             table.add_column(column, justify="right" if column else "left")
         for configuration, added in wall.items():
             percent = added["percent"]
@@ -338,8 +349,8 @@ def main() -> None:
             figures.append({"situation": situation, "clock": clock, "off_ns": off, "added": added})
     depth = step["python_frames"]
     print(
-        f"a step has {step['events']} events; {step['pairs_without_python_frames']} of its pairs "
-        f"have no Python frames, the others {depth['min']} to {depth['max']}"
+        f"A step has {step['events']} events. {step['pairs_without_python_frames']} of its pairs "
+        f"have no Python frames, the others have {depth['min']} to {depth['max']}."
     )
     settings = {"size": size, "switch_interval_s": options.switch_interval}
     save(options, {**settings, "step": step, "situations": figures})
@@ -354,7 +365,7 @@ if __name__ == "__main__":
             events, interval, configuration = more
             found = worker(device, SIZES[name], int(events), float(interval), configuration)
             print(json.dumps(found), flush=True)
-            # After torch's recorder, Python's finalization aborts now and then (std::terminate).
+            # After torch's recorder, Python's finalization sometimes aborts (std::terminate).
             os._exit(0)
     else:
         main()

@@ -1,8 +1,9 @@
-"""Draws docs/overhead.svg, the picture of the README, from what per_event.py and per_step.py found.
+"""Draw docs/overhead.svg, the picture of the README, from the results of per_event and per_step.
 
-Left: what a recorder adds to an allocation and its free, in ns, by the number of Python frames.
-Right: what it adds to a training step, in per cent of its time. Bars are medians over
-processes, whiskers reach from the least to the most. Below is said where the figures were taken.
+The left part shows the ns that a recorder adds to an allocation and its free, by the number of
+Python frames. The right part shows what a recorder adds to a training step, in per cent of its
+time. Bars are medians over processes; whiskers reach from the minimum to the maximum. The line
+below names the machine and the versions.
 """
 
 import argparse
@@ -28,7 +29,7 @@ SERIES = {
 def bars(
     axes: Axes, groups: list[str], found: dict[str, list[dict[str, float]]], form: str
 ) -> None:
-    """A group of bars for each of `groups`, with a bar for each configuration of `found`."""
+    """Draw a group of bars for each of `groups`, with a bar for each configuration of `found`."""
     width = 0.8 / len(found)
     for index, (configuration, figures) in enumerate(found.items()):
         label, color = SERIES[configuration]
@@ -83,7 +84,7 @@ def main() -> None:
     }
     step = per_step["figures"]["step"]
 
-    # Text stays text, and the same figures make the same file.
+    # Text is not converted to paths, and the same figures give the same file.
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "overhead", "font.size": 9})
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(9, 3.6), width_ratios=(5, 3), layout="constrained", facecolor="white"

@@ -1,13 +1,15 @@
-"""What reading a snapshot takes: seconds, and memory beside the file's size.
+"""Measure the seconds and the memory that reading a snapshot takes, next to the file's size.
 
-Files of 1 M and 10 M events of the same random activity: 2,000 distinct stacks of 20 frames, some
-10,000 live blocks. `pytracer` is what the recorder writes of it (on the CPU, with 100 steps and two
-phases), `torch` the layout of PyTorch's own recorder, whose every event has a list of frames of its
-own, by pickle.dump. Each figure is taken in a process of its own, with the file in the page cache:
-the seconds of a call, or of a whole command; the peak of the process's resident memory, all of it
-(`before` is what it was before the call). Medians over the rounds; of 10 M events over two.
+The files have 1 M and 10 M events of the same random activity: 2,000 distinct stacks of 20 frames,
+and about 10,000 live blocks. `pytracer` files are written by the recorder (on the CPU, with 100
+steps and two phases). `torch` files are written by pickle.dump and have the layout of PyTorch's own
+recorder, in which every event has its own list of frames. Each figure comes from a separate
+process, with the file in the page cache: the seconds of a call or of an entire command, and the
+peak of the process's total resident memory (`before` is the resident memory before the call). The
+figures are medians over the rounds; files of 10 M events get two rounds.
 
-`pt-snap import` is pt-snap-cli's (0.4.1, from PyPI), measured once a file, if it is installed.
+`pt-snap import` is a command of pt-snap-cli (0.4.1). If it is installed, it is measured once for
+each file.
 """
 
 import json
@@ -33,13 +35,13 @@ STACKS, FRAMES, SLOTS, STEPS = 2_000, 20, 20_000, 100
 BATCH = 50
 ROUNDS_OF_LARGE = 2
 IMPORT_TIMEOUT_S = 600
-ALLOC, FREE = 0, 2  # of csrc/hook.h
+ALLOC, FREE = 0, 2  # values of csrc/hooks/hook_abi.h
 
 Batch = list[tuple[int, int, int]]
 
 
 class Activity:
-    """Places in memory, in random order taken and given back; half of them are taken at a time."""
+    """Slots of memory that are allocated and freed in random order; about half are allocated."""
 
     def __init__(self) -> None:
         self._random = random.Random(0)
@@ -50,7 +52,7 @@ class Activity:
         self.live = [False] * SLOTS
 
     def batches(self, events: int) -> Iterator[tuple[int, Batch]]:
-        """Each with the number of its stack: (action, address, size)."""
+        """Yield batches of (action, address, size), each with the number of its stack."""
         first = [self._turn(slot) for slot in range(0, SLOTS, 2)]
         for begin in range(0, SLOTS // 2, BATCH):
             yield begin // BATCH, first[begin : begin + BATCH]
@@ -64,7 +66,7 @@ class Activity:
 
 
 def write_pytracer(path: Path, events: int) -> None:
-    """A recording; an event is two or three in the file (docs/design.md), 2.5 on average."""
+    """Write a recording; an event has two or three entries in the file, 2.5 on average."""
     from pytracer import Tracer, _core, annotate
 
     functions = []
@@ -89,7 +91,7 @@ def write_pytracer(path: Path, events: int) -> None:
 
 
 def write_torch(path: Path, events: int) -> None:
-    """The layout of torch 2.13: frames are shared, lists of them are not."""
+    """Write a file with the layout of torch 2.13: frames are shared, lists of frames are not."""
     rng = random.Random(0)
     outer = [
         {"name": f"g{number}", "filename": f"model/block{number % 20}.py", "line": number}
@@ -153,12 +155,12 @@ def write_torch(path: Path, events: int) -> None:
 
 
 def worker(what: str, path: Path, events: int) -> dict[str, float]:
-    """Writes a file, or reads it one way: seconds and bytes."""
+    """Write a file, or read it in one way and return the seconds and bytes."""
     if what.startswith("write"):
         (write_pytracer if what == "write pytracer" else write_torch)(path, events)
         return {}
+    from pytracer.analysis.report import stats
     from pytracer.reading import load
-    from pytracer.reading.stats import stats
 
     def unpickled() -> Any:
         with open(path, "rb") as file:
@@ -179,17 +181,17 @@ def worker(what: str, path: Path, events: int) -> dict[str, float]:
 
 
 def peak_bytes() -> int:
-    """The most that was resident of this process; `ru_maxrss` may be its parent's."""
+    """Return the peak of this process's resident memory; `ru_maxrss` may be the parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def commanded(command: list[str], timeout_s: float) -> dict[str, float] | None:
-    """The same of a command; None if it was ended after the time."""
+def measure_command(command: list[str], timeout_s: float) -> dict[str, float] | None:
+    """Run a command and return its seconds and bytes, or None if it exceeded the time limit."""
     start = time.perf_counter()
     process = subprocess.Popen(
         ["timeout", str(timeout_s), *command],
-        cwd=Path(__file__).parent,  # in the checkout's root Python would find the sources
+        cwd=Path(__file__).parent,  # in the checkout's root, Python would import the sources
         stdout=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(process.pid, 0)
@@ -202,22 +204,22 @@ def commanded(command: list[str], timeout_s: float) -> dict[str, float] | None:
     return {"seconds": seconds, "peak_bytes": usage.ru_maxrss * 1024, "before_bytes": 0}
 
 
-def measured(what: str, path: Path, events: int) -> dict[str, float] | None:
-    """One reading."""
+def measure(what: str, path: Path, events: int) -> dict[str, float] | None:
+    """Read the file once, in the way that `what` names."""
     if what == "pytracer stats":
         command = [sys.executable, "-m", "pytracer", "stats", str(path)]
-        return commanded(command, IMPORT_TIMEOUT_S)
+        return measure_command(command, IMPORT_TIMEOUT_S)
     if what == "pt-snap import":
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             pt_snap = str(Path(sys.executable).with_name("pt-snap"))
             command = [pt_snap, "import", str(path), "-o", folder, "--no-focus"]
-            return commanded(command, IMPORT_TIMEOUT_S)
+            return measure_command(command, IMPORT_TIMEOUT_S)
     found: dict[str, float] = in_own_process(__file__, what, path, events)
     return found
 
 
 def ways(events: int, rounds: int) -> list[str]:
-    """What is measured of a file, in the order in which it is."""
+    """Return the ways to read a file, in the order of measurement."""
     several = ["load", "load and stats", "pytracer stats", "pickle.load"]
     result = several * (min(rounds, ROUNDS_OF_LARGE) if events > 1_000_000 else rounds)
     if Path(sys.executable).with_name("pt-snap").exists():
@@ -241,13 +243,14 @@ def main() -> None:
             results: dict[str, list[dict[str, float] | None]] = {}
             title = f"{kind}, {events:,} events"
             for what in track(ways(events, options.rounds), title, console=Console(stderr=True)):
-                results.setdefault(what, []).append(measured(what, path, events))
+                results.setdefault(what, []).append(measure(what, path, events))
         finally:
             shutil.rmtree(folder)
-        for what, each in results.items():
+        for what, readings in results.items():
             figure: dict[str, Any] = {"kind": kind, "events": events, "file_bytes": file_bytes}
-            rounds = [one for one in each if one is not None]
-            found = {key: summary([one[key] for one in rounds]) for key in (rounds or [{}])[0]}
+            rounds = [reading for reading in readings if reading is not None]
+            keys = (rounds or [{}])[0]
+            found = {key: summary([round_[key] for round_ in rounds]) for key in keys}
             figures.append({**figure, "what": what, "timeout_s": IMPORT_TIMEOUT_S, **found})
             row = [kind, f"{events:,}", f"{file_bytes / 1e6:.1f}", what]
             if found:

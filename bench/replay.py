@@ -1,12 +1,14 @@
-"""How long a replay takes: a recording of a million events, under its own settings and others.
+"""Measure the seconds of a replay of a million events, under the recorded and other settings.
 
-The recording is a training-like churn of blocks from an empty allocator, made in a process of its
-own; `pytracer.replay.replay` then runs as the command does. Told are the whole, the reading of the
-recording in the parent, and of each setting the requests themselves and the process around them
-(its start, torch's import, the device's initialisation, the trace and its reading).
+A separate process makes the recording: it allocates and frees blocks as a training does, beginning
+with an empty allocator. `pytracer.experiments.replay` then runs as the command does. The figures
+are the total seconds (`whole_s`), the seconds of reading the recording in the parent (`read_s`),
+and, for each setting, those of the requests themselves (`asked_*_s`) and of the process that makes
+them (`process_*_s`: its start, torch's import, the device's initialisation, the trace and its
+reading).
 
-On simulated devices: `tests/devices/simulate cuda PYTHON bench/replay.py --device cuda`. A driver
-that does nothing is no part of the figures; on a device its calls come on top.
+On simulated devices: `tests/devices/simulate cuda PYTHON bench/replay.py --device cuda`. The
+simulated driver takes no time; on a real device the driver's calls are added.
 """
 
 import json
@@ -27,7 +29,7 @@ SETTINGS = ("expandable_segments:True",)
 
 
 def record(device: str, path: str) -> dict[str, Any]:
-    """Leaves the recording."""
+    """Write the recording to `path` and return the number of its events."""
     import torch
 
     import pytracer
@@ -55,20 +57,20 @@ def record(device: str, path: str) -> dict[str, Any]:
 
 
 def measure(path: str) -> dict[str, Any]:
-    """Seconds."""
+    """Replay the recording and return the seconds of each part."""
+    from pytracer.analysis.requests import extract_recording
+    from pytracer.experiments.replay import replay
     from pytracer.reading import load
-    from pytracer.reading.requests import recording_of
-    from pytracer.replay import replay
 
     began = time.perf_counter()
-    requests = recording_of(load(path)).requests
+    requests = extract_recording(load(path)).requests
     read_s = time.perf_counter() - began
     began = time.perf_counter()
     done = replay(path, SETTINGS)
     whole_s = time.perf_counter() - began
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests
-    asked_s = [each.asked_s for each in done.replayed]
+    asked_s = [replayed.asked_s for replayed in done.replayed]
     return {
         "requests": len(requests),
         "read_s": read_s,
@@ -93,14 +95,14 @@ def main() -> None:
     figures = {
         "events": events,
         "requests": rounds[0].pop("requests"),
-        **{name: summary([each[name] for each in rounds]) for name in rounds[0]},
+        **{name: summary([round_[name] for round_ in rounds]) for name in rounds[0]},
     }
     table = Table(title=f"seconds for {events:,} events ({figures['requests']:,} requests)")
     for column in ("", "median", "min", "max"):
         table.add_column(column, justify="right")
     for name in rounds[0]:
         found = figures[name]
-        table.add_row(name, *(f"{found[each]:.2f}" for each in ("median", "min", "max")))
+        table.add_row(name, *(f"{found[key]:.2f}" for key in ("median", "min", "max")))
     Console().print(table)
     save(options, figures)
 

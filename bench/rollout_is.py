@@ -1,10 +1,11 @@
-"""What rollout importance sampling adds to peak memory, in examples/rlhf_phases.py.
+"""Measure what rollout importance sampling adds to peak memory, in examples/rlhf_phases.py.
 
-Each shape and mode (off, metrics, applied) runs in a process of its own: two steps, of the same
-seed, so that the modes' tensors have the same sizes. Figures are bytes. Of the recording: the peak
-of what was asked for, the phase it fell into, how much of it the phase `rollout_is` had allocated,
-and the most that this phase ever held. Of the allocator, on accelerators: its own peaks, rounding
-included. The large shapes are for simulated devices alone, which compute nothing.
+Each shape and mode (off, metrics, applied) runs in a separate process for two steps, with the same
+seed, so that the modes' tensors have the same sizes. Figures are bytes. From the recording come the
+peak of the requested bytes, the phase of the peak, the part of the peak that the phase `rollout_is`
+had allocated, and the most that this phase held at any time. From the allocator, on accelerators,
+come its own peaks, which include rounding. The large shapes run only on simulated devices, which
+compute nothing.
 
     python bench/rollout_is.py
     SIMULATED_CAPACITY_MB=81920 tests/devices/simulate cuda PYTHON bench/rollout_is.py --device cuda
@@ -46,8 +47,8 @@ def worker(device: str, name: str, mode: str) -> dict[str, Any]:
     import torch
 
     import pytracer
+    from pytracer.analysis.history import replay
     from pytracer.reading import load
-    from pytracer.reading.history import replay
 
     shape = {**SHAPES, **LARGE_SHAPES}[name]
     with tempfile.NamedTemporaryFile() as file:
@@ -59,14 +60,14 @@ def worker(device: str, name: str, mode: str) -> dict[str, Any]:
                 trainer.step()
             tracer.dump(file.name)
         snapshot = load(file.name)
-    assert snapshot.about["devices"][0]["overwritten"] == 0
+    assert snapshot.metadata["devices"][0]["overwritten"] == 0
     history, trace = replay(snapshot), snapshot.traces[0]
-    level = history.levels.requested_bytes
+    level = history.usage.requested_bytes
     fullest = int(level.argmax())
     blocks = history.blocks
-    # Held by the phase, before the first event and after each one.
+    # The bytes that the phase holds before the first event and after each event.
     held = np.zeros(len(trace) + 2, np.int64)
-    of_phase = np.array([snapshot.strings[each] == IS for each in blocks.user_metadata], bool)
+    of_phase = np.array([snapshot.strings[phase] == IS for phase in blocks.user_metadata], bool)
     np.add.at(held, blocks.alloc_event[of_phase] + 1, blocks.requested_bytes[of_phase])
     np.add.at(held, blocks.free_event[of_phase] + 1, -blocks.requested_bytes[of_phase])
     held = np.cumsum(held)
@@ -107,14 +108,14 @@ def main() -> None:
             name,
             f"{peak:,}",
             found["off"]["peak_phase"],
-            *(f"{each:,}" for each in added),
+            *(f"{bytes_:,}" for bytes_ in added),
             f"{100 * added[-1] / peak:.4f}",
         )
     Console().print(table)
-    # One file for all devices, each taken where it can be.
-    told = json.loads(options.json.read_text()) if options.json.exists() else {}
-    told[options.device] = {"environment": where, "figures": figures}
-    options.json.write_text(json.dumps(told, indent=2) + "\n")
+    # One file has the results of all devices; this run replaces those of its device.
+    content = json.loads(options.json.read_text()) if options.json.exists() else {}
+    content[options.device] = {"environment": where, "figures": figures}
+    options.json.write_text(json.dumps(content, indent=2) + "\n")
     print(f"\n{options.json}")
 
 

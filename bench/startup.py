@@ -1,14 +1,16 @@
-"""What pytracer adds to a program's start: not asked for, by `PYTRACER`, and by the first Tracer.
+"""Measure what pytracer adds to a program's start: inactive, with `PYTRACER`, and in code.
 
-Each round takes a fresh process for each of four cases; medians over the rounds, in ms.
+Each round uses a new process for each of four cases. The figures are medians over the rounds, in
+ms.
 
 - unset: the line of the `.pth` file, which every interpreter runs, and the entry point, which every
-  `import torch` calls. How long `import torch` takes by itself is given for scale.
-- set (the hook is in the cache): the same line, and what follows the import of torch, to where the
-  tracer records, or on an accelerator waits for torch to initialise it.
+  `import torch` calls. The duration of `import torch` itself is given for comparison.
+- set (the hook is in the cache): the same line, and the time from the import of torch until the
+  tracer records, or, on an accelerator, until it waits for torch to initialise the device.
 - code: the import of pytracer after torch, and the start of the first Tracer, on an accelerator
-  after its initialisation. The hook is in the cache, as it is but once for each torch.
-- unbuilt: that start where no hook is in the cache: it is compiled and tried in a child process.
+  after its initialisation. The hook is in the cache, as in every process except the first.
+- unbuilt: the start of the first Tracer without a hook in the cache, so that the hook is compiled
+  and tried in a child process.
 """
 
 import importlib.util
@@ -49,7 +51,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def pth_line() -> None:
-    """What Python does at its start: reads the file and runs its line."""
+    """Read the `.pth` file and run its line, as Python does at its start."""
     spec = importlib.util.find_spec("_torch_pytracer")
     assert spec is not None
     assert spec.origin is not None, "pytracer is not installed"
@@ -63,7 +65,7 @@ def import_torch() -> None:
 def unset(device: str) -> dict[str, float]:
     lines = [seconds(pth_line) for _ in range(LINES)]
     torch = seconds(import_torch)
-    sys.modules.pop("_torch_pytracer", None)  # where torch has called it already
+    sys.modules.pop("_torch_pytracer", None)  # torch may have called the entry point already
     entry_point = EntryPoint("pytracer", "_torch_pytracer:autoload", "torch.backends")
     return {
         "pth_line_s": statistics.median(lines),
@@ -76,16 +78,16 @@ def traced(device: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(PYTRACER="1", PYTRACER_OUTPUT=folder, PYTRACER_DEVICE=device)
         line = seconds(pth_line)
-        from pytracer import autostart
+        from pytracer.activation import import_hook
 
-        begin, spent = autostart.begin, []
-        autostart.begin = lambda: spent.append(seconds(begin))
+        begin, spent = import_hook.begin, []
+        import_hook.begin = lambda: spent.append(seconds(begin))
         import_torch()
         return {"pth_line_s": line, "start_s": sum(spent)}
 
 
 def import_tracer() -> None:
-    from pytracer import Tracer  # noqa: F401  # which the package itself imports only then
+    from pytracer import Tracer  # noqa: F401  # the package imports this name lazily
 
 
 def in_code(device: str) -> dict[str, float]:
@@ -105,24 +107,24 @@ def unbuilt(device: str) -> dict[str, float]:
         os.environ.pop("PYTRACER_HOOK_DIR", None)
         result = in_code(device)
         built = list(Path(folder).glob("pytracer*/*.so"))
-        assert built, "pytracer has hooks of its own, or was not allowed to build one"
+        assert built, "no hook was built: pytracer has prebuilt hooks, or may not build one"
         return result
 
 
 def main() -> None:
     options = arguments(__doc__, "startup_{device}.json", devices=("cpu", "cuda", "npu"))
-    in_own_process(__file__, options.device, "code")  # the hook is built, if it was not
+    in_own_process(__file__, options.device, "code")  # builds the hook if it is not in the cache
     modes = tuple(dict.fromkeys(mode for mode, _ in FIGURES))
     results: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
     rounds = [mode for _ in range(options.rounds) for mode in modes]
     for mode in track(rounds, "measuring", console=Console(stderr=True)):
         results[mode].append(in_own_process(__file__, options.device, mode))
-    table = Table(title=f"What a start takes longer on {options.device} (medians)")
+    table = Table(title=f"Time added to a program's start on {options.device} (medians)")
     for column in ("case", "what", "ms"):
         table.add_column(column, justify="right" if column == "ms" else "left")
     figures: dict[str, dict[str, Any]] = {mode: {} for mode in modes}
     for (mode, key), what in FIGURES.items():
-        figures[mode][key] = summary([each[key] for each in results[mode]])
+        figures[mode][key] = summary([round_[key] for round_ in results[mode]])
         table.add_row(mode, what, f"{1000 * figures[mode][key]['median']:.3f}")
     Console().print(table)
     save(options, figures)

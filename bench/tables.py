@@ -1,7 +1,7 @@
-"""Puts the figures of bench/results into README.md and docs/performance.md.
+"""Write the figures of bench/results into the performance pages of docs/explanation.
 
-There a table stands between `<!-- NAME -->` and `<!-- /NAME -->`, made by the function of that name
-below. Cells are medians, with the least and the most over the processes in parentheses.
+The function NAME makes the table between `<!-- NAME -->` and `<!-- /NAME -->`. Cells are medians,
+with the minimum and maximum over the processes in parentheses.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from startup import FIGURES as STARTUP
 ROOT = Path(__file__).parents[1]
 DEVICES = {"cuda": "CUDA", "npu": "NPU", "cpu": "CPU"}
 NAMES = {
-    "off": "nothing: what is noise",
+    "off": "nothing (noise)",
     "empty tracker": "a tracker that does nothing",
     "attached": "hook attached, not recording",
     "no stacks": "recording without stacks",
@@ -56,9 +56,9 @@ def pairs(device: str, through: str) -> dict[tuple[str, int], dict[str, Any]]:
 
 def steps(device: str, situation: str, clock: str) -> dict[str, Any]:
     (found,) = (
-        each
-        for each in results("per_step", device)["figures"]["situations"]
-        if (each["situation"], each["clock"]) == (situation, clock)
+        entry
+        for entry in results("per_step", device)["figures"]["situations"]
+        if (entry["situation"], entry["clock"]) == (situation, clock)
     )
     return dict(found)
 
@@ -72,7 +72,7 @@ def dumps(device: str, recorder: str) -> dict[tuple[int, int, str], dict[str, An
 
 
 def environment() -> str:
-    """Of each file: where, and in how many processes each configuration ran."""
+    """List the machines and the number of processes of each configuration."""
     files: dict[str, list[str]] = {}
     for name in ("per_event", "per_step", "threads", "dump", "growth", "startup"):
         for device in DEVICES:
@@ -87,7 +87,7 @@ def environment() -> str:
 
 
 def overhead() -> str:
-    """Of the README."""
+    """Make the table of the overhead of performance.md."""
     cuda, cpu = pairs("cuda", "raw"), pairs("cpu", "empty")
     step = results("per_step", "cuda")["figures"]["step"]["pairs"]
     percent = steps("cuda", "quiet", "wall")["added"]
@@ -105,37 +105,37 @@ def overhead() -> str:
 
 
 def ring() -> str:
-    """Of the README."""
+    """Make the table of a full ring and its dump, for performance.md."""
     sizes = (100_000, 1_000_000)
     ours, native = (dumps("cuda", name) for name in ("pytracer", BASE))
     figures = {
         "resident, MB": ("resident_bytes", ".1f", 1e-6),
         "a dump, s": ("dump_s", ".3f", 1),
-        "memory that a dump takes beside, MB": ("dump_extra_bytes", ".1f", 1e-6),
+        "additional memory of a dump, MB": ("dump_extra_bytes", ".1f", 1e-6),
         "the file, MB": ("file_bytes", ".1f", 1e-6),
     }
     rows = []
     for what, (key, form, scale) in figures.items():
-        found = [each[size, 40, "shared"][key] for size in sizes for each in (ours, native)]
-        rows.append([what, *(format(each["median"] * scale, form) for each in found)])
+        found = [recorded[size, 40, "shared"][key] for size in sizes for recorded in (ours, native)]
+        rows.append([what, *(format(figure["median"] * scale, form) for figure in found)])
     head = (f"{size:,} events{who}" for size in sizes for who in ("", ", torch's own recorder"))
     return table(["a full ring of", *head], rows)
 
 
 def goals() -> str:
-    """What the project set out to reach, on simulated CUDA, against torch's Python stacks."""
+    """Make the table that compares the figures of simulated CUDA with the project's goals."""
 
     def at_most(
         what: str, limit: float, found: dict[str, float], form: str, unit: str = "", note: str = ""
     ) -> list[str]:
         met = "yes" if found["max"] <= limit else "**no**"
         if found["min"] <= limit < found["max"]:
-            met = "not to be told"
+            met = "undecided"
         return [what, f"≤ {limit:g}{unit}", f"{spread(found, form)}{unit}{note}", met]
 
     raw, rows = pairs("cuda", "raw"), []
     for frames, limit in ((5, 0.20), (40, 0.15)):
-        what = f"a pair, {frames} frames, of what torch's recorder adds"
+        what = f"a pair, {frames} frames, relative to torch's recorder"
         rows.append(at_most(what, limit, raw["all", frames]["of_native"], ".2f"))
     for situation in ("quiet", "busy GIL"):
         added = steps("cuda", situation, "wall")["added"]
@@ -149,10 +149,10 @@ def goals() -> str:
     ]
     alike = sum(hook["min"] <= empty["max"] for hook, empty in cells)
     hook, empty = (raw[name, 5]["added_ns"] for name in ("attached", "empty tracker"))
-    found = f"in {alike} of {len(cells)} cells below; 5 frames: {spread(hook, '.0f')} ns, "
-    found += f"the other {spread(empty, '.0f')} ns"
-    met = "yes" if alike == len(cells) else "not in all"
-    rows.append(["hook attached but off", "in the range of an empty tracker's", found, met])
+    found = f"in {alike} of {len(cells)} cells of the tables; 5 frames: {spread(hook, '.0f')} ns, "
+    found += f"empty tracker {spread(empty, '.0f')} ns"
+    met = "yes" if alike == len(cells) else "not in all cells"
+    rows.append(["hook attached, but off", "in the range of an empty tracker", found, met])
     dump, native = dumps("cuda", "pytracer"), dumps("cuda", BASE)
     small, large = (dump[size, 40, "shared"] for size in (100_000, 1_000_000))
     resident, extra = (
@@ -162,16 +162,16 @@ def goals() -> str:
     rows += [
         at_most("resident, full ring of 100,000, 40 frames", 8, resident, ".1f", " MB"),
         at_most("dump of 100,000", 0.02, small["dump_s"], ".3f", " s"),
-        at_most("the same, of torch's", 0.1, summary([small["of_native"]["dump_s"]]), ".3f"),
-        at_most("memory that it takes beside", 10, extra, ".1f", " MB"),
+        at_most("that, relative to torch's", 0.1, summary([small["of_native"]["dump_s"]]), ".3f"),
+        at_most("additional memory of that dump", 10, extra, ".1f", " MB"),
         at_most("dump of 1,000,000", 0.2, large["dump_s"], ".3f", " s"),
     ]
     largest = max(
-        each["file_bytes"]["max"] / native[key]["file_bytes"]["min"]
-        for key, each in dump.items()
+        entry["file_bytes"]["max"] / native[key]["file_bytes"]["min"]
+        for key, entry in dump.items()
         if key in native
     )
-    what = "the largest file, of torch's, without the fixed header"
+    what = "the largest file, relative to torch's"
     rows.append(at_most(what, 1, summary([largest]), ".2f"))
     return table(["what", "goal", "measured", "met"], rows)
 
@@ -198,10 +198,10 @@ def per_event(device: str) -> str:
         for name in names:
             row = []
             for count in frames:
-                each = found[name, count]
-                row.append(spread(each["added_ns"], ".0f"))
-                if "of_native" in each:
-                    row[-1] += f"; {each['of_native']['median']:.2f}"
+                figure = found[name, count]
+                row.append(spread(figure["added_ns"], ".0f"))
+                if "of_native" in figure:
+                    row[-1] += f"; {figure['of_native']['median']:.2f}"
             rows.append([NAMES[name], *row])
         heads = ("no frames, C++" if count == 0 else f"{count} frames" for count in frames)
         sections.append(table([f"{DEVICES[device]}, ns, {title}", *heads], rows))
@@ -229,15 +229,15 @@ def per_step(device: str) -> str:
 def threads(device: str) -> str:
     figures = results("threads", device)["figures"]
     layouts = list(
-        dict.fromkeys((each["kind"], each["threads"], each["devices"]) for each in figures)
+        dict.fromkeys((figure["kind"], figure["threads"], figure["devices"]) for figure in figures)
     )
-    recorders = list(dict.fromkeys(each["recorder"] for each in figures))
+    recorders = list(dict.fromkeys(figure["recorder"] for figure in figures))
     rows = []
     for layout in layouts:
         found = {
-            each["recorder"]: each
-            for each in figures
-            if (each["kind"], each["threads"], each["devices"]) == layout
+            figure["recorder"]: figure
+            for figure in figures
+            if (figure["kind"], figure["threads"], figure["devices"]) == layout
         }
         rates = (spread(found[name]["pairs_per_s"], ".2f", 1e-6) for name in recorders)
         rows.append([f"{layout[1]} {layout[0]}", str(layout[2]), *rates])
@@ -249,31 +249,31 @@ def dump(device: str) -> str:
     keys = {
         "resident, MB": ("resident_bytes", ".1f", 1e-6),
         "dump, s": ("dump_s", ".3f", 1),
-        "beside, MB": ("dump_extra_bytes", ".1f", 1e-6),
+        "additional memory, MB": ("dump_extra_bytes", ".1f", 1e-6),
         "file, MB": ("file_bytes", ".1f", 1e-6),
         "events without a stack": ("dropped", ",.0f", 1),
     }
     rows = []
-    for each in results("dump", device)["figures"]:
+    for figure in results("dump", device)["figures"]:
         cells = [
-            format(each[key]["median"] * scale, form) if key in each else ""
+            format(figure[key]["median"] * scale, form) if key in figure else ""
             for key, form, scale in keys.values()
         ]
-        who = "torch" if each["recorder"] == BASE else "pytracer"
-        rows.append([f"{each['events']:,}", str(each["frames"]), each["stacks"], who, *cells])
+        who = "torch" if figure["recorder"] == BASE else "pytracer"
+        rows.append([f"{figure['events']:,}", str(figure["frames"]), figure["stacks"], who, *cells])
     return table([f"{DEVICES[device]}: events", "frames", "stacks", "", *keys], rows)
 
 
 def growth(device: str) -> str:
     rows = [
         [
-            each["curve"],
-            f"{each['size']:,}",
-            f"{each['off_ns']['median']:.0f}",
-            spread(each["first_added_ns"], ".0f"),
-            spread(each["added_ns"], ".0f"),
+            figure["curve"],
+            f"{figure['size']:,}",
+            f"{figure['off_ns']['median']:.0f}",
+            spread(figure["first_added_ns"], ".0f"),
+            spread(figure["added_ns"], ".0f"),
         ]
-        for each in results("growth", device)["figures"]
+        for figure in results("growth", device)["figures"]
     ]
     head = ["curve", "size", "without recording", "added at first", "added from then on"]
     return table([f"{DEVICES[device]}: {head[0]}", *head[1:]], rows)
@@ -288,18 +288,20 @@ def startup() -> str:
     return table(["case", "ms of", *DEVICES.values()], rows)
 
 
-MADE = {each.__name__: each for each in (environment, overhead, ring, goals, startup)}
-OF_DEVICE = {each.__name__: each for each in (per_event, per_step, threads, dump, growth)}
-PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
+TABLES = {make.__name__: make for make in (environment, overhead, ring, goals, startup)}
+DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
+PAGES = tuple(
+    ROOT / "docs/explanation" / name for name in ("performance.md", "performance-tables.md")
+)
 
 
 def filled(text: str) -> str:
-    """A page with its tables as the results are now."""
+    """Return the text of a page with its tables made from the current results."""
 
     def fill(match: re.Match[str]) -> str:
         name, _, device = match[1].partition(" ")
-        made = OF_DEVICE[name](device) if device else MADE[name]()
-        return f"<!-- {match[1]} -->\n{made}\n<!-- /{match[1]} -->"
+        content = DEVICE_TABLES[name](device) if device else TABLES[name]()
+        return f"<!-- {match[1]} -->\n{content}\n<!-- /{match[1]} -->"
 
     return re.sub(r"<!-- ([\w ]+) -->.*?<!-- /\1 -->", fill, text, flags=re.DOTALL)
 

@@ -1,19 +1,20 @@
-"""Threads that allocate and free at once: what recording leaves of their throughput.
+"""Measure the throughput of concurrently allocating threads, with and without recording.
 
-1, 2, 4 and 8 threads take blocks and give them back for a fixed time, all on one device, and each
-on its own as far as there are devices: "devices" says over how many they are spread; the CPU is
-one. Given are pairs a second of all threads together, and the nanoseconds of one thread's pair,
-waiting for locks and cores included: without recording ("off"), with ours (`context="all"`), and
-with torch's recorder (`stacks="python"`); and the ratio of what the two added in the same round.
+1, 2, 4 and 8 threads allocate and free blocks for a fixed time, first all on one device, then
+spread over as many devices as there are threads, if there are so many. "devices" is the number of
+devices; the CPU counts as one. The figures are the pairs per second of all threads together, and
+the nanoseconds of one thread's pair, including waiting for locks and cores: without recording
+("off"), with pytracer (`context="all"`), and with torch's recorder (`stacks="python"`). The ratio
+compares what the two recorders added in the same round.
 
-"C++" threads call the allocator and have no Python stack: what costs there is the event alone, and
-torch's recorder finds out that there is none. "Python" threads call `torch.empty` at four frames,
-and are one at a time but for what torch does without the GIL.
+"C++" threads call the allocator and have no Python stack: the cost is that of the event alone, and
+torch's recorder only finds that there is no stack. "Python" threads call `torch.empty` at four
+frames, and run one at a time, except for the parts of torch that release the GIL.
 
-Each configuration runs in processes of its own, in turn, as in per_event.py; medians over them are
-shown, the spread is in the JSON. More threads than cores take turns: the environment says how many
-cores there were. On simulated devices, with one for each thread:
-`SIMULATED_DEVICES=8 tests/devices/simulate cuda PYTHON bench/threads.py --device cuda`.
+Each configuration runs in separate processes, in turn, as in per_event.py. The table shows the
+medians over the processes; the spread is in the JSON file. If there are more threads than cores,
+the threads share them: the environment names the number of cores. To simulate one device for each
+thread: `SIMULATED_DEVICES=8 tests/devices/simulate cuda PYTHON bench/threads.py --device cuda`.
 """
 
 import functools
@@ -39,7 +40,7 @@ REPEATS, RING, SECONDS, BURST = 7, 10_000, 0.04, 50
 
 
 class Layout(NamedTuple):
-    """Which threads there are."""
+    """The kind and number of the threads, and the number of their devices."""
 
     kind: str
     threads: int
@@ -54,7 +55,7 @@ def layouts(devices: int) -> Iterator[Layout]:
 
 
 def python_threads(devices: list[str]) -> float:
-    """Nanoseconds of a thread's pair; one thread for each of `devices`."""
+    """Run one Python thread for each of `devices`; return the nanoseconds of a thread's pair."""
     import torch
 
     pairs = [0] * len(devices)
@@ -70,17 +71,17 @@ def python_threads(devices: list[str]) -> float:
                 torch.empty(SIZE_BYTES, dtype=torch.uint8, device=device)
             pairs[number] += BURST
 
-    threads = [threading.Thread(target=body, args=(each,)) for each in range(len(devices))]
-    for each in threads:
-        each.start()
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(len(devices))]
+    for thread in threads:
+        thread.start()
     ready.wait()
     start = time.perf_counter_ns()
     begun.set()
     time.sleep(SECONDS)
     over = True
     elapsed = time.perf_counter_ns() - start
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     return elapsed * len(devices) / sum(pairs)
 
 
@@ -91,7 +92,7 @@ def device_count(device: str) -> int:
 
 
 def worker(device: str, configuration: str, library: str) -> list[dict[str, float]]:
-    """Nanoseconds of a thread's pair in each layout."""
+    """Return the nanoseconds of a thread's pair in each layout."""
     import torch
 
     if device != "cpu":
@@ -116,12 +117,12 @@ def main() -> None:
     options = arguments(__doc__, "threads_{device}.json", ("cpu", "cuda", "npu"), rounds=3)
     device = options.device
     recorders = [OURS_ALL] if device == "cpu" else [OURS_ALL, BASE]
-    results: dict[str, list[list[dict[str, float]]]] = {each: [] for each in recorders}
-    rounds = [each for _ in range(options.rounds) for each in recorders]
+    results: dict[str, list[list[dict[str, float]]]] = {name: [] for name in recorders}
+    rounds = [name for _ in range(options.rounds) for name in recorders]
     with tempfile.TemporaryDirectory() as folder:
         library = build(device, Path(folder))
-        for each in track(rounds, "measuring", console=Console(stderr=True)):
-            results[each].append(in_own_process(__file__, device, each, library))
+        for name in track(rounds, "measuring", console=Console(stderr=True)):
+            results[name].append(in_own_process(__file__, device, name, library))
     table = Table(title=f"Threads that allocate and free on {device}")
     for column in ("threads", "devices", "recorder", "M pairs/s", "ns", "added", "ratio"):
         table.add_column(column, justify="left" if column == "recorder" else "right")
@@ -129,11 +130,11 @@ def main() -> None:
     for index, layout in enumerate(layouts(device_count(device))):
         table.add_section()
         added_ns = {
-            name: [each[index]["added_ns"] for each in found] for name, found in results.items()
+            name: [round_[index]["added_ns"] for round_ in found] for name, found in results.items()
         }
-        pair_ns = {"off": [each[index]["off_ns"] for all_ in results.values() for each in all_]}
+        pair_ns = {"off": [round_[index]["off_ns"] for all_ in results.values() for round_ in all_]}
         for name, found in results.items():
-            pair_ns[name] = [each[index]["recorded_ns"] for each in found]
+            pair_ns[name] = [round_[index]["recorded_ns"] for round_ in found]
         for name, values in pair_ns.items():
             throughput = summary([layout.threads / ns * 1e9 for ns in values])
             figure: dict[str, Any] = {**layout._asdict(), "recorder": name}
@@ -142,7 +143,8 @@ def main() -> None:
             if name in recorders:
                 figure["added_ns"] = summary(added_ns[name])
                 row.append(f"{figure['added_ns']['median']:+.0f}")
-            # Where threads take turns, what torch's recorder adds may drown in that.
+            # Where threads share cores, the variation may exceed what torch's recorder adds, so
+            # that no ratio is possible.
             if name == OURS_ALL and min(added_ns.get(BASE, [0])) > 0:
                 figure["of_native"] = summary(
                     list(map(operator.truediv, added_ns[OURS_ALL], added_ns[BASE]))

@@ -1,18 +1,18 @@
-"""FSDP2 training: a model that runs out of memory by fragmentation, and one that does not.
+"""Train with FSDP2: one model runs out of memory by fragmentation, and one does not.
 
     python fsdp_gathers.py 3b
     python fsdp_gathers.py 8b
     PYTORCH_ALLOC_CONF=expandable_segments:True python fsdp_gathers.py 3b
 
 Llama 3.2 3B and Llama 3.1 8B by their shapes, sharded by `fully_shard` over 8 ranks and trained in
-bfloat16 with AdamW on packed sequences, as many tokens as fit. All of it is the real thing, and so
-is what it allocates on this rank's device, but for the other ranks: torch's fake process group
-stands for them, whose collectives do nothing. So nothing is learned, and nothing is downloaded.
+bfloat16 with AdamW on packed sequences, as many tokens as fit. What this rank allocates on its
+device is real. The other ranks are not: torch's fake process group takes their place, and its
+collectives do nothing. So the model learns nothing, and nothing is downloaded.
 
-On a larger device it takes no more than `--capacity` GiB, by default what one of 40 GB leaves to a
-program. 3b runs out of memory in its second step, and trains with expandable segments; 8b trains
-either way. docs/fragmentation.md tells why. That is so on CUDA; an NPU's kernels take more memory,
-and all of it runs there with `--capacity 56`.
+On a larger device the program takes at most `--capacity` GiB, by default what a device of 40 GB
+leaves to a program. On CUDA, 3b runs out of memory in its second step, and trains with expandable
+segments; 8b trains either way. docs/explanation/fragmentation.md explains why. An NPU's kernels
+take more memory: there, both models train with `--capacity 56`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from torch.testing._internal.distributed import fake_pg
 
 RANKS = 8
 VOCABULARY = 128_256
-LENGTHS = (0.67, 1.0, 0.73, 0.93, 0.7, 1.0)  # of the steps' sequences, in those of the longest
+LENGTHS = (0.67, 1.0, 0.73, 0.93, 0.7, 1.0)  # of each step's sequence, relative to the longest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Shape:
     heads: int
     key_value_heads: int
     hidden: int
-    tied: bool  # the embedding's weights are the head's
+    tied: bool  # whether embedding and head share their weights
     tokens: int  # of the longest sequence
 
 
@@ -78,7 +78,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding."""
+    """Return `x` with rotary position embedding."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
 
 
 def make_model(shape: Shape, mesh: DeviceMesh) -> nn.Module:
-    """Each layer is gathered when it is needed, what is in none of them for the whole step."""
+    """Shard the model: each layer is gathered when needed, the other weights for the whole step."""
     with torch.device("meta"):
         model = Decoder(shape)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -136,13 +136,13 @@ def train(shape: Shape, device: str) -> None:
 
 def limit_memory(device: str, capacity_bytes: int) -> None:
     module = getattr(torch, device)
-    there = module.get_device_properties(0).total_memory
-    if there < capacity_bytes:
+    total_bytes = module.get_device_properties(0).total_memory
+    if total_bytes < capacity_bytes:
         raise SystemExit(
-            f"the device has {there / 2**30:.1f} GiB, less than {capacity_bytes / 2**30:.1f}:"
-            " give --capacity what it has, and expect another result"
+            f"The device has {total_bytes / 2**30:.1f} GiB, less than {capacity_bytes / 2**30:.1f}."
+            " Give its size as --capacity, and expect another result."
         )
-    module.set_per_process_memory_fraction(capacity_bytes / there)
+    module.set_per_process_memory_fraction(capacity_bytes / total_bytes)
 
 
 def main() -> None:
@@ -150,7 +150,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--device", choices=("cuda", "npu"), help="default: what is there")
+    parser.add_argument("--device", choices=("cuda", "npu"), help="default: what torch finds")
     parser.add_argument("--capacity", type=float, default=39, metavar="GiB")
     options = parser.parse_args()
     device = options.device or torch.accelerator.current_accelerator().type

@@ -1,17 +1,18 @@
-"""PPO for a small language model: its phases, and what they allocate.
+"""Train a small language model by PPO, and record what each phase allocates.
 
     python rlhf_phases.py --device cpu --rollout-is applied
 
-The policy learns to answer in even numbers. A step samples responses, of lengths that vary
-(`rollout`), asks for their log-probabilities under the policy as it is and as it was at first
-(`actor_log_probs`, `reference_log_probs`) and for their values (`critic_values`), rewards them
-(`reward`), and trains critic and actor. The last step leaves a snapshot, and one for each phase in
-it: docs/phases.md tells what there is to see.
+The policy learns to answer in even numbers. A step samples responses of varying lengths
+(`rollout`), computes their log-probabilities under the current policy and under the first one
+(`actor_log_probs`, `reference_log_probs`) and their values (`critic_values`), rewards them
+(`reward`), and trains the critic and the actor. The last step writes a snapshot, and one for each
+of its phases. docs/how-to/phases.md describes them.
 
-Responses are sampled in bfloat16 and trained on in float32, as in practice one engine samples and
-another trains. Rollout importance sampling corrects for that, token by token: the policy's loss is
-weighted by how much likelier a token is where one trains than where one samples, truncated at
-TRUNCATION. `--rollout-is metrics` only tells what the weights are like, `applied` uses them.
+Responses are sampled in bfloat16 and the training uses float32, because in practice one engine
+samples and another trains. Rollout importance sampling corrects for the difference, token by token:
+the policy's loss is weighted by the token's probability in training over its probability in
+sampling, truncated at TRUNCATION. `--rollout-is metrics` only reports the weights, `applied` uses
+them.
 """
 
 import argparse
@@ -28,12 +29,12 @@ import pytracer
 
 TRUNCATION = 2.0  # of an importance weight
 CLIP = 0.2  # of PPO's ratio
-KL = 0.01  # what a nat away from the reference costs
+KL = 0.01  # cost of a nat of divergence from the reference
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large everything is; prompts and responses are at most so long."""
+    """Sizes of the batch and the models; prompts and responses have at most these lengths."""
 
     batch: int = 32
     mini_batches: int = 4
@@ -62,7 +63,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal transformer: for each token, a score of every next one, or one value."""
+    """A causal transformer that gives each token a score for every next token, or one value."""
 
     def __init__(self, shape: Shape, outputs: int) -> None:
         super().__init__()
@@ -81,10 +82,10 @@ class Decoder(nn.Module):
 
 @dataclass
 class Texts:
-    """Prompts, each with its response, padded on the right: causal attention needs no mask then.
+    """Prompts with their responses, padded on the right, so that causal attention needs no mask.
 
-    What is told of tokens is told of all but the first, which nothing predicts: `is_response` is 1
-    where a token was sampled, 0 for prompts and padding.
+    Figures of tokens leave out the first token, which nothing predicts. `is_response` is 1 where a
+    token was sampled, and 0 for prompts and padding.
     """
 
     tokens: Tensor
@@ -94,7 +95,7 @@ class Texts:
 
 
 def make_prompts(shape: Shape, device: str, chance: random.Random) -> Texts:
-    """Responses' lengths are drawn here too; a real policy decides them as it samples."""
+    """Draw prompts, and the lengths of responses, which a real policy decides as it samples."""
     prompts = [chance.randint(shape.prompt // 2, shape.prompt) for _ in range(shape.batch)]
     responses = [chance.randint(shape.response // 4, shape.response) for _ in range(shape.batch)]
     longest = max(map(sum, zip(prompts, responses, strict=True)))
@@ -108,13 +109,13 @@ def make_prompts(shape: Shape, device: str, chance: random.Random) -> Texts:
 
 @torch.no_grad()
 def sample(actor: Decoder, texts: Texts, log_probs: Tensor | None) -> None:
-    """Fills in the responses, and the log-probabilities with which they were sampled."""
+    """Fill in the responses, and the log-probabilities with which they were sampled."""
     device = texts.tokens.device
     with torch.autocast(device.type, torch.bfloat16):
         for count in range(max(texts.responses)):
-            going_on = [row for row, length in enumerate(texts.responses) if count < length]
-            ends = [texts.prompts[row] + count for row in going_on]
-            rows = torch.tensor(going_on, device=device)
+            unfinished = [row for row, length in enumerate(texts.responses) if count < length]
+            ends = [texts.prompts[row] + count for row in unfinished]
+            rows = torch.tensor(unfinished, device=device)
             at = torch.tensor(ends, device=device)
             hidden = actor.hidden(texts.tokens[rows, : max(ends)])
             scores = actor.head(hidden[torch.arange(len(ends), device=device), at - 1]).float()
@@ -127,12 +128,12 @@ def sample(actor: Decoder, texts: Texts, log_probs: Tensor | None) -> None:
 
 
 def log_prob(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Of tokens (n) with scores (n, vocabulary)."""
+    """Return the log-probabilities of tokens (n) with scores (n, vocabulary)."""
     return -functional.cross_entropy(scores, tokens, reduction="none")
 
 
 def log_probs_of(policy: Decoder, tokens: Tensor) -> Tensor:
-    """Of each token but the first."""
+    """Return the log-probability of each token but the first."""
     scores = policy(tokens[:, :-1])
     return log_prob(scores.flatten(0, 1), tokens[:, 1:].flatten()).view_as(tokens[:, 1:])
 
@@ -142,16 +143,16 @@ def mean(x: Tensor, where: Tensor) -> Tensor:
 
 
 def values_of(critic: Decoder, tokens: Tensor) -> Tensor:
-    """At each token but the last."""
+    """Return the value at each token but the last."""
     return critic(tokens[:, :-1]).squeeze(-1)
 
 
 def importance_weights(
     log_probs: Tensor, sampled: Tensor, where: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """The truncated weights of tokens, and what they are like.
+    """Return the truncated weights of tokens, and figures about them.
 
-    `log_probs` are those of training, `sampled` those of sampling.
+    `log_probs` come from training, `sampled` from sampling.
     """
     log_ratios = (log_probs - sampled).clamp(-20, 20)
     ratios = log_ratios.exp()
@@ -167,7 +168,7 @@ def importance_weights(
 
 
 class Trainer:
-    """The models, and what a step does with them."""
+    """The models, and a training step with them."""
 
     def __init__(self, shape: Shape, device: str, rollout_is: str, seed: int) -> None:
         torch.manual_seed(seed)
@@ -180,7 +181,7 @@ class Trainer:
         self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=1e-3)
 
     def step(self) -> dict[str, float]:
-        """Returns what there is to report."""
+        """Make a step, and return its figures."""
         texts = make_prompts(self.shape, self.device, self.chance)
         tokens, where = texts.tokens, texts.is_response
         sampled, weights, metrics = None, None, {}
@@ -218,25 +219,25 @@ class Trainer:
         return {"reward": reward.mean().item(), **metrics}
 
     def parts(self) -> list[slice]:
-        """The rows of each mini-batch."""
+        """Return the rows of each mini-batch."""
         size = self.shape.batch // self.shape.mini_batches
         return [slice(begin, begin + size) for begin in range(0, self.shape.batch, size)]
 
     @torch.no_grad()
     def in_parts(
-        self, tell: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor
+        self, compute: Callable[[Decoder, Tensor], Tensor], model: Decoder, tokens: Tensor
     ) -> Tensor:
-        return torch.cat([tell(model, tokens[rows]) for rows in self.parts()])
+        return torch.cat([compute(model, tokens[rows]) for rows in self.parts()])
 
 
 def judge(texts: Texts, divergence: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The reward of each response; of each token its return, and how much that exceeds its value.
+    """Return the reward of each response, and the return and the advantage of each token.
 
-    A response is rewarded at its end; diverging from the reference costs at each token.
+    A response is rewarded at its end. Divergence from the reference costs at each token.
     """
     where = texts.is_response
     reward = ((texts.tokens[:, 1:] % 2 == 0) * where).sum(1) / where.sum(1)
-    ends = [sum(each) - 2 for each in zip(texts.prompts, texts.responses, strict=True)]
+    ends = [sum(lengths) - 2 for lengths in zip(texts.prompts, texts.responses, strict=True)]
     rewards = -KL * divergence * where
     rewards[torch.arange(len(ends)), torch.tensor(ends)] += reward
     returns = rewards.flip(1).cumsum(1).flip(1)
@@ -263,10 +264,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.device == "auto":
-        there = torch.accelerator.is_available()
-        options.device = torch.accelerator.current_accelerator().type if there else "cpu"
+        has_accelerator = torch.accelerator.is_available()
+        options.device = torch.accelerator.current_accelerator().type if has_accelerator else "cpu"
 
-    # The last step has no firsts in it, such as the optimizers' state.
+    # The last step has no one-time allocations in it, such as the optimizers' states.
     with pytracer.Tracer(
         options.output, device=options.device, steps=[options.steps], discrete=True
     ) as tracer:
@@ -275,7 +276,7 @@ def main() -> None:
             metrics = trainer.step()
             tracer.step()
             print(f"step {step}:", "  ".join(f"{key} {metrics[key]:.4f}" for key in metrics))
-    print(f"now drag a file of {options.output}/step{options.steps} onto pytorch.org/memory_viz")
+    print(f"Drag a file of {options.output}/step{options.steps} onto pytorch.org/memory_viz.")
 
 
 if __name__ == "__main__":

@@ -16,4 +16,4 @@ with pytracer.Tracer("snapshot.pickle", device="cpu"):
         loss.backward()
         optimizer.step()
 
-print(f"loss {loss.item():.3f}; now drag snapshot.pickle onto pytorch.org/memory_viz")
+print(f"Loss {loss.item():.3f}. Drag snapshot.pickle onto pytorch.org/memory_viz.")

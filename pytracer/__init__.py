@@ -3,19 +3,18 @@
     with pytracer.Tracer("snapshot.pickle") as tracer:
         train()
 
-Importing this package imports nothing: every `import torch` does it, to look at `PYTRACER`. Its
-names are imported when they are used.
+Importing this package imports nothing else, because each `import torch` imports it to look at
+`PYTRACER`. Its names are imported when they are used.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pytracer.actions import ACTIONS
     from pytracer.errors import ConfigError, HookError, PytracerError
-    from pytracer.experiments import experiment
-    from pytracer.phases import annotate
-    from pytracer.settings import allocator_settings, expandable_segments
-    from pytracer.torch_patch import patch_torch, unpatch_torch
-    from pytracer.tracer import Tracer
+    from pytracer.experiments.function_experiment import experiment
+    from pytracer.settings.change import allocator_settings, expandable_segments
+    from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
+    from pytracer.tracing.phases import annotate
+    from pytracer.tracing.tracer import Tracer
 
     __version__: str
 
@@ -34,18 +33,33 @@ __all__ = [
     "unpatch_torch",
 ]
 
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "workspace_snapshot",
+    "annotate",
+)
+"""The names of the actions of allocator events, by value, as in csrc/hooks/hook_abi.h
+(`enum pytracer_action`) and csrc/reading/actions.h."""
+
 _HOMES = {
-    "ACTIONS": "actions",
     "ConfigError": "errors",
     "HookError": "errors",
     "PytracerError": "errors",
-    "Tracer": "tracer",
-    "allocator_settings": "settings",
-    "annotate": "phases",
-    "expandable_segments": "settings",
-    "experiment": "experiments",
-    "patch_torch": "torch_patch",
-    "unpatch_torch": "torch_patch",
+    "Tracer": "tracing.tracer",
+    "allocator_settings": "settings.change",
+    "annotate": "tracing.phases",
+    "expandable_segments": "settings.change",
+    "experiment": "experiments.function_experiment",
+    "patch_torch": "torch_recorder.patch",
+    "unpatch_torch": "torch_recorder.patch",
 }
 
 
@@ -60,6 +74,11 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'pytracer' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for `dir()` and tab completion; few are imported until used."""
+    return sorted(__all__)
 
 
 def _version() -> str:

@@ -1,5 +1,5 @@
 """`python -m pytracer` is the command `pytracer`."""
 
-from pytracer.cli import main
+from pytracer.commands.main import main
 
 main(prog_name="python -m pytracer")

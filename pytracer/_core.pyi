@@ -1,4 +1,4 @@
-"""The recorder (C++). Bounds are checked by pytracer.config; ids are explained in tracer.py."""
+"""The recorder (C++). pytracer.tracing.options checks bounds; pytracer.Tracer explains ids."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ CPU_DEVICE: int
 MAX_STACK_DEPTH: int
 
 class View:
-    """What an owner sees at one instant; keeps what it needs alive.
+    """What a session sees at one instant. It stays valid after the session is gone.
 
     Attributes:
-        used_devices: those with events or memory.
-        overwritten: how many of its events the ring has no more.
-        has_events: whether there are events in it, other than the markers of snapshots.
-        problem: why the accelerator's segments are missing; empty: they are not.
+        used_devices: The devices with events or memory.
+        overwritten: The number of the session's events that have been overwritten in the ring.
+        has_events: Whether the view has events other than the markers of snapshots.
+        problem: Why the accelerator's segments are missing; empty: they are there.
     """
 
     used_devices: set[int]
@@ -27,17 +27,17 @@ class View:
     def write(
         self,
         path: bytes,
-        about: dict[str, Any],
+        metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
     ) -> None: ...
     def to_bytes(
         self,
-        about: dict[str, Any],
+        metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
     ) -> bytes: ...
 
-class Owner:
-    """A cursor into the shared recorder. Inert in a child forked after it was made."""
+class Session:
+    """A cursor into the shared recorder. It is inert in a child forked after it was made."""
 
     def __init__(
         self,
@@ -47,31 +47,32 @@ class Owner:
         max_stack_bytes: int,
         context: int,
     ) -> None: ...
-    def start(self, history: bool = True) -> None: ...  # without: blocks, no events
-    def pause(self) -> None: ...  # blocks known stay known; nothing is asked for
+    def start(self, history: bool = True) -> None: ...  # without history: blocks, no events
+    def pause(self) -> None: ...  # keeps the live blocks, asks for no stacks
     def change(self, max_entries: int, stack_depth: int, context: int) -> None: ...
     def stop(self) -> None: ...
     def clear(self) -> None: ...
-    # The events of a phase, and of those within it; 0: all.
+    # With a phase: only its events, and those of phases within it; 0: all events.
     def view(self, history: bool = True, phase: int = 0) -> View: ...
-    # Ends a window; the next, in this step, begins at the same instant.
-    def turn(self, history: bool, step: int) -> View: ...
-    def begin_step(self, number: int) -> None: ...  # 0: none
+    # Returns the view of the window that ends; the next one, in `step`, begins at the same instant.
+    def end_window(self, history: bool, step: int) -> View: ...
+    def begin_step(self, number: int) -> None: ...  # 0: no step
     def events(self) -> npt.NDArray[np.void]: ...
-    def frames(self, stack: int) -> list[tuple[str, str, int]]: ...
+    def frames(self, stack: int) -> list[tuple[str, str, int]]: ...  # raises IndexError
     def stats(self) -> dict[str, Any]: ...
     @property
     def recording(self) -> bool: ...
     @property
     def is_ours(self) -> bool: ...
 
-def enter_phase(name: bytes) -> tuple[int, int]: ...  # of this thread: for leave_phase(), number
-def leave_phase(entry: int) -> None: ...  # on any thread; once
-def is_entered(entry: int) -> bool: ...  # and not left
-def phase_path(number: int) -> list[bytes]: ...  # names, outermost first
+def enter_phase(name: bytes) -> tuple[int, int]: ...  # entry, phase number
+def leave_phase(entry: int) -> None: ...  # on any thread
+def is_entered(entry: int) -> bool: ...  # entered and not left
+def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
 def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
-def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # of the CPU
-def wake_event() -> int: ...  # csrc/wake_signal.h
+def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's
+def wake_event() -> int: ...  # csrc/support/wake_signal.h
+def has_wake_event() -> bool: ...
 def wake() -> None: ...
 def watch_signal(number: int) -> None: ...
 def unwatch_signal(number: int) -> None: ...
@@ -79,8 +80,6 @@ def take_signals() -> set[int]: ...
 def frame_walk_problem() -> str | None: ...
 def enable_stacks() -> None: ...
 def prepare_for_exit() -> None: ...
-def hold_for_fork() -> None: ...  # csrc/recorder.h
-def release_after_fork() -> None: ...
 
 class testing:  # noqa: N801 - a submodule
     """Events on demand, without an allocator: for tests and benchmarks."""

@@ -1,4 +1,8 @@
-"""Programs in processes of their own: how Python is started, what it said, and its end."""
+"""Programs in child processes: how Python is started, why it failed, and how it is ended.
+
+Processes are read from `/proc` and not by `psutil`, which would be a dependency more for users and
+save few lines: zombies that a container's first process never reaps must not be waited for.
+"""
 
 import contextlib
 import os
@@ -6,60 +10,67 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytracer.reading.text import printable
+from pytracer.text import END_LINE, printable
 
 PATIENCE_S = 15.0
-"""How long a program may take to end, and to write its snapshot, once it is interrupted."""
+"""How long an interrupted program may take to write its snapshot and end."""
 
 _POLL_S = 0.05
-_MOMENT_S = 2.0
+_KILLED_S = 2.0
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """What runs a module of ours as a program, with the places for imports that are ours.
+    """Return the command that runs a module of pytracer as a program, with this process's imports.
 
-    `python -m` would look into the working directory first, where anything may be.
+    `python -m` would import from the working directory first, which may have any file.
     """
     start = f"import runpy, sys; sys.path[:] = {sys.path!r}; "
     start += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", start, *arguments]
 
 
-_EXCEPTION = re.compile(r"(?:\[\w+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception): .+)")
-"""Launchers and torch_npu say more after it; torch says the rank before."""
+_RANK = r"(?:\[\w+\]:\s*)?"
+_EXCEPTION = re.compile(_RANK + r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
+"""The line of an exception. torch writes the rank before it; launchers write more lines after."""
+
+_END_LINE = re.compile(_RANK + re.escape(END_LINE))
+"""A tracer's line about its file. It also follows the message of a program that failed."""
 
 _MAX_LINE = 200
 
 
 def last_exception(text: str) -> str:
-    """What a program said of its failure: its last exception, or else its last line."""
-    said = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
-    exceptions = [match[1] for match in map(_EXCEPTION.match, said) if match]
-    told = exceptions or said or ["it said nothing"]
-    return printable(told[-1][:_MAX_LINE])
+    """Return a failed program's last exception from its output, or else its own last line."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
+    lines = [line for line in lines if not _END_LINE.match(line)]
+    exceptions = [match[1] for match in map(_EXCEPTION.match, lines) if match]
+    candidates = exceptions or lines or ["it wrote no message"]
+    return printable(candidates[-1][:_MAX_LINE])
 
 
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> tuple[int, float]:
-    """Runs a program; it prints into `log` and reads nothing.
+    """Run a program to its end. It prints into `log` and reads nothing.
 
-    What it leaves in its process group is killed, for it would hold memory of the device. An
-    exception here (Ctrl-C) interrupts it first, and gives it `PATIENCE_S`; a second one kills it.
+    Processes that the program leaves behind in its process group are killed, because they would
+    hold memory of the device. An exception here (Ctrl-C) interrupts the program and gives it
+    `PATIENCE_S` to end. A second exception kills it.
 
     Returns:
-        Its exit code, as `subprocess` has it, and how many seconds it took.
+        The exit code, as `subprocess` reports it, and how many seconds the program took.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The program cannot be started.
     """
-    with open(log, "wb") as file:
+    with open(log, "wb") as file, _children_heed_interrupts():
         began = time.monotonic()
         process = subprocess.Popen(
             command,
@@ -84,12 +95,33 @@ def run_to_end(
     return process.returncode, took_s
 
 
-def _wait(pid: int, patience_s: float | None = None) -> None:
-    """Until it has ended, or patience has; it is not reaped, so that its number stays its own."""
-    if patience_s is None:
+@contextlib.contextmanager
+def _children_heed_interrupts() -> Iterator[None]:
+    """Start processes with SIGINT's default action, even where this process ignores SIGINT.
+
+    A shell makes background jobs ignore Ctrl-C, and processes inherit that. `run_to_end` starts a
+    session that no terminal reaches, and needs SIGINT to end it with a snapshot.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)  # ignores too, and is not inherited
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _wait(pid: int, timeout_s: float | None = None) -> None:
+    """Wait until a child has ended, at most for `timeout_s`.
+
+    The child is not reaped, so that no other process gets its process id.
+    """
+    if timeout_s is None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
             return
@@ -97,26 +129,26 @@ def _wait(pid: int, patience_s: float | None = None) -> None:
 
 
 def _kill(pid: int) -> None:
-    """A process, its group, and what they started in other groups, as torchrun does its workers."""
-    others = _descendants(pid)
+    """Kill a process, its group, and descendants in other groups, such as torchrun's workers."""
+    descendants = _descendants(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    for other in others:
+    for descendant in descendants:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(other, signal.SIGKILL)
+            os.kill(descendant, signal.SIGKILL)
 
 
 def _await_end(group: int) -> None:
-    """Until all that was killed has given back its memory of the device, which takes a moment."""
-    end = time.monotonic() + _MOMENT_S
-    while time.monotonic() < end and any(each.group == group for each in _processes()):
+    """Wait until the killed processes of a group have returned their memory of the device."""
+    end = time.monotonic() + _KILLED_S
+    while time.monotonic() < end and any(process.group == group for process in _processes()):
         time.sleep(_POLL_S)
 
 
 def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = defaultdict(list)
-    for each in _processes():
-        children[each.parent].append(each.pid)
+    for process in _processes():
+        children[process.parent].append(process.pid)
     found = [pid]
     for parent in found:
         found += children[parent]
@@ -130,9 +162,9 @@ class _Process(NamedTuple):
 
 
 def _processes() -> Iterator[_Process]:
-    """All that are not over."""
+    """Return all processes that have not ended."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it is over by now
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             state, parent, group = stat.read_bytes().rpartition(b")")[2].split()[:3]
             if state not in (b"Z", b"X"):
                 yield _Process(int(stat.parent.name), int(parent), int(group))

@@ -1,8 +1,8 @@
-"""What pytracer raises. Every message names the value that was wrong and what to do about it."""
+"""The exceptions of pytracer. Every message names the value at fault and says what to do."""
 
 
 class PytracerError(Exception):
-    """Base of everything pytracer raises on purpose."""
+    """Base of all exceptions that pytracer raises on purpose."""
 
 
 class ConfigError(PytracerError, ValueError):
@@ -10,4 +10,4 @@ class ConfigError(PytracerError, ValueError):
 
 
 class HookError(PytracerError, RuntimeError):
-    """An allocator hook could not be found, built or attached; recording is not possible."""
+    """An allocator hook could not be found, built or attached, so that nothing can be recorded."""

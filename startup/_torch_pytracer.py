@@ -1,7 +1,8 @@
-"""What Python and torch call, of pytracer: installed beside the package, for it must not fail.
+"""The functions of pytracer that Python and torch call at every start.
 
-The package may be half uninstalled, or a `pytracer.py` in the script's folder may take its place;
-every interpreter still has to start, and every `import torch` to succeed.
+This module is installed next to the package, because it must not fail. The package may be partly
+uninstalled, or a `pytracer.py` in the script's folder may take its place. Still, every interpreter
+has to start, and every `import torch` has to succeed.
 """
 
 import os
@@ -10,30 +11,36 @@ _OFF = ("0", "false", "off", "no")
 
 
 def watch() -> None:
-    """Called by the line in `torch_pytracer.pth`, when an interpreter starts with tracing asked."""
-    if _is_asked():
-        try:
-            from pytracer import autostart
+    """Watch for torch's import.
 
-            autostart.watch()
-        except Exception:  # `autoload` tells, in those processes that import torch
+    The line in `torch_pytracer.pth` calls this when an interpreter starts.
+    """
+    if _is_requested():
+        try:
+            from pytracer.activation import import_hook
+
+            import_hook.watch()
+        except Exception:  # `autoload` logs it, in processes that import torch
             pass
 
 
 def autoload() -> None:
-    """Called by every `import torch`, near its end: the entry point in `torch.backends`."""
-    if _is_asked():
-        try:
-            from pytracer import autostart
+    """Start tracing.
 
-            autostart.autoload()
+    torch calls this entry point of `torch.backends` near the end of every `import torch`.
+    """
+    if _is_requested():
+        try:
+            from pytracer.activation import import_hook
+
+            import_hook.autoload()
         except Exception as error:
             import logging
 
             logging.getLogger("pytracer").warning("pytracer: not recording: %r", error)
 
 
-def _is_asked() -> bool:
-    """Under `PYTRACER=0` nothing of pytracer is even imported."""
+def _is_requested() -> bool:
+    """Return whether the environment asks for anything. Otherwise the package is not imported."""
     switch = os.environ.get("PYTRACER", "").strip().lower()
     return switch not in _OFF and bool(switch or os.environ.get("PYTRACER_PATCH_TORCH"))

@@ -1,11 +1,21 @@
-"""`--device`: the accelerator that tests/accelerator runs on, real or simulated."""
+"""Define `--device`, which selects the real or simulated accelerator for tests/accelerator."""
 
 import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import processes
 import pytest
 import simulated
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, so that a commit that passed once passes again. A busy machine is
+# slow, which is no failure. `--hypothesis-profile=explore` looks for new examples.
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before torch is imported by anything, so that it finds the backend as users' programs do.
+    # Import the backend before anything imports torch, as user programs do.
     if config.getoption("--device") == "npu":
         import torch_npu  # noqa: F401
 
@@ -29,20 +39,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     folder = collection_path.relative_to(here).parts[0]
     on_accelerator = config.getoption("--device") != "cpu"
+    if folder == "reliability":
+        return None  # each attack selects the device that it needs
     if folder == "devices":
         return None if on_accelerator and simulated.active() else True
     return None if (folder == "accelerator") == on_accelerator else True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> Iterator[None]:
+    """Give tests and their children default signal handlers, wherever pytest was started."""
+    with processes.default_signals():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def no_others_tracers() -> None:
-    """The recorder is the process's: a tracer in another module's garbage would keep its ring."""
+def free_other_tracers() -> None:
+    """Free other modules' tracers, which would keep the ring of this process's one recorder."""
     gc.collect()
 
 
 @pytest.fixture(scope="module")
 def no_collector() -> Iterator[None]:
-    """Other tests' garbage is not freed in the middle of a recording."""
+    """Disable the collector, so that it frees no other test's objects during a recording."""
     gc.collect()
     gc.disable()
     yield

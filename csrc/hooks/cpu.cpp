@@ -1,26 +1,26 @@
-// The CPU hook: a c10 allocator that delegates to the one it found and reports every allocation
-// and free. Compiled on the user's machine against the running torch's c10 headers.
+// The CPU hook: a c10 allocator that delegates to the allocator it replaces, the base, and reports
+// every allocation and free. Compiled on the user's machine against the running torch's headers.
 //
-// 1. Every DataPtr it returns has ctx == data and deleter == raw_deleter(), because parts of torch
-//    use the raw interface (raw_allocate / raw_deallocate) and must go on working.
-// 2. An allocation is reported after the base call and a free before the base deleter: the other
-//    way round another thread could reuse the address first and the two events would swap.
-// 3. Once installed it stays: blocks it handed out carry its deleter for as long as they live, past
-//    static destruction too. All state is therefore leaked on purpose.
-// 4. The CPU allocator has no lock of its own: `record` is called from many threads at once.
-// 5. An exception of the base's goes on as it came. Memory has run out then: that is reported first.
+// 1. Every DataPtr that it returns has ctx == data and deleter == raw_deleter(), because parts of
+//    torch use the raw interface (raw_allocate / raw_deallocate).
+// 2. An allocation is reported after the base's call, a free before the base's deleter. Otherwise
+//    another thread could reuse the address first, and the two events would swap.
+// 3. The hook cannot be removed: its blocks carry its deleter for as long as they live, past static
+//    destruction too. All state is therefore leaked on purpose.
+// 4. The CPU allocator has no lock of its own: many threads call `record` at once.
+// 5. An exception of the base means that memory ran out. It is reported and then thrown on.
 #include <c10/core/CPUAllocator.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <exception>
 
-#include "../hook.h"
+#include "hook_abi.h"
 
 namespace {
 
 pytracer_record_fn g_record = nullptr;
-pytracer_oom_fn g_tell_oom = nullptr;
+pytracer_oom_fn g_oom_callback = nullptr;
 const uint32_t* g_enabled = nullptr;
 c10::Allocator* g_base = nullptr;
 c10::DeleterFnPtr g_base_delete = nullptr;
@@ -38,13 +38,14 @@ void report(uint8_t action, uint64_t address, size_t size) noexcept {
 
 uint64_t bytes_of_pages(int name) noexcept {
   const long pages = sysconf(name);
-  return pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) : 0;
+  const auto page_size = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return pages > 0 ? static_cast<uint64_t>(pages) * page_size : 0;
 }
 
 void report_oom(size_t size) noexcept {
   const uint64_t free_size = bytes_of_pages(_SC_AVPHYS_PAGES);
   report(PYTRACER_OOM, free_size, size);
-  g_tell_oom(size, bytes_of_pages(_SC_PHYS_PAGES), free_size);
+  g_oom_callback(size, bytes_of_pages(_SC_PHYS_PAGES), free_size);
 }
 
 void delete_traced(void* data) {
@@ -59,7 +60,7 @@ class TracedAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     c10::DataPtr block = allocate_from_base(size);
     void* data = block.get();
-    // A block that is not the base's usual kind keeps its own context and deleter, untraced.
+    // A block of an unusual kind keeps its own context and deleter, and is not traced.
     if (data == nullptr || block.get_context() != data ||
         !block.compare_exchange_deleter(g_base_delete, &delete_traced)) {
       return block;
@@ -83,15 +84,19 @@ class TracedAllocator final : public c10::Allocator {
   }
 };
 
-void observe_oom(pytracer_oom_fn tell) { g_tell_oom = tell; }
+TracedAllocator* g_traced = nullptr;
+
+void observe_oom(pytracer_oom_fn callback) { g_oom_callback = callback; }
 
 int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message,
                size_t message_size) {
   try {
-    static TracedAllocator* const traced = new TracedAllocator;
+    if (g_traced == nullptr) g_traced = new TracedAllocator;
+    TracedAllocator* const traced = g_traced;
     if (c10::GetCPUAllocator() == traced) return 0;
-    if (g_base != nullptr) {
-      // Wrapping whoever wrapped us would recurse: that allocator may delegate to ours.
+    // The same base is allowed: a process that was forked during attach() continues here.
+    if (g_base != nullptr && g_base != c10::GetCPUAllocator()) {
+      // Wrapping an allocator that wraps ours would recurse.
       std::snprintf(message, message_size,
                     "another library replaced the CPU allocator after pytracer attached to it");
       return 1;
@@ -107,7 +112,8 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
     g_enabled = enabled;
     g_base = base;
     g_base_delete = base_delete;
-    // The smallest priority that is accepted, so that we outrank nobody more than needed.
+    // torch accepts a priority that is not below the present one. The smallest such priority lets
+    // other libraries replace the allocator later.
     for (int priority = 0; priority <= 255; ++priority) {
       c10::SetCPUAllocator(traced, static_cast<uint8_t>(priority));
       if (c10::GetCPUAllocator() == traced) return 0;

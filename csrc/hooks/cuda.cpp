@@ -1,5 +1,5 @@
-// The CUDA hook: a tracker in torch's CUDA caching allocator. Compiled against c10's headers and,
-// instead of a CUDA toolkit's, the declarations in stand_in/.
+// The CUDA hook: a tracker in torch's CUDA caching allocator. Compiled against c10's headers and
+// the declarations in stand_in/, which replace the CUDA toolkit's headers.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ApproximateClock.h>
 
@@ -17,37 +17,37 @@ PYTRACER_FIELD(max_round_threshold);
 PYTRACER_FIELD(max_cached_size);
 
 template <class T, class = void>
-struct snapshot_can_leave_out_traces : std::false_type {};
+struct snapshot_can_omit_traces : std::false_type {};
 template <class T>
-struct snapshot_can_leave_out_traces<
+struct snapshot_can_omit_traces<
     T, std::void_t<decltype(std::declval<T&>().snapshot({0, 0}, false))>> : std::true_type {};
 
 template <class T, class = void>
-struct tells_memory_fraction : std::false_type {};
+struct has_memory_fraction : std::false_type {};
 template <class T>
-struct tells_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
+struct has_memory_fraction<T, std::void_t<decltype(std::declval<T&>().getMemoryFraction(0))>>
     : std::true_type {};
 
-// Hands the settings over one by one.
+// Reports the settings one by one.
 class Settings {
  public:
   explicit Settings(const pytracer_state_sink& sink) : sink_(sink) {}
   void add(const char* key, bool value) const {
-    hand({nullptr, key, nullptr, 0, value, PYTRACER_BOOLEAN});
+    report({nullptr, key, nullptr, 0, value, PYTRACER_BOOLEAN});
   }
   void add(const char* key, double value) const {
-    hand({nullptr, key, nullptr, value, 0, PYTRACER_REAL});
+    report({nullptr, key, nullptr, value, 0, PYTRACER_REAL});
   }
   void add(const char* key, const std::string& value) const {
-    hand({nullptr, key, value.c_str(), 0, 0, PYTRACER_TEXT});
+    report({nullptr, key, value.c_str(), 0, 0, PYTRACER_TEXT});
   }
-  // torch, too, shows the greatest as -1.
+  // The greatest size becomes -1, as torch shows it.
   void add(const char* key, size_t value, const char* group = nullptr) const {
-    hand({group, key, nullptr, 0, static_cast<int64_t>(value), PYTRACER_INTEGER});
+    report({group, key, nullptr, 0, static_cast<int64_t>(value), PYTRACER_INTEGER});
   }
 
  private:
-  void hand(const pytracer_setting& setting) const { sink_.setting(sink_.context, &setting); }
+  void report(const pytracer_setting& setting) const { sink_.setting(sink_.context, &setting); }
   const pytracer_state_sink& sink_;
 };
 
@@ -57,29 +57,25 @@ struct Cuda {
   static constexpr c10::DeviceType kDeviceType = c10::DeviceType::CUDA;
   static constexpr bool kHasClock = true;
   static constexpr const char* kVariable = "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF";
-  // By TraceEntry::Action; `annotate` since torch 2.15.
-  static constexpr uint8_t kActions[] = {
-      PYTRACER_ALLOC,         PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED,
-      PYTRACER_SEGMENT_ALLOC, PYTRACER_SEGMENT_FREE,   PYTRACER_SEGMENT_MAP,
-      PYTRACER_SEGMENT_UNMAP, PYTRACER_SNAPSHOT,       PYTRACER_OOM,
-      PYTRACER_ANNOTATE};
 
   static int64_t now() { return static_cast<int64_t>(c10::getApproximateTime()); }
 
-  // Without traces where torch can: with its own recorder on they are copied, 100 MB and a second.
+  // Omits traces where torch allows it: with torch's recorder on, copying them takes 100 MB and a
+  // second.
   template <class Any>
   static auto take_snapshot(Any& allocator) {
-    if constexpr (snapshot_can_leave_out_traces<Any>::value) {
+    if constexpr (snapshot_can_omit_traces<Any>::value) {
       return allocator.snapshot({0, 0}, false);
     } else {
       return allocator.snapshot();
     }
   }
 
-  // Leaves the thread's current device as it is (torch 2.12.1 and 2.15.0; older ones do not tell).
+  // Does not change the thread's current device (torch 2.12.1 and 2.15.0; older releases have no
+  // such function).
   template <class Any>
   static double memory_fraction(Any& allocator, int16_t device) {
-    if constexpr (tells_memory_fraction<Any>::value) {
+    if constexpr (has_memory_fraction<Any>::value) {
       return allocator.getMemoryFraction(static_cast<c10::DeviceIndex>(device));
     } else {
       return 0;
@@ -108,7 +104,7 @@ struct Cuda {
     if constexpr (has_max_cached_size<Config>::value) {
       settings.add("max_cached_size", config.max_cached_size);
     }
-    uint64_t size = 1;  // the power of two that requests are below
+    uint64_t size = 1;  // a power of two; the setting is for requests below it
     for (const size_t divisions : config.roundup_power2_divisions) {
       settings.add(std::to_string(size).c_str(), divisions, "roundup_power2_divisions");
       size *= 2;

@@ -12,17 +12,11 @@ struct Npu {
   static constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
   static constexpr bool kHasClock = false;
   static constexpr const char* kVariable = "PYTORCH_NPU_ALLOC_CONF";
-  // By TraceEntry::Action.
-  static constexpr uint8_t kActions[] = {
-      PYTRACER_ALLOC,       PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED,
-      PYTRACER_SEGMENT_ALLOC, PYTRACER_SEGMENT_FREE, PYTRACER_SEGMENT_MAP,
-      PYTRACER_SEGMENT_UNMAP, PYTRACER_SNAPSHOT,     PYTRACER_OOM,
-      PYTRACER_WORKSPACE_SNAPSHOT};
-  // Not asked for: that would change the thread's current device.
+  // Unknown: asking torch_npu for it would change the thread's current device.
   static double memory_fraction(Allocator&, int16_t) { return 0; }
   static auto take_snapshot(Allocator& allocator) { return allocator.snapshot(); }
   template <class Info>
-  static void report_settings(const Info&, const pytracer_state_sink&) {}  // torch_npu does not tell
+  static void report_settings(const Info&, const pytracer_state_sink&) {}  // its snapshot has none
 };
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "npu", &Hook<Npu>::attach, nullptr,

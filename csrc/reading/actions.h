@@ -1,4 +1,4 @@
-// What an event is. Values are places in pytracer/actions.py's ACTIONS.
+// The actions of events. The values are indices into pytracer.ACTIONS.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ enum Action : uint8_t {
   kSegmentAlloc,
   kSegmentFree,
   kSegmentMap,
-  kSegmentUnmap,  // those from here on change nothing that is allocated
+  kSegmentUnmap,  // later actions change no memory
 };
 
 constexpr const char* kActionNames[] = {

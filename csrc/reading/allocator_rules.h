@@ -1,4 +1,5 @@
-// How a caching allocator sizes blocks: c10/cuda/CUDACachingAllocator.cpp, and torch_npu's like it.
+// The sizes that a caching allocator gives blocks, by the rules of
+// c10/cuda/CUDACachingAllocator.cpp, which torch_npu's allocator shares.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +9,20 @@
 namespace pytracer::reading {
 
 constexpr uint64_t kMinBlockBytes = 512;
-constexpr uint64_t kSmallBytes = 1 << 20;  // what is larger is of the large pool
+constexpr uint64_t kSmallBytes = 1 << 20;  // larger blocks are in the large pool
 
 struct AllocatorRules {
-  bool has_pools = true;       // false: a segment for each block (the CPU in our files)
-  bool are_known = true;       // false: blocks are there that these rules do not make
-  bool may_expand = false;     // segments that expand may be switched on, at times
-  bool aligns = false;         // then a block may begin within free memory (NPU)
-  uint64_t padding_bytes = 0;  // added to each request (NPU)
-  bool is_padding_known = true;  // false: or nothing is added
+  bool has_pools = true;         // false: each block is a segment (the CPU in pytracer's files)
+  bool are_known = true;         // false: the state has blocks that these rules do not allow
+  bool may_expand = false;       // expandable segments may have been on for a part of the trace
+  bool aligns = false;           // a block may begin in the middle of free memory (NPU)
+  uint64_t padding_bytes = 0;    // added to each request (NPU)
+  bool is_padding_known = true;  // false: the padding may also be 0
   uint64_t max_split_bytes = UINT64_MAX;
-  // By the request's power of two, from 1 MiB on: into how many parts it is divided; 0: it is not.
+  // Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
   std::array<uint64_t, 16> divisions{};
 
-  // The least that a block for so much has, which is below 2^62.
+  // The least size of a block for a request, which is below 2^62 bytes.
   uint64_t rounded(uint64_t requested) const {
     if (!has_pools) return requested;
     const uint64_t size = std::max(requested, kMinBlockBytes);

@@ -1,6 +1,7 @@
-// A file's bytes, a megabyte at a time, and how far the reader has come.
+// Reads a file's bytes, a megabyte at a time, and counts them.
 //
-// 1. Never asks for memory by a length that the file states: text() grows as its bytes arrive.
+// 1. A length that the file states never decides how much memory is allocated: text() grows as its
+//    bytes arrive.
 // 2. A file that ends too early is a ReadError.
 // 3. One thread.
 #pragma once
@@ -20,7 +21,7 @@ namespace pytracer::reading {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Up to `size` bytes, more than 0; 0: the end.
+  // Reads up to `size` bytes and returns how many; 0: the end.
   virtual size_t read(char* buffer, size_t size) = 0;
 };
 
@@ -45,6 +46,8 @@ class ByteReader {
     return value;
   }
 
+  uint64_t memory() const noexcept { return kBufferSize + long_text_.capacity(); }
+
   // Valid until the next call.
   std::string_view text(uint64_t size) {
     if (filled_ - used_ >= size) {
@@ -54,7 +57,7 @@ class ByteReader {
     }
     long_text_.clear();
     while (size > 0) {
-      if (at_end()) throw ReadError(ReadError::Kind::cut_short, "the file ends");
+      if (at_end()) throw ReadError(ReadError::Kind::truncated, "the file ends");
       const size_t part = std::min<uint64_t>(size, filled_ - used_);
       long_text_.append(&buffer_[used_], part);
       used_ += part;
@@ -63,13 +66,13 @@ class ByteReader {
     return long_text_;
   }
 
-  // Up to the end of the line, at most `most` bytes of it.
+  // Reads to the end of the line and returns at most `most` bytes of it.
   std::string line(size_t most) {
-    std::string found;
+    std::string text;
     for (char byte = next(); byte != '\n'; byte = next()) {
-      if (found.size() < most) found += byte;
+      if (text.size() < most) text += byte;
     }
-    return found;
+    return text;
   }
 
  private:
@@ -77,7 +80,7 @@ class ByteReader {
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
   char next() {
-    if (at_end()) throw ReadError(ReadError::Kind::cut_short, "the file ends");
+    if (at_end()) throw ReadError(ReadError::Kind::truncated, "the file ends");
     return buffer_[used_++];
   }
   bool fill() {

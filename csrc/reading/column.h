@@ -1,9 +1,10 @@
-// A growing array of plain values, which numpy can take over.
+// A growing array of trivially copyable values, which numpy can take over.
 //
-// 1. Grows by realloc(): the kernel moves the pages of a large one, so nothing is copied, and what
-//    is not filled yet costs no memory.
-// 2. release() gives the values away; who has them calls free().
-// 3. One thread. Throws std::bad_alloc.
+// 1. Columns grow by realloc(): the kernel moves the pages of a large column without copying, and
+//    pages that are not filled yet take no memory.
+// 2. memory() is the most that the allocation takes, including malloc()'s own share.
+// 3. release() gives the values away; the new owner calls free().
+// 4. One thread. Throws std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class Column {
 
  public:
   Column() = default;
-  ~Column() { std::free(data_); }
+  ~Column() { free(); }
   Column(Column&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
@@ -40,12 +41,12 @@ class Column {
     size_ += count;
   }
   void pop_back() noexcept { --size_; }
-  // New values are not initialised.
+  // Leaves new values uninitialised.
   void resize(size_t size) {
     reserve(size);
     size_ = size;
   }
-  // An empty one becomes zeroes; they take memory once they are written to.
+  // Replaces the values by zeroes, which take memory only once they are written to.
   void zeroes(size_t size) {
     void* made = std::calloc(size, sizeof(T));
     if (made == nullptr) throw std::bad_alloc();
@@ -61,6 +62,8 @@ class Column {
     data_ = static_cast<T*>(grown);
     capacity_ = capacity;
   }
+  void clear() noexcept { size_ = 0; }
+  void free() noexcept { std::free(release()); }
   T* release() noexcept {
     size_ = capacity_ = 0;
     return std::exchange(data_, nullptr);
@@ -75,11 +78,21 @@ class Column {
   const T* end() const noexcept { return data_ + size_; }
   size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
+  uint64_t memory() const noexcept {
+    return capacity_ == 0 ? 0 : capacity_ * sizeof(T) + kMallocBytes;
+  }
 
  private:
+  static constexpr uint64_t kMallocBytes = 24;  // malloc() takes 32 bytes at least, with a value
+
   T* data_ = nullptr;
   size_t size_ = 0;
   size_t capacity_ = 0;
 };
+
+template <class... Columns>
+uint64_t memory_of(const Columns&... columns) noexcept {
+  return (columns.memory() + ...);
+}
 
 }  // namespace pytracer::reading

@@ -16,7 +16,7 @@ bool FreeSpace::remove_segment(uint64_t begin, uint64_t end) {
       segment_bytes_[extent->second.segment] != end - begin) {
     return false;
   }
-  cut(extent, begin, end);
+  remove(extent, begin, end);
   return true;
 }
 
@@ -26,7 +26,7 @@ bool FreeSpace::unmap(uint64_t begin, uint64_t end) {
       extent->second.segment != kExpandable) {
     return false;
   }
-  cut(extent, begin, end);
+  remove(extent, begin, end);
   return true;
 }
 
@@ -36,7 +36,7 @@ std::optional<FreeSpace::Extent> FreeSpace::at(uint64_t address) const {
   return Extent{extent->second.begin, extent->first, extent->second.segment};
 }
 
-void FreeSpace::take(uint64_t begin, uint64_t end) { cut(extents_.lower_bound(end), begin, end); }
+void FreeSpace::take(uint64_t begin, uint64_t end) { remove(extents_.lower_bound(end), begin, end); }
 
 void FreeSpace::add(uint64_t begin, uint64_t end, SegmentId segment) {
   auto next = extents_.lower_bound(end);
@@ -44,11 +44,11 @@ void FreeSpace::add(uint64_t begin, uint64_t end, SegmentId segment) {
   if (previous != extents_.end() && previous->first == begin &&
       previous->second.segment == segment) {
     begin = previous->second.begin;
-    discount(previous->first - begin, segment);
+    uncount(previous->first - begin, segment);
     extents_.erase(previous);
   }
   if (next != extents_.end() && next->second.begin == end && next->second.segment == segment) {
-    discount(next->first - end, segment);
+    uncount(next->first - end, segment);
     next->second.begin = begin;
     end = next->first;
   } else {
@@ -57,10 +57,10 @@ void FreeSpace::add(uint64_t begin, uint64_t end, SegmentId segment) {
   count(end - begin, segment);
 }
 
-void FreeSpace::cut(Extents::iterator extent, uint64_t begin, uint64_t end) {
+void FreeSpace::remove(Extents::iterator extent, uint64_t begin, uint64_t end) {
   const auto [before, segment] = extent->second;
   const uint64_t after = extent->first;
-  discount(after - before, segment);
+  uncount(after - before, segment);
   if (before < begin) {
     extents_.emplace_hint(extent, begin, Start{before, segment});
     count(begin - before, segment);
@@ -79,7 +79,7 @@ void FreeSpace::count(uint64_t bytes, SegmentId segment) {
   if (segment != kExpandable && bytes != segment_bytes_[segment]) split_bytes_ += bytes;
 }
 
-void FreeSpace::discount(uint64_t bytes, SegmentId segment) {
+void FreeSpace::uncount(uint64_t bytes, SegmentId segment) {
   const auto counted = counts_.find(bytes);
   if (--counted->second == 0) counts_.erase(counted);
   squares_ -= static_cast<uint128>(bytes) * bytes;

@@ -1,10 +1,10 @@
-// The free memory of a device's segments, as the caching allocator has it: extents between blocks.
+// The free memory of a device's segments, as the caching allocator sees it: extents between blocks.
 //
-// 1. Two extents of a segment never touch; those of different segments do not become one, but for
-//    pieces of expandable segments, which are one where they touch.
-// 2. The largest extent, the sum of the squares and what is split are known at any time. Every
-//    change takes logarithmic time.
-// 3. Addresses are below 2^62, sizes above 0: whoever calls has seen to that.
+// 1. Two extents of a segment never touch. Extents of different segments stay separate, except that
+//    all expandable segments count as one.
+// 2. The largest extent, the sum of squares and the split bytes are known at any time. Every change
+//    takes logarithmic time.
+// 3. The caller makes sure that addresses are below 2^62 and sizes above 0.
 // 4. One thread. Throws std::bad_alloc.
 #pragma once
 
@@ -20,7 +20,7 @@ __extension__ using uint128 = unsigned __int128;
 class FreeSpace {
  public:
   using SegmentId = uint32_t;
-  static constexpr SegmentId kExpandable = 0;  // all of these
+  static constexpr SegmentId kExpandable = 0;  // all expandable segments
 
   struct Extent {
     uint64_t begin;
@@ -28,21 +28,22 @@ class FreeSpace {
     SegmentId segment;
   };
 
-  // A segment of its own, or memory that is mapped, free at first. Nothing may be there.
+  // Add a segment, or mapped memory of an expandable segment; both are free at first. The address
+  // range must be unused.
   void add_segment(uint64_t begin, uint64_t end);
   void map(uint64_t begin, uint64_t end) { add(begin, end, kExpandable); }
-  // False: it is not all free, or another's.
+  // Return false if the range is not completely free, or belongs to another segment.
   bool remove_segment(uint64_t begin, uint64_t end);
   bool unmap(uint64_t begin, uint64_t end);
 
-  // The extent that an address is in.
+  // The extent that contains an address.
   std::optional<Extent> at(uint64_t address) const;
-  // Takes a part of the extent that it begins in, which must be as long.
+  // Takes the range, which must be within one extent.
   void take(uint64_t begin, uint64_t end);
   void give_back(uint64_t begin, uint64_t end, SegmentId segment) { add(begin, end, segment); }
 
   uint64_t largest_bytes() const { return counts_.empty() ? 0 : counts_.rbegin()->first; }
-  // In segments that are not expandable, beside blocks.
+  // Free bytes next to blocks, in segments that are not expandable.
   uint64_t split_bytes() const { return split_bytes_; }
   double sum_of_squares() const { return static_cast<double>(squares_); }
 
@@ -54,12 +55,12 @@ class FreeSpace {
   using Extents = std::map<uint64_t, Start>;
 
   void add(uint64_t begin, uint64_t end, SegmentId segment);
-  void cut(Extents::iterator extent, uint64_t begin, uint64_t end);
+  void remove(Extents::iterator extent, uint64_t begin, uint64_t end);
   void count(uint64_t bytes, SegmentId segment);
-  void discount(uint64_t bytes, SegmentId segment);
+  void uncount(uint64_t bytes, SegmentId segment);
 
-  Extents extents_;                     // by their end: an extent shrinks from its beginning
-  std::map<uint64_t, uint32_t> counts_;  // of extents, by their size
+  Extents extents_;                      // by end, because extents shrink from their beginning
+  std::map<uint64_t, uint32_t> counts_;  // of extents, by size
   std::vector<uint64_t> segment_bytes_{0};
   uint128 squares_ = 0;
   uint64_t split_bytes_ = 0;

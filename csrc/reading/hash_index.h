@@ -1,9 +1,10 @@
-// Finds which of many numbered things is equal to a new one, so that each is kept once.
+// Finds the row of a table that equals a new row, so that each row is kept once.
 //
-// 1. The things live elsewhere; the index has 8 bytes a slot, and at most half of the slots taken.
-// 2. A file that is made so that everything has the same hash is refused: no search takes longer
-//    than kMostProbes.
-// 3. One thread.
+// 1. The rows are elsewhere. The index takes 8 bytes a slot and fills at most half of its slots.
+// 2. No search takes more than kMostProbes steps: a file that was made so that all rows have the
+//    same hash is refused.
+// 3. Growing visits every slot and asks the Watch meanwhile.
+// 4. One thread.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "column.h"
 #include "read_error.h"
+#include "watch.h"
 
 namespace pytracer::reading {
 
@@ -21,46 +23,58 @@ inline uint64_t mix(uint64_t hash, uint64_t value) noexcept {
 
 class HashIndex {
  public:
-  // The thing with this hash for which is_equal(number), else `next`, which it then stands for.
-  template <class IsEqual>
-  uint32_t find_or_add(uint64_t hash, uint32_t next, IsEqual is_equal) {
+  explicit HashIndex(Watch& watch) : watch_(watch) {}
+
+  // Returns the row with this hash for which is_equal(row). If there is none, calls add(), which
+  // appends the new row, and returns its number: `rows`, how many there are without it.
+  template <class IsEqual, class Add>
+  uint32_t intern(uint64_t hash, size_t rows, IsEqual is_equal, Add add) {
     if (2 * (used_ + 1) > slots_.size()) grow();
+    const auto next = static_cast<uint32_t>(rows);
     const uint32_t tag = static_cast<uint32_t>(hash >> 32);
-    size_t at = hash_slot(tag);
-    for (unsigned probe = 0; slots_[at].number != kFree; ++probe) {
-      if (slots_[at].tag == tag && is_equal(slots_[at].number)) return slots_[at].number;
+    size_t at = first_slot(tag);
+    for (unsigned probe = 0; slots_[at].row != kFree; ++probe) {
+      if (slots_[at].tag == tag && is_equal(slots_[at].row)) return slots_[at].row;
       if (probe == kMostProbes) damaged("hundreds of texts or stacks share one hash");
       at = (at + 1) & (slots_.size() - 1);
     }
     if (next == kFree) damaged("more than 2^32 texts, frames or stacks");
     slots_[at] = {tag, next};
     ++used_;
+    add();
     return next;
   }
 
+  uint64_t memory() const noexcept { return slots_.memory(); }
+
  private:
   static constexpr uint32_t kFree = UINT32_MAX;
-  static constexpr unsigned kMostProbes = 256;  // 41 in a million texts that were not chosen
+  static constexpr unsigned kMostProbes = 256;  // a million ordinary texts need up to 41
   struct Slot {
-    uint32_t tag;  // of the hash
-    uint32_t number;
+    uint32_t tag;  // the upper half of the hash
+    uint32_t row;
   };
 
-  size_t hash_slot(uint32_t tag) const noexcept {
+  size_t first_slot(uint32_t tag) const noexcept {
     return (tag * uint64_t{0x9e3779b97f4a7c15} >> 32) & (slots_.size() - 1);
   }
   void grow() {
     Column<Slot> old = std::move(slots_);
     slots_.resize(old.empty() ? 64 : 2 * old.size());
-    for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = {0, kFree};
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      watch_.tick();
+      slots_[i] = {0, kFree};
+    }
     for (const Slot& slot : old) {
-      if (slot.number == kFree) continue;
-      size_t at = hash_slot(slot.tag);
-      while (slots_[at].number != kFree) at = (at + 1) & (slots_.size() - 1);
+      watch_.tick();
+      if (slot.row == kFree) continue;
+      size_t at = first_slot(slot.tag);
+      while (slots_[at].row != kFree) at = (at + 1) & (slots_.size() - 1);
       slots_[at] = slot;
     }
   }
 
+  Watch& watch_;
   Column<Slot> slots_;
   size_t used_ = 0;
 };

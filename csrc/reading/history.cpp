@@ -9,12 +9,13 @@ namespace pytracer::reading {
 
 namespace {
 
-// With the padding, where the state does not tell whether there is any: a block without room for it
-// has none, and a small one that ends behind it has it.
-AllocatorRules with_padding(AllocatorRules rules, const std::vector<Block>& blocks) {
+// Decides whether requests were padded where the state does not say. A block without room for the
+// padding shows that there is none; a small block that ends exactly after the padding shows it.
+AllocatorRules decide_padding(AllocatorRules rules, const std::vector<Block>& blocks, Watch& watch) {
   if (rules.is_padding_known) return rules;
   bool is_padded = false;
   for (const Block& block : blocks) {
+    watch.tick();
     if (block.is_sized) continue;
     const uint64_t padded = rules.rounded(block.requested + rules.padding_bytes);
     if (block.room < padded) {
@@ -31,23 +32,26 @@ AllocatorRules with_padding(AllocatorRules rules, const std::vector<Block>& bloc
   return rules;
 }
 
-// The trace, run forward with every block at its address.
-class Forward {
+// Runs the trace forward, with every block at its address.
+class ForwardReplay {
  public:
-  Forward(const TraceView& trace, Undo& undone, const AllocatorRules& rules, History& history)
+  ForwardReplay(const TraceView& trace, Undo& undone, const AllocatorRules& rules, History& history,
+          Watch& watch)
       : trace_(trace),
         undone_(undone),
-        rules_(with_padding(rules, undone.blocks)),
-        history_(history) {}
+        rules_(decide_padding(rules, undone.blocks, watch)),
+        history_(history),
+        watch_(watch) {}
 
   void run() {
     begin();
-    note_levels(0);
+    add_sample(0);
     size_t event = 0;
     try {
       for (; event < trace_.size; ++event) {
+        watch_.tick();
         step(event);
-        note_levels(event + 1);
+        add_sample(event + 1);
       }
     } catch (const Misfit& misfit) {
       throw ContradictionError(described(trace_, event) + ": " + misfit.reason);
@@ -64,27 +68,31 @@ class Forward {
   void size_new(Block& block, uint64_t extent) const;
   bool size_by_rule(Block& block) const;
   void size_followed(Block& block) const;
-  void note_block(const Block& block);
-  void note_levels(size_t entry);
+  void add_lifetime(const Block& block);
+  void add_sample(size_t sample);
 
   const TraceView& trace_;
   Undo& undone_;
   const AllocatorRules rules_;
   History& history_;
+  Watch& watch_;
   FreeSpace free_;
   uint64_t requested_ = 0, allocated_ = 0, active_ = 0, reserved_ = 0, segments_ = 0;
 };
 
-void Forward::begin() {
+void ForwardReplay::begin() {
   for (const auto& [address, segment] : undone_.segments) {
+    watch_.tick();
     add_segment(address, segment.end, segment.is_expandable);
   }
   for (Block& block : undone_.blocks) {
+    watch_.tick();
     const uint64_t padded = rules_.rounded(block.requested + rules_.padding_bytes);
-    // A block that was restored, as graphs' are, has its size for request.
+    // A block of a restored allocator state, as CUDA graphs have it, requested its full size.
     if (!block.is_sized && padded <= block.room) block.size = padded;
   }
   for (const auto& [address, index] : undone_.live) {
+    watch_.tick();
     Block& block = undone_.blocks[index];
     if (!block.is_sized) size_older(block);
     try {
@@ -98,27 +106,27 @@ void Forward::begin() {
   }
 }
 
-void Forward::step(size_t event) {
+void ForwardReplay::step(size_t event) {
   const auto begin = static_cast<uint64_t>(trace_.address[event]);
   const uint64_t end = begin + static_cast<uint64_t>(trace_.size_bytes[event]);
   switch (trace_.action[event]) {
     case kAlloc:
-      return allocate(undone_.blocks[undone_.block_of[event]]);
+      return allocate(undone_.blocks[undone_.event_block[event]]);
     case kFreeRequested:
-      allocated_ -= undone_.blocks[undone_.block_of[event]].size;
+      allocated_ -= undone_.blocks[undone_.event_block[event]].size;
       return;
     case kFreeCompleted:
-      return complete_free(undone_.blocks[undone_.block_of[event]]);
+      return complete_free(undone_.blocks[undone_.event_block[event]]);
     case kSegmentAlloc:
     case kSegmentMap:
       return add_segment(begin, end, trace_.action[event] == kSegmentMap);
     case kSegmentFree:
-      if (!free_.remove_segment(begin, end)) throw Misfit{"it is not free before it"};
+      if (!free_.remove_segment(begin, end)) throw Misfit{"the memory was not free before it"};
       --segments_;
       reserved_ -= end - begin;
       return;
     case kSegmentUnmap:
-      if (!free_.unmap(begin, end)) throw Misfit{"it is not free before it"};
+      if (!free_.unmap(begin, end)) throw Misfit{"the memory was not free before it"};
       reserved_ -= end - begin;
       return;
     default:
@@ -126,7 +134,7 @@ void Forward::step(size_t event) {
   }
 }
 
-void Forward::add_segment(uint64_t begin, uint64_t end, bool is_expandable) {
+void ForwardReplay::add_segment(uint64_t begin, uint64_t end, bool is_expandable) {
   if (is_expandable) {
     free_.map(begin, end);
   } else {
@@ -136,39 +144,42 @@ void Forward::add_segment(uint64_t begin, uint64_t end, bool is_expandable) {
   reserved_ += end - begin;
 }
 
-void Forward::allocate(Block& block) {
+void ForwardReplay::allocate(Block& block) {
   const auto extent = free_.at(block.address);
-  if (!extent) throw Misfit{"it is not free before it"};
+  if (!extent) throw Misfit{"the memory was not free before it"};
   const uint64_t room = extent->end - block.address;
   if (!block.is_sized && block.alloc_event != Block::kBefore) size_new(block, room);
-  if (block.size > room) throw Misfit{"it is not all free before it"};
+  if (block.size > room) throw Misfit{"the memory was not all free before it"};
   free_.take(block.address, block.address + block.size);
   block.segment = extent->segment;
   requested_ += block.requested;
   allocated_ += block.size;
   active_ += block.size;
-  if (!block.is_sized) history_.exact_from = std::max(history_.exact_from, block.free_event + int64_t{1});
-  note_block(block);
+  if (!block.is_sized) {
+    history_.exact_from = std::max(history_.exact_from, block.free_event + int64_t{1});
+  }
+  add_lifetime(block);
 }
 
-void Forward::complete_free(const Block& block) {
+void ForwardReplay::complete_free(const Block& block) {
   if (block.free_requested_event == block.free_event) allocated_ -= block.size;
   free_.give_back(block.address, block.address + block.size, block.segment);
   requested_ -= block.requested;
   active_ -= block.size;
 }
 
-// Whether the least that a block can have is what it has, whatever was free when it came.
-bool Forward::size_by_rule(Block& block) const {
+// Marks the block as sized if its least possible size is its size, whatever memory was free when it
+// was allocated.
+bool ForwardReplay::size_by_rule(Block& block) const {
   block.is_sized = block.room == block.size ||
                    (rules_.are_known && rules_.has_pools &&
                     (block.is_expandable || block.size <= kSmallBytes));
   return block.is_sized;
 }
 
-// Only what is left of more than 1 MiB is split off in the large pool, and no block of that pool is
-// smaller: in so little room nothing was ever beside it.
-void Forward::size_older(Block& block) const {
+// The large pool splits off only remainders of more than 1 MiB, and has no smaller blocks. So a block
+// with less room than that beyond its size was never next to another block in that room.
+void ForwardReplay::size_older(Block& block) const {
   if (size_by_rule(block)) return;
   if (rules_.are_known && !rules_.may_expand &&
       (!rules_.has_pools || block.room - block.size <= kSmallBytes)) {
@@ -179,24 +190,24 @@ void Forward::size_older(Block& block) const {
   }
 }
 
-void Forward::size_new(Block& block, uint64_t extent) const {
+void ForwardReplay::size_new(Block& block, uint64_t extent) const {
   if (size_by_rule(block) || extent < block.size) return;
   const bool splits = block.size < rules_.max_split_bytes && extent - block.size > kSmallBytes;
-  // While segments expand, all that is left is split off; when they did is not told.
+  // While expandable segments are on, every remainder is split off; when they were on is unknown.
   if (!rules_.are_known || (rules_.may_expand && !splits)) return size_followed(block);
-  // Where something began in what was left, that was split off.
+  // If another block began in the remainder, the remainder was split off.
   if (!rules_.has_pools || (!splits && block.room == extent)) block.size = extent;
   block.is_sized = true;
 }
 
-// What the allocator hands out begins where another block ends.
-void Forward::size_followed(Block& block) const {
+// A block begins where another block ends, so the following block shows where this one ended.
+void ForwardReplay::size_followed(Block& block) const {
   if (!block.is_followed || rules_.aligns) return;
   block.size = block.room;
   block.is_sized = true;
 }
 
-void Forward::note_block(const Block& block) {
+void ForwardReplay::add_lifetime(const Block& block) {
   Lifetimes& blocks = history_.blocks;
   blocks.address.push_back(static_cast<int64_t>(block.address));
   blocks.size_bytes.push_back(static_cast<int64_t>(block.size));
@@ -208,28 +219,29 @@ void Forward::note_block(const Block& block) {
   blocks.is_sized.push_back(block.is_sized);
 }
 
-void Forward::note_levels(size_t entry) {
-  // Zeroes are there already, and take no memory as long as nothing is written.
-  const auto note = [entry](auto& column, auto value) {
-    if (value != 0) column[entry] = static_cast<std::decay_t<decltype(column[entry])>>(value);
+void ForwardReplay::add_sample(size_t sample) {
+  // The columns hold zeroes, whose pages take no memory until something is written to them.
+  const auto note = [sample](auto& column, auto value) {
+    if (value != 0) column[sample] = static_cast<std::decay_t<decltype(column[sample])>>(value);
   };
-  Levels& levels = history_.levels;
-  note(levels.requested_bytes, requested_);
-  note(levels.allocated_bytes, allocated_);
-  note(levels.active_bytes, active_);
-  note(levels.reserved_bytes, reserved_);
-  note(levels.inactive_split_bytes, free_.split_bytes());
-  note(levels.largest_free_bytes, free_.largest_bytes());
-  note(levels.free_squares, free_.sum_of_squares());
-  note(levels.segments, segments_);
+  Usage& usage = history_.usage;
+  note(usage.requested_bytes, requested_);
+  note(usage.allocated_bytes, allocated_);
+  note(usage.active_bytes, active_);
+  note(usage.reserved_bytes, reserved_);
+  note(usage.inactive_split_bytes, free_.split_bytes());
+  note(usage.largest_free_bytes, free_.largest_bytes());
+  note(usage.free_squares, free_.sum_of_squares());
+  note(usage.segments, segments_);
 }
 
 }  // namespace
 
-History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules) {
-  Undo undone(trace, state, rules);
+History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules,
+               Watch& watch) {
+  Undo undone(trace, state, rules, watch);
   History history(trace.size);
-  Forward(trace, undone, rules, history).run();
+  ForwardReplay(trace, undone, rules, history, watch).run();
   return history;
 }
 

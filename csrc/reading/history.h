@@ -1,9 +1,11 @@
-// A device's trace, undone from the final state and run forward again: pytracer/reading/history.py.
+// Reconstructs a device's memory usage and the lifetimes of its blocks, for
+// pytracer/analysis/history.py: the trace is undone from the final state and run forward again.
 //
-// 1. Any values may be in the arrays. What does not fit together is a ContradictionError; nothing
-//    is read or written outside of the arrays, and memory is bounded by their lengths.
+// 1. The arrays may hold any values. Values that do not fit together are a ContradictionError;
+//    nothing outside of the arrays is read or written, and memory is bounded by their lengths.
 // 2. Every event takes logarithmic time.
-// 3. Knows nothing of Python; the caller keeps the arrays, as they are.
+// 3. Every loop over events, blocks or segments asks the Watch.
+// 4. The caller keeps the arrays alive and unchanged.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +15,11 @@
 #include "actions.h"
 #include "allocator_rules.h"
 #include "column.h"
+#include "watch.h"
 
 namespace pytracer::reading {
 
-// Says which event does not fit, or that the state does not by itself.
+// Names the event or the part of the state that does not fit.
 class ContradictionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -29,7 +32,7 @@ struct TraceView {
   const int64_t* size_bytes;
 };
 
-// The final state: the device's segments, and the blocks that are not free.
+// The final state: the device's segments and its blocks in use.
 struct StateView {
   size_t segments;
   const int64_t* segment_address;
@@ -42,36 +45,38 @@ struct StateView {
   const bool* is_pending;
 };
 
-struct Levels {  // one more than there are events
+// Samples of usage: sample 0 is before the first event, sample i + 1 is after event i.
+struct Usage {
   Column<int64_t> requested_bytes, allocated_bytes, active_bytes, reserved_bytes;
   Column<int64_t> inactive_split_bytes, largest_free_bytes, segments;
   Column<double> free_squares;
 
-  explicit Levels(size_t entries) {
+  explicit Usage(size_t samples) {
     for (Column<int64_t>* column :
          {&requested_bytes, &allocated_bytes, &active_bytes, &reserved_bytes,
           &inactive_split_bytes, &largest_free_bytes, &segments}) {
-      column->zeroes(entries);
+      column->zeroes(samples);
     }
-    free_squares.zeroes(entries);
+    free_squares.zeroes(samples);
   }
 };
 
 struct Lifetimes {
   Column<int64_t> address, size_bytes, requested_bytes;
   Column<int32_t> alloc_event, free_requested_event, free_event;
-  Column<int32_t> state_block;  // its index in the state; -1: it is not there in the end
+  Column<int32_t> state_block;  // the block's index in the final state; -1: not in the state
   Column<bool> is_sized;
 };
 
 struct History {
-  explicit History(size_t events) : levels(events + 1) {}
+  explicit History(size_t events) : usage(events + 1) {}
 
-  Levels levels;
-  Lifetimes blocks;  // by alloc_event, then by address
-  int64_t exact_from = 0;
+  Usage usage;
+  Lifetimes blocks;        // by alloc_event, then by address
+  int64_t exact_from = 0;  // from this sample on all usage is exact
 };
 
-History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules);
+History replay(const TraceView& trace, const StateView& state, const AllocatorRules& rules,
+               Watch& watch);
 
 }  // namespace pytracer::reading

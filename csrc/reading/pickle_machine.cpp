@@ -6,7 +6,7 @@ namespace pytracer::reading {
 
 namespace {
 
-// The opcodes by name, as Python's pickletools has them.
+// The opcodes that are executed, with the names of Python's pickletools.
 enum Opcode : unsigned char {
   MARK = '(',
   STOP = '.',
@@ -91,16 +91,18 @@ std::string printable(std::string_view text) {
 Value PickleMachine::run() {
   uint64_t position = 0;
   try {
-    if (in_.at_end()) throw ReadError(ReadError::Kind::cut_short, "the file is empty");
-    for (bool first = true;; first = false) {
+    if (in_.at_end()) throw ReadError(ReadError::Kind::truncated, "the file is empty");
+    for (bool is_first = true;; is_first = false) {
+      tick();
       position = in_.position();
       const auto opcode = in_.little_endian<unsigned char>();
-      if (first && opcode != PROTO) {
+      if (is_first && opcode != PROTO) {
         damaged("it is no pickle file, or one of protocol 0 or 1");
       }
       if (!step(opcode)) break;
     }
     if (stack_.size() != 1 || !marks_.empty()) damaged("the pickle stops in the middle");
+    check();
     return stack_[0];
   } catch (const ReadError& error) {
     throw ReadError(error.kind, std::string(error.what()) + " at byte " + std::to_string(position));
@@ -153,8 +155,8 @@ bool PickleMachine::step(unsigned char opcode) {
     case EMPTY_LIST: push(heap_.make(Shape::list)); break;
     case EMPTY_TUPLE: push(heap_.make(Shape::tuple)); break;
     case EMPTY_DICT:
-      // A dict before a dict is no key, so it is an item, and complete: some picklers write all
-      // items of a list at once.
+      // A dict is never a key. So a dict before a new dict is a complete item of a list and can be
+      // adopted now: some picklers write all items of a list before one APPENDS.
       if (stack_.size() > (marks_.empty() ? 0 : marks_.back())) top() = builder_.adopt(top());
       push(heap_.make(Shape::dict));
       break;
@@ -213,15 +215,21 @@ void PickleMachine::refuse(unsigned char opcode) {
   } else if (kTextOpcodes.find(static_cast<char>(opcode)) != std::string_view::npos) {
     damaged("it is of pickle protocol 0 or 1");
   }
-  for (const Refused& each : kRefused) {
-    if (each.opcode == opcode) what = each.what;
+  for (const Refused& refused : kRefused) {
+    if (refused.opcode == opcode) what = refused.what;
   }
   if (what.empty()) damaged("no such opcode as " + std::to_string(opcode));
   throw ReadError(ReadError::Kind::refused, "it asks for " + what);
 }
 
+void PickleMachine::check() {
+  watch_.check_memory(
+      memory_of(in_, heap_, strings_, builder_, stack_, marks_, memo_, is_remembered_));
+  watch_.check_signals();
+}
+
 void PickleMachine::push(Value value) {
-  if (stack_.size() == kMostValues) damaged("more than 16,777,216 values at once that are in no list or dict");
+  if (stack_.size() == kMostValues) damaged("more than 16,777,216 values outside of lists and dicts");
   stack_.push_back(value);
 }
 
@@ -243,29 +251,30 @@ size_t PickleMachine::pop_mark() {
   return first;
 }
 
-// What stands below the values from `above` on.
-Value PickleMachine::container(size_t above, Shape shape) {
-  const size_t below_mark = marks_.empty() ? 0 : marks_.back();
-  if (above > stack_.size() || above <= below_mark) damaged("a list or dict is missing");
-  const Value found = stack_[above - 1];
+// The list or dict below the values from `first` on.
+Value PickleMachine::container(size_t first, Shape shape) {
+  const size_t after_mark = marks_.empty() ? 0 : marks_.back();
+  if (first > stack_.size() || first <= after_mark) damaged("a list or dict is missing");
+  const Value found = stack_[first - 1];
   if (!found.is(Kind::object) || heap_.shape(found) != shape) {
-    damaged(shape == Shape::list ? "an item is added to what is no list"
-                                 : "an item is set in what is no dict");
+    damaged(shape == Shape::list ? "an item is appended to a value that is no list"
+                                 : "an item is set in a value that is no dict");
   }
   return found;
 }
 
 void PickleMachine::append(Value list, size_t first) {
-  for (size_t i = first; i < stack_.size(); ++i) stack_[i] = builder_.adopt(stack_[i]);
-  std::vector<Value>& items = heap_.grow(list);
-  items.insert(items.end(), stack_.data() + first, stack_.data() + stack_.size());
+  for (size_t i = first; i < stack_.size(); ++i) {
+    tick();
+    stack_[i] = builder_.adopt(stack_[i]);
+  }
+  heap_.append(list, stack_.data() + first, stack_.size() - first);
   stack_.resize(first);
 }
 
 void PickleMachine::set_items(Value dict, size_t first) {
   if ((stack_.size() - first) % 2 != 0) damaged("a key without a value");
-  std::vector<Value>& items = heap_.grow(dict);
-  items.insert(items.end(), stack_.data() + first, stack_.data() + stack_.size());
+  heap_.append(dict, stack_.data() + first, stack_.size() - first);
   stack_.resize(first);
 }
 
@@ -279,7 +288,13 @@ void PickleMachine::collect(Shape shape, size_t first) {
   push(made);
 }
 
-// Little-endian, two's complement; the last byte has the sign.
+// No recorder writes longer texts, and copying one would delay the check for signals.
+void PickleMachine::text(uint64_t size) {
+  if (size > kMostText) damaged("a text of " + std::to_string(size) + " bytes is too long");
+  push(Value(Kind::string, strings_.intern(in_.text(size))));
+}
+
+// The bytes are little-endian two's complement; the last byte has the sign.
 void PickleMachine::long_integer(uint64_t size) {
   if (size > 2 * sizeof(int64_t)) damaged("an integer of " + std::to_string(size) + " bytes");
   const std::string_view bytes = in_.text(size);

@@ -1,12 +1,12 @@
-// Runs a pickle's opcodes, as far as they make lists, tuples, dicts, numbers and texts.
+// Runs those opcodes of a pickle that make lists, tuples, dicts, numbers and texts.
 //
 // 1. Nothing of the file is executed: an opcode that imports or calls is a ReadError that names it.
-// 2. Whatever is put into a list or tuple goes through Builder::adopt() first, which may make
-//    something smaller of it: the machine itself never holds a whole file's dicts.
-// 3. Memory is bounded by a multiple of the bytes that were read (80 times, of a file that is made
-//    for it): lengths and indices that the file states are not trusted, and nesting and the stack
-//    have bounds.
-// 4. Protocols 2 to 5. Those before are texts, which no recorder writes.
+// 2. Each item of a list or tuple passes through Builder::adopt(), which may replace it by a smaller
+//    value, so that the dicts of a file are never all in memory.
+// 3. Memory grows with the bytes that were read: lengths and indices that the file states are not
+//    trusted, and nesting and the stack have bounds. The Watch checks signals and all memory every
+//    1,024 opcodes or adopted items.
+// 4. Protocols 2 to 5. Earlier protocols are text, which no recorder writes.
 // 5. One thread. Throws ReadError, with the position in bytes.
 #pragma once
 
@@ -22,32 +22,39 @@ class Builder {
  public:
   virtual ~Builder() = default;
   virtual Value adopt(Value item) = 0;
+  virtual uint64_t memory() const noexcept = 0;  // without the Heap and Strings
 };
 
 class PickleMachine {
  public:
-  PickleMachine(ByteReader& in, Heap& heap, Strings& strings, Builder& builder)
-      : in_(in), heap_(heap), strings_(strings), builder_(builder) {}
+  PickleMachine(ByteReader& in, Heap& heap, Strings& strings, Builder& builder, Watch& watch)
+      : in_(in), heap_(heap), strings_(strings), builder_(builder), watch_(watch) {}
 
   Value run();
 
  private:
   static constexpr size_t kMostValues = 1 << 24;  // on the stack
   static constexpr size_t kMostMarks = 10'000;
-  static constexpr uint64_t kSpareMemos = 1024;  // numbers that a pickler may leave out
+  static constexpr uint64_t kSpareMemos = 1024;  // memo numbers that a pickler may skip
+  static constexpr uint64_t kMostText = 1 << 24;  // bytes
 
   bool step(unsigned char opcode);  // false: STOP
   [[noreturn]] void refuse(unsigned char opcode);
 
+  void tick() {
+    if (++ticks_ % Watch::kInterval == 0) check();
+  }
+  void check();
+
   void push(Value value);
   Value pop();
   Value& top();
-  size_t pop_mark();  // where the values above it begin
+  size_t pop_mark();  // the index of the first value above the mark
   void append(Value list, size_t first);
   void set_items(Value dict, size_t first);
-  void collect(Shape shape, size_t first);  // the values from `first` on become an object
-  Value container(size_t above, Shape shape);
-  void text(uint64_t size) { push(Value(Kind::string, strings_.intern(in_.text(size)))); }
+  void collect(Shape shape, size_t first);  // makes an object of the values from `first` on
+  Value container(size_t first, Shape shape);
+  void text(uint64_t size);
   void long_integer(uint64_t size);
   void remember(uint64_t memo);
   void recall(uint64_t memo);
@@ -56,6 +63,8 @@ class PickleMachine {
   Heap& heap_;
   Strings& strings_;
   Builder& builder_;
+  Watch& watch_;
+  uint64_t ticks_ = 0;
   Column<Value> stack_;
   Column<size_t> marks_;
   Column<Value> memo_;

@@ -1,4 +1,4 @@
-// What is wrong with a file. Becomes pytracer.errors.PytracerError, which names the file.
+// Why a file cannot be read. Becomes pytracer.errors.PytracerError, which names the file.
 #pragma once
 
 #include <stdexcept>
@@ -9,10 +9,11 @@ namespace pytracer::reading {
 class ReadError : public std::runtime_error {
  public:
   enum class Kind {
-    cut_short,       // it ends too early
-    damaged,         // it breaks the format's rules
-    refused,         // it asks for what a snapshot never holds
-    not_a_snapshot,  // a pickle of something else
+    truncated,       // the file ends too early
+    damaged,         // the file breaks the format's rules
+    refused,         // the file asks for something that a snapshot never holds
+    not_a_snapshot,  // the file is a pickle of something else
+    too_large,       // reading takes more memory than the file's size allows
   };
   ReadError(Kind which, const std::string& what) : std::runtime_error(what), kind(which) {}
   const Kind kind;
@@ -20,6 +21,10 @@ class ReadError : public std::runtime_error {
 
 [[noreturn]] inline void damaged(const std::string& what) {
   throw ReadError(ReadError::Kind::damaged, what);
+}
+
+[[noreturn]] inline void wrong_type(const char* what) {
+  damaged(std::string(what) + " has a wrong type");
 }
 
 }  // namespace pytracer::reading

@@ -1,6 +1,7 @@
-// All texts of a file, each kept once and named by a number; "" is 0.
+// All texts of a file, each kept once and named by a number; "" has the number 0.
 //
-// 1. Texts are UTF-8 as Python's pickle writes it, with lone surrogates; others are a ReadError.
+// 1. A text is UTF-8 and may have lone surrogates, as Python's pickle writes them. Any other text is
+//    a ReadError.
 // 2. One thread.
 #pragma once
 
@@ -8,25 +9,25 @@
 #include <functional>
 #include <string_view>
 
-#include "../utf8.h"
 #include "column.h"
 #include "hash_index.h"
+#include "support/utf8.h"
 
 namespace pytracer::reading {
 
 class Strings {
  public:
-  Strings() { intern(""); }
+  explicit Strings(Watch& watch) : index_(watch) { intern(""); }
 
   uint32_t intern(std::string_view text) {
-    const uint32_t next = static_cast<uint32_t>(begins_.size());
-    const uint32_t found = index_.find_or_add(std::hash<std::string_view>()(text), next,
-                                              [&](uint32_t each) { return at(each) == text; });
-    if (found != next) return found;
-    if (!is_utf8(text, Surrogates::allowed)) damaged("a text is not UTF-8");
-    begins_.push_back(bytes_.size());
-    bytes_.append(text.data(), text.size());
-    return next;
+    return index_.intern(
+        std::hash<std::string_view>()(text), begins_.size(),
+        [&](uint32_t number) { return at(number) == text; },
+        [&] {
+          if (!is_utf8(text, Surrogates::allowed)) damaged("a text is not UTF-8");
+          begins_.push_back(bytes_.size());
+          bytes_.append(text.data(), text.size());
+        });
   }
 
   std::string_view at(uint32_t number) const noexcept {
@@ -35,6 +36,7 @@ class Strings {
     return {bytes_.data() + begin, end - begin};
   }
   uint32_t size() const noexcept { return static_cast<uint32_t>(begins_.size()); }
+  uint64_t memory() const noexcept { return memory_of(begins_, bytes_, index_); }
 
  private:
   Column<uint64_t> begins_;

@@ -9,7 +9,7 @@ namespace pytracer::reading {
 
 namespace {
 
-constexpr uint64_t kEndOfAddresses = uint64_t{1} << 62;  // so that no sum overflows
+constexpr uint64_t kEndOfAddresses = uint64_t{1} << 62;  // no sum of two addresses overflows
 
 }  // namespace
 
@@ -25,33 +25,39 @@ std::string described(const TraceView& trace, size_t event) {
          described(kActionNames[trace.action[event]], trace.size_bytes[event], trace.address[event]);
 }
 
-Undo::Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules)
-    : block_of(trace.size), trace_(trace), rules_(rules) {
+Undo::Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules,
+           Watch& watch)
+    : event_block(trace.size), trace_(trace), rules_(rules), watch_(watch) {
   if (std::max(trace.size, state.blocks) >= INT32_MAX) {
     throw ContradictionError("more events or blocks than can be counted");
   }
   const auto frees = std::count(trace.action, trace.action + trace.size, kFreeCompleted);
   blocks.reserve(state.blocks + static_cast<size_t>(frees));
-  begin_with(state);
+  load(state);
   size_t event = trace.size;
   try {
-    while (event > 0) undo(--event);
+    while (event > 0) {
+      watch_.tick();
+      undo(--event);
+    }
   } catch (const Misfit& misfit) {
     throw ContradictionError(described(trace, event) + ": " + misfit.reason);
   }
-  if (sudden_ < 0) return;
+  if (unrequested_ < 0) return;
   if (has_requests_) {
-    throw ContradictionError(described(trace, static_cast<size_t>(sudden_)) +
-                             ": that it was freed is not in the trace");
+    throw ContradictionError(described(trace, static_cast<size_t>(unrequested_)) +
+                             ": the trace does not have the request to free it");
   }
-  // The file leaves these events out, as torch's recorder can: a free is all that it tells.
+  // The file leaves free_requested events out, as torch's recorder can. free_completed stands for
+  // both.
   for (Block& block : blocks) {
     if (block.free_requested_event == Block::kBefore) block.free_requested_event = block.free_event;
   }
 }
 
-void Undo::begin_with(const StateView& state) {
+void Undo::load(const StateView& state) {
   for (size_t i = 0; i < state.segments; ++i) {
+    watch_.tick();
     const int64_t address = state.segment_address[i], size = state.segment_size_bytes[i];
     try {
       add_segment(range(address, static_cast<uint64_t>(size)), state.is_expandable[i]);
@@ -62,6 +68,7 @@ void Undo::begin_with(const StateView& state) {
   }
   const auto last = static_cast<int32_t>(trace_.size);
   for (size_t i = 0; i < state.blocks; ++i) {
+    watch_.tick();
     const int64_t address = state.block_address[i], size = state.block_size_bytes[i];
     try {
       Block block{};
@@ -98,7 +105,7 @@ void Undo::undo_alloc(size_t event) {
   const auto found = live_block(event);
   Block& block = blocks[found->second];
   block.alloc_event = static_cast<int32_t>(event);
-  if (block.free_requested_event == Block::kBefore) sudden_ = block.alloc_event;
+  if (block.free_requested_event == Block::kBefore) unrequested_ = block.alloc_event;
   if (found != live.begin()) {
     Block& previous = blocks[std::prev(found)->second];
     if (!previous.is_sized && previous.room == block.address - previous.address) {
@@ -110,17 +117,17 @@ void Undo::undo_alloc(size_t event) {
 }
 
 void Undo::undo_free_requested(size_t event) {
-  // Mostly the free is completed at once; it is found without a search then.
+  // Most frees complete at once, and the block is then known without a search.
   const bool is_at_once = event + 1 < trace_.size && trace_.action[event + 1] == kFreeCompleted &&
                           trace_.address[event + 1] == trace_.address[event] &&
                           trace_.size_bytes[event + 1] == trace_.size_bytes[event];
   if (is_at_once) {
-    block_of[event] = block_of[event + 1];
+    event_block[event] = event_block[event + 1];
   } else {
     live_block(event);
   }
-  Block& block = blocks[block_of[event]];
-  if (block.free_requested_event != Block::kBefore) throw Misfit{"it is not freed after it"};
+  Block& block = blocks[event_block[event]];
+  if (block.free_requested_event != Block::kBefore) throw Misfit{"it is not freed afterwards"};
   block.free_requested_event = static_cast<int32_t>(event);
   has_requests_ = true;
 }
@@ -133,7 +140,7 @@ void Undo::undo_free_completed(size_t event) {
   block.address = range(trace_.address[event], block.size).begin;
   block.free_event = static_cast<int32_t>(event);
   add_block(block);
-  block_of[event] = static_cast<uint32_t>(blocks.size() - 1);
+  event_block[event] = static_cast<uint32_t>(blocks.size() - 1);
 }
 
 Undo::Range Undo::range(int64_t address, uint64_t bytes) {
@@ -148,22 +155,22 @@ void Undo::add_block(const Block& block) {
   const uint64_t end = block.address + block.size;
   const auto segment = segments.upper_bound(block.address);
   if (segment == segments.begin() || std::prev(segment)->second.end < end) {
-    throw Misfit{"no segment is there after it"};
+    throw Misfit{"there is no segment afterwards"};
   }
   const auto [place, is_new] = live.emplace(block.address, static_cast<uint32_t>(blocks.size()));
-  if (!is_new) throw Misfit{"a block is there after it"};
+  if (!is_new) throw Misfit{"another block is there afterwards"};
   blocks.push_back(block);
   Block& added = blocks.back();
   added.is_expandable = std::prev(segment)->second.is_expandable;
   added.room = std::prev(segment)->second.end - block.address;
   if (const auto next = std::next(place); next != live.end()) {
-    if (next->first < end) throw Misfit{"a block is there after it"};
+    if (next->first < end) throw Misfit{"another block is there afterwards"};
     added.room = std::min(added.room, next->first - block.address);
   }
   if (place != live.begin()) {
     Block& previous = blocks[std::prev(place)->second];
     const uint64_t room = block.address - previous.address;
-    if (room < previous.size) throw Misfit{"a block is there after it"};
+    if (room < previous.size) throw Misfit{"another block is there afterwards"};
     previous.room = std::min(previous.room, room);
   }
 }
@@ -171,11 +178,11 @@ void Undo::add_block(const Block& block) {
 void Undo::add_segment(Range place, bool is_expandable) {
   auto next = segments.lower_bound(place.begin);
   if (next != segments.end() && next->first < place.end) {
-    throw Misfit{"a segment is there after it"};
+    throw Misfit{"another segment is there afterwards"};
   }
   if (next != segments.begin()) {
     const auto previous = std::prev(next);
-    if (previous->second.end > place.begin) throw Misfit{"a segment is there after it"};
+    if (previous->second.end > place.begin) throw Misfit{"another segment is there afterwards"};
     if (is_expandable && previous->second.is_expandable && previous->second.end == place.begin) {
       place.begin = previous->first;
       segments.erase(previous);
@@ -192,7 +199,7 @@ void Undo::add_segment(Range place, bool is_expandable) {
 void Undo::take_segment(Range place) {
   const auto found = segments.find(place.begin);
   if (found == segments.end() || found->second.end != place.end || found->second.is_expandable) {
-    throw Misfit{"no such segment is there after it"};
+    throw Misfit{"there is no such segment afterwards"};
   }
   if (!is_free(place)) throw Misfit{"a block in it is older"};
   segments.erase(found);
@@ -200,10 +207,10 @@ void Undo::take_segment(Range place) {
 
 void Undo::take_mapped(Range place) {
   auto found = segments.upper_bound(place.begin);
-  if (found == segments.begin()) throw Misfit{"it is not mapped after it"};
+  if (found == segments.begin()) throw Misfit{"it is not mapped afterwards"};
   --found;
   const auto [begin, segment] = *found;
-  if (!segment.is_expandable || segment.end < place.end) throw Misfit{"it is not mapped after it"};
+  if (!segment.is_expandable || segment.end < place.end) throw Misfit{"it is not mapped afterwards"};
   if (!is_free(place)) throw Misfit{"a block in it is older"};
   if (begin < place.begin) {
     found->second.end = place.begin;
@@ -221,19 +228,19 @@ bool Undo::is_free(Range place) const {
   return previous.address + previous.size <= place.begin;
 }
 
-// The block of an event, which is there after it.
+// The block that exists after an event at the event's address.
 std::map<uint64_t, uint32_t>::iterator Undo::live_block(size_t event) {
   const auto found = live.find(static_cast<uint64_t>(trace_.address[event]));
-  if (found == live.end()) throw Misfit{"no such block is there after it"};
+  if (found == live.end()) throw Misfit{"there is no such block afterwards"};
   Block& block = blocks[found->second];
   const auto requested = static_cast<uint64_t>(trace_.size_bytes[event]);
   if (block.requested != requested) {
-    // Where the state does not tell what was requested, the reader takes the size.
-    const bool is_told = block.state_block < 0 || block.requested != block.size;
-    if (is_told || requested > block.size) throw Misfit{"the block there has another size"};
+    // Where the state does not have the requested size, the reader filled in the block's size.
+    const bool is_known = block.state_block < 0 || block.requested != block.size;
+    if (is_known || requested > block.size) throw Misfit{"the block there has another size"};
     block.requested = requested;
   }
-  block_of[event] = found->second;
+  event_block[event] = found->second;
   return found;
 }
 

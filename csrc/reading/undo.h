@@ -1,9 +1,9 @@
-// A trace undone, from the state that it led to: what was there before it, and every block's life.
+// Undoes a trace from the final state: yields the state before the trace and every block's lifetime.
 //
-// 1. Afterwards segments do not overlap, blocks are within segments and do not overlap, at any time
-//    and by the least sizes they can have; a free follows its allocation. All else is a
+// 1. Afterwards, at any time and by their least possible sizes, segments do not overlap, blocks are
+//    within segments and do not overlap, and a free follows its allocation. Any other trace is a
 //    ContradictionError.
-// 2. The arrays are read by the constructor alone.
+// 2. Only the constructor reads the arrays.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace pytracer::reading {
 
-// Why an event, or a part of the state, does not fit; who knows which one it is names it.
+// Why an event, or a part of the state, does not fit. The catcher names the event or the part.
 struct Misfit {
   const char* reason;
 };
@@ -27,16 +27,16 @@ struct Block {
 
   uint64_t address;
   uint64_t requested;
-  uint64_t size;  // at least, until is_sized
-  // From its beginning to the next block's, or the segment's end: the least there was in its life.
+  uint64_t size;  // the least possible size, until is_sized
+  // The least distance, in the block's lifetime, to the next block or to the segment's end.
   uint64_t room = UINT64_MAX;
-  uint32_t segment = 0;        // in the FreeSpace, while the trace runs forward
-  bool is_sized = false;
-  bool is_expandable = false;  // its segment
+  uint32_t segment = 0;        // of the FreeSpace, while the trace runs forward
+  bool is_sized = false;       // `size` is exact
+  bool is_expandable = false;  // the segment is expandable
   bool is_followed = false;    // an allocation of the trace began where `room` ends
   int32_t alloc_event = kBefore;
   int32_t free_requested_event = kBefore;
-  int32_t free_event;  // the number of events: not in the trace
+  int32_t free_event;  // the number of events if the trace does not free the block
   int32_t state_block = -1;
 };
 
@@ -47,12 +47,12 @@ struct Segment {
 
 class Undo {
  public:
-  Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules);
+  Undo(const TraceView& trace, const StateView& state, const AllocatorRules& rules, Watch& watch);
 
   std::vector<Block> blocks;
-  std::vector<uint32_t> block_of;  // by event: the block that it allocates or frees
-  // What was there before the trace, by address: indices in `blocks`; pieces of expandable segments
-  // that touch are one.
+  std::vector<uint32_t> event_block;  // by event: the block that it allocates or frees
+  // The state before the trace, by address. `live` has indices into `blocks`; pieces of expandable
+  // segments that touch are one segment.
   std::map<uint64_t, uint32_t> live;
   std::map<uint64_t, Segment> segments;
 
@@ -61,7 +61,7 @@ class Undo {
     uint64_t begin, end;
   };
   static Range range(int64_t address, uint64_t bytes);
-  void begin_with(const StateView& state);
+  void load(const StateView& state);
   void undo(size_t event);
   void undo_alloc(size_t event);
   void undo_free_requested(size_t event);
@@ -75,8 +75,9 @@ class Undo {
 
   const TraceView& trace_;
   const AllocatorRules& rules_;
-  bool has_requests_ = false;  // there are events free_requested
-  int64_t sudden_ = -1;        // the allocation of a block that went without one
+  Watch& watch_;
+  bool has_requests_ = false;  // the trace has free_requested events
+  int64_t unrequested_ = -1;   // the allocation of a block that was freed without such an event
 };
 
 }  // namespace pytracer::reading

@@ -17,7 +17,7 @@ Value Heap::make(Shape shape) {
   return Value(Kind::object, index);
 }
 
-std::vector<Value>& Heap::grow(Value value) {
+void Heap::append(Value value, const Value* values, size_t count) {
   Object& object = objects_[value.index()];
   if (object.is_resolved) damaged("a list or dict is changed after it was used");
   if (object.items == 0) {
@@ -28,7 +28,10 @@ std::vector<Value>& Heap::grow(Value value) {
     object.items = free_items_.back();
     free_items_.pop_back();
   }
-  return items_[object.items];
+  Items& items = items_[object.items];
+  bytes_of_items_ -= items.memory();
+  items.append(values, count);
+  bytes_of_items_ += items.memory();
 }
 
 Value Heap::resolve(Value value, Value to) {
@@ -48,11 +51,11 @@ void Heap::discard(Value value) {
 
 void Heap::drop_items(Object& object) {
   if (object.items == 0) return;
-  std::vector<Value>& items = items_[object.items];
-  if (items.capacity() > kKeptItems) {
-    std::vector<Value>().swap(items);
-  } else {
-    items.clear();
+  Items& items = items_[object.items];
+  items.clear();
+  if (items.memory() > kKeptBytes) {
+    bytes_of_items_ -= items.memory();
+    items.free();
   }
   free_items_.push_back(object.items);
   object.items = 0;

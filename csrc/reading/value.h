@@ -1,6 +1,6 @@
-// What a pickle is made of, as small as it goes.
+// The values of a pickle, in little memory.
 //
-// A Value is 8 bytes: a kind and 60 bits, which are a number, or an index in one of the tables.
+// A Value takes 8 bytes: a kind and 60 bits, which are a number or an index into a table.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace pytracer::reading {
 enum class Kind : uint8_t {
   none,
   boolean,
-  integer,       // itself
-  wide_integer,  // Heap: of 60 to 64 bits
-  long_integer,  // Heap: of up to 128
-  real,          // Heap
-  string,        // Strings
-  object,        // Heap: a list, a tuple or a dict
-  // What objects are resolved to once it is clear what they are; Tables has them.
+  integer,       // the number itself
+  wide_integer,  // in the Heap: 61 to 64 bits
+  long_integer,  // in the Heap: up to 128 bits
+  real,          // in the Heap
+  string,        // in the Strings
+  object,        // in the Heap: a list, a tuple or a dict
+  // Rows of the Tables, to which objects are resolved.
   frame,
   stack,
   pool,
@@ -53,22 +53,24 @@ enum class Shape : uint8_t { list, tuple, dict };  // a dict's items: key, value
 
 // Lists, tuples and dicts, and numbers that are too long for a Value.
 //
-// 1. An object is named by its index. discard() gives the index away again, unless something may
-//    still name the object: share() says so.
-// 2. resolve() says what the object stands for and lets go of its items; it cannot be changed then.
-// 3. Items are kept in vectors that are used again and again.
+// 1. A Value refers to an object by index. discard() frees the index for another object, unless
+//    share() announced that further Values may refer to it.
+// 2. resolve() replaces an object by a row and frees its items. A resolved object cannot change.
+// 3. The columns of items are reused.
 // 4. One thread.
 class Heap {
  public:
+  using Items = Column<Value>;
+
   Value make(Shape shape);
   Shape shape(Value object) const noexcept { return objects_[object.index()].shape; }
   void share(Value object) noexcept { objects_[object.index()].is_shared = true; }
-  // Empty for a resolved one.
-  const std::vector<Value>& items(Value object) const noexcept {
+  // Empty for a resolved object.
+  const Items& items(Value object) const noexcept {
     return items_[objects_[object.index()].items];
   }
-  // To add some. Throws ReadError if it has been resolved.
-  std::vector<Value>& grow(Value object);
+  // Throws ReadError if the object has been resolved.
+  void append(Value object, const Value* values, size_t count);
 
   bool is_resolved(Value object) const noexcept { return objects_[object.index()].is_resolved; }
   Value resolved(Value object) const noexcept { return objects_[object.index()].resolved; }
@@ -87,6 +89,10 @@ class Heap {
   }
   double real(Value value) const noexcept { return reals_[value.index()]; }
 
+  uint64_t memory() const noexcept {
+    return memory_of(objects_, free_objects_, free_items_, wide_integers_, reals_) +
+           items_.capacity() * sizeof(Items) + bytes_of_items_;
+  }
 
  private:
   struct Object {
@@ -98,14 +104,15 @@ class Heap {
   };
   static_assert(sizeof(Object) == 16);
 
-  static constexpr size_t kKeptItems = 256;  // larger vectors are given back
+  static constexpr size_t kKeptBytes = 2048;  // larger columns of items are freed, not reused
 
   void drop_items(Object& object);
 
   Column<Object> objects_;
   Column<uint32_t> free_objects_;
-  std::vector<std::vector<Value>> items_{1};  // [0] is empty
-  std::vector<uint32_t> free_items_;
+  std::vector<Items> items_{1};  // [0] is empty
+  uint64_t bytes_of_items_ = 0;
+  Column<uint32_t> free_items_;
   Column<int64_t> wide_integers_;
   Column<double> reals_;
 };

@@ -1,11 +1,12 @@
-"""Which files are snapshots, and which of them belong together.
+"""Snapshot files: finding them, and matching those of two directories.
 
-The layout is pytracer's, which is verl's (`pytracer.output` has the table of names): in a
-directory `step3/torch_memory_rank0_pid7.pickle`, beside a file `name.rank0.step3.pickle`.
+The layout is that of `pytracer.tracing.snapshot_files`: verl's in a directory
+(`step3/torch_memory_rank0_pid7.pickle`), or next to a file (`name.rank0.step3.pickle`).
 """
 
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,29 +15,34 @@ from pathlib import Path
 from pytracer.errors import PytracerError
 
 SUFFIXES = (".pickle", ".pickle.gz", ".pickle.zst", ".pkl", ".pkl.gz", ".pkl.zst")
-"""How the names of snapshots end."""
+"""The suffixes of snapshots' names."""
 
-_STEPS = r"(?:step(?P<step>\d+)|steps(?P<first>\d+)-(?P<last>\d+))"
-_FOLDER = re.compile(rf"(?P<kind>exit)|{_STEPS}|(?P<timed>oom|demand)_.+")
-_IN_FOLDER = re.compile(r"torch_memory_(?P<who>.+)_pid\d+(?:_\d+)?")
-_BESIDE = re.compile(
-    r"(?P<program>.+?)(?:\.(?P<who>rank\d+))?(?:\.pid\d+)?"
-    r"(?:\.step(?P<step_of_phase>\d+)\.(?P<phase>.+)"
-    rf"|(?:\.(?:{_STEPS}|(?P<kind>oom|demand)-[\d-]+))?(?:_\d+)?)"
+# Numbers that fit into the columns of an exported table: 64 bits, and 32 bits for ranks.
+_NUMBER = r"\d{1,18}"
+_RANK = r"rank\d{1,9}"
+_STEPS = rf"(?:step(?P<step>{_NUMBER})|steps(?P<first>{_NUMBER})-(?P<last>{_NUMBER}))"
+_FOLDER = re.compile(rf"(?P<kind>exit)|{_STEPS}|(?P<timed>oom|demand)_.+", re.DOTALL)
+_IN_FOLDER = re.compile(r"torch_memory_(?P<who>.+)_pid\d+(?:_\d+)?", re.DOTALL)
+_NEXT_TO_FILE = re.compile(  # matches any name
+    rf"(?P<program>.*?)(?:\.(?P<who>{_RANK}))?(?:\.pid\d+)?"
+    rf"(?:\.step(?P<step_of_phase>{_NUMBER})\.(?P<phase>.+)"
+    rf"|(?:\.(?:{_STEPS}|(?P<kind>oom|demand)-[\d-]+))?(?:_\d+)?)",
+    re.DOTALL,
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a file's name says of it that is the same in another run: no pid, no time.
+    """The parts of a file's name that are the same in another run: no pid, no time.
 
     Attributes:
-        program: What is not of pytracer's layout: the folder that holds it, and the `name` of
-            `name.step3.pickle`.
-        kind: "exit", "step", "oom" or "demand"; "": the name does not tell.
+        program: The parts that do not belong to pytracer's layout: the folder that holds it, and
+            `name` of `name.step3.pickle`.
+        kind: "exit", "step", "oom" or "demand"; "" if unknown.
         first, last: The steps; None if `kind` is not "step".
-        phase: "rollout", "rollout_2": the second time in the step. "": the file is of no phase.
-        who: "rank3"; of a process without a rank its role and host; "": the name does not tell.
+        phase: The phase, as in "rollout", or "rollout_2" for its second occurrence in the step; ""
+            if the file is not of one phase.
+        who: The process: "rank3", or role and host of a process without a rank; "" if unknown.
     """
 
     program: str = ""
@@ -48,11 +54,11 @@ class Place:
 
     @property
     def rank(self) -> int | None:
-        """The process's rank; None: it has none, or the name does not tell."""
-        return int(self.who[4:]) if re.fullmatch(r"rank\d+", self.who) else None
+        """The process's rank; None if it has none, or the name does not contain it."""
+        return int(self.who[4:]) if re.fullmatch(_RANK, self.who) else None
 
     def __str__(self) -> str:
-        """As in "step 3 rollout, rank 0"."""
+        """Return the place as text, as in "step 3 rollout, rank 0"."""
         when = self.kind
         if self.kind == "step":
             when = (
@@ -65,39 +71,45 @@ class Place:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """Finds snapshots.
+    """Find snapshots.
 
     Args:
-        paths: Files, which are taken as they are, and directories, which are searched with all
-            that is in them for names that end in `SUFFIXES`. What begins with a dot is left out
-            there, so also the temporary files of snapshots that are being written.
+        paths: Files, which are returned as they are, and directories, which are searched
+            recursively for names that end in `SUFFIXES`. Names that begin with a dot are left out,
+            so that temporary files of snapshots being written are not found.
 
     Returns:
-        Each once; what is in a directory in natural order, step 2 before step 10.
+        Each path once; those of a directory in natural order, step 2 before step 10.
 
     Raises:
-        PytracerError: A path does not exist, cannot be searched, or has no snapshots in it.
+        PytracerError: A path does not exist, cannot be searched, or contains no snapshots.
     """
     found: dict[Path, None] = {}
     for path in paths:
-        if not path.exists():
-            raise PytracerError(f"{path} does not exist: give a snapshot or a directory of them")
-        inside = _inside(path) if path.is_dir() else [path]
+        try:
+            is_directory = stat.S_ISDIR(path.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise PytracerError(
+                f"{path} does not exist: give a snapshot or a directory of them"
+            ) from error
+        except OSError as error:
+            raise PytracerError(f"cannot read {path}: {error.strerror}") from error
+        inside = _inside(path) if is_directory else [path]
         if not inside:
             raise PytracerError(
-                f"{path} has no snapshots in it: their names end in {', '.join(SUFFIXES)}"
+                f"{path} contains no snapshots: their names end in {', '.join(SUFFIXES)}"
             )
         found.update(dict.fromkeys(inside))
     return list(found)
 
 
-def place_of(path: Path, root: Path | None = None) -> Place:
-    """What a file's name, with that of its folders below `root`, says of it."""
+def parse_place(path: Path, root: Path | None = None) -> Place:
+    """Return the place in the names of a file and of its folders below `root`."""
     *folders, name = path.absolute().parts if root is None else path.relative_to(root).parts
-    stem = next((name.removesuffix(each) for each in SUFFIXES if name.endswith(each)), name)
-    if (told := _IN_FOLDER.fullmatch(stem)) is None:
-        return _beside(folders, stem)
-    who = told["who"]
+    stem = name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
+    if (parts := _IN_FOLDER.fullmatch(stem)) is None:
+        return _parse_next_to_file(folders, stem)
+    who = parts["who"]
     phase = ""
     if len(folders) > 1 and _FOLDER.fullmatch(folders[-2]) and not _FOLDER.fullmatch(folders[-1]):
         phase = folders.pop()
@@ -117,17 +129,17 @@ def place_of(path: Path, root: Path | None = None) -> Place:
     )
 
 
-def _beside(folders: Sequence[str], stem: str) -> Place:
-    told = _BESIDE.fullmatch(stem)
-    assert told is not None  # it matches any name
-    first, last = _steps(told["step"] or told["step_of_phase"], told["first"], told["last"])
+def _parse_next_to_file(folders: Sequence[str], stem: str) -> Place:
+    parts = _NEXT_TO_FILE.fullmatch(stem)
+    assert parts is not None
+    first, last = _steps(parts["step"] or parts["step_of_phase"], parts["first"], parts["last"])
     return Place(
-        program="/".join([*folders, told["program"]]),
-        kind="step" if first is not None else told["kind"] or "",
+        program="/".join([*folders, parts["program"]]),
+        kind="step" if first is not None else parts["kind"] or "",
         first=first,
         last=last,
-        phase=told["phase"] or "",
-        who=told["who"] or "",
+        phase=parts["phase"] or "",
+        who=parts["who"] or "",
     )
 
 
@@ -138,13 +150,13 @@ def _steps(step: str | None, first: str | None, last: str | None) -> tuple[int |
 
 
 @dataclass(frozen=True)
-class Matched:
-    """The files of two directories.
+class MatchedFiles:
+    """The files of two directories, matched by their places.
 
     Attributes:
-        pairs: Each file of the first directory with that of the second one that has its place, in
-            the first's order; the place is the first's.
-        only_first, only_second: Files that the other directory has no match for.
+        pairs: Each file of the first directory with the file of the second one that has the same
+            place, in the first's order, with the first's place.
+        only_first, only_second: The files without a match in the other directory.
     """
 
     pairs: list[tuple[Place, Path, Path]]
@@ -152,57 +164,58 @@ class Matched:
     only_second: list[Path]
 
 
-def match(first: Path, second: Path) -> Matched:
-    """Matches the snapshots of two directories by their places.
+def match(first: Path, second: Path) -> MatchedFiles:
+    """Match the snapshots of two directories by their places.
 
-    Several of one place (of times that memory ran out, say) are matched in their order. The
-    program does not count in a directory of one program alone, nor do role and host of processes
-    without a rank where they match nothing and both directories have equally many such files for
-    the place: a run may be repeated under another name or on another host.
+    Several files of one place (of several out-of-memories, for example) are matched in order. A run
+    may be repeated under another name or on another host: so the program is ignored if a directory
+    has only one, and so are role and host of processes without a rank, if these files have no
+    match and both directories have equally many of them for the place.
 
     Raises:
         PytracerError: As for `find`.
     """
-    places = [_places(root) for root in (first, second)]
+    places = [_files_by_place(root) for root in (first, second)]
     pairs: list[tuple[Place, Path, Path]] = []
     left: list[dict[Place, list[Path]]] = [{}, {}]
-    for of in places[0].keys() | places[1].keys():
-        one, other = (each.get(of, []) for each in places)
-        both = min(len(one), len(other))
-        pairs += ((of, *pair) for pair in zip(one, other, strict=False))
-        left[0][of], left[1][of] = one[both:], other[both:]
-    nobody = [_of_nobody(each) for each in left]
-    for of in nobody[0].keys() & nobody[1].keys():
-        one, other = nobody[0][of], nobody[1][of]
-        if len(one) == len(other):
-            pairs += ((of, *pair) for pair in zip(one, other, strict=True))
+    for place in places[0].keys() | places[1].keys():
+        before, after = (files.get(place, []) for files in places)
+        both = min(len(before), len(after))
+        pairs += ((place, *pair) for pair in zip(before, after, strict=False))
+        left[0][place], left[1][place] = before[both:], after[both:]
+    without_rank = [_files_without_rank(files) for files in left]
+    for place in without_rank[0].keys() & without_rank[1].keys():
+        before, after = without_rank[0][place], without_rank[1][place]
+        if len(before) == len(after):
+            pairs += ((place, *pair) for pair in zip(before, after, strict=True))
     matched = {path for _, *two in pairs for path in two}
-    one, other = (
+    only_first, only_second = (
         sorted(
-            (path for files in each.values() for path in files if path not in matched), key=_natural
+            (path for paths in files.values() for path in paths if path not in matched),
+            key=_natural,
         )
-        for each in left
+        for files in left
     )
-    return Matched(sorted(pairs, key=lambda pair: _natural(pair[1])), one, other)
+    return MatchedFiles(sorted(pairs, key=lambda pair: _natural(pair[1])), only_first, only_second)
 
 
-def _places(root: Path) -> dict[Place, list[Path]]:
-    found = {path: place_of(path, root) for path in find([root])}
-    if len({each.program for each in found.values()}) == 1:
-        found = {path: replace(each, program="") for path, each in found.items()}
-    places = defaultdict(list)
-    for path, each in found.items():
-        places[each].append(path)
-    return places
+def _files_by_place(root: Path) -> dict[Place, list[Path]]:
+    found = {path: parse_place(path, root) for path in find([root])}
+    if len({place.program for place in found.values()}) == 1:
+        found = {path: replace(place, program="") for path, place in found.items()}
+    files = defaultdict(list)
+    for path, place in found.items():
+        files[place].append(path)
+    return files
 
 
-def _of_nobody(places: dict[Place, list[Path]]) -> dict[Place, list[Path]]:
-    """Files of processes without a rank, by place without role and host."""
+def _files_without_rank(files: dict[Place, list[Path]]) -> dict[Place, list[Path]]:
+    """Return the files of processes without a rank, by place without role and host."""
     merged: dict[Place, list[Path]] = defaultdict(list)
-    for each, files in places.items():
-        if each.rank is None:
-            merged[replace(each, who="")] += files
-    return {each: sorted(files, key=_natural) for each, files in merged.items()}
+    for place, paths in files.items():
+        if place.rank is None:
+            merged[replace(place, who="")] += paths
+    return {place: sorted(paths, key=_natural) for place, paths in merged.items()}
 
 
 def _inside(directory: Path) -> list[Path]:
@@ -221,7 +234,7 @@ def _inside(directory: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[list[str | int]]:
-    """Sorts numbers in names by their values."""
+    """Return a key that sorts numbers in names by value."""
     return [
         [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", part)]
         for part in path.parts

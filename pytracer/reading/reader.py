@@ -1,7 +1,8 @@
-"""Loads a snapshot file. Nothing in the file is executed, whoever wrote it."""
+"""Loading of snapshot files. Nothing in a file is executed, whoever wrote it."""
 
 import gzip
 import io
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -11,32 +12,49 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
-from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, lean
+from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, compress_constant
 
-# What follows for who reads the message, by the kind of `_reader.ReadError`.
+# The message to the user, by the kind of `_reader.ReadError`.
 _MESSAGES = {
-    "cut short": "{path} is cut short: {what}; copy or dump it again",
-    "damaged": "{path} is damaged, or no memory snapshot: {what}",
+    "truncated": "{path} is cut short: {what}; copy or dump it again",
+    "damaged": "{path} is damaged, or not a memory snapshot: {what}",
     "refused": (
         "{path} is refused: {what}, and a memory snapshot holds nothing but containers, numbers "
         "and strings; do not load this file with pickle either unless you trust it"
     ),
     "not a snapshot": (
-        "{path} is a pickle but no memory snapshot: {what}; a snapshot is a dict with the keys "
+        "{path} is a pickle but not a memory snapshot: {what}; a snapshot is a dict with the keys "
         "'segments' and 'device_traces', or before torch 2.0 a list of segments"
+    ),
+    "too large": (
+        "{path} is refused: reading it takes {what}, which is over {times} times the file's size, "
+        "and no recorder's snapshot needs that much{remedy}"
     ),
 }
 
-# Snapshots shrink 5- to 30-fold. What grows more than this is made to fill the memory.
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+# Compression shrinks snapshots 5- to 30-fold. A file that grows far more was made to fill memory.
 _MOST_GROWTH = 200
+
+# The limit of the memory that reading may take, in times the file's size, plus a constant for small
+# files. Snapshots take up to 3 times their content's size, lists of annotations 13 times.
+_MOST_MEMORY = 20
+_MOST_MEMORY_COMPRESSED = 300
+_SPARE_BYTES = 16 * 2**20
+
+# The memory that loading and analysing a regular file takes, in times the file's size.
+_USUAL_MEMORY = 4
+_USUAL_MEMORY_COMPRESSED = 60
 
 
 def load(source: str | Path | bytes) -> Snapshot:
-    """Loads a memory snapshot, written by pytracer or by PyTorch's own recorder.
+    """Load a memory snapshot, written by pytracer or by PyTorch's own recorder.
 
-    Reads what torch 1.13 and newer and torch_npu write, and pytracer itself, in pickle protocols 2
-    to 5, as it is or compressed by gzip or zstd (which needs pyarrow), whatever the file's name. It
-    takes about as much memory as the file has bytes when it is not compressed.
+    Files of torch 1.13 and newer, of torch_npu and of pytracer are read, in pickle protocols 2 to
+    5, uncompressed or compressed with gzip or zstd (which needs pyarrow), whatever the file's name.
+    The memory needed is about the size of the uncompressed file. Control-C ends the reading.
 
     Args:
         source: The file, or its content.
@@ -45,21 +63,27 @@ def load(source: str | Path | bytes) -> Snapshot:
         The snapshot's columns.
 
     Raises:
-        PytracerError: The file cannot be read, is cut short, is damaged (the message tells where,
-            in bytes of what is not compressed), is no memory snapshot, or asks for anything but
-            builtin containers, numbers and strings. That is refused: loading it with pickle would
-            run code of the file's choosing.
+        PytracerError: The file cannot be read, is cut short, is damaged (the message has the
+            position, in bytes of the uncompressed content), is not a memory snapshot, takes more
+            memory than the limit (20 times the file's size, 300 times if it is compressed, plus
+            16 MiB), or contains anything but builtin containers, numbers and strings. Loading such
+            a file with pickle would run the code that the file names.
     """
     path = "the snapshot" if isinstance(source, bytes) else str(source)
+    times = 0
     try:
         with (
-            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
-            _decompressed(file, path) as content,
+            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb", 0) as raw,
+            io.BufferedReader(counted := _Counted(raw)) as file,
+            _decompressed(file, counted, path) as content,
         ):
-            tables = _reader.read(content)
+            times = _MOST_MEMORY if content is file else _MOST_MEMORY_COMPRESSED
+            tables = _reader.read(content, lambda: _SPARE_BYTES + times * counted.bytes)
     except _reader.ReadError as error:
         kind, what = error.args
-        raise PytracerError(_MESSAGES[kind].format(path=path, what=what)) from None
+        remedy = "; decompress it yourself if you trust it" if times > _MOST_MEMORY else ""
+        message = _MESSAGES[kind].format(path=path, what=what, times=times, remedy=remedy)
+        raise PytracerError(message) from None
     except EOFError as error:  # of gzip
         raise PytracerError(f"{path} is cut short: copy or dump it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -73,10 +97,40 @@ def load(source: str | Path | bytes) -> Snapshot:
     return _snapshot(path, tables)
 
 
-class _Bounded(io.RawIOBase):
-    """A decompressed file that may not grow without end."""
+def estimated_bytes(path: Path) -> int:
+    """Estimate the memory that loading and analysing a file takes; 0 if it is not a file."""
+    try:
+        if not os.path.isfile(path):
+            return 0
+        with open(path, "rb") as file:
+            begin = file.read(4)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return 0  # `load` will raise the error
+    is_compressed = begin.startswith((_GZIP, _ZSTD))
+    return size * (_USUAL_MEMORY_COMPRESSED if is_compressed else _USUAL_MEMORY)
 
-    def __init__(self, content: Any, compressed: io.BytesIO | io.BufferedReader, path: str) -> None:
+
+class _Counted(io.RawIOBase):
+    """A file that counts the bytes read from it, because a pipe cannot tell its position."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)
+        self.bytes += count
+        return count
+
+
+class _Bounded(io.RawIOBase):
+    """A decompressed file whose growth is limited."""
+
+    def __init__(self, content: Any, compressed: _Counted, path: str) -> None:
         self._content = content
         self._compressed = compressed
         self._path = path
@@ -85,7 +139,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count: int = self._content.readinto(buffer)
         self._bytes += count
-        if self._bytes > _MOST_GROWTH * (self._compressed.tell() + 2**16):
+        if self._bytes > _MOST_GROWTH * (self._compressed.bytes + 2**16):
             raise PytracerError(
                 f"{self._path} is refused: it grows more than {_MOST_GROWTH}-fold when it is "
                 "decompressed; decompress it yourself if you trust it"
@@ -97,20 +151,20 @@ class _Bounded(io.RawIOBase):
         super().close()
 
 
-def _decompressed(file: io.BytesIO | io.BufferedReader, path: str) -> Any:
-    """`file`, or what reads through its compression, which its first bytes tell."""
-    begin = file.getvalue()[:4] if isinstance(file, io.BytesIO) else file.peek(4)[:4]
-    if begin[:2] == b"\x1f\x8b":
-        return _Bounded(gzip.GzipFile(fileobj=file), file, path)
-    if begin == b"\x28\xb5\x2f\xfd":
+def _decompressed(file: "io.BufferedReader[_Counted]", counted: _Counted, path: str) -> Any:
+    """Return `file`, or a decompressor of it, chosen by the file's first bytes."""
+    begin = file.peek(4)[:4]
+    if begin[:2] == _GZIP:
+        return _Bounded(gzip.GzipFile(fileobj=file), counted, path)
+    if begin == _ZSTD:
         try:
             import pyarrow
         except ImportError as error:
             raise PytracerError(
-                f"{path} is compressed by zstd, which takes pyarrow to read: decompress it, or "
+                f"{path} is compressed with zstd, which needs pyarrow: decompress the file, or "
                 "`pip install 'torch-pytracer[arrow]'`"
             ) from error
-        return _Bounded(pyarrow.CompressedInputStream(file, "zstd"), file, path)
+        return _Bounded(pyarrow.CompressedInputStream(file, "zstd"), counted, path)
     return file
 
 
@@ -120,7 +174,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
     segments = Segments(*(column[segment_rows] for column in tables["segments"]))
     blocks = Blocks(*(column[block_rows] for column in tables["blocks"]))
-    events = [lean(column) for column in tables.pop("events")]
+    events = [compress_constant(column) for column in tables.pop("events")]
     return Snapshot(
         path=path,
         traces=tuple(Trace(*(column[rows] for column in events)) for rows in tables["traces"]),
@@ -137,14 +191,14 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
         strings=strings,
         pools=tables["pools"].reshape(-1, 2),
         actions=tables["actions"],
-        allocator_settings=_plain(path, tables, "allocator_settings", dict),
-        external_annotations=_plain(path, tables, "external_annotations", list),
-        about=_plain(path, tables, "pytracer", dict),
-        unknown_keys=tables["unknown_keys"],
+        allocator_settings=_checked(path, tables, "allocator_settings", dict),
+        external_annotations=_checked(path, tables, "external_annotations", list),
+        metadata=_checked(path, tables, "pytracer", dict),
+        unknown_keys=tuple(sorted(map(".".join, tables["unknown_keys"]))),
     )
 
 
-def _plain(path: str, tables: dict[str, Any], name: str, kind: type) -> Any:
+def _checked(path: str, tables: dict[str, Any], name: str, kind: type) -> Any:
     value = tables[name]
     if value is None:
         return kind()

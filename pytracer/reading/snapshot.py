@@ -1,8 +1,8 @@
-"""A memory snapshot as columns: what `load` makes of a file, and all analysis stands on.
+"""A memory snapshot as columns, the form in which `load` returns a file.
 
-Stacks, frames, strings and memory pools are kept once each; columns refer to them by index, and
-index 0 is what is not there: no stack, "", the default pool. Bytes are `_bytes`, times microseconds
-since the Unix epoch.
+Each distinct stack, frame, string and memory pool is stored once, and columns refer to it by index.
+Index 0 is the empty value: no stack, "", the default pool. Names of sizes in bytes end in `_bytes`,
+times are microseconds since the Unix epoch.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.actions import ACTIONS
+from pytracer import ACTIONS
 
 Column = NDArray[Any]
 
@@ -30,23 +30,35 @@ Column = NDArray[Any]
     ANNOTATE,
 ) = range(len(ACTIONS))
 
+TAKES_MEMORY = (SEGMENT_ALLOC, SEGMENT_MAP)
+"""The actions by which an allocator takes memory from the device."""
+
+GIVES_MEMORY = (SEGMENT_FREE, SEGMENT_UNMAP)
+"""The actions by which an allocator gives memory back to the device."""
+
 INACTIVE, PENDING_FREE, ALLOCATED = range(3)
-"""A block's states: free; freed by the program, but still used on a stream; allocated."""
+"""The states of a block: free; freed by the program but still used on a stream; allocated."""
 
 NO_TIME = -1
-"""In `Trace.time_us`: the file does not tell when (torch_npu's, and torch's before 2.2)."""
+"""The value of `Trace.time_us` in files without times (torch_npu's, and torch's before 2.2)."""
 
 
 class Frame(NamedTuple):
-    """One frame of a call stack."""
+    """One frame of a call stack.
+
+    Attributes:
+        filename: The path of the source file.
+        name: The function's name.
+        line: The line number.
+    """
 
     filename: str
     name: str
     line: int
 
 
-def lean(column: Column) -> Column:
-    """The column, without memory if it says the same all along, as streams and pools often do."""
+def compress_constant(column: Column) -> Column:
+    """Return the column, as a view of one value if all are equal (often streams and pools)."""
     if len(column) == 0 or np.any(column != column[0]):
         return column
     return np.broadcast_to(column[0], column.shape)
@@ -57,10 +69,10 @@ class Stacks:
     """All distinct call stacks, innermost frame first; stack 0 is empty.
 
     Attributes:
-        offsets: int64, one more than there are stacks: where each stack begins in `frame`.
-        frame: uint32, the stacks' frames, one after the other.
-        filename, name: uint32, of each distinct frame, an index in `strings`.
-        line: int64, of each distinct frame.
+        offsets: int64, where each stack begins in `frame`, and the end of the last stack.
+        frame: uint32, the frames of all stacks, one stack after the other.
+        filename, name: uint32, for each distinct frame an index in `strings`.
+        line: int64, for each distinct frame the line number.
         strings: The snapshot's strings.
     """
 
@@ -72,11 +84,11 @@ class Stacks:
     strings: Sequence[str]
 
     def __len__(self) -> int:
-        """How many there are, the empty one included."""
+        """Return the number of stacks, with the empty one."""
         return len(self.offsets) - 1
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
-        """The frames of one stack, innermost first."""
+        """Return the frames of a stack, innermost first."""
         begin, end = self.offsets[stack], self.offsets[stack + 1]
         return tuple(
             Frame(self.strings[self.filename[i]], self.strings[self.name[i]], int(self.line[i]))
@@ -90,14 +102,14 @@ class Trace:
 
     Attributes:
         action: uint8, an index in the snapshot's `actions`.
-        address: int64; of `oom`, the free bytes that the device reported.
-        size_bytes: int64; of `alloc` and both frees, what the program asked for.
+        address: int64; in `oom` events the free bytes that the device reported.
+        size_bytes: int64; in `alloc` and both free events the bytes that the program requested.
         stream: int64.
-        time_us: int64; `NO_TIME` where the file does not tell.
+        time_us: int64, or `NO_TIME`.
         stack: uint32, an index in the snapshot's `stacks`.
         pool: uint32, an index in the snapshot's `pools`.
         compile_context, user_metadata: uint32, indices in the snapshot's `strings`. In pytracer's
-            files `user_metadata` is the phase of the event.
+            files `user_metadata` is the event's phase.
     """
 
     action: Column
@@ -111,13 +123,13 @@ class Trace:
     user_metadata: Column
 
     def __len__(self) -> int:
-        """How many events there are."""
+        """Return the number of events."""
         return len(self.action)
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """What the allocators held of their devices in the end; columns of equal length.
+    """The memory that the allocators had reserved at the end; columns of equal length.
 
     Attributes:
         device: int64, the index of the device's trace.
@@ -126,8 +138,8 @@ class Segments:
         pool: uint32, an index in the snapshot's `pools`.
         is_expandable: bool.
         stack: uint32.
-        first_block: int64, where its blocks begin in the snapshot's `blocks`; they end where the
-            next segment's begin.
+        first_block: int64, where the segment's blocks begin in the snapshot's `blocks`. They end
+            where the next segment's begin.
     """
 
     device: Column
@@ -141,7 +153,7 @@ class Segments:
     first_block: Column
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         return len(self.device)
 
 
@@ -152,8 +164,8 @@ class Blocks:
     Attributes:
         segment: int64, an index in the snapshot's `segments`.
         address, size_bytes: int64.
-        requested_bytes: int64, what the program asked for; `size_bytes` where the file does not
-            tell.
+        requested_bytes: int64, the bytes that the program requested; `size_bytes` in files that
+            do not have them.
         state: uint8: `INACTIVE`, `PENDING_FREE` or `ALLOCATED`.
         stack: uint32.
     """
@@ -166,27 +178,30 @@ class Blocks:
     stack: Column
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         return len(self.segment)
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a file holds.
+    """The content of a snapshot file.
 
     Attributes:
-        path: The file's name, for messages.
-        traces: By device index. pytracer's files have the CPU after the accelerators.
-        segments, blocks: Of all devices.
-        stacks: Of events, segments and blocks.
-        strings: What columns refer to; "" is the first.
-        pools: int64 of shape (pools, 2); (0, 0), the default one, is the first.
-        actions: The names of the values in `Trace.action`: `pytracer.ACTIONS`, then what the file
-            has beside.
-        allocator_settings: As torch writes them; {} if the file has none.
-        external_annotations: As torch writes them: dicts of name, stage, device and time_us.
-        about: What pytracer tells of its files (docs/design.md has the keys); {} in others'.
-        unknown_keys: What was left out since nothing is known of it, as "event.key", sorted.
+        path: The file's path, for messages.
+        traces: The events of each device, by device index. In pytracer's files the CPU comes after
+            the accelerators.
+        segments, blocks: The segments and blocks of all devices.
+        stacks: The stacks of events, segments and blocks.
+        strings: The strings that columns refer to; the first is "".
+        pools: int64 of shape (pools, 2); the first is (0, 0), the default pool.
+        actions: The names of the values in `Trace.action`: `pytracer.ACTIONS`, then other names in
+            the file.
+        allocator_settings: The allocator's settings, as torch writes them; {} if the file has none.
+        external_annotations: The annotations, as torch writes them: dicts with `name`, `stage`,
+            `device` and `time_us`.
+        metadata: The metadata that pytracer writes (docs/reference/snapshot-format.md has the
+            keys); {} in files of other recorders.
+        unknown_keys: The keys that this version does not know and left out, as "event.key", sorted.
     """
 
     path: str
@@ -199,9 +214,20 @@ class Snapshot:
     actions: tuple[str, ...]
     allocator_settings: dict[str, Any]
     external_annotations: list[dict[str, Any]]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     unknown_keys: tuple[str, ...]
 
     def has_times(self, device: int) -> bool:
-        """Whether the file tells when the device's events happened."""
+        """Return whether the file has the times of the device's events."""
         return bool(np.any(self.traces[device].time_us != NO_TIME))
+
+
+def has_events(trace: Trace) -> bool:
+    """Return whether a device was used: an unused one has only the markers of snapshots."""
+    return bool(np.any(trace.action != SNAPSHOT))
+
+
+def used_devices(snapshot: Snapshot) -> list[int]:
+    """Return the indices of the devices that have events or segments."""
+    used = {index for index, trace in enumerate(snapshot.traces) if has_events(trace)}
+    return sorted(used | set(np.unique(snapshot.segments.device).tolist()))

@@ -1,4 +1,4 @@
-"""What the tests on an accelerator share."""
+"""Provide the fixtures of the tests on an accelerator."""
 
 from types import ModuleType
 
@@ -8,14 +8,14 @@ import torch
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """ "cuda" or "npu"."""
+    """Return "cuda" or "npu"."""
     name: str = request.config.getoption("--device")
     return name
 
 
 @pytest.fixture(scope="session")
 def device(backend: str) -> ModuleType:
-    """`torch.cuda` or `torch.npu`, initialised."""
+    """Return `torch.cuda` or `torch.npu`, initialised."""
     module: ModuleType = getattr(torch, backend)
     module.init()
     return module

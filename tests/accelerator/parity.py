@@ -1,6 +1,6 @@
-"""Whether a snapshot of pytracer's says what PyTorch's own recorder says, and what both saw.
+"""Compare a snapshot by pytracer with one by PyTorch's own recorder, and count what both recorded.
 
-Not compared: frames of segments, and those of `snapshot` events.
+The frames of segments and of `snapshot` events are not compared.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ CLOSE_US = 2000
 
 
 class DifferenceError(AssertionError):
-    """pytracer's record and PyTorch's are not the same."""
+    """The records of pytracer and PyTorch differ."""
 
 
-def require_same(what: str, native: object, ours: object) -> None:
-    if native != ours:
-        raise DifferenceError(f"{what}: PyTorch has {native!r}, pytracer {ours!r}")
+def require_same(what: str, native: object, traced: object) -> None:
+    if native != traced:
+        raise DifferenceError(f"{what}: PyTorch has {native!r}, pytracer {traced!r}")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What pytracer is to show of what PyTorch recorded.
+    """The expected differences between the records of pytracer and PyTorch.
 
     Attributes:
-        context: the option of both recorders.
-        depth: `stack_depth`.
-        since: by device, events of PyTorch's that came before pytracer's recording.
-        strangers: by device, addresses of the blocks that were alive when it began.
+        context: The `context` option of both recorders.
+        depth: The tracer's `stack_depth`.
+        since: By device, the number of PyTorch's events before pytracer's recording began.
+        strangers: By device, the addresses of the blocks that were live when it began.
     """
 
     context: str | None = "all"
@@ -60,94 +60,94 @@ class Rules:
     strangers: Sequence[frozenset[int]] = (frozenset(), frozenset())
 
 
-def check_parity(native: Snapshot, ours: Snapshot, rules: Rules = Rules()) -> int:
-    """Raises `DifferenceError` unless they are the same, and returns how many events that are."""
-    require_same("devices", len(native["device_traces"]), len(ours["device_traces"]))
-    if "allocator_settings" in native:  # CUDA's
-        require_same("settings", native["allocator_settings"], ours["allocator_settings"])
+def check_parity(native: Snapshot, traced: Snapshot, rules: Rules = Rules()) -> int:
+    """Return how many events are equal, or raise `DifferenceError`."""
+    require_same("devices", len(native["device_traces"]), len(traced["device_traces"]))
+    if "allocator_settings" in native:  # only CUDA has them
+        require_same("settings", native["allocator_settings"], traced["allocator_settings"])
     strangers = []
     for device, trace in enumerate(native["device_traces"]):
         expected = trace[rules.since[device] :]
         place = f"device {device}"
         strangers.append(set(rules.strangers[device]))
-        _check_trace(place, expected, ours["device_traces"][device], rules, strangers[-1])
-    _check_segments(native["segments"], ours["segments"], rules, strangers)
-    return sum(len(trace) for trace in ours["device_traces"])
+        _check_trace(place, expected, traced["device_traces"][device], rules, strangers[-1])
+    _check_segments(native["segments"], traced["segments"], rules, strangers)
+    return sum(len(trace) for trace in traced["device_traces"])
 
 
 def _check_trace(
-    place: str, native: list[Event], ours: list[Event], rules: Rules, strangers: set[int]
+    place: str, native: list[Event], traced: list[Event], rules: Rules, strangers: set[int]
 ) -> None:
-    allocated: dict[int, Frames] = {}  # the frames of the block at an address, as PyTorch has them
+    allocated: dict[int, Frames] = {}  # PyTorch's frames of the block at each address
     before = 0
-    for number, (theirs, our) in enumerate(zip(native, ours, strict=False)):
-        action = theirs["action"]
+    for number, (native_event, event) in enumerate(zip(native, traced, strict=False)):
+        action = native_event["action"]
         where = f"{place}, event {number} ({action})"
         for key in COMMON:
-            require_same(f"{where}, {key}", theirs[key], our[key])
+            require_same(f"{where}, {key}", native_event[key], event[key])
         for key in LABELS:
             absent = NO_LABELS.get(key)
-            require_same(f"{where}, {key}", theirs.get(key, absent), our.get(key, absent))
+            require_same(f"{where}, {key}", native_event.get(key, absent), event.get(key, absent))
         key = "device_free" if action == "oom" else "addr"
-        require_same(f"{where}, {key}", theirs[key], our[key])
-        time_us = our["time_us"]
+        require_same(f"{where}, {key}", native_event[key], event[key])
+        time_us = event["time_us"]
         if time_us < before:
             raise DifferenceError(f"{where}: time_us {time_us} after {before}")
         before = time_us
-        if abs(theirs.get("time_us", time_us) - time_us) > CLOSE_US:
-            require_same(f"{where}, time_us", theirs["time_us"], time_us)
+        if abs(native_event.get("time_us", time_us) - time_us) > CLOSE_US:
+            require_same(f"{where}, time_us", native_event["time_us"], time_us)
         if action == "alloc":
-            allocated[theirs["addr"]] = theirs.get("frames", [])
-            strangers.discard(theirs["addr"])
+            allocated[native_event["addr"]] = native_event.get("frames", [])
+            strangers.discard(native_event["addr"])
         if action != "snapshot":
-            _check_frames(where, theirs, our, rules, allocated)
+            _check_frames(where, native_event, event, rules, allocated)
         if action == "free_completed":
-            allocated.pop(theirs["addr"], None)
-    require_same(f"{place}, events", len(native), len(ours))
+            allocated.pop(native_event["addr"], None)
+    require_same(f"{place}, events", len(native), len(traced))
 
 
 def _check_frames(
-    where: str, theirs: Event, our: Event, rules: Rules, allocated: dict[int, Frames]
+    where: str, native_event: Event, event: Event, rules: Rules, allocated: dict[int, Frames]
 ) -> None:
-    native, action = theirs.get("frames", []), theirs["action"]
+    native, action = native_event.get("frames", []), native_event["action"]
     if rules.context == "alloc":
         if action in {"segment_free", "segment_unmap"}:
-            # PyTorch shows the segment's allocation, nothing, or the allocation that made room,
-            # as it happens to have them at hand; pytracer the segment's allocation.
+            # PyTorch shows the frames of the segment's allocation, no frames, or those of the
+            # allocation that needed the room; pytracer always those of the segment's allocation.
             return
         if action in {"free_requested", "free_completed"}:
-            # pytracer: always the block's allocation. PyTorch too, but for blocks whose free had
-            # to wait and was completed by another allocation: then that one's.
-            known = allocated.get(theirs["addr"], [])
+            # pytracer always shows the frames of the block's allocation. So does PyTorch, except if
+            # another allocation completed a delayed free, which then has that allocation's frames.
+            known = allocated.get(native_event["addr"], [])
             if action == "free_requested" and known:
                 require_same(f"{where}, PyTorch's own frames", native, known)
             native = known
-    require_same(f"{where}, frames", native[: rules.depth], our["frames"])
+    require_same(f"{where}, frames", native[: rules.depth], event["frames"])
 
 
 def _check_segments(
     native: list[dict[str, Any]],
-    ours: list[dict[str, Any]],
+    traced: list[dict[str, Any]],
     rules: Rules,
     strangers: list[set[int]],
 ) -> None:
-    require_same("segments", len(native), len(ours))
-    for theirs, our in zip(native, ours, strict=True):
-        where = f"segment {theirs['address']:#x}"
+    require_same("segments", len(native), len(traced))
+    for native_segment, segment in zip(native, traced, strict=True):
+        where = f"segment {native_segment['address']:#x}"
         for key in SEGMENT:
-            require_same(f"{where}, {key}", theirs[key], our[key])
-        require_same(f"{where}, blocks", len(theirs["blocks"]), len(our["blocks"]))
-        for block, our_block in zip(theirs["blocks"], our["blocks"], strict=True):
+            require_same(f"{where}, {key}", native_segment[key], segment[key])
+        require_same(f"{where}, blocks", len(native_segment["blocks"]), len(segment["blocks"]))
+        for block, traced_block in zip(native_segment["blocks"], segment["blocks"], strict=True):
             inside = f"block {block['address']:#x}"
             for key in BLOCK:
-                require_same(f"{inside}, {key}", block[key], our_block[key])
-            stranger = block["address"] in strangers[theirs["device"]]
+                require_same(f"{inside}, {key}", block[key], traced_block[key])
+            stranger = block["address"] in strangers[native_segment["device"]]
             frames = [] if stranger else block["frames"][: rules.depth]
-            require_same(f"{inside}, frames", frames, our_block["frames"])
+            require_same(f"{inside}, frames", frames, traced_block["frames"])
 
 
 def live(snapshot: Snapshot) -> list[frozenset[int]]:
-    """By device, addresses of the blocks that are not free."""
+    """Return, by device, the addresses of the blocks that are not free."""
     return [
         frozenset(
             block["address"]
@@ -159,12 +159,12 @@ def live(snapshot: Snapshot) -> list[frozenset[int]]:
     ]
 
 
-# --- what happened -------------------------------------------------------------------------------
+# --- counts of a recorded activity ----------------------------------------------------------------
 
 
 @dataclass
 class Seen:
-    """What a recorded activity consisted of."""
+    """Counts that show which kinds of events a recorded activity had."""
 
     actions: Counter[str] = field(default_factory=Counter)
     delayed_frees: int = 0
@@ -202,14 +202,16 @@ class Seen:
         if action == "free_requested" and following is not None:
             self.delayed_frees += following.get("addr") != event["addr"]
         if action in {"segment_free", "segment_unmap"} and frames:
-            self.retries += frames[0]["name"] == "_retry"  # not `empty_cache`, called by it
+            self.retries += (
+                frames[0]["name"] == "_retry"
+            )  # frees by `empty_cache` have its own frame first
 
 
 # --- across processes ----------------------------------------------------------------------------
 
 
 class _Numbers(dict[Any, int]):
-    """Values, numbered as they appear."""
+    """Values numbered in the order of their first use."""
 
     def __missing__(self, value: Any) -> int:
         self[value] = len(self)
@@ -217,14 +219,14 @@ class _Numbers(dict[Any, int]):
 
 
 def normalised(snapshot: Snapshot, *, same_device: bool) -> Snapshot:
-    """A copy without what differs from process to process: addresses, handles, times.
+    """Copy a snapshot without values that differ between processes: addresses, handles, times.
 
-    Addresses are kept relative to pages of 2 MiB, of which segments consist; pages, streams and
-    pools are numbered as they appear. Markers of snapshots are left out.
+    Segments consist of pages of 2 MiB, and addresses are kept relative to their page. Pages,
+    streams and pools are numbered in the order of their first use. Snapshot markers are left out.
 
     Args:
-        snapshot: PyTorch's or pytracer's.
-        same_device: whether nobody else takes memory of the device.
+        snapshot: A snapshot by PyTorch or pytracer.
+        same_device: Whether no other process takes memory of the device.
     """
     pages, streams, pools = _Numbers(), _Numbers(), _Numbers()
 
@@ -248,12 +250,12 @@ def normalised(snapshot: Snapshot, *, same_device: bool) -> Snapshot:
         ]
         return new
 
-    # In this order: segments come as their addresses do, which events have named before.
+    # Events come first: their order is the same in all processes, that of segments is not.
     traces = [
-        [event(each) for each in trace if each["action"] != "snapshot"]
+        [event(entry) for entry in trace if entry["action"] != "snapshot"]
         for trace in snapshot["device_traces"]
     ]
     segments = sorted(
-        map(segment, snapshot["segments"]), key=lambda each: (each["device"], each["address"])
+        map(segment, snapshot["segments"]), key=lambda new: (new["device"], new["address"])
     )
     return {**snapshot, "device_traces": traces, "segments": segments}

@@ -1,13 +1,13 @@
-"""The processes of test_parity_processes.py: the activity of a seed, thrice, for each recorder.
+"""Run the activity of one seed in three processes, each with other recorders.
 
     parity_process.py BACKEND OPTIONS FOLDER
 
-OPTIONS (JSON): seed, expandable, context, depth, events, parts. Writes to FOLDER, each of a process
-of its own, the pickles `native` (PyTorch's recorder alone), `pytracer` (pytracer alone) and `both`
-(where pytracer makes a snapshot after each part): PyTorch's snapshot and pytracer's.
+OPTIONS (JSON): seed, expandable, context, depth, events, parts. Each process writes a pickle with
+PyTorch's and pytracer's snapshots to FOLDER: `native` (PyTorch's recorder alone), `pytracer`
+(pytracer alone) and `both` (where pytracer also takes a snapshot after each part).
 
-The processes are forked from one that has not touched the device. So they agree about the addresses
-of streams too, by which PyTorch orders what it frees.
+The processes are forked from one that has not used the device, so the addresses of their streams
+are equal too. PyTorch frees blocks in the order of these addresses.
 """
 
 import gc
@@ -23,7 +23,7 @@ import simulated
 import torch
 from accelerator.workload import Workload
 
-ROOM = 1 << 20
+MAX_ENTRIES = 1 << 20
 RECORDERS = ("native", "pytracer", "both")
 
 
@@ -33,13 +33,13 @@ def record(recorders: str, backend: str, options: dict[str, Any], output: Path) 
         backend,
         options["seed"],
         expandable=options["expandable"],
-        # What a real device does in the meantime is not the same twice.
+        # Delays on a real device differ from run to run.
         delays=simulated.active(),
     )
     tracer = None
     if recorders != "pytracer":
         memory._record_memory_history(
-            "all", context=options["context"], stacks="python", max_entries=ROOM
+            "all", context=options["context"], stacks="python", max_entries=MAX_ENTRIES
         )
     if recorders != "native":
         import pytracer
@@ -48,7 +48,7 @@ def record(recorders: str, backend: str, options: dict[str, Any], output: Path) 
             device=backend,
             context=options["context"],
             stack_depth=options["depth"],
-            trace_alloc_max_entries=ROOM,
+            trace_alloc_max_entries=MAX_ENTRIES,
         ).start()
     for _ in range(options["parts"]):
         workload.run(options["events"] // options["parts"])
@@ -57,8 +57,8 @@ def record(recorders: str, backend: str, options: dict[str, Any], output: Path) 
     if simulated.active():
         workload.leave_pending()
     native = memory._snapshot()
-    ours = tracer.snapshot() if tracer is not None else None
-    output.write_bytes(pickle.dumps((native, ours)))
+    traced = tracer.snapshot() if tracer is not None else None
+    output.write_bytes(pickle.dumps((native, traced)))
     if tracer is not None:
         tracer.stop()
     workload.close()
@@ -70,8 +70,8 @@ def main(backend: str, options: str, folder: str) -> int:
         importlib.import_module("torch_npu")
     fork = multiprocessing.get_context("fork")
     processes = [
-        fork.Process(target=record, args=(each, backend, json.loads(options), Path(folder) / each))
-        for each in RECORDERS
+        fork.Process(target=record, args=(name, backend, json.loads(options), Path(folder) / name))
+        for name in RECORDERS
     ]
     for process in processes:
         process.start()

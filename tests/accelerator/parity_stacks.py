@@ -1,4 +1,4 @@
-"""Functions that call an action, each through Python frames of another shape."""
+"""Functions that call an action through Python frames of different shapes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -55,12 +55,13 @@ SHAPES: list[Callable[[Action], int]] = [
 ]
 
 
-def made(number: int) -> Callable[[Action], int]:
-    """A function made at run time, whose code is gone when it has been called."""
+def compiled_shape(number: int) -> Callable[[Action], int]:
+    """Compile a function whose code object is freed after the call."""
     lines = "\n" * (number % 40)
     names: dict[str, Any] = {}
     exec(
-        compile(f"{lines}def made_{number}(action):\n  return action()\n", "<made>", "exec"), names
+        compile(f"{lines}def made_{number}(action):\n  return action()\n", "<compiled>", "exec"),
+        names,
     )
     function: Callable[[Action], int] = names[f"made_{number}"]
     return function

@@ -1,9 +1,9 @@
-"""Records allocator activity made from a seed, from an empty allocator; for test_replay.py.
+"""Record random allocator activity, from an empty allocator; test_replay.py replays the record.
 
     python replayable.py DEVICE SNAPSHOT SEED EVENTS [OPTIONS]
 
-What a trace cannot carry is left out: limits that change while the program runs. Memory runs out
-when the device has none left, which ends the program, as it does others.
+The activity has no limits that change at run time, because a trace cannot express them. It ends
+when the device has no memory left.
 """
 
 import argparse
@@ -24,11 +24,11 @@ def main() -> None:
     parser.add_argument("snapshot")
     parser.add_argument("seed", type=int)
     parser.add_argument("events", type=int)
-    parser.add_argument("--pools", action="store_true", help="MemPools and captures of graphs too")
-    parser.add_argument("--delays", action="store_true", help="frees that wait for streams too")
+    parser.add_argument("--pools", action="store_true", help="use MemPools and graph captures too")
+    parser.add_argument("--delays", action="store_true", help="delay frees by other streams too")
     parser.add_argument("--late", type=int, default=0, help="events before the recording begins")
     parser.add_argument("--entries", type=int, default=1 << 20)
-    parser.add_argument("--native", action="store_true", help="by torch's own recorder")
+    parser.add_argument("--native", action="store_true", help="use torch's own recorder")
     options = parser.parse_args()
     if options.device == "npu":
         import torch_npu  # noqa: F401
@@ -41,7 +41,7 @@ def main() -> None:
         def _fail(self, rng: random.Random, device: int) -> int:
             return 0
 
-        def expand(self, on: bool) -> int:  # the environment has said it
+        def expand(self, on: bool) -> int:  # the environment has the setting
             self._expands = options.pools
             return 0
 
@@ -59,7 +59,7 @@ def main() -> None:
         else:
             tracer.start()
 
-    told: dict[str, Any] = {"oom": False}
+    result: dict[str, Any] = {"oom": False}
     if not options.late:
         start()
     workload = Replayable(options.device, options.seed, delays=options.delays)
@@ -69,16 +69,16 @@ def main() -> None:
     try:
         workload.run(options.events)
     except torch.OutOfMemoryError:
-        told["oom"] = True
+        result["oom"] = True
     if options.native:
         with open(options.snapshot, "wb") as file:
             pickle.dump(module.memory._snapshot(), file)
     else:
         tracer.dump(options.snapshot)
     stats = module.memory_stats(0)
-    told["peak_reserved_bytes"] = stats["reserved_bytes.all.peak"]
-    told["peak_allocated_bytes"] = stats["allocated_bytes.all.peak"]
-    print(json.dumps(told))
+    result["peak_reserved_bytes"] = stats["reserved_bytes.all.peak"]
+    result["peak_allocated_bytes"] = stats["allocated_bytes.all.peak"]
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""When the allocator is attached to, and what is said where it cannot be."""
+"""Test when pytracer attaches to the allocator, and what it reports if it cannot."""
 
 import json
 import os
@@ -34,12 +34,12 @@ void release(void* block, size_t size, int device, void* stream) { free(block); 
 
 @pytest.fixture(params=["", "1"], ids=["initialised", "not yet"])
 def early(request: pytest.FixtureRequest) -> str:
-    """Whether the tracer starts before the device is initialised."""
+    """Return whether the tracer starts before the device is initialised."""
     return str(request.param)
 
 
-def refused(done: Done) -> str:
-    """Why nothing was recorded: said once in the log, and kept in the statistics."""
+def refusal_reason(done: Done) -> str:
+    """Return why nothing was recorded; check that it is logged once and kept in the statistics."""
     assert done.returncode == 0, done.stderr
     recording, untraced, events = json.loads(done.stdout.splitlines()[-1])
     assert not recording
@@ -49,19 +49,19 @@ def refused(done: Done) -> str:
     return str(untraced)
 
 
-def test_another_of_torchs_allocators(backend: str, tmp_path: Path) -> None:
+def test_another_allocator_of_torch(backend: str, tmp_path: Path) -> None:
     if backend == "npu":
-        # GIVEN torch_npu, which has no such setting: it refuses it itself
+        # GIVEN torch_npu, which refuses this setting itself
         env = environment(PYTORCH_NPU_ALLOC_CONF="backend:other")
         assert "Unrecognized key 'backend'" in run(PROGRAM, backend, cwd=tmp_path, env=env).stderr
         return
-    # GIVEN an allocator that reports nothing
+    # GIVEN an allocator that reports no events
     env = environment(EARLY="1", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     # WHEN it is to be traced
-    said = refused(run(PROGRAM, backend, cwd=tmp_path, env=env))
-    # THEN it is named, with the remedy
-    assert "the allocator in use, cudaMallocAsync, tells nobody" in said
-    assert 'no "backend" in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF' in said
+    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    # THEN the error names it, and the remedy
+    assert "the allocator in use, cudaMallocAsync, reports no events" in reason
+    assert 'no "backend" in PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF' in reason
 
 
 def test_a_pluggable_allocator(backend: str, early: str, tmp_path: Path) -> None:
@@ -70,9 +70,11 @@ def test_a_pluggable_allocator(backend: str, early: str, tmp_path: Path) -> None
     source.write_text(PLUGGABLE)
     assert os.system(f"gcc -shared -fPIC -o {library} {source}") == 0
     # WHEN it is to be traced
-    said = refused(run(PROGRAM, backend, library, cwd=tmp_path, env=environment(EARLY=early)))
-    # THEN that is said
-    assert f"torch's own {backend.upper()} allocator is not in use" in said
+    reason = refusal_reason(
+        run(PROGRAM, backend, library, cwd=tmp_path, env=environment(EARLY=early))
+    )
+    # THEN the error says so
+    assert f"torch's own {backend.upper()} allocator is not in use" in reason
 
 
 def test_caching_switched_off(backend: str, tmp_path: Path) -> None:
@@ -80,14 +82,14 @@ def test_caching_switched_off(backend: str, tmp_path: Path) -> None:
     variable = f"PYTORCH_NO_{backend.upper()}_MEMORY_CACHING"
     env = environment(**{variable: "1"})
     # WHEN it is to be traced
-    said = refused(run(PROGRAM, backend, cwd=tmp_path, env=env))
-    # THEN the variable is named
-    assert said == f"{variable} is set: torch's allocator then reports nothing; unset it"
+    reason = refusal_reason(run(PROGRAM, backend, cwd=tmp_path, env=env))
+    # THEN the error names the variable
+    assert reason == f"{variable} is set, and torch's allocator then reports no events; unset it"
 
 
-def test_a_device_that_is_not_there(backend: str, tmp_path: Path) -> None:
-    # GIVEN a tracer of a device beyond the last, and of one that this torch knows nothing of
-    other = {"cuda": "npu", "npu": "cuda"}[backend]
+def test_a_missing_device(backend: str, tmp_path: Path) -> None:
+    # GIVEN a tracer of a device beyond the last, and of a backend that this torch does not have
+    other_backend = {"cuda": "npu", "npu": "cuda"}[backend]
     program = """
 import logging, sys, torch, pytracer
 logging.basicConfig(format="%(message)s")
@@ -96,26 +98,26 @@ block = torch.empty(1000)
 print(len(tracer.events()), tracer.stats()["untraced"])
 """
     # WHEN it starts
-    done = run(program, backend, other, cwd=tmp_path)
-    # THEN both are said, and the CPU is recorded
+    done = run(program, backend, other_backend, cwd=tmp_path)
+    # THEN both are reported, and the CPU is recorded
     assert done.returncode == 0, done.stderr
-    count, said = done.stdout.splitlines()[-1].split(" ", 1)
+    count, reason = done.stdout.splitlines()[-1].split(" ", 1)
     assert count == "1"
-    assert f"{backend}:63 does not exist: torch finds " in said
-    assert f"give {backend}:0 to {backend}:" in said
+    assert f"{backend}:63 does not exist: torch finds " in reason
+    assert f"choose from {backend}:0 to {backend}:" in reason
     missing = {"cuda": ["torch_npu is not installed"], "npu": ["without CUDA", "no CUDA device"]}
-    assert any(each in said for each in missing[backend])
+    assert any(text in reason for text in missing[backend])
 
 
-def test_started_before_the_device(backend: str, tmp_path: Path) -> None:
+def test_a_start_before_the_device_is_initialised(backend: str, tmp_path: Path) -> None:
     # GIVEN tracers that start before torch has initialised the device
     program = """
 import os, sys, torch, pytracer
-from pytracer.actions import ACTIONS
+from pytracer import ACTIONS
 backend = sys.argv[1]
 device = getattr(torch, backend)
 def names(tracer):
-    return [ACTIONS[each] for each in tracer.events()["action"]]
+    return [ACTIONS[number] for number in tracer.events()["action"]]
 first = pytracer.Tracer(device=backend).start()
 second = pytracer.Tracer(device=[backend, "cpu"]).start()
 third = pytracer.Tracer().start()
@@ -126,13 +128,13 @@ child = os.fork()
 if child == 0:
     with pytracer.Tracer(device=backend) as own:
         block = torch.empty(1000, device=backend)
-        # THEN that one sees it, and the parent's does nothing
+        # THEN this tracer records it, and the parent's records nothing
         fine = names(own) == ["segment_alloc", "alloc"] and names(first) == []
     os._exit(0 if fine else 1)
 assert os.waitpid(child, 0)[1] == 0
 # WHEN the parent's first use initialises the device
 block = torch.empty(1000, device=backend)
-# THEN nothing is lost
+# THEN no event is lost
 for tracer in (first, second, third):
     assert names(tracer) == ["segment_alloc", "alloc"], names(tracer)
 (segment,) = first.snapshot()["segments"]
@@ -145,8 +147,8 @@ print("fine")
 
 def test_a_torch_npu_without_a_tracker(backend: str, tmp_path: Path) -> None:
     if backend != "npu":
-        return  # torch's own allocator has had one since 2.1
-    # GIVEN the headers of a torch_npu whose allocator has none
+        return  # torch's own allocator has had a tracker since 2.1
+    # GIVEN the headers of a torch_npu whose allocator has no tracker
     program = """
 import importlib.util, logging, pathlib, torch, torch_npu, pytracer
 logging.basicConfig(format="%(message)s")
@@ -164,14 +166,14 @@ print(tracer.stats()["recording"], tracer.stats()["untraced"])
 """
     # WHEN it is to be traced
     done = run(program, cwd=tmp_path)
-    # THEN it is refused, naming what to install, and the program goes on
-    said = done.stdout.splitlines()[-1]
-    assert said.startswith("False the allocator of torch_npu 2."), done.stderr
-    assert "install torch_npu 2.13.0 or newer, or 2.12.0.post3" in said
+    # THEN it is refused with the version to install, and the program continues
+    reason = done.stdout.splitlines()[-1]
+    assert reason.startswith("False the allocator of torch_npu 2."), done.stderr
+    assert "install torch_npu 2.13.0 or newer, or 2.12.0.post3" in reason
 
 
-def test_pinned_memory_initialises_the_allocator_alone(backend: str, tmp_path: Path) -> None:
-    # GIVEN a program in which C++ initialises the allocator and Python does not know it
+def test_pinned_memory_initialises_the_allocator_only(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program in which C++ has initialised the allocator, and Python does not know
     program = """
 import sys, torch, pytracer
 backend = sys.argv[1]
@@ -179,8 +181,8 @@ pinned = torch.zeros(1).pin_memory()
 tracer = pytracer.Tracer(device=backend).start()
 # WHEN the device is used
 block = torch.empty(1000, device=backend)
-# THEN nothing is lost
-assert [int(each) for each in tracer.events()["action"]] == [3, 0]
+# THEN no event is lost
+assert [int(number) for number in tracer.events()["action"]] == [3, 0]
 print("fine")
 """
     done = run(program, backend, cwd=tmp_path)
@@ -188,7 +190,7 @@ print("fine")
 
 
 def test_a_child_forked_after_the_device_was_used(backend: str, tmp_path: Path) -> None:
-    # GIVEN a traced program that has used the device, and threads of it that take snapshots
+    # GIVEN a traced program that has used the device, with threads that take snapshots
     program = """
 import logging, os, signal, sys, threading, time, torch, pytracer
 backend = sys.argv[1]
@@ -203,15 +205,15 @@ threads = [threading.Thread(target=snapshots) for _ in range(2)]
 for thread in threads:
     thread.start()
 for _ in range(20):
-    # WHEN a child traces what there is, and the device that is lost to it
+    # WHEN a child traces all devices, and the device that it cannot use
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(600)
         here = pytracer.Tracer().start()
         lost = pytracer.Tracer(device=backend).start()
         held = torch.empty(1000)
-        # THEN the CPU is recorded, the device refused, and nobody waits for the parent's locks
-        fine = [int(each) for each in here.events()["device"]] == [-1]
+        # THEN the CPU is recorded, the device is refused, and no child waits for the parent's locks
+        fine = [int(index) for index in here.events()["device"]] == [-1]
         fine = fine and len(here.snapshot()["segments"]) == 1
         fine = fine and "forked from one that used" in lost.stats()["untraced"]
         os._exit(0 if fine else 1)
@@ -227,40 +229,40 @@ print("fine")
 
 @pytest.mark.parametrize("visible", ["0", ""], ids=["one before", "none before"])
 def test_devices_that_become_visible_late(backend: str, tmp_path: Path, visible: str) -> None:
-    # GIVEN tracers that start when the process sees one device, or none
+    # GIVEN tracers that start when one device is visible, or none
     program = """
 import json, logging, os, sys
 logging.basicConfig(format="%(message)s")
 import torch, pytracer
 backend, variable = sys.argv[1:]
-asked = ["auto", backend, backend + ":0", ["cpu", backend]]
-tracers = [pytracer.Tracer(device=each).start() for each in asked]
+requests = ["auto", backend, backend + ":0", ["cpu", backend]]
+tracers = [pytracer.Tracer(device=request).start() for request in requests]
 stopped = pytracer.Tracer(device=backend).start()
 stopped.stop()
 held = torch.empty(1000)
-# WHEN it is shown others before it initialises them, as Ray's workers are, and uses the last
+# WHEN others become visible before the process initialises them, as in Ray's workers
 os.environ[variable] = "0,1"
 last = getattr(torch, backend).device_count() - 1
 blocks = [torch.empty(1000, device=f"{backend}:{index}") for index in {0, last}]
-told = [
+results = [
     [sorted({*tracer.events()["device"].tolist()}), tracer.stats()["untraced"]]
     for tracer in tracers
 ]
 assert len(stopped.events()) == 0 and not stopped.stats()["recording"]
-print(json.dumps([last, told]))
+print(json.dumps([last, results]))
 """
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
     done = run(program, backend, variable, cwd=tmp_path, env=environment(**{variable: visible}))
     assert done.returncode == 0, done.stderr
-    last, told = json.loads(done.stdout.splitlines()[-1])
-    automatic, all_of_them, first, with_cpu = told
-    # THEN all are recorded, or the named one
+    last, results = json.loads(done.stdout.splitlines()[-1])
+    automatic, all_of_them, first, with_cpu = results
+    # THEN all devices are recorded, or the named one
     assert automatic == all_of_them == [sorted({0, last}), None], done.stderr
     assert first == [[0], None]
-    # THEN what is recorded of the CPU is not given up for them, which is said
+    # THEN other devices are not added to a tracer that records the CPU, which is reported
     before = [0] if visible else []
     assert with_cpu[0] == [-1, *before]
     if missing := sorted({0, last} - {*before}):
         names = ", ".join(f"{backend}:{index}" for index in missing)
-        assert f"not recording {names}: it came when the CPU was" in done.stderr
-        assert "it came when the CPU was already being recorded" in with_cpu[1]
+        assert f"not recording {names}: the device appeared when the CPU was" in done.stderr
+        assert "the device appeared when the CPU was already being recorded" in with_cpu[1]

@@ -1,4 +1,4 @@
-"""`PYTRACER=1` on an accelerator: torch_npu first, after torch, by torch's autoload, or late."""
+"""Test `PYTRACER=1` on an accelerator, with torch and torch_npu imported in various orders."""
 
 import pickle
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import processes
 import pytest
 from processes import run
+
+pytestmark = pytest.mark.once_per_backend
 
 JOB = """
 import inspect, sys
@@ -20,14 +22,14 @@ for name in ("_record_memory_history", "_snapshot"):
 """
 LATE = "import os\nos.environ.update(PYTRACER='1', PYTRACER_PATCH_TORCH='1')\nimport torch"
 SET = {"PYTRACER": "1", "PYTRACER_PATCH_TORCH": "1"}
-BY_HAND = {**SET, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+EXPLICIT = {**SET, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 ORDERS = {
     "torch": ("import torch", SET),
     "variables set late": (LATE, {}),
     "torch_npu first": ("import torch_npu\nimport torch", SET),
-    "torch_npu first, by hand": ("import torch_npu\nimport torch", BY_HAND),
-    "torch_npu after, by hand": ("import torch\nimport torch_npu", BY_HAND),
-    "torch_npu late, by hand": ("import torch\nx = torch.empty(3000)\nimport torch_npu", BY_HAND),
+    "torch_npu first, by hand": ("import torch_npu\nimport torch", EXPLICIT),
+    "torch_npu after, by hand": ("import torch\nimport torch_npu", EXPLICIT),
+    "torch_npu late, by hand": ("import torch\nx = torch.empty(3000)\nimport torch_npu", EXPLICIT),
 }
 
 
@@ -38,14 +40,14 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_device_is_found(backend: str, tmp_path: Path, env: dict[str, str], order: str) -> None:
-    # GIVEN torch, and torch_npu, imported in some order, by torch's autoload or without
+    # GIVEN torch, and torch_npu, imported in some order, by torch's autoload or explicitly
     imports, variables = ORDERS[order]
     if backend != "npu" and "torch_npu" in imports:
-        pytest.skip("of NPUs")
+        pytest.skip("NPUs only")
     env.update(variables)
     # WHEN a job allocates
     done = run(imports + JOB, backend, cwd=tmp_path, env=env)
-    # THEN its device is recorded, and torch's recorder stood in for
+    # THEN its device is recorded, and torch's recorder functions are replaced
     assert done.returncode == 0, done.stderr
     assert "pytracer" not in done.stderr
     assert done.stdout.split() == ["True", "True", "True", "False"]
@@ -60,23 +62,23 @@ def test_the_device_is_found(backend: str, tmp_path: Path, env: dict[str, str], 
 def test_a_process_that_does_not_use_the_device(
     backend: str, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    # WHEN a process looks at the device, and computes on the CPU
+    # WHEN a process counts the devices, and computes on the CPU
     program = "import sys, torch\ngetattr(torch, sys.argv[1]).device_count()\ntorch.ones(5) + 1"
     env["PYTRACER"] = "1"
     done = run(program, backend, cwd=tmp_path, env=env)
-    # THEN it leaves no file
+    # THEN it writes no file
     assert done.returncode == 0, done.stderr
     assert [*tmp_path.rglob("*.pickle")] == []
 
 
 @pytest.mark.parametrize("switch", ["PYTRACER", "PYTRACER_PATCH_TORCH"])
-def test_the_stand_in_is_a_switch_of_its_own(
+def test_tracing_and_the_patch_are_separate_switches(
     backend: str, tmp_path: Path, env: dict[str, str], switch: str
 ) -> None:
     # GIVEN one of the switches
     env[switch] = "1"
     done = run("import torch" + JOB, backend, cwd=tmp_path, env=env)
-    # THEN what it says is done, and not the other
+    # THEN only its function is on
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True" if switch == "PYTRACER_PATCH_TORCH" else "False")
     assert len([*tmp_path.rglob("*.pickle")]) == (switch == "PYTRACER")
@@ -92,13 +94,13 @@ def test_devices_that_become_visible_late(
     program = """
 import os, sys, torch
 backend, variable = sys.argv[1:]
-# WHEN it is shown others after that, as Ray's workers are, and uses the last
+# WHEN others become visible after that, as in Ray's workers, and the last one is used
 os.environ[variable] = "0,1"
 last = getattr(torch, backend).device_count() - 1
 block = torch.empty(5000, dtype=torch.uint8, device=f"{backend}:{last}")
 """
     done = run(program, backend, variable, cwd=tmp_path, env=env)
-    # THEN that one is recorded
+    # THEN this device is recorded
     assert done.returncode == 0, done.stderr
     assert "pytracer" not in done.stderr
     (path,) = tmp_path.rglob("*.pickle")

@@ -1,7 +1,7 @@
-"""Cuts under fire: state and trace of a snapshot agree, whatever goes on while it is taken.
+"""Check that the state and the trace of a snapshot agree, even if threads allocate during the cut.
 
-Every snapshot is checked by replaying its trace, from the state of the snapshot before it, and
-before the first one that of one taken in peace: what comes out must be what its segments show.
+The trace of every snapshot is replayed from the state of the previous one. The first previous
+snapshot is taken while no thread allocates. The result must equal the snapshot's segments.
 """
 
 import gc
@@ -25,10 +25,12 @@ from accelerator.extension import Churn, Extension
 
 from pytracer import Tracer
 
-RING = 30_000  # not to be lapped between two cuts, on a slow machine either
-CUTS = 100  # in each of the tests that take many
-BURST = 400  # pairs of each C++ thread, released right before a cut
-PAGE = 2 << 20  # expandable segments consist of these
+pytestmark = pytest.mark.once_per_backend
+
+RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
+CUTS = 100  # in each test that takes many
+BURST = 400  # pairs of each C++ thread, allowed directly before a cut
+PAGE = 2 << 20  # the unit of expandable segments
 
 Frames = tuple[tuple[str, str, int], ...]
 Entry = dict[str, Any]
@@ -41,13 +43,13 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Extension:
 
 @pytest.fixture
 def devices(device: ModuleType) -> Iterator[list[int]]:
-    """Two devices if there are, with nothing but what others may hold on to."""
+    """Return up to two devices, empty except for memory that other tests hold."""
     gc.collect()
     device.empty_cache()
     if simulated.active():
         simulated.set_pending_queries(3)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # else a burst is over before the cut's thread has the GIL
+    sys.setswitchinterval(1e-4)  # or a burst would end before the cutting thread gets the GIL
     yield list(range(min(2, device.device_count())))
     sys.setswitchinterval(interval)
     if simulated.active():
@@ -72,15 +74,15 @@ class Block:
 
 @dataclass
 class State:
-    """What is on a device."""
+    """The blocks, segments and pages of a device."""
 
-    blocks: dict[int, Block] = field(default_factory=dict)  # the active ones, by address
+    blocks: dict[int, Block] = field(default_factory=dict)  # the active blocks, by address
     segments: dict[int, int] = field(default_factory=dict)  # sizes by address
-    pages: set[int] = field(default_factory=set)  # of expandable segments
+    pages: set[int] = field(default_factory=set)  # pages of expandable segments
 
     @classmethod
-    def shown(cls, snapshot: dict[str, Any], device: int) -> "State":
-        """That of a snapshot's segments."""
+    def from_segments(cls, snapshot: dict[str, Any], device: int) -> "State":
+        """Return the state that a snapshot's segments show."""
         state = cls()
         for segment in snapshot["segments"]:
             if segment["device"] != device:
@@ -104,29 +106,31 @@ class State:
         return state
 
 
-def about(snapshot: dict[str, Any], device: int) -> Entry:
-    (counts,) = (each for each in snapshot["pytracer"]["devices"] if each["index"] == device)
-    return counts
+def device_metadata(snapshot: dict[str, Any], device: int) -> Entry:
+    devices = snapshot["pytracer"]["devices"]
+    (metadata,) = (entry for entry in devices if entry["index"] == device)
+    return metadata
 
 
 @dataclass
 class Replay:
-    """A device's state, from its events."""
+    """The replayed state of a device."""
 
     device: int
     state: State
     recorded: int
-    cpp_allocations: int = 0  # those without frames
+    cpp_allocations: int = 0  # allocations without frames
     markers: int = 0
 
     @classmethod
     def start(cls, snapshot: dict[str, Any], device: int) -> "Replay":
-        """From the state of a snapshot taken while nothing goes on."""
-        return cls(device, State.shown(snapshot, device), about(snapshot, device)["recorded"])
+        """Start with the state of a snapshot that was taken while no thread allocated."""
+        recorded = device_metadata(snapshot, device)["recorded"]
+        return cls(device, State.from_segments(snapshot, device), recorded)
 
     def check(self, snapshot: dict[str, Any]) -> None:
-        """Replays what is new in a snapshot, and compares its segments."""
-        counts = about(snapshot, self.device)
+        """Replay the new events of a snapshot, and compare the result with its segments."""
+        counts = device_metadata(snapshot, self.device)
         trace = snapshot["device_traces"][self.device]
         new = counts["recorded"] - self.recorded
         assert 0 < new <= len(trace), "the ring was lapped since the last snapshot"
@@ -135,7 +139,7 @@ class Replay:
         for event in trace[-new:]:
             self.apply(event)
         self.recorded += new
-        assert self.state == State.shown(snapshot, self.device)
+        assert self.state == State.from_segments(snapshot, self.device)
 
     def apply(self, event: Entry) -> None:
         state = self.state
@@ -171,12 +175,12 @@ class Replay:
                 raise AssertionError(unknown)
 
 
-# --- the fire -------------------------------------------------------------------------------------
+# --- the threads ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def threads(*bodies: Callable[[], None]) -> Iterator[None]:
-    """Runs each body beside, again and again; what one raises is raised at the end."""
+    """Run each body repeatedly in a thread of its own, and raise its exception at the end."""
     ended, failures = threading.Event(), []
 
     def run(body: Callable[[], None]) -> None:
@@ -200,7 +204,7 @@ def threads(*bodies: Callable[[], None]) -> Iterator[None]:
 
 
 class TensorThread:
-    """Allocates and frees tensors and raw memory on one device, some used on another stream."""
+    """Allocates and frees tensors and raw memory on one device; some are used on another stream."""
 
     def __init__(self, backend: str, index: int, seed: int) -> None:
         self._device, self._where = getattr(torch, backend), f"{backend}:{index}"
@@ -227,17 +231,17 @@ class TensorThread:
 
 
 @dataclass
-class Fire:
-    """Threads that allocate on all devices, and how many cuts fell into their midst."""
+class AllocatingThreads:
+    """Threads that allocate on all devices, and counts of the cuts that interrupted them."""
 
     backend: str
     devices: list[int]
     extension: Extension
-    in_the_midst: int = 0
+    interrupted: int = 0
     pending: int = 0
 
     def cuts(self, tracer: Tracer, count: int, *others: Callable[[], None]) -> list[Replay]:
-        """Takes and checks snapshots under fire; returns the states at the end."""
+        """Take and check snapshots while the threads allocate; return the states at the end."""
         before = tracer.snapshot()
         replays = [Replay.start(before, index) for index in self.devices]
         tensors = [TensorThread(self.backend, i, seed) for seed in (1, 2) for i in self.devices]
@@ -256,7 +260,7 @@ class Fire:
                 for replay in replays:
                     replay.check(snapshot)
                     released = 2 * BURST * number
-                    self.in_the_midst += released - 2 * BURST < replay.cpp_allocations < released
+                    self.interrupted += released - 2 * BURST < replay.cpp_allocations < released
                     self.pending += any(block.pending for block in replay.state.blocks.values())
         for churn in churns:
             churn.end()
@@ -282,67 +286,70 @@ def expandable_segments(device: ModuleType, switched_on: bool) -> Iterator[None]
 
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["", "expandable"])
-def test_no_cut_is_inconsistent(
+def test_every_cut_is_consistent(
     backend: str, device: ModuleType, devices: list[int], extension: Extension, expandable: bool
 ) -> None:
     # WHEN snapshots are taken while threads allocate on all devices, THEN each is consistent
-    fire = Fire(backend, devices, extension)
+    allocating = AllocatingThreads(backend, devices, extension)
     with (
         expandable_segments(device, expandable),
         Tracer(device=backend, trace_alloc_max_entries=RING) as tracer,
     ):
         before = tracer.snapshot()
-        replays = fire.cuts(tracer, CUTS)
+        replays = allocating.cuts(tracer, CUTS)
         device.synchronize()
         device.empty_cache()
         last = tracer.snapshot()
     for replay in replays:
-        # AND at the end, when all is freed, nothing is left but what was there before
+        # AND after all blocks are freed, the state is the one before
         replay.check(last)
-        assert replay.state == State.shown(before, replay.device)
+        assert replay.state == State.from_segments(before, replay.device)
         assert replay.markers == CUTS + 1
-    # AND cuts did fall between the allocations of threads that ran meanwhile, and found blocks
-    # whose free waits for a stream
-    assert fire.in_the_midst >= 3
+    # AND some cuts interrupted allocating threads, and found blocks with a pending free
+    assert allocating.interrupted >= 3
     if simulated.active():
-        assert fire.pending > CUTS / 10
-    print(f"{fire.in_the_midst} cuts of {CUTS * len(devices)} in the midst, {fire.pending} pending")
+        assert allocating.pending > CUTS / 10
+    cuts = CUTS * len(devices)
+    print(
+        f"{cuts} cuts: {allocating.interrupted} in a burst, {allocating.pending} with pending frees"
+    )
 
 
-def test_snapshots_of_others_change_nothing(
+def test_torchs_own_snapshots_do_not_interfere(
     backend: str, device: ModuleType, devices: list[int], extension: Extension
 ) -> None:
     # GIVEN a thread that takes torch's own snapshots all the time
-    foreign = [0]
+    torch_snapshots = [0]
 
     def take() -> None:
-        device.memory._snapshot() if foreign[0] % 2 else device.memory_snapshot()
-        foreign[0] += 1
+        device.memory._snapshot() if torch_snapshots[0] % 2 else device.memory_snapshot()
+        torch_snapshots[0] += 1
         time.sleep(0.003)
 
-    # WHEN ours are taken, THEN each is consistent
+    # WHEN pytracer takes snapshots, THEN each is consistent
     with Tracer(device=backend, trace_alloc_max_entries=RING) as tracer:
-        replays = Fire(backend, devices, extension).cuts(tracer, CUTS // 3, take)
+        allocating = AllocatingThreads(backend, devices, extension)
+        replays = allocating.cuts(tracer, CUTS // 3, take)
         last = tracer.snapshot()
     # AND both kinds of markers are in the traces of all devices
-    assert foreign[0] > 10
+    assert torch_snapshots[0] > 10
     for replay in replays:
         replay.check(last)
-        assert replay.markers == CUTS // 3 + 1 + foreign[0]
+        assert replay.markers == CUTS // 3 + 1 + torch_snapshots[0]
 
 
-def test_addresses_used_again_during_exports_keep_the_right_stacks(
+def test_addresses_reused_during_exports_keep_the_right_stacks(
     backend: str, devices: list[int], tmp_path: Path
 ) -> None:
-    # GIVEN threads with functions of their own, whose blocks are of one size to the allocator, so
-    # that all use the same addresses; what was asked for tells the function
-    least = 1000
+    # GIVEN threads with functions of their own, whose requests are rounded to the same block size,
+    # so that they use the same addresses; the requested size identifies the function
+    smallest = 1000
 
-    def allocating(number: int) -> Callable[[], None]:
+    def allocator_of(number: int) -> Callable[[], None]:
         scope: dict[str, Any] = {"empty": torch.empty, "byte": torch.uint8}
         exec(
             f"def allocate_{number}(device):\n"
-            f"    return empty({least + number}, dtype=byte, device=device)",
+            f"    return empty({smallest + number}, dtype=byte, device=device)",
             scope,
         )
         allocate, held = scope[f"allocate_{number}"], [None] * 4
@@ -358,17 +365,19 @@ def test_addresses_used_again_during_exports_keep_the_right_stacks(
         return body
 
     def check(entry: Entry, size: int) -> None:
-        assert entry["frames"][0]["name"] == f"allocate_{size - least}"
+        assert entry["frames"][0]["name"] == f"allocate_{size - smallest}"
 
     with Tracer(device=backend) as tracer:
         before = tracer.snapshot()
-    others = {address for index in devices for address in State.shown(before, index).blocks}
+    old_blocks = {
+        address for index in devices for address in State.from_segments(before, index).blocks
+    }
     users: dict[tuple[int, int], set[int]] = {}  # functions by device and address
     blocks = 0
-    # WHEN snapshots are exported meanwhile, as dicts and as files
+    # WHEN snapshots are exported in the meantime, as dicts and as files
     with (
         Tracer(device=backend, trace_alloc_max_entries=3_000) as tracer,
-        threads(*map(allocating, range(8))),
+        threads(*map(allocator_of, range(8))),
     ):
         for number in range(CUTS):
             if number % 2:
@@ -376,7 +385,7 @@ def test_addresses_used_again_during_exports_keep_the_right_stacks(
             else:
                 tracer.dump(tmp_path / "now.pickle")
                 snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())
-            # THEN each event, and each block, has the stack of the function that asked
+            # THEN each event and each block has the stack of the function that allocated it
             last: dict[tuple[int, int], Entry] = {}
             for index, trace in enumerate(snapshot["device_traces"]):
                 for event in trace:
@@ -386,13 +395,13 @@ def test_addresses_used_again_during_exports_keep_the_right_stacks(
                         users.setdefault((index, event["addr"]), set()).add(event["size"])
             for segment in snapshot["segments"]:
                 for block in segment["blocks"]:
-                    if block["state"] == "inactive" or block["address"] in others:
+                    if block["state"] == "inactive" or block["address"] in old_blocks:
                         continue
                     check(block, block["requested_size"])
                     blocks += 1
-                    # AND of the last one that got this address
+                    # AND it is the stack of the last allocation at this address
                     event = last.get((segment["device"], block["address"]))
                     assert event is None or frames_of(event) == frames_of(block)
-    # AND addresses did change hands
+    # AND addresses were reused by several functions
     assert blocks > 10 * CUTS
     assert sum(len(functions) > 1 for functions in users.values()) > 10

@@ -1,4 +1,4 @@
-"""Frameworks as PyPI has them, unmodified, with pytracer in place of torch's recorder."""
+"""Test unmodified frameworks from PyPI with pytracer in place of torch's recorder."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ from processes import environment, installed, run
 
 pytestmark = pytest.mark.slow
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verl.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "verl.md"
 
 VERL = """
 import os, sys
@@ -72,7 +72,7 @@ for step, workers in ((1, (chosen, unchosen)), (2, (chosen,)), (3, (window,)), (
 OUT_OF_MEMORY = (
     VERL
     + """
-# As PYTRACER=1 does, into verl's save_path.
+# PYTRACER=1 would do the same, into verl's save_path.
 tracer = pytracer.Tracer("out").start()
 worker = Worker(all_ranks=True)
 worker.profiler.start(profile_step=1)
@@ -87,7 +87,7 @@ tracer.stop()
 """
 )
 
-UNTOLD = """
+PROFILERS_OFF = """
 import os, sys
 import torch
 backend = sys.argv[1]
@@ -153,6 +153,7 @@ backend, *overrides = sys.argv[1:]
 with initialize_config_module("verl.trainer.config", version_base=None):
     config = compose("ppo_trainer", overrides)
 ray.init(
+    "local",  # not a cluster that another test run has started
     num_cpus=4,
     **({"num_gpus": 2} if backend == "cuda" else {"resources": {"NPU": 2}}),
     include_dashboard=False,
@@ -203,7 +204,7 @@ TOOL = ("trace_alloc_max_entries", "stack_depth", "memory_snapshot_num_steps")
 for overrides in json.loads(sys.argv[1]):
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)
-    # As verl's run_ppo and its workers do.
+    # The same steps as in verl's run_ppo and its workers.
     runtime = get_ppo_ray_runtime_env(config)
     runtime = OmegaConf.merge(runtime, config.ray_kwargs.ray_init.runtime_env)
     runtime = RuntimeEnv(env_vars=OmegaConf.to_container(runtime)["env_vars"])
@@ -227,15 +228,15 @@ def needs(*packages: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What a program left in its folder."""
+    """The folder with the files of a job."""
 
     folder: Path
 
     def files(self, pattern: str = "out/**/*.pickle") -> list[str]:
-        """With the process's number as N and dates as TIME."""
+        """List files, with N for the process id and TIME for dates."""
         names = sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(pattern))
         return [
-            re.sub(r"oom_[\d-]+", "oom_TIME", re.sub(r"pid\d+", "pidN", each)) for each in names
+            re.sub(r"oom_[\d-]+", "oom_TIME", re.sub(r"pid\d+", "pidN", name)) for name in names
         ]
 
     def path(self, pattern: str) -> Path:
@@ -255,7 +256,7 @@ class Job:
         ]
 
     def blocks(self, pattern: str) -> Iterator[dict[str, Any]]:
-        """Those in use."""
+        """Yield the allocated blocks."""
         for segment in self.snapshot(pattern)["segments"]:
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
@@ -270,28 +271,28 @@ def job(program: str, folder: Path, backend: str, recorder: str) -> Job:
 
 @pytest.fixture(scope="module")
 def steps(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Of verl's real profiler, with pytracer."""
+    """Run verl's real profiler with pytracer."""
     needs("verl")
     return job(STEPS, tmp_path_factory.mktemp("steps"), backend, "pytracer")
 
 
-def test_verl_gets_the_stack_depth_it_asks_for(backend: str, steps: Job, tmp_path: Path) -> None:
+def test_verl_gets_the_requested_stack_depth(backend: str, steps: Job, tmp_path: Path) -> None:
     # GIVEN a job of verl with `stack_depth=3`, recorded by torch and by pytracer
-    torchs = job(STEPS, tmp_path, backend, "torch")
-    for recorded, depths in ((torchs, range(12, 1000)), (steps, range(3, 4))):
+    torch_job = job(STEPS, tmp_path, backend, "torch")
+    for recorded, depths in ((torch_job, range(12, 1000)), (steps, range(3, 4))):
         # WHEN the file of a step is read
         allocations = recorded.events("out/step1/*", "alloc")
-        # THEN torch, whose function has no such argument, kept all frames; pytracer three
+        # THEN torch, whose function has no such argument, kept all frames; pytracer kept three
         assert {len(event["frames"]) for event in allocations} <= {*depths}
-    # AND they are the innermost
+    # AND these three are the innermost
     assert {event["frames"][0]["name"] for event in allocations} == {"allocate"}
     assert steps.snapshot("out/step1/*")["pytracer"]["stack_depth"] == 3
 
 
-def test_verl_finds_its_files_where_it_says(steps: Job) -> None:
-    # GIVEN a job on rank 3, of roles that profile rank 3, rank 0, and all ranks in a window
+def test_verl_finds_its_files_under_its_own_names(steps: Job) -> None:
+    # GIVEN a job on rank 3, with roles that profile rank 3, rank 0, and all ranks in a window
     # WHEN it has ended
-    # THEN the ranks that were asked for have their files, under verl's own names
+    # THEN the selected ranks have their files, under verl's own names
     assert steps.files() == [
         "out/step1/torch_memory_rank3_pidN.pickle",
         "out/step2/torch_memory_rank3_pidN.pickle",
@@ -305,29 +306,31 @@ def test_verl_clears_the_history_between_steps(steps: Job) -> None:
     # WHEN the file of its second step is read
     file = "out/step2/*"
     events = steps.events(file, "alloc", "free_requested", "free_completed")
-    # THEN it has the events of that step alone
+    # THEN it has only the events of that step
     assert {event["size"] for event in events} == {2_000_000, 200_000}
     assert len(events) == 1 + 3 * 500
-    # AND the block that is alive since the first has the stack it was allocated with
+    # AND the live block of the first step has the stack of its allocation
     alive = {block["requested_size"]: block for block in steps.blocks(file)}
     assert {*alive} == {1_000_000, 2_000_000}
     for block in alive.values():
         assert [frame["name"] for frame in block["frames"]] == ["allocate"] * 3
 
 
-def test_what_verl_pickles_is_no_larger_than_our_file(steps: Job) -> None:
-    # GIVEN a step that verl has written (on an NPU by pickling `_snapshot()`), and our own dump
-    theirs, ours = (steps.path(name).stat().st_size for name in ("out/step2/*", "own.pickle"))
+def test_a_file_pickled_by_verl_is_no_larger_than_pytracers(steps: Job) -> None:
+    # GIVEN a step's file by verl (on an NPU it pickles `_snapshot()`), and pytracer's own dump
+    verl_bytes, pytracer_bytes = (
+        steps.path(name).stat().st_size for name in ("out/step2/*", "own.pickle")
+    )
     # WHEN their sizes are compared
-    # THEN it is no larger, but for what one event more or less takes
-    assert theirs <= 1.1 * ours
+    # THEN verl's is no larger, except for the size of an event more or less
+    assert verl_bytes <= 1.1 * pytracer_bytes
 
 
 def test_verls_roles_are_phases(steps: Job) -> None:
     # GIVEN methods under `DistProfiler.annotate(role="actor_update")`, and code outside them
     # WHEN a step's file is read
     snapshot = steps.snapshot("out/step1/*")
-    # THEN what was allocated inside belongs to the phase of that name, the rest to none
+    # THEN allocations inside the methods have the phase of that name, the others have none
     phases = {
         event["size"]: event["user_metadata"]
         for event in snapshot["device_traces"][0]
@@ -337,42 +340,42 @@ def test_verls_roles_are_phases(steps: Job) -> None:
     assert phases[1_000_000] == ""
 
 
-def test_verl_and_the_environment_leave_one_oom_file(backend: str, tmp_path: Path) -> None:
+def test_verl_and_the_environment_write_one_oom_file(backend: str, tmp_path: Path) -> None:
     # GIVEN a job of verl, which observes OOMs, in a process that pytracer traces too
     needs("verl")
     # WHEN its memory runs out
     left = job(OUT_OF_MEMORY, tmp_path, backend, "pytracer")
-    # THEN there is one file of it, where both would have written it
+    # THEN there is one file, in the folder that both would use
     (file,) = left.files("out/oom_*/*")
     assert file == "out/oom_TIME/torch_memory_oom_rank3_pidN.pickle"
-    # AND it tells what was asked for, and what took the memory
+    # AND it has the failed request and the blocks that held the memory
     (oom,) = left.events("out/oom_*/*", "oom")
     assert oom["size"] >= 1 << 50
     assert 3_000_000 in {block["requested_size"] for block in left.blocks("out/oom_*/*")}
 
 
 def test_torchtitan(backend: str, tmp_path: Path) -> None:
-    # GIVEN a job that snapshots each second step, and runs out of memory after the third
+    # GIVEN a job that takes a snapshot at each second step, and runs out of memory after the third
     needs("torchtitan")
     # WHEN it has ended
     left = job(TORCHTITAN, tmp_path, backend, "pytracer")
-    # THEN torchtitan's two files are there
+    # THEN torchtitan's two files exist
     folder = "out/profiling/memory_snapshot"
     regular, at_exit = left.files()
     assert regular == f"{folder}/step_000000000002/000000_step_2.pickle"
     assert at_exit == f"{folder}/step_000000000003_exit/000000_step_3.pickle"
-    # AND hold what happened, which torchtitan never clears, with Python frames
+    # AND they have all events, which torchtitan never clears, with Python frames
     for file, sizes in ((regular, {1, 2}), (at_exit, {1, 2, 3})):
         allocations = left.events(file, "alloc")
-        assert {event["size"] for event in allocations} == {each * 1_000_000 for each in sizes}
+        assert {event["size"] for event in allocations} == {size * 1_000_000 for size in sizes}
         assert {event["frames"][0]["name"] for event in allocations} == {"<module>"}
     assert len(left.events(at_exit, "oom")) == 1
 
 
 def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
-    # GIVEN a job of verl's own controller and of workers on two ranks, each with a device
+    # GIVEN a job of verl's own controller with workers on two ranks, each with a device
     needs("verl")
-    # WHEN it is started as docs/verl.md says
+    # WHEN it is started with the command of docs/how-to/verl.md
     steps, _, _ = commands()
     done = run(
         WORKERS,
@@ -385,14 +388,14 @@ def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
         env=installed(tmp_path, RAY_USAGE_STATS_ENABLED="0"),
     )
     assert done.returncode == 0, done.stderr
-    # THEN each rank has its file of each step
+    # THEN each rank has a file for each step
     left = Job(tmp_path)
     assert left.files() == [
         f"out/step{step}/torch_memory_rank{rank}_pidN.pickle"
         for step in (1, 2, 5)
         for rank in (0, 1)
     ]
-    # AND what it did in that step, recorded by pytracer
+    # AND the file has the step's allocation, recorded by pytracer
     for rank in (0, 1):
         (event,) = left.events(f"out/step2/*_rank{rank}_*", "alloc")
         assert event["size"] == 2_000_000 + rank
@@ -411,18 +414,18 @@ def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
         "PYTRACER_MEMORY_SNAPSHOT_NUM_STEPS": "2",
         "PYTRACER_ALL_RANKS": "1",
     }
-    # WHEN they are traced by their environment
-    given = ", ".join(f'{name}: "{value}"' for name, value in variables.items())
+    # WHEN environment variables trace them
+    env_vars = ", ".join(f'{name}: "{value}"' for name, value in variables.items())
     done = run(
         WORKERS,
         backend,
         "global_profiler.steps=[1,2,3]",
-        f"+ray_kwargs.ray_init.runtime_env.env_vars={{{given}}}",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars={{{env_vars}}}",
         cwd=tmp_path,
         env=installed(tmp_path, RAY_USAGE_STATS_ENABLED="0"),
     )
     assert done.returncode == 0, done.stderr
-    # THEN each rank has its window of two of the controller's steps
+    # THEN each rank has a file for the window of two steps of the controller
     left = Job(tmp_path)
     assert left.files() == [f"out/steps2-3/torch_memory_rank{rank}_pidN.pickle" for rank in (0, 1)]
     for rank in (0, 1):
@@ -431,9 +434,9 @@ def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
 
 
 def test_verls_steps_without_its_profiler(backend: str, tmp_path: Path) -> None:
-    # GIVEN a worker of verl's, with profilers of two roles that are switched off
+    # GIVEN a worker of verl with two roles, whose profilers are switched off
     needs("verl")
-    # WHEN the environment asks for some of its steps, and for its roles
+    # WHEN the environment selects some of its steps, and its roles
     env = installed(
         tmp_path,
         RANK="3",
@@ -443,17 +446,17 @@ def test_verls_steps_without_its_profiler(backend: str, tmp_path: Path) -> None:
         PYTRACER_STEPS="2,5",
         PYTRACER_DISCRETE="1",
     )
-    done = run(UNTOLD, backend, cwd=tmp_path, env=env)
+    done = run(PROFILERS_OFF, backend, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert "pytracer" not in done.stderr
-    # THEN there is a file of each, and of each time that a role had its turn in it
+    # THEN there is a file for each step, and for each occurrence of a role in it
     left = Job(tmp_path)
     assert left.files() == [
         f"out/step{step}{part}/torch_memory_rank3_pidN.pickle"
         for step in (2, 5)
         for part in ("/actor_update", "/actor_update_2", "")
     ]
-    # AND it has what happened between the first profiler's start and the last one's end
+    # AND it has the events between the first profiler's start and the last one's end
     for step in (2, 5):
         for part, count in (("", 2), ("/actor_update", 1), ("/actor_update_2", 1)):
             events = left.events(f"out/step{step}{part}/*.pickle", "alloc")
@@ -462,9 +465,9 @@ def test_verls_steps_without_its_profiler(backend: str, tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """What docs/verl.md has verl started with."""
+    """Return the arguments of verl's command lines in docs/how-to/verl.md."""
     blocks = re.findall(
-        r"^ {4}python -m verl.trainer.main_ppo((?: .*\n)+)", DOCUMENT.read_text(), re.M
+        r"^(?: {4})?python -m verl.trainer.main_ppo((?: .*\n)+)", DOCUMENT.read_text(), re.M
     )
     return [
         [argument for argument in shlex.split(block.replace("\\\n", " ")) if argument != "..."]
@@ -472,14 +475,14 @@ def commands() -> list[list[str]]:
     ]
 
 
-def test_the_document_is_about_this_verl(tmp_path: Path) -> None:
-    # GIVEN the commands of docs/verl.md
+def test_the_document_describes_this_verl(tmp_path: Path) -> None:
+    # GIVEN the commands of docs/how-to/verl.md
     needs("verl")
-    # WHEN verl's configuration is made of each
+    # WHEN verl builds its configuration from each
     done = run(COMPOSE, json.dumps(commands()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     steps, window, traced = map(json.loads, done.stdout.splitlines())
-    # THEN it has what the document says
+    # THEN it has the documented values
     assert (steps["tool"], steps["enable"], steps["steps"]) == ("torch_memory", True, [1, 2, 5])
     assert (steps["all_ranks"], steps["ranks"]) == (False, [])
     assert steps["save_path"] == "/shared/run7"

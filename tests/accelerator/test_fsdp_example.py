@@ -1,4 +1,4 @@
-"""examples/fsdp_gathers.py as a program: which model runs out of memory, and of what."""
+"""Test examples/fsdp_gathers.py as a program: which model runs out of memory, and why."""
 
 import pickle
 from pathlib import Path
@@ -8,31 +8,31 @@ import pytest
 import simulated
 import torch
 
+from pytracer.analysis.report import stats
+from pytracer.experiments.replay import replay
 from pytracer.reading import load
-from pytracer.reading.stats import stats
-from pytracer.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30
 LOGITS_BYTES = 7_500 * 128_256 * 4
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
 
 
 @pytest.fixture
 def cuda(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "npu":
-        pytest.skip("the sequences' lengths are chosen for what CUDA's kernels take")
-    there = torch.cuda.get_device_properties(0).total_memory
-    if not simulated.active() and there < CAPACITY_BYTES:
-        pytest.skip(f"the example needs 39 GiB, the device has {there / 2**30:.1f}")
-    monkeypatch.setenv("SIMULATED_CAPACITY_MB", str(80 << 10))  # the replays'
+        pytest.skip("the sequence lengths are chosen for CUDA's kernels")
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    if not simulated.active() and total_bytes < CAPACITY_BYTES:
+        pytest.skip(f"the example needs 39 GiB, the device has {total_bytes / 2**30:.1f}")
+    monkeypatch.setenv("SIMULATED_CAPACITY_MB", str(80 << 10))  # for the replays
 
 
 def run_example(
     folder: Path, shape: str, *options: str, expandable: bool, device_mib: int = 80 << 10
 ) -> processes.Done:
-    """Traced; a simulated device is of this size."""
+    """Run the example traced, on a simulated device of this size."""
     env = processes.installed(
         folder,
         PYTRACER="1",
@@ -51,25 +51,25 @@ def free_bytes(segments: list[dict[str, int]]) -> int:
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("device_mib", [39 << 10, 80 << 10])
 def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path) -> None:
-    # WHEN the smaller model trains without expandable segments, whether the device has 39 GiB or
-    # the program allows itself so many
+    # WHEN the smaller model trains without expandable segments, on a device of 39 GiB, or on a
+    # larger one of which the program allows itself 39 GiB
     done = run_example(tmp_path, "3b", expandable=False, device_mib=device_mib)
     # THEN it ends in its second step with the allocator's own error
     assert done.returncode == 1
     assert done.stdout.startswith("step 1:")
     assert "step 2" not in done.stdout
     assert "out of memory" in done.stderr
-    # AND a replay of the trace tells that expandable segments would have had enough
+    # AND a replay of the trace shows that expandable segments would have been enough
     (path,) = tmp_path.glob("*.oom-*.pickle")
     replayed = replay(path, ["expandable_segments:True"]).replayed
-    assert [each.setting.outcomes[0].ooms for each in replayed] == [1, 0]
-    # AND more was free in the segments than it asked for, in pieces of which none was large enough
+    assert [result.setting.outcomes[0].ooms for result in replayed] == [1, 0]
+    # AND the segments had more free memory than the request, but no block was large enough
     (oom,) = stats(load(path)).devices[0].ooms
-    assert oom.moment is not None
+    assert oom.sample is not None
     assert oom.fits_in_free_blocks
-    assert oom.moment.reserved_bytes - oom.moment.allocated_bytes > oom.requested_bytes
-    assert oom.moment.largest_free_bytes < oom.requested_bytes / 50
-    # AND nearly all of that is in segments with a single block each, which cannot be given back
+    assert oom.sample.reserved_bytes - oom.sample.allocated_bytes > oom.requested_bytes
+    assert oom.sample.largest_free_bytes < oom.requested_bytes / 50
+    # AND nearly all of it is in segments with one live block each, which cannot be released
     segments = pickle.loads(path.read_bytes())["segments"]
     shared = [segment for segment in segments if len(segment["blocks"]) == 2]
     assert free_bytes(shared) > 0.9 * free_bytes(segments)
@@ -77,10 +77,10 @@ def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path)
 
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(("shape", "expandable"), [("3b", True), ("8b", True), ("8b", False)])
-def test_others_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
-    # WHEN it trains with expandable segments, or the larger model does in either way
+def test_other_models_and_settings_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
+    # WHEN the smaller model trains with expandable segments, or the larger one with any segments
     done = run_example(tmp_path, shape, expandable=expandable)
-    # THEN all steps are done, with no error on the way, and the trace has all of them
+    # THEN all steps complete without an error, and the trace has all of them
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step ") == 6
     (path,) = tmp_path.glob("*.pickle")
@@ -88,34 +88,34 @@ def test_others_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
     assert report.ooms == []
     assert report.lost.overwritten == 0
     assert (report.end.segments == 0) == expandable
-    # AND a replay of the trace tells what the other setting comes to: 3b fails, and where
+    # AND a replay of the trace predicts the result of the other setting: 3b fails, and where
     replayed = replay(path, [f"expandable_segments:{not expandable}"])
     assert replayed.capacity_bytes == CAPACITY_BYTES
     assert replayed.deviation is not None
     assert replayed.deviation.equal == replayed.deviation.requests > 10_000
-    other = replayed.replayed[1]
-    assert other.setting.outcomes[0].ooms == (shape == "3b")
+    alternative = replayed.replayed[1]
+    assert alternative.setting.outcomes[0].ooms == (shape == "3b")
     if shape == "3b":
-        assert other.failed_bytes == LOGITS_BYTES
+        assert alternative.failed_bytes == LOGITS_BYTES
 
 
-def test_it_runs_on_other_devices_with_more(backend: str, tmp_path: Path) -> None:
+def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
     if not simulated.active():
-        pytest.skip("the device has what it has")
-    # WHEN the capacity is more than the case's, as an NPU needs it
+        pytest.skip("the size of a real device cannot be chosen")
+    # WHEN the capacity is larger, as an NPU needs
     done = run_example(tmp_path, "3b", "--capacity=56", expandable=False)
-    # THEN all steps are done, on the device that is there
+    # THEN all steps complete, on this device
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step ") == 6
     (path,) = tmp_path.glob("*.pickle")
-    assert load(path).about["backends"] == [backend]
+    assert load(path).metadata["backends"] == [backend]
 
 
 def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:
     if not simulated.active():
-        pytest.skip("the device has what it has")
-    # WHEN the device has less than the case needs
+        pytest.skip("the size of a real device cannot be chosen")
+    # WHEN the device has less memory than the example needs
     done = run_example(tmp_path, "3b", expandable=True, device_mib=16 << 10)
-    # THEN that is said in place of a result that would mean something else
+    # THEN the example refuses to run, because its result would be misleading
     assert done.returncode == 1
-    assert "\nthe device has 16.0 GiB, less than 39.0" in "\n" + done.stderr
+    assert "\nThe device has 16.0 GiB, less than 39.0." in "\n" + done.stderr

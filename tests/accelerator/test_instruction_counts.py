@@ -1,10 +1,10 @@
-"""Recording a pair (an allocation and its free) takes no more instructions: torch's allocator."""
+"""Check that recording a pair of events of torch's allocator takes no more instructions."""
 
 import pytest
 from instructions import CannotCountError, Figure, count, limit
 
-# Instructions of a pair as counted (with g++ 12; torch 2.15.0, torch_npu 2.13.0), and the frames of
-# each stack that is recorded. `pytest -rP` prints what is counted now.
+# The counted instructions of a pair (with g++ 12; torch 2.15.0, torch_npu 2.13.0), and the number
+# of frames of each recorded stack. `pytest -rP` prints the current counts.
 CASES = {
     "without stacks": ({"cuda": 832, "npu": 810}, []),
     "allocations' stacks, 5 frames": ({"cuda": 1023, "npu": 1001}, [5]),
@@ -23,13 +23,15 @@ def figures(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_pair_takes_no_more(case: str, backend: str, figures: dict[str, Figure]) -> None:
-    # GIVEN pairs recorded into a full ring
+def test_a_pair_takes_no_more_instructions(
+    case: str, backend: str, figures: dict[str, Figure]
+) -> None:
+    # GIVEN pairs of an allocation and a free, recorded into a full ring
     figure = figures[case]
     counted, frames = CASES[case]
-    # THEN all three events of each were: with the free asked for; with their stacks
+    # THEN all three events of each pair are recorded, with their stacks
     assert figure["events"] == 3
     assert figure["frames"] == frames
-    # AND the instructions added are within the limit
+    # AND the added instructions are within the limit
     print(f"{case}: {figure['instructions']} instructions, at most {limit(counted[backend]):.0f}")
     assert 0 < figure["instructions"] <= limit(counted[backend])

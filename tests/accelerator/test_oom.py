@@ -1,4 +1,4 @@
-"""Out of memory: a snapshot before the exception, which stays what it was."""
+"""Test out-of-memory: a snapshot is written before the exception, which remains torch's."""
 
 import gc
 import logging
@@ -11,18 +11,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import simulated
 import torch
 
 import pytracer
-from pytracer import devices
-from pytracer.actions import ACTIONS
+from pytracer import ACTIONS
+from pytracer.analysis.report import stats
+from pytracer.backends import devices
+from pytracer.reading import load
 
 HUGE = 1 << 50
+MIB = 1 << 20
 
 
 @pytest.fixture
 def ask_for_too_much(backend: str, device: ModuleType) -> Callable[[], str]:
-    """Runs out of memory; what torch says then."""
+    """Return a function that runs out of memory and returns torch's message."""
 
     def ask() -> str:
         with pytest.raises(torch.OutOfMemoryError) as raised:
@@ -39,37 +43,37 @@ def empty_device(device: ModuleType) -> None:
 
 
 def observe(backend: str, observer: Callable[..., None]) -> None:
-    """As a user's program does; for the rest of the process."""
+    """Attach an observer as a user's program does; it stays for the rest of the process."""
     devices.attach_oom_observer(backend, observer)
 
 
-def test_the_snapshot_is_there_before_the_exception(
+def test_the_snapshot_is_written_before_the_exception(
     backend: str,
     ask_for_too_much: Callable[[], str],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # GIVEN what torch says without a tracer, and a traced program on rank 5 with a block in use
+    # GIVEN torch's message without a tracer, and a traced program on rank 5 with a live block
     untraced = ask_for_too_much()
     monkeypatch.setenv("RANK", "5")
     seen: list[Any] = []
     with pytracer.Tracer(tmp_path, device=backend, ranks=[5]) as tracer:
         observe(backend, lambda *event: seen.append((event, list(tmp_path.glob("oom_*/*")))))
         held = torch.empty(3_000_000, dtype=torch.uint8, device=backend)
-        # WHEN it runs out
+        # WHEN memory runs out
         with caplog.at_level(logging.WARNING, "pytracer"):
-            said = ask_for_too_much()
+            message = ask_for_too_much()
         (event, files), *_ = seen
-    # THEN the exception is torch's own
-    plain = re.compile(r"\d[\d.]* \w+")
-    assert plain.sub("", said) == plain.sub("", untraced)
-    # AND the snapshot lies where verl puts it; the user's own observer, called later, found it
+    # THEN the exception is torch's own, apart from the amounts
+    amount = re.compile(r"\d[\d.]* \w+")
+    assert amount.sub("", message) == amount.sub("", untraced)
+    # AND the snapshot is at verl's path, and the user's observer, which is called later, found it
     (path,) = files
     assert re.fullmatch(r"oom_\d{8}-\d{6}-\d{6}", path.parent.name)
     assert re.fullmatch(r"torch_memory_oom_rank5_pid\d+\.pickle", path.name)
     assert str(path) in caplog.text
-    # AND tells what happened
+    # AND it describes the out-of-memory
     snapshot = pickle.loads(path.read_bytes())
     index, requested, total, free = event
     assert snapshot["pytracer"]["oom"] == {
@@ -90,15 +94,56 @@ def test_the_snapshot_is_there_before_the_exception(
     memory = snapshot["pytracer"]["devices"][index]
     assert memory["reserved_bytes"] >= held.numel()
     assert memory["total_bytes"] >= memory["free_bytes"] > 0
-    # AND the recording went on
+    # AND the recording continues
     assert tracer.stats()["oom_snapshots"] == 1
     assert (tmp_path / "exit").is_dir()
 
 
-def test_no_more_than_wished_for(
+@pytest.mark.parametrize("is_fragmented", [True, False])
+def test_whether_it_was_fragmentation(backend: str, tmp_path: Path, is_fragmented: bool) -> None:
+    # GIVEN a device whose segments are partly free, or a device that is too small
+    if not simulated.active():
+        pytest.skip("needs a device of a chosen capacity")
+    before = simulated.capacity(0)
+    used = simulated.used_bytes(0)
+    simulated.set_capacity(used + 400 * MIB, 0)
+    try:
+        with pytracer.Tracer(tmp_path / "x.pickle", device=backend) as tracer:
+
+            def make(mib: int) -> torch.Tensor:
+                return torch.empty(mib * MIB, dtype=torch.uint8, device=f"{backend}:0")
+
+            peak = [make(80) for _ in range(4)]
+            del peak
+            held = [make(45) for _ in range(4)]  # each in a segment of 80 MiB or a little more
+            # WHEN memory runs out
+            with pytest.raises(torch.OutOfMemoryError):
+                make(160 if is_fragmented else 300)
+            del tracer
+    finally:
+        simulated.set_capacity(before, 0)
+    (path,) = tmp_path.glob("x.oom-*")
+    device = stats(load(path), device=0).devices[0]
+    # THEN the report distinguishes the two cases by the free memory of the driver and the segments
+    oom = device.ooms[-1]
+    assert oom.fits_in_largest_block is oom.fits_in_free_blocks is False
+    assert oom.fits_if_joined is is_fragmented
+    assert oom.sample is not None
+    assert oom.available_bytes == oom.device_free_bytes == 400 * MIB - oom.sample.reserved_bytes
+    assert oom.free_in_segments_bytes == oom.sample.reserved_bytes - oom.sample.active_bytes
+    assert oom.elsewhere_bytes == used
+    # AND the sites are those at the out-of-memory, not at the peak
+    (site,) = device.sites_at_oom or []
+    assert (site.count, site.requested_bytes) == (4, 4 * 45 * MIB)
+    assert sum(site.requested_bytes for site in device.sites) == 4 * 80 * MIB
+    assert len(held) == 4
+
+
+@pytest.mark.once_per_backend
+def test_the_number_of_snapshots_is_limited(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
-    # GIVEN tracers of which one wants two, one none, and one has nowhere to write
+    # GIVEN a tracer that wants two files, one that wants none, and one without an output
     two = pytracer.Tracer(tmp_path / "two.pickle", device=backend, max_oom_snapshots=2)
     none = pytracer.Tracer(tmp_path / "none.pickle", device=backend, on_oom=False)
     nowhere = pytracer.Tracer(device=backend)
@@ -106,35 +151,40 @@ def test_no_more_than_wished_for(
         # WHEN memory runs out three times
         for _ in range(3):
             ask_for_too_much()
-        # THEN the first two are there, beside the file that is to come
+        # THEN the first and the last are written, next to the output file
         names = sorted(path.name for path in tmp_path.iterdir())
         assert [re.sub(r"\d", "0", name) for name in names] == [
             "two.oom-00000000-000000-000000.pickle"
         ] * 2
-        # AND all three are in everyone's record
+        # AND all tracers have recorded all three
         for tracer in (two, none, nowhere):
-            actions = [ACTIONS[each] for each in tracer.events()["action"]]
+            actions = [ACTIONS[number] for number in tracer.events()["action"]]
             assert actions.count("oom") == 3
     # WHEN the tracers have stopped
     ask_for_too_much()
-    # THEN nothing more is written
+    # THEN no further file is written
     assert len(list(tmp_path.glob("*.oom-*"))) == 2
 
 
-def test_fifty_leave_three_files(
+@pytest.mark.once_per_backend
+def test_the_first_and_the_last_of_fifty_files_remain(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
-    # GIVEN a program that catches what torch raises
-    with pytracer.Tracer(tmp_path, device=backend) as tracer:
-        # WHEN it runs out fifty times
+    # GIVEN a program that catches torch's exception
+    paths: list[str] = []
+    with pytracer.Tracer(tmp_path, device=backend, on_snapshot=paths.append) as tracer:
+        # WHEN memory runs out fifty times
         for _ in range(50):
             ask_for_too_much()
-        # THEN three snapshots are there, and all fifty in the record
-        assert len(list(tmp_path.glob("oom_*/*"))) == tracer.stats()["oom_snapshots"] == 3
-        actions = [ACTIONS[each] for each in tracer.events()["action"]]
+        # THEN the first two snapshots and the last one remain, and all fifty are recorded
+        kept = sorted(map(str, tmp_path.glob("oom_*/*")))
+        assert kept == [paths[0], paths[1], paths[49]]
+        assert tracer.stats()["oom_snapshots"] == 50
+        actions = [ACTIONS[number] for number in tracer.events()["action"]]
         assert actions.count("oom") == 50
 
 
+@pytest.mark.once_per_backend
 @pytest.mark.parametrize(("chosen", "files"), [([5], 1), ([0, 4], 0), (None, 1)])
 def test_oom_ranks(
     backend: str,
@@ -146,24 +196,25 @@ def test_oom_ranks(
 ) -> None:
     # GIVEN rank 5
     monkeypatch.setenv("RANK", "5")
-    # WHEN it runs out, THEN it writes if it is one of those chosen
+    # WHEN memory runs out, THEN the process writes a file if its rank is selected
     with pytracer.Tracer(tmp_path, device=backend, oom_ranks=chosen):
         ask_for_too_much()
     assert len(list(tmp_path.glob("oom_*/*"))) == files
 
 
 def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path: Path) -> None:
-    # GIVEN an operation whose backward, on autograd's own thread, asks for too much
+    # GIVEN an operation whose backward, on autograd's own thread, requests too much memory
     leaf = torch.ones(1, device=backend, requires_grad=True)
     with pytracer.Tracer(tmp_path, device=backend):
         output = leaf.expand(HUGE)[:1].sum()
-        # WHEN it does, THEN the exception is torch's, and the snapshot is there
+        # WHEN the backward runs, THEN the exception is torch's, and the snapshot exists
         with pytest.raises(torch.OutOfMemoryError):
             output.backward()
         (path,) = tmp_path.glob("oom_*/*")
     assert pickle.loads(path.read_bytes())["pytracer"]["oom"]["requested_bytes"] >= HUGE
 
 
+@pytest.mark.once_per_backend
 def test_a_dump_that_fails(
     backend: str,
     ask_for_too_much: Callable[[], str],
@@ -187,21 +238,22 @@ def test_a_dump_that_fails(
         torch.empty(1000, device=backend)
         # WHEN memory runs out
         with caplog.at_level(logging.WARNING, "pytracer"):
-            said = ask_for_too_much()
-        # THEN it does not recurse, the outer exception is torch's, the failure is counted and said
+            message = ask_for_too_much()
+        # THEN it does not recurse, the exception is torch's, and the failure is counted and logged
         assert len(inner) == 1
-        assert "out of memory" in said
+        assert "out of memory" in message
         assert tracer.stats()["failures"] == 1
         assert "was not written" in caplog.text
         monkeypatch.undo()
-    # AND no file is left half written
+    # AND no partial file is left
     assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
 
 
+@pytest.mark.once_per_backend
 def test_a_log_that_fails(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
-    # GIVEN a handler of the user's that raises
+    # GIVEN a log handler of the user that raises an exception
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError("no log")
@@ -211,18 +263,18 @@ def test_a_log_that_fails(
     try:
         # WHEN memory runs out
         with pytracer.Tracer(tmp_path / "x.pickle", device=backend):
-            said = ask_for_too_much()
+            message = ask_for_too_much()
     finally:
         log.removeHandler(handler)
-    # THEN the exception is torch's, and the snapshot is there
-    assert "out of memory" in said
+    # THEN the exception is torch's, and the snapshot exists
+    assert "out of memory" in message
     assert len(list(tmp_path.glob("x.oom-*"))) == 1
 
 
 def test_many_threads_run_out(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
-    # GIVEN threads that allocate and run out at the same time
+    # GIVEN threads that allocate and run out of memory at the same time
     with pytracer.Tracer(tmp_path / "x.pickle", device=backend, max_oom_snapshots=100) as tracer:
         failures: list[BaseException] = []
 
@@ -240,10 +292,10 @@ def test_many_threads_run_out(
             thread.start()
         for thread in threads:
             thread.join()
-        # THEN every exception was torch's, and every file that was written is whole
+        # THEN every exception was torch's, and every written file is complete
         assert failures == []
         files = list(tmp_path.glob("*.oom-*"))
         assert 1 <= len(files) == tracer.stats()["oom_snapshots"] <= 40
         for path in files:
             assert pickle.loads(path.read_bytes())["pytracer"]["oom"]["requested_bytes"] >= HUGE
-        assert [ACTIONS[each] for each in tracer.events()["action"]].count("oom") == 40
+        assert [ACTIONS[number] for number in tracer.events()["action"]].count("oom") == 40

@@ -1,4 +1,4 @@
-"""pytracer's record equals the one of PyTorch's own recorder, of the same activity."""
+"""Compare pytracer's record with that of PyTorch's own recorder, of the same activity."""
 
 import copy
 import gc
@@ -17,7 +17,7 @@ from accelerator.workload import Workload
 from pytracer import Tracer
 
 EVENTS = 40_000
-ROOM = 1 << 20
+MAX_ENTRIES = 1 << 20
 ALL = Rules()
 CONFIGURATIONS = [
     # seed, rules, options of the workload
@@ -38,10 +38,10 @@ pytestmark = pytest.mark.usefixtures("no_collector")
 
 @contextmanager
 def recorded_by_torch(device: ModuleType, backend: str, context: str | None) -> Iterator[None]:
-    """PyTorch's own recorder is on, from empty."""
+    """Switch on PyTorch's own recorder, without earlier events."""
     record: Callable[..., None] = device.memory._record_memory_history
     more = {"compile_context": True, "clear_history": True} if backend == "cuda" else {}
-    record("all", context=context, stacks="python", max_entries=ROOM, **more)
+    record("all", context=context, stacks="python", max_entries=MAX_ENTRIES, **more)
     try:
         yield
     finally:
@@ -58,24 +58,24 @@ def activity(backend: str, seed: int, **options: Any) -> Iterator[Workload]:
         gc.collect()
 
 
-def tracer_for(backend: str, rules: Rules = ALL, entries: int = ROOM) -> Tracer:
+def tracer_for(backend: str, rules: Rules = ALL, entries: int = MAX_ENTRIES) -> Tracer:
     return Tracer(
         device=backend,
         context=rules.context,
         stack_depth=rules.depth,
         trace_alloc_max_entries=entries,
-        max_stack_bytes=2**28,  # the activity makes code without end
+        max_stack_bytes=2**28,  # the activity keeps compiling new functions
     )
 
 
-def both(device: ModuleType, tracer: Tracer) -> tuple[Snapshot, Snapshot]:
-    """PyTorch's and ours, with nothing between. PyTorch's has the marker that ours leaves too."""
-    ours = tracer.snapshot()
-    return device.memory._snapshot(), ours
+def both_snapshots(device: ModuleType, tracer: Tracer) -> tuple[Snapshot, Snapshot]:
+    """Return PyTorch's snapshot and pytracer's, whose marker PyTorch's contains."""
+    traced = tracer.snapshot()
+    return device.memory._snapshot(), traced
 
 
 def check_seen(seen: Seen, backend: str, device: ModuleType, *, expandable: str = "off") -> None:
-    """The activity had all that it is meant to have."""
+    """Check that the activity had all kinds of events."""
     actions = {"alloc", "free_requested", "free_completed", "oom"}
     if expandable != "on":
         actions |= {"segment_alloc", "segment_free"}
@@ -86,7 +86,8 @@ def check_seen(seen: Seen, backend: str, device: ModuleType, *, expandable: str 
     assert actions <= seen.actions.keys()
     assert seen.devices == min(2, device.device_count())
     assert len(seen.streams) >= 4
-    assert {pool[0] > 0 for pool in seen.pools if pool != (0, 0)} == {True, False}  # graphs', ours
+    # The first pool id is positive for graphs, and 0 for pools of the program.
+    assert {pool[0] > 0 for pool in seen.pools if pool != (0, 0)} == {True, False}
     assert seen.delayed_frees > 100
     assert seen.pending_blocks >= 2
     if backend == "cuda":
@@ -95,10 +96,10 @@ def check_seen(seen: Seen, backend: str, device: ModuleType, *, expandable: str 
 
 
 @pytest.mark.parametrize(("seed", "rules", "options"), CONFIGURATIONS)
-def test_records_are_the_same(
+def test_records_are_equal(
     backend: str, device: ModuleType, seed: int, rules: Rules, options: dict[str, Any]
 ) -> None:
-    # GIVEN both recorders, on since the same point
+    # GIVEN both recorders, switched on at the same point
     tracer = tracer_for(backend, rules)
     with (
         activity(backend, seed, **options) as workload,
@@ -107,35 +108,35 @@ def test_records_are_the_same(
         tracer.start()
         begun = time.time_ns() // 1000
 
-        # WHEN memory is used in every way there is
+        # WHEN memory is used in all ways
         workload.run(EVENTS)
         workload.leave_pending()
-        native, ours = both(device, tracer)
+        native, traced = both_snapshots(device, tracer)
         ended = time.time_ns() // 1000
         tracer.stop()
 
-    # THEN each event, segment, block, frame and setting is the same, and nothing was left out
-    assert check_parity(native, ours, rules) >= EVENTS
-    times = [event["time_us"] for trace in ours["device_traces"] for event in trace]
+    # THEN each event, segment, block, frame and setting is equal, and none is missing
+    assert check_parity(native, traced, rules) >= EVENTS
+    times = [event["time_us"] for trace in traced["device_traces"] for event in trace]
     assert begun - parity.CLOSE_US <= min(times)
     assert max(times) <= ended + parity.CLOSE_US
-    for counts in ours["pytracer"]["devices"]:
+    for counts in traced["pytracer"]["devices"]:
         assert (counts["overwritten"], counts["live_dropped"], counts["labels_dropped"]) == (0,) * 3
     seen = Seen().add(native)
     check_seen(seen, backend, device, expandable=options.get("expandable", "off"))
     if rules.context == "all":
         assert seen.retries >= 1
-        assert seen.deepest > ALL.depth  # so that stack_depth cuts
+        assert seen.deepest > ALL.depth  # so that `stack_depth` cuts some
         assert len(seen.stacks) > 500
 
 
-def test_the_events_compared_are_many() -> None:
+def test_many_events_are_compared() -> None:
     assert len(CONFIGURATIONS) * EVENTS >= 200_000
 
 
 @pytest.mark.parametrize("context", ["all", "alloc"])
 def test_a_tracer_that_starts_later(backend: str, device: ModuleType, context: str) -> None:
-    # GIVEN blocks that PyTorch's recorder saw come, and pytracer did not
+    # GIVEN blocks whose allocations only PyTorch's recorder has recorded
     with (
         activity(backend, seed=11, expandable="toggled") as workload,
         recorded_by_torch(device, backend, context),
@@ -143,49 +144,49 @@ def test_a_tracer_that_starts_later(backend: str, device: ModuleType, context: s
         workload.run(5000)
         before = device.memory._snapshot()
         strangers = parity.live(before)
-        # The snapshot leaves its marker behind.
+        # The snapshot leaves a marker in the trace.
         since = [len(trace) + 1 for trace in before["device_traces"]]
         rules = Rules(context=context, since=since, strangers=strangers)
         tracer = tracer_for(backend, rules).start()
 
-        # WHEN they are used further, and some go
+        # WHEN the activity continues, and frees some of them
         workload.run(2500)
-        native, ours = both(device, tracer)
+        native, traced = both_snapshots(device, tracer)
         tracer.stop()
 
-    # THEN what happened since is the same; what came before has no frames
-    assert check_parity(native, ours, rules) >= 2500
+    # THEN later events are equal, and blocks from before have no frames
+    assert check_parity(native, traced, rules) >= 2500
     remaining = [blocks & now for blocks, now in zip(strangers, parity.live(native), strict=True)]
     assert sum(map(len, remaining)) > 10
     assert sum(map(len, strangers)) - sum(map(len, remaining)) > 100
 
 
 def test_a_small_ring_holds_the_last_events(backend: str, device: ModuleType) -> None:
-    # GIVEN a ring of 1,000
+    # GIVEN a ring of 1,000 events
     tracer = tracer_for(backend, entries=1000)
     with activity(backend, seed=12) as workload, recorded_by_torch(device, backend, "all"):
         tracer.start()
 
-        # WHEN it is overrun many times
+        # WHEN its events are overwritten many times
         workload.run(20_000)
-        native, ours = both(device, tracer)
+        native, traced = both_snapshots(device, tracer)
         tracer.stop()
 
-    # THEN it holds exactly the last 1,000 of each device, blocks have their frames as ever, and the
-    # rest is counted
+    # THEN it holds exactly the last 1,000 events of each device, blocks have all their frames, and
+    # the overwritten events are counted
     totals = [len(trace) for trace in native["device_traces"]]
     assert min(totals) > 5000
-    assert check_parity(native, ours, Rules(since=[total - 1000 for total in totals])) == (
+    assert check_parity(native, traced, Rules(since=[total - 1000 for total in totals])) == (
         1000 * len(totals)
     )
-    counts = ours["pytracer"]["devices"]
-    assert [each["recorded"] for each in counts] == totals
-    assert [each["overwritten"] for each in counts] == [total - 1000 for total in totals]
+    counts = traced["pytracer"]["devices"]
+    assert [count["recorded"] for count in counts] == totals
+    assert [count["overwritten"] for count in counts] == [total - 1000 for total in totals]
 
 
 @pytest.mark.timeout(3600)
 def test_a_long_run(backend: str, device: ModuleType) -> None:
-    """PYTRACER_PARITY_EVENTS=10000000 makes it long."""
+    """Run for longer with PYTRACER_PARITY_EVENTS=10000000."""
     # GIVEN both recorders
     seen, compared = Seen(), 0
     tracer = tracer_for(backend)
@@ -193,14 +194,14 @@ def test_a_long_run(backend: str, device: ModuleType) -> None:
         tracer.start()
         while compared < LONG_RUN:
             with recorded_by_torch(device, backend, "all"):
-                # WHEN the activity goes on
+                # WHEN the activity continues
                 tracer.clear()
                 workload.run(CHUNK)
-                native, ours = both(device, tracer)
+                native, traced = both_snapshots(device, tracer)
 
-            # THEN each part of it is the same; blocks from before PyTorch's recorder was switched
-            # on again have their frames
-            compared += check_parity(native, ours)
+            # THEN each part is equal, and blocks from before PyTorch's recorder was switched on
+            # again have their frames
+            compared += check_parity(native, traced)
             seen.add(native)
         tracer.stop()
     assert seen.actions.total() >= LONG_RUN
@@ -219,75 +220,75 @@ def recorded(request: pytest.FixtureRequest) -> tuple[Snapshot, Snapshot]:
         tracer.start()
         workload.run(1000)
         workload.leave_pending()
-        snapshots = both(device, tracer)
+        snapshots = both_snapshots(device, tracer)
         tracer.stop()
     check_parity(*snapshots)
     return snapshots
 
 
-def swap_events(ours: Snapshot) -> None:
-    trace = ours["device_traces"][0]
+def swap_events(traced: Snapshot) -> None:
+    trace = traced["device_traces"][0]
     place = next(i for i, event in enumerate(trace) if event["size"] != trace[i + 1]["size"])
     trace[place], trace[place + 1] = trace[place + 1], trace[place]
 
 
-def drop_event(ours: Snapshot) -> None:
-    ours["device_traces"][-1].pop()
+def drop_event(traced: Snapshot) -> None:
+    traced["device_traces"][-1].pop()
 
 
-def add_event(ours: Snapshot) -> None:
-    ours["device_traces"][0].append(ours["device_traces"][0][-1])
+def add_event(traced: Snapshot) -> None:
+    traced["device_traces"][0].append(traced["device_traces"][0][-1])
 
 
 def change_event(key: str, action: str = "alloc") -> Callable[[Snapshot], None]:
-    def change(ours: Snapshot) -> None:
-        event = [each for each in ours["device_traces"][0] if each["action"] == action][-1]
+    def change(traced: Snapshot) -> None:
+        event = [entry for entry in traced["device_traces"][0] if entry["action"] == action][-1]
         event[key] = (7, 7) if key == "pool_id" else "x" if key in parity.LABELS else event[key] + 1
 
     return change
 
 
 def change_time(by_us: int) -> Callable[[Snapshot], None]:
-    def change(ours: Snapshot) -> None:
-        ours["device_traces"][0][100]["time_us"] += by_us
+    def change(traced: Snapshot) -> None:
+        traced["device_traces"][0][100]["time_us"] += by_us
 
     return change
 
 
 def change_frame(key: str, value: object) -> Callable[[Snapshot], None]:
-    def change(ours: Snapshot) -> None:
-        event = ours["device_traces"][0][50]
+    def change(traced: Snapshot) -> None:
+        event = traced["device_traces"][0][50]
         event["frames"] = [*event["frames"][:-1], {**event["frames"][-1], key: value}]
 
     return change
 
 
-def cut_frames(ours: Snapshot) -> None:
-    event = next(event for event in ours["device_traces"][0] if len(event["frames"]) > 2)
+def cut_frames(traced: Snapshot) -> None:
+    event = next(event for event in traced["device_traces"][0] if len(event["frames"]) > 2)
     event["frames"] = event["frames"][:-1]
 
 
 def change_segment(key: str) -> Callable[[Snapshot], None]:
-    def change(ours: Snapshot) -> None:
-        ours["segments"][-1][key] = object()
+    def change(traced: Snapshot) -> None:
+        traced["segments"][-1][key] = object()
 
     return change
 
 
 def change_block(key: str) -> Callable[[Snapshot], None]:
-    def change(ours: Snapshot) -> None:
-        blocks = [block for segment in ours["segments"] for block in segment["blocks"]]
+    def change(traced: Snapshot) -> None:
+        blocks = [block for segment in traced["segments"] for block in segment["blocks"]]
         next(block for block in blocks if block["state"] == "active_pending_free")[key] = object()
 
     return change
 
 
-def drop_block(ours: Snapshot) -> None:
-    ours["segments"][0]["blocks"].pop()
+def drop_block(traced: Snapshot) -> None:
+    traced["segments"][0]["blocks"].pop()
 
 
-def drop_segment(ours: Snapshot) -> None:
-    ours["segments"].pop()
+def drop_segment(traced: Snapshot) -> None:
+    traced["segments"].pop()
 
 
 DAMAGES: dict[str, Callable[[Snapshot], None]] = {
@@ -311,12 +312,12 @@ DAMAGES: dict[str, Callable[[Snapshot], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_comparison_sees(recorded: tuple[Snapshot, Snapshot], damage: str) -> None:
-    # GIVEN two snapshots that are the same, and one of them damaged in one place
-    native, ours = recorded
-    damaged = copy.deepcopy(ours)
+def test_the_comparison_detects(recorded: tuple[Snapshot, Snapshot], damage: str) -> None:
+    # GIVEN two equal snapshots, one of them damaged in one place
+    native, traced = recorded
+    damaged = copy.deepcopy(traced)
     DAMAGES[damage](damaged)
 
-    # THEN they are not the same
+    # THEN the comparison fails
     with pytest.raises(DifferenceError):
         check_parity(native, damaged)

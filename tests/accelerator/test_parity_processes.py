@@ -1,6 +1,7 @@
-"""pytracer alone, PyTorch's recorder alone, and both, each in a process: the same record.
+"""Check that pytracer and PyTorch's recorder write the same record, alone and together.
 
-So nothing in ours comes from theirs, and theirs does not change because ours is there.
+Each recorder runs in a process of its own, and both in a third. So pytracer's record does not
+depend on PyTorch's recorder, and pytracer does not change PyTorch's record.
 """
 
 import json
@@ -16,6 +17,7 @@ import processes
 import pytest
 import simulated
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity, normalised
+from processes import HANG_S
 
 PROGRAM = Path(__file__).with_name("parity_process.py")
 EVENTS = 45_000
@@ -28,13 +30,13 @@ CONFIGURATIONS = [
 
 @dataclass
 class Recorded:
-    """What processes with the same activity recorded."""
+    """The records of processes with the same activity."""
 
     rules: Rules
     native_alone: Snapshot
     pytracer_alone: Snapshot
-    native_beside: Snapshot  # with pytracer on
-    native_off: Snapshot  # PyTorch's, not recording, in the process of pytracer alone
+    native_with_pytracer: Snapshot
+    native_off: Snapshot  # of PyTorch, not recording, in the process of pytracer alone
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
@@ -46,11 +48,11 @@ def recorded(
     command = [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), backend]
     done = subprocess.run(
         [*command, json.dumps(options), str(folder)],
-        # torch_npu: no thread that hands work to the device, at moments of its own.
+        # The task queue of torch_npu would use the device at times of its own.
         env=processes.environment(TASK_QUEUE_ENABLE="0"),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -59,7 +61,7 @@ def recorded(
         Rules(options["context"], options["depth"]),
         native_alone=results["native"][0],
         pytracer_alone=results["pytracer"][1],
-        native_beside=results["both"][0],
+        native_with_pytracer=results["both"][0],
         native_off=results["pytracer"][0],
     )
 
@@ -68,16 +70,16 @@ def comparable(snapshot: Snapshot) -> Snapshot:
     return normalised(snapshot, same_device=simulated.active())
 
 
-def test_pytracer_alone_records_what_pytorch_alone_does(recorded: Recorded) -> None:
+def test_pytracer_alone_writes_the_record_of_pytorch_alone(recorded: Recorded) -> None:
     # GIVEN the record of a process in which PyTorch's recorder was off
     assert not any(recorded.native_off["device_traces"])
 
-    # WHEN it is compared with PyTorch's own of the same activity, in a process without pytracer
+    # WHEN it is compared with PyTorch's record of the same activity, in a process without pytracer
     compared = check_parity(
         comparable(recorded.native_alone), comparable(recorded.pytracer_alone), recorded.rules
     )
 
-    # THEN they are the same, of everything there is
+    # THEN they are equal, and the activity had all kinds of events
     assert compared >= EVENTS
     seen = Seen().add(recorded.native_alone)
     assert {"alloc", "segment_map", "segment_unmap", "oom"} <= seen.actions.keys()
@@ -89,32 +91,32 @@ def test_pytracer_alone_records_what_pytorch_alone_does(recorded: Recorded) -> N
         assert seen.pending_blocks >= 2
 
 
-def test_pytorch_records_the_same_beside_pytracer(recorded: Recorded) -> None:
-    # GIVEN PyTorch's records of the same activity with and without pytracer, which wrote snapshots
-    alone, beside = recorded.native_alone, recorded.native_beside
+def test_pytracer_does_not_change_pytorchs_record(recorded: Recorded) -> None:
+    # GIVEN PyTorch's records of the same activity, without pytracer and with its snapshots
+    alone, together = recorded.native_alone, recorded.native_with_pytracer
 
-    # THEN they are the same, but for one marker for each snapshot on each device
-    assert comparable(beside) == comparable(alone)
-    for trace_alone, trace_beside in zip(
-        alone["device_traces"], beside["device_traces"], strict=True
+    # THEN they are equal, except for one marker for each snapshot on each device
+    assert comparable(together) == comparable(alone)
+    for trace_alone, trace_together in zip(
+        alone["device_traces"], together["device_traces"], strict=True
     ):
-        markers = [event for event in trace_beside if event["action"] == "snapshot"]
+        markers = [event for event in trace_together if event["action"] == "snapshot"]
         assert len(markers) == PARTS
-        assert len(trace_beside) == len(trace_alone) + PARTS
+        assert len(trace_together) == len(trace_alone) + PARTS
         actions = Counter(event["action"] for event in trace_alone)
-        assert Counter(event["action"] for event in trace_beside) - actions == {"snapshot": PARTS}
+        counts = Counter(event["action"] for event in trace_together)
+        assert counts - actions == {"snapshot": PARTS}
 
 
-def test_the_comparison_sees_addresses(recorded: Recorded) -> None:
-    """Normalised ones too."""
-    # GIVEN a record in which two blocks have changed places
+def test_the_comparison_detects_normalised_addresses(recorded: Recorded) -> None:
+    # GIVEN a record with the addresses of two blocks swapped
     snapshot = comparable(recorded.pytracer_alone)
     trace = snapshot["device_traces"][0]
     places = [i for i, event in enumerate(trace) if event["action"] == "alloc"][-2:]
-    one, other = (trace[place] for place in places)
-    assert one["addr"] != other["addr"]
-    one["addr"], other["addr"] = other["addr"], one["addr"]
+    first, second = (trace[place] for place in places)
+    assert first["addr"] != second["addr"]
+    first["addr"], second["addr"] = second["addr"], first["addr"]
 
-    # THEN that shows
+    # THEN the comparison fails
     with pytest.raises(DifferenceError):
         check_parity(comparable(recorded.native_alone), snapshot, recorded.rules)

@@ -1,4 +1,4 @@
-"""`pytracer replay` asks the real allocator again: the oracle is the program itself."""
+"""Compare replays, which repeat requests on the real allocator, with the recorded program."""
 
 import itertools
 import json
@@ -10,10 +10,11 @@ import pytest
 import simulated
 from processes import environment, run_python
 
+from pytracer.analysis.report import count_events
+from pytracer.analysis.requests import ALLOCATE, FREE, LEAVE, REQUEST_COLUMNS, extract_recording
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.experiments.replay import Replay, replay
 from pytracer.reading import load
-from pytracer.reading.counts import counts_of
-from pytracer.reading.requests import ALLOCATE, ASKED, FREE, LEAVE, recording_of
 from pytracer.reading.snapshot import (
     ALLOC,
     ANNOTATE,
@@ -27,7 +28,6 @@ from pytracer.reading.snapshot import (
     SNAPSHOT,
     Trace,
 )
-from pytracer.replay import Replay, replay
 
 EVENTS = 5_000
 SEGMENTS, EXPANDABLE = "expandable_segments:False", "expandable_segments:True"
@@ -35,47 +35,50 @@ VARIABLES = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(
-    not simulated.active(), reason="the recording's program has the device for itself"
+    not simulated.active(), reason="the recorded program needs a device of its own"
 )
 
 
 def record(
     folder: Path, backend: str, settings: str, seed: int, *options: object, **env: str
 ) -> dict[str, Any]:
-    """Runs the program under these settings; its snapshot is `folder`/recorded.pickle."""
+    """Run the program with these settings; it writes its snapshot to `folder`/recorded.pickle."""
     env = environment(**{VARIABLES[backend]: settings}, **env)
     arguments = (backend, folder / "recorded.pickle", seed, EVENTS, *options)
     done = run_python(HERE / "replayable.py", *arguments, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    statistics: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return statistics
 
 
 def replayed_trace(folder: Path, backend: str, settings: str) -> Trace:
-    """The trace of a replay's process, on its own."""
-    requests = recording_of(load(folder / "recorded.pickle"), 0).requests
-    np.savez(folder / "requests.npz", **{name: getattr(requests, name) for name in ASKED})
+    """Run a replay's process, and return its trace."""
+    requests = extract_recording(load(folder / "recorded.pickle"), 0).requests
+    np.savez(folder / "requests.npz", **{name: getattr(requests, name) for name in REQUEST_COLUMNS})
     env = environment(**{VARIABLES[backend]: settings})
-    done = run_python("-m", "pytracer.replay_process", folder, "", "0", cwd=folder, env=env)
+    done = run_python(
+        "-m", "pytracer.experiments.replay_process", folder, "", "0", cwd=folder, env=env
+    )
     assert done.returncode == 0, done.stderr
     return load(folder / "trace.pickle").traces[0]
 
 
 def events(trace: Trace) -> list[tuple[int, int, int]]:
-    """What happened, on which stream, without what depends on when a free was asked for.
+    """Return action, size and stream of each event, except events that depend on requests to free.
 
-    What is given back at once is so in the order of addresses: here by size and stream.
+    Memory that is released at once is released in the order of addresses; here it is sorted by size
+    and stream.
     """
     kept = ~np.isin(trace.action, (SNAPSHOT, FREE_REQUESTED, ANNOTATE))
     streams = list(dict.fromkeys(trace.stream[kept].tolist()))
     columns = (column[kept].tolist() for column in (trace.action, trace.size_bytes, trace.stream))
-    found = [(each[0], each[1], streams.index(each[2])) for each in zip(*columns, strict=True)]
-    runs = itertools.groupby(found, lambda each: each[0] in (SEGMENT_FREE, SEGMENT_UNMAP))
-    return [each for given, run in runs for each in (sorted(run) if given else run)]
+    found = [(row[0], row[1], streams.index(row[2])) for row in zip(*columns, strict=True)]
+    runs = itertools.groupby(found, lambda row: row[0] in (SEGMENT_FREE, SEGMENT_UNMAP))
+    return [row for released, run in runs for row in (sorted(run) if released else run)]
 
 
 def reserved_after(trace: Trace) -> np.ndarray[Any, Any]:
-    """What changed in reserved bytes until after each event."""
+    """Return the change in reserved bytes from the begin of the trace to after each event."""
     sign = np.zeros(256, np.int64)
     sign[[SEGMENT_ALLOC, SEGMENT_MAP]] = 1
     sign[[SEGMENT_FREE, SEGMENT_UNMAP]] = -1
@@ -90,37 +93,38 @@ def peaks(done: Replay, place: int) -> tuple[int | None, int | None]:
 
 
 @pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
-def test_from_an_empty_allocator_it_is_the_recording(
+def test_a_replay_from_an_empty_allocator_equals_the_recording(
     backend: str, tmp_path: Path, settings: str
 ) -> None:
-    # GIVEN a program that was recorded from its beginning, with pools, and frees that wait
-    told = record(tmp_path, backend, settings, 31, "--delays", "--pools")
-    # WHEN it is replayed under the settings that it had
+    # GIVEN a program that was recorded from its beginning, with pools and delayed frees
+    statistics = record(tmp_path, backend, settings, 31, "--delays", "--pools")
+    # WHEN it is replayed with its own settings
     done = replay(tmp_path / "recorded.pickle", [], device=0)
-    # THEN it needs as much at every moment, and does the same
+    # THEN the replay reserves the same memory after each request, and has the same events
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
     assert done.older_blocks == 0
-    assert "reserved bytes are the recording's after each of" in done.fidelity()
-    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
-    # AND the blocks whose free waits are not allocated
+    assert done.fidelity().startswith("The replay is exact: ")
+    assert peaks(done, 0)[0] == statistics["peak_reserved_bytes"]
+    # AND blocks with a pending free are not allocated
     own = done.replayed[0].curve
     assert own is not None
     assert np.array_equal(own.allocated_bytes, done.recorded_curve.allocated_bytes)
-    assert done.replayed[0].setting.outcomes[0].peak_allocated_bytes == told["peak_allocated_bytes"]
+    (outcome,) = done.replayed[0].setting.outcomes
+    assert outcome.peak_allocated_bytes == statistics["peak_allocated_bytes"]
     recorded = load(tmp_path / "recorded.pickle").traces[0]
     assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
 
 
-def test_torch_s_own_recording(backend: str, tmp_path: Path) -> None:
-    # GIVEN a recording of torch's own recorder, under segments that expand
-    told = record(tmp_path, backend, EXPANDABLE, 32, "--native")
+def test_a_recording_by_torch(backend: str, tmp_path: Path) -> None:
+    # GIVEN a recording by torch's own recorder, with expandable segments
+    statistics = record(tmp_path, backend, EXPANDABLE, 32, "--native")
     # WHEN it is replayed
     done = replay(tmp_path / "recorded.pickle", [], device=0)
-    # THEN it is the program
+    # THEN the replay equals the program
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
-    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    assert peaks(done, 0)[0] == statistics["peak_reserved_bytes"]
     assert EXPANDABLE in done.replayed[0].setting.settings
 
 
@@ -128,25 +132,26 @@ def test_torch_s_own_recording(backend: str, tmp_path: Path) -> None:
     ("before", "after"),
     [(SEGMENTS, EXPANDABLE), (EXPANDABLE, SEGMENTS), (SEGMENTS, "max_split_size_mb:21")],
 )
-def test_under_other_settings_it_is_the_program_under_them(
+def test_a_replay_with_other_settings_equals_the_program_with_them(
     backend: str, tmp_path: Path, before: str, after: str
 ) -> None:
-    # GIVEN a program, recorded under two settings
+    # GIVEN a program, recorded with two settings
     record(tmp_path, backend, before, 33)
     (tmp_path / "other").mkdir()
-    told = record(tmp_path / "other", backend, after, 33)
-    # WHEN the one recording is replayed under the other's settings
+    statistics = record(tmp_path / "other", backend, after, 33)
+    # WHEN the first recording is replayed with the second settings
     done = replay(tmp_path / "recorded.pickle", [after], device=0)
-    # THEN it comes to what the program came to there, after each allocation and free
-    other = recording_of(load(tmp_path / "other" / "recorded.pickle"), 0)
-    counts = counts_of(other.trace, is_cpu=False)
-    assert peaks(done, 1) == (told["peak_reserved_bytes"], counts.device_allocs)
+    # THEN it reserves what the program reserved there, after each allocation and free
+    expected = extract_recording(load(tmp_path / "other" / "recorded.pickle"), 0)
+    counts = count_events(expected.trace, is_cpu=False)
+    assert peaks(done, 1) == (statistics["peak_reserved_bytes"], counts.device_allocs)
     curve = done.replayed[1].curve
     assert curve is not None
-    asked = other.requests.event[np.isin(other.requests.kind, (ALLOCATE, FREE))]
-    assert len(curve.request) == len(asked) > 1000
-    assert np.array_equal(curve.reserved_bytes, other.history.levels.reserved_bytes[asked + 1])
-    # AND that is not what it came to before
+    requests = expected.requests.event[np.isin(expected.requests.kind, (ALLOCATE, FREE))]
+    assert len(curve.request) == len(requests) > 1000
+    expected_bytes = expected.history.usage.reserved_bytes[requests + 1]
+    assert np.array_equal(curve.reserved_bytes, expected_bytes)
+    # AND the first recording's reserved bytes are different
     assert not np.array_equal(curve.reserved_bytes, done.recorded_curve.reserved_bytes)
 
 
@@ -154,66 +159,82 @@ def test_memory_that_runs_out(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that ran out of memory
     assert record(tmp_path, backend, SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")["oom"]
     path = tmp_path / "recorded.pickle"
-    device = int(np.argmax([np.any(each.action == OOM) for each in load(path).traces]))
-    # WHEN it is replayed as it was, with twice the memory, and with less
+    device = int(np.argmax([np.any(trace.action == OOM) for trace in load(path).traces]))
+    # WHEN it is replayed with the same memory, with twice the memory, and with less
     own = replay(path, [], device=device)
     twice = replay(path, [], device=device, capacity_bytes=300 << 20)
     less = replay(path, [], device=device, capacity_bytes=60 << 20)
-    # THEN memory runs out in the same place, or not
+    # THEN memory runs out at the same request with the same memory
     assert own.capacity_bytes == 150 << 20
     (recorded,), (outcome,) = own.recorded.outcomes, own.replayed[0].setting.outcomes
     assert (recorded.ooms, outcome.ooms, own.replayed[0].fitted) == (1, 1, 0)
+    # AND the levels at that time equal the recording's
+    for result in (recorded, outcome):
+        assert result.oom_unallocated_bytes is not None
+        assert result.peak_unallocated_bytes is not None
+        assert result.oom_unallocated_bytes <= result.peak_unallocated_bytes
+        assert result.lower_bounds == []
+    assert outcome.oom_unallocated_bytes == recorded.oom_unallocated_bytes
+    assert outcome.peak_unallocated_bytes == recorded.peak_unallocated_bytes
+    (first,), (second,) = (curve.failures.request for curve in own.curves.values())
+    assert first == second
     (outcome,) = twice.replayed[0].setting.outcomes
     assert (outcome.ooms, twice.replayed[0].fitted) == (0, 1)
-    # AND the replay that had less tells where the program would have ended
+    assert outcome.oom_unallocated_bytes is None
+    # AND the replay with less memory reports where the program would have ended
     (ended,) = less.replayed
     (outcome,) = ended.setting.outcomes
     assert (outcome.ooms, outcome.ended_early) == (1, True)
     assert outcome.peak_reserved_bytes is not None
-    assert outcome.peak_reserved_bytes <= 60 << 20
+    assert outcome.peak_reserved_bytes <= outcome.limit_bytes == 60 << 20
+    assert outcome.oom_requested_bytes >= ended.failed_bytes
+    assert ended.curve.failures.requested_bytes.tolist() == [outcome.oom_requested_bytes]
     trace = load(path).traces[device]
     assert ended.failed_event is not None
     assert trace.action[ended.failed_event] == ALLOC
     assert trace.size_bytes[ended.failed_event] == ended.failed_bytes
-    # AND how near each is is measured where there is as much memory as there was
+    # AND the deviation is measured in a replay with the recording's memory
     for done in (own, twice, less):
         assert done.deviation is not None
         assert done.deviation.equal == done.deviation.requests > 100
 
 
+@pytest.mark.once_per_backend
 @pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1500)], ids=["late", "ring"])
-def test_from_the_middle_the_deviation_is_told(
+def test_the_deviation_of_an_incomplete_recording_is_reported(
     backend: str, tmp_path: Path, options: tuple[object, ...]
 ) -> None:
-    # GIVEN a recording that begins in the middle, or has lost its beginning
+    # GIVEN a recording that began late, or that lost its first events
     record(tmp_path, backend, SEGMENTS, 34, *options)
     # WHEN it is replayed
     done = replay(tmp_path / "recorded.pickle", [], device=0)
-    # THEN what it is wrong by is told, and is what the two traces tell
+    # THEN the reported deviation is the difference of the two traces
     recorded = load(tmp_path / "recorded.pickle")
     trace = recorded.traces[0]
-    other = replayed_trace(tmp_path, backend, SEGMENTS)
-    in_the_end = recorded.segments.size_bytes[recorded.segments.device == 0].sum()
-    there = reserved_after(trace)
-    there += in_the_end - there[-1]
-    here = reserved_after(other)
-    (theirs,) = np.nonzero(np.isin(trace.action, (ALLOC, FREE_COMPLETED)))
-    (ours,) = np.nonzero(np.isin(other.action, (ALLOC, FREE_COMPLETED)))
+    replay_trace = replayed_trace(tmp_path, backend, SEGMENTS)
+    end_bytes = recorded.segments.size_bytes[recorded.segments.device == 0].sum()
+    recorded_bytes = reserved_after(trace)
+    recorded_bytes += end_bytes - recorded_bytes[-1]
+    replayed_bytes = reserved_after(replay_trace)
+    (recorded_events,) = np.nonzero(np.isin(trace.action, (ALLOC, FREE_COMPLETED)))
+    (replayed_events,) = np.nonzero(np.isin(replay_trace.action, (ALLOC, FREE_COMPLETED)))
     assert done.older_blocks > 10
-    difference = here[ours[done.older_blocks :]] - there[theirs]
+    replayed_events = replayed_events[done.older_blocks :]
+    difference = replayed_bytes[replayed_events] - recorded_bytes[recorded_events]
     deviation = done.deviation
     assert deviation is not None
     assert deviation.requests == len(difference)
     assert deviation.equal == np.count_nonzero(difference == 0) < len(difference)
     assert abs(deviation.largest_bytes) == np.abs(difference).max() > 0
     assert deviation.mean_bytes == pytest.approx(np.abs(difference).mean())
-    assert deviation.peak_bytes == here.max() - max(there.max(), there[0])
-    # AND that blocks are older, and how many of them were freed
+    recorded_peak_bytes = max(recorded_bytes.max(), recorded_bytes[0])
+    assert deviation.peak_bytes == replayed_bytes.max() - recorded_peak_bytes
+    # AND a note has the number of older blocks, and how many of them were freed
     ends = set(recorded.blocks.address[recorded.blocks.state > 0].tolist())
     assert f"{done.older_blocks} blocks are older than the trace" in done.notes[0]
-    assert f"{done.older_freed} are freed in it" in done.notes[0]
+    assert f"The trace frees {done.older_freed} of them." in done.notes[0]
     assert done.older_blocks - done.older_freed <= len(ends)
-    assert "may be wrong by as much" in done.fidelity()
+    assert "A smaller difference between settings means nothing." in done.fidelity()
 
 
 def test_training(backend: str, tmp_path: Path) -> None:
@@ -221,92 +242,106 @@ def test_training(backend: str, tmp_path: Path) -> None:
     arguments = (HERE / "training.py", backend, tmp_path / "recorded.pickle")
     done = run_python(*arguments, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])["devices"][0]
+    statistics = json.loads(done.stdout.splitlines()[-1])["devices"][0]
     # WHEN it is replayed
     replayed = replay(tmp_path / "recorded.pickle", [EXPANDABLE])
-    # THEN it is the training
+    # THEN the replay equals the training
     assert replayed.deviation is not None
     assert replayed.deviation.equal == replayed.deviation.requests > 500
-    assert peaks(replayed, 0)[0] == told["stats"]["reserved_bytes.all.peak"]
+    assert peaks(replayed, 0)[0] == statistics["stats"]["reserved_bytes.all.peak"]
 
 
-def test_what_cannot_be_replayed_is_said(backend: str, tmp_path: Path) -> None:
+@pytest.mark.once_per_backend
+def test_recordings_and_options_that_cannot_be_replayed(backend: str, tmp_path: Path) -> None:
     # GIVEN a recording
     record(tmp_path, backend, SEGMENTS, 31)
     path = tmp_path / "recorded.pickle"
-    # WHEN a setting has a typo, the device here is too small, or the file has no such device
-    # THEN each is an error that names it
+    # WHEN a setting has a typo, this device is too small, or the file has no such device
+    # THEN the error names the reason
     with pytest.raises(ConfigError, match="expandable_segment"):
         replay(path, ["expandable_segment:True"])
     with pytest.raises(PytracerError, match="64 GiB"):
         replay(path, [], capacity_bytes=64 << 30)
-    with pytest.raises(PytracerError, match="device 9: this snapshot has 2"):
+    with pytest.raises(PytracerError, match="has no device 9: it has 2 devices"):
         replay(path, [], device=9)
 
 
-def answer_to(
-    folder: Path, asked: list[tuple[int, int, int, int]], capacity: int | None = None, **env: str
+def replay_requests(
+    folder: Path,
+    requests: list[tuple[int, int, int, int]],
+    capacity: int | None = None,
+    **env: str,
 ) -> dict[str, Any]:
-    """What a replay's process answers to requests: kind, block, MiB, pool."""
-    kind, block, size, pool = np.array(asked).T
+    """Return the answer of a replay's process to requests of (kind, block, MiB, pool)."""
+    kind, block, size, pool = np.array(requests).T
     columns = {"kind": kind, "block": block, "size_bytes": size << 20, "pool": pool}
     np.savez(folder / "requests.npz", **columns, stream=np.zeros_like(kind))
     limit = "" if capacity is None else str(capacity << 20)
-    command = ("-m", "pytracer.replay_process", folder, limit, "0")
+    command = ("-m", "pytracer.experiments.replay_process", folder, limit, "0")
     done = run_python(*command, cwd=folder, env=environment(**env))
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads((folder / "answer.json").read_text())
-    return told
+    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return answer
 
 
-def test_frees_that_wait_are_waited_for_if_there_is_no_other_memory(
-    backend: str, tmp_path: Path
-) -> None:
-    # GIVEN a program whose free waits while it needs as much again
-    asked = [(ALLOCATE, 0, 60, 0), (LEAVE, 0, 0, 0), (ALLOCATE, 1, 60, 0), (FREE, 0, 0, 0)]
-    # WHEN there is room for both, or for one
-    both = answer_to(tmp_path, asked, 160)
-    one = answer_to(tmp_path, asked, 100)
-    none = answer_to(tmp_path, asked, 40)
-    # THEN the free takes effect when it did, or when it is needed
+def test_delayed_frees_complete_early_if_memory_is_needed(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program that needs as much memory again while a free is delayed
+    requests = [(ALLOCATE, 0, 60, 0), (LEAVE, 0, 0, 0), (ALLOCATE, 1, 60, 0), (FREE, 0, 0, 0)]
+    # WHEN there is room for both blocks, for one, or for none
+    both = replay_requests(tmp_path, requests, 160)
+    one = replay_requests(tmp_path, requests, 100)
+    none = replay_requests(tmp_path, requests, 40)
+    # THEN the free completes when it did in the recording, or when its memory is needed
     assert (both["failed_request"], both["freed_early"], both["retries"]) == (None, 0, 0)
     assert (one["failed_request"], one["freed_early"], one["retries"]) == (None, 1, 1)
     assert (none["failed_request"], none["freed_early"]) == (0, 0)
+    # AND an out-of-memory is counted only if the request failed
+    assert (both["ooms"], one["ooms"], none["ooms"]) == ([], [-1], [0])
+
+
+@pytest.mark.once_per_backend
+def test_without_nvml(tmp_path: Path, backend: str) -> None:
+    # GIVEN a container where NVML does not answer, but torch finds the device
+    requests = [(ALLOCATE, 0, 30, 0)]
+    # THEN the replay runs on the device
+    answer = replay_requests(tmp_path, requests, SIMULATED_NVML="0")
+    assert (answer["backend"], answer["failed_request"]) == (backend, None)
 
 
 def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
-    # GIVEN requests of which the last is of a pool, and one that runs out of memory there
+    # GIVEN requests that end in a pool, and requests that run out of memory there
     ends, fails = [(ALLOCATE, 0, 30, 1)], [(ALLOCATE, 0, 30, 1), (ALLOCATE, 1, 90, 1)]
-    # THEN the process ends well
-    assert answer_to(tmp_path, ends)["failed_request"] is None
-    assert answer_to(tmp_path, fails, 100)["failed_request"] == 1
+    # THEN the process ends normally
+    assert replay_requests(tmp_path, ends)["failed_request"] is None
+    assert replay_requests(tmp_path, fails, 100)["failed_request"] == 1
 
 
-def test_the_limit_is_kept_to_the_byte(backend: str, tmp_path: Path) -> None:
-    # GIVEN a device whose size is no power of two, and of whose share no float is exact
-    asked, env = [(ALLOCATE, 0, 1000, 0)], {"SIMULATED_CAPACITY_MB": "15999"}
-    room = 1000 if backend == "cuda" else 1002  # torch_npu pads
-    # THEN what fits exactly has room, and nothing more
-    assert answer_to(tmp_path, asked, room, **env)["failed_request"] is None
-    assert answer_to(tmp_path, asked, room - 2, **env)["failed_request"] == 0
+def test_the_limit_is_exact_to_the_byte(backend: str, tmp_path: Path) -> None:
+    # GIVEN a device whose size is not a power of two, so that no float represents a share exactly
+    requests, env = [(ALLOCATE, 0, 1000, 0)], {"SIMULATED_CAPACITY_MB": "15999"}
+    room = 1000 if backend == "cuda" else 1002  # torch_npu pads requests
+    # THEN a request that fits exactly succeeds, and with less room it fails
+    assert replay_requests(tmp_path, requests, room, **env)["failed_request"] is None
+    assert replay_requests(tmp_path, requests, room - 2, **env)["failed_request"] == 0
 
 
-def test_a_smaller_device_and_the_user_s_own_tracing(
+@pytest.mark.once_per_backend
+def test_a_smaller_device_and_the_users_own_tracing(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a recording of a device of 16 GiB, and tracing that is switched off
-    told = record(tmp_path, backend, SEGMENTS, 31)
+    # GIVEN a recording of a device of 16 GiB, and tracing switched off by the environment
+    statistics = record(tmp_path, backend, SEGMENTS, 31)
     monkeypatch.setenv("PYTRACER", "0")
     monkeypatch.setenv("PYTRACER_OUTPUT", str(tmp_path / "own.pickle"))
-    # WHEN it is replayed on one that has less, but enough
+    # WHEN it is replayed on a device with less memory, but enough
     monkeypatch.setenv("SIMULATED_CAPACITY_MB", "1024")
     done = replay(tmp_path / "recorded.pickle", [], device=0)
-    # THEN what the replays had is told
+    # THEN a note reports the memory of the replays
     assert done.capacity_bytes == 1 << 30
     assert any("the device here has 1 GiB free" in note for note in done.notes)
-    assert peaks(done, 0)[0] == told["peak_reserved_bytes"]
+    assert peaks(done, 0)[0] == statistics["peak_reserved_bytes"]
     assert not (tmp_path / "own.pickle").exists()
     # AND retries and levels are the allocator's own
     (outcome,) = done.replayed[0].setting.outcomes
     assert (outcome.retries, outcome.ooms) == (0, 0)
-    assert outcome.peak_allocated_bytes == told["peak_allocated_bytes"]
+    assert outcome.peak_allocated_bytes == statistics["peak_allocated_bytes"]

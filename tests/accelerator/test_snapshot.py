@@ -1,4 +1,4 @@
-"""What a snapshot of an accelerator holds beside what torch's own has."""
+"""Test the parts of an accelerator's snapshot that torch's own snapshot does not have."""
 
 import contextlib
 import gc
@@ -16,7 +16,7 @@ import torch
 from viewers import check_opcodes, check_snapshot
 
 import pytracer
-from pytracer.actions import ACTIONS
+from pytracer import ACTIONS
 
 MB = 1 << 20
 
@@ -29,7 +29,7 @@ def empty_device(device: ModuleType) -> None:
 
 def actions(tracer: pytracer.Tracer, index: int = 0) -> list[str]:
     events = tracer.events()
-    return [ACTIONS[each] for each in events["action"][events["device"] == index]]
+    return [ACTIONS[number] for number in events["action"][events["device"] == index]]
 
 
 def blocks_of(snapshot: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -47,48 +47,49 @@ def test_blocks_older_than_the_recording(backend: str) -> None:
     with pytracer.Tracer(device=backend) as tracer:
         new = torch.empty(1000, device=backend)
         snapshot = tracer.snapshot()
-        # THEN both are there, the older one without frames
+        # THEN both blocks are in the snapshot, the older one without frames
         blocks = blocks_of(snapshot)
         assert blocks[old.data_ptr()]["frames"] == []
         assert blocks[new.data_ptr()]["frames"][0]["filename"] == __file__
         assert blocks[old.data_ptr()]["requested_size"] == 4000
-        # WHEN it goes
+        # WHEN the older block is freed
         address = old.data_ptr()
         del old
-        # THEN its free is recorded, with its size, and counted
+        # THEN its free is recorded with its size, and counted
         frees = [e for e in tracer.snapshot()["device_traces"][0] if e["addr"] == address]
-        assert [each["action"] for each in frees] == ["free_requested", "free_completed"]
-        assert {each["size"] for each in frees} == {4000}
+        assert [free["action"] for free in frees] == ["free_requested", "free_completed"]
+        assert {free["size"] for free in frees} == {4000}
         assert tracer.stats()["devices"][0]["unknown_frees"] == 1
 
 
 def test_memory_outside_the_allocator(backend: str, device: ModuleType) -> None:
-    # GIVEN a block of torch's on the last device, and the CPU traced too
+    # GIVEN a block of torch on the last device, while the CPU is traced too
     last = device.device_count() - 1
     held = torch.empty(40 * MB, dtype=torch.uint8, device=f"{backend}:{last}")
     with pytracer.Tracer(device=[backend, "cpu"]) as tracer:
         snapshot = tracer.snapshot()
-    # THEN the device's own figures are there
-    *others, cpu = snapshot["pytracer"]["devices"]
-    about = others[last]
+    # THEN the file has the device's own figures
+    *accelerators, cpu = snapshot["pytracer"]["devices"]
+    metadata = accelerators[last]
     free, total = device.mem_get_info(last)
-    assert about["total_bytes"] == total
-    assert about["reserved_bytes"] == device.memory_reserved(last) >= held.numel()
+    assert metadata["total_bytes"] == total
+    assert metadata["reserved_bytes"] == device.memory_reserved(last) >= held.numel()
     if simulated.active():  # a real device has other users, too
-        assert about["free_bytes"] == free
-        assert about["reserved_bytes"] == simulated.used_bytes(last)
-        assert about["process_bytes"] == about["reserved_bytes"] + simulated.context_bytes(last)
-    if about["process_bytes"] is not None:
-        assert about["process_bytes"] > about["reserved_bytes"]
-    # AND none for the CPU, nor for a device that is not in use: asking would begin to use it
+        assert metadata["free_bytes"] == free
+        assert metadata["reserved_bytes"] == simulated.used_bytes(last)
+        context_bytes = simulated.context_bytes(last)
+        assert metadata["process_bytes"] == metadata["reserved_bytes"] + context_bytes
+    if metadata["process_bytes"] is not None:
+        assert metadata["process_bytes"] > metadata["reserved_bytes"]
+    # AND the CPU has none, nor has an unused device, because a query would initialise it
     assert "total_bytes" not in cpu
     for index in range(last):
         if device.memory_reserved(index) == 0:
-            assert "total_bytes" not in others[index]
+            assert "total_bytes" not in accelerators[index]
 
 
-def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> None:
-    # GIVEN memory that was given back, and an allocation that failed
+def test_statistics_of_the_allocator(backend: str, device: ModuleType) -> None:
+    # GIVEN memory that was freed, and an allocation that failed
     device.empty_cache()
     device.reset_peak_memory_stats(0)
     device.set_per_process_memory_fraction(0.5, 0)
@@ -99,13 +100,13 @@ def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> Non
         torch.empty(1 << 45, dtype=torch.uint8, device=f"{backend}:0")
     # WHEN a snapshot is taken
     with pytracer.Tracer(device=backend) as tracer:
-        told = tracer.snapshot()["pytracer"]["devices"][0]["statistics"]
-    # THEN it has what the allocator says of itself, and the current device is what it was
+        statistics = tracer.snapshot()["pytracer"]["devices"][0]["statistics"]
+    # THEN it has the allocator's own statistics, and the current device is unchanged
     assert device.current_device() == 0
     stats = device.memory_stats(0)
     device.set_per_process_memory_fraction(1.0, 0)
-    assert told.pop("memory_fraction", 0.5) == 0.5
-    assert told == {
+    assert statistics.pop("memory_fraction", 0.5) == 0.5
+    assert statistics == {
         "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
         "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
         "device_allocs": stats["num_device_alloc"],
@@ -113,72 +114,72 @@ def test_what_the_allocator_has_counted(backend: str, device: ModuleType) -> Non
         "retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
     }
-    assert told["ooms"] == before["num_ooms"] + 1
-    assert told["peak_reserved_bytes"] >= 40 * MB > stats["allocated_bytes.all.current"]
+    assert statistics["ooms"] == before["num_ooms"] + 1
+    assert statistics["peak_reserved_bytes"] >= 40 * MB > stats["allocated_bytes.all.current"]
 
 
-def test_devices_as_wished(backend: str, device: ModuleType) -> None:
+def test_selected_devices(backend: str, device: ModuleType) -> None:
     if device.device_count() < 2:
         pytest.skip("needs two devices")
-    # GIVEN tracers of each device, of all, of what is there, and of all and the CPU
+    # GIVEN tracers of each device, of all devices, of the default, of all and the CPU, of the CPU
     options = [f"{backend}:0", f"{backend}:1", backend, "auto", [backend, "cpu"], ["cpu"]]
-    tracers = [pytracer.Tracer(device=each).start() for each in options]
+    tracers = [pytracer.Tracer(device=option).start() for option in options]
     # WHEN both devices and the CPU are used
     blocks = [torch.empty(1000, device=name) for name in (f"{backend}:0", f"{backend}:1", "cpu")]
-    # THEN everyone has what it asked for
-    seen = [{int(each) for each in tracer.events()["device"]} for tracer in tracers]
+    # THEN each tracer has the events of its devices
+    seen = [{int(index) for index in tracer.events()["device"]} for tracer in tracers]
     assert seen == [{0}, {1}, {0, 1}, {0, 1}, {-1, 0, 1}, {-1}]
-    # AND in the file the CPU stands after all of them
+    # AND in the file the CPU is after all other devices
     snapshot = tracers[4].snapshot()
     assert [bool(trace) for trace in snapshot["device_traces"]] == [True] * 3
     assert {segment["device"] for segment in snapshot["segments"]} >= {0, 1, 2}
     assert snapshot["pytracer"]["backends"] == [backend, "cpu"]
-    one = tracers[1].snapshot()
-    assert {segment["device"] for segment in one["segments"]} == {1}
-    assert [bool(trace) for trace in one["device_traces"]] == [False, True]
+    second_only = tracers[1].snapshot()
+    assert {segment["device"] for segment in second_only["segments"]} == {1}
+    assert [bool(trace) for trace in second_only["device_traces"]] == [False, True]
     for tracer in tracers:
         check_snapshot(tracer.snapshot())
         tracer.stop()
     del blocks
 
 
-def test_owners_with_different_wishes(backend: str) -> None:
-    # GIVEN tracers of all contexts, and one with a small ring
+def test_tracers_with_different_options(backend: str) -> None:
+    # GIVEN tracers with all contexts, and one with a small ring
     contexts = (None, "state", "alloc", "all")
-    tracers = [pytracer.Tracer(device=backend, context=each).start() for each in contexts]
+    tracers = [pytracer.Tracer(device=backend, context=context).start() for context in contexts]
     small = pytracer.Tracer(device=backend, trace_alloc_max_entries=2, stack_depth=1).start()
-    # WHEN a block stays, and one goes
+    # WHEN one block stays allocated, and one is freed
     kept = torch.empty(1000, device=backend)
     gone = torch.empty(1000, device=backend)
     del gone
-    # THEN each sees stacks as it asked for
+    # THEN each tracer has the stacks of its context
     for tracer, context in zip(tracers, contexts, strict=True):
         snapshot = tracer.snapshot()
-        trace = [each for each in snapshot["device_traces"][0] if each["action"] != "snapshot"]
-        with_frames = {each["action"] for each in trace if each["frames"]}
+        trace = [e for e in snapshot["device_traces"][0] if e["action"] != "snapshot"]
+        with_frames = {event["action"] for event in trace if event["frames"]}
         everything = {"segment_alloc", "alloc", "free_requested", "free_completed"}
         assert with_frames == (everything if context in ("alloc", "all") else set())
         assert bool(blocks_of(snapshot)[kept.data_ptr()]["frames"]) == (context is not None)
         if context in ("alloc", "all"):
-            lines = {each["action"]: each["frames"][0]["line"] for each in trace[-3:]}
+            lines = {event["action"]: event["frames"][0]["line"] for event in trace[-3:]}
             assert (lines["free_completed"] == lines["alloc"]) == (context == "alloc")
-    small_one = small.snapshot()
-    assert len(small_one["device_traces"][0]) == 2
-    assert all(len(each["frames"]) <= 1 for each in small_one["device_traces"][0])
+    small_snapshot = small.snapshot()
+    assert len(small_snapshot["device_traces"][0]) == 2
+    assert all(len(event["frames"]) <= 1 for event in small_snapshot["device_traces"][0])
     for tracer in (*tracers, small):
         tracer.stop()
 
 
-def test_the_state_at_the_end(backend: str, tmp_path: Path) -> None:
-    # GIVEN a tracer that has stopped with a block alive
+def test_the_state_at_the_stop(backend: str, tmp_path: Path) -> None:
+    # GIVEN a tracer that was stopped with a live block
     tracer = pytracer.Tracer(device=backend).start()
     block = torch.empty(1000, device=backend)
     address = block.data_ptr()
     tracer.stop()
-    # WHEN that block goes
+    # WHEN this block is freed
     del block
     gc.collect()
-    # THEN a dump still shows what was there when it stopped
+    # THEN a dump still has the block
     tracer.dump(tmp_path / "x.pickle")
     data = (tmp_path / "x.pickle").read_bytes()
     check_opcodes(data)
@@ -186,26 +187,27 @@ def test_the_state_at_the_end(backend: str, tmp_path: Path) -> None:
     check_snapshot(snapshot)
     assert blocks_of(snapshot)[address]["frames"]
     assert snapshot["device_traces"][0][-1]["action"] == "snapshot"
-    assert "free_requested" not in {each["action"] for each in snapshot["device_traces"][0]}
+    assert "free_requested" not in {event["action"] for event in snapshot["device_traces"][0]}
 
 
-def test_figures_of_the_end_are_of_the_end(backend: str, device: ModuleType) -> None:
-    # GIVEN a tracer that stopped while a large block was there
+def test_figures_of_the_device_at_the_stop(backend: str, device: ModuleType) -> None:
+    # GIVEN a tracer that was stopped with a large live block
     tracer = pytracer.Tracer(device=f"{backend}:0").start()
     large = torch.empty(1 << 30, dtype=torch.uint8, device=backend)
     tracer.stop()
-    # WHEN it has gone
+    # WHEN the block is freed
     del large
     device.empty_cache()
-    # THEN what the device had left is what it had left then
-    (about,) = tracer.snapshot()["pytracer"]["devices"]
-    assert about["reserved_bytes"] >= 1 << 30
+    # THEN the snapshot has the device's free memory at the stop
+    (metadata,) = tracer.snapshot()["pytracer"]["devices"]
+    assert metadata["reserved_bytes"] >= 1 << 30
     if simulated.active():
-        assert about["total_bytes"] - about["free_bytes"] == about["reserved_bytes"]
+        used_bytes = metadata["total_bytes"] - metadata["free_bytes"]
+        assert used_bytes == metadata["reserved_bytes"]
 
 
 def test_another_locale(backend: str) -> None:
-    # GIVEN a program in a language that writes numbers with a comma, where there is one
+    # GIVEN a locale that writes numbers with a comma, if one is installed
     before = locale.setlocale(locale.LC_ALL)
     for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8"):
         with contextlib.suppress(locale.Error):
@@ -218,23 +220,23 @@ def test_another_locale(backend: str) -> None:
             settings = tracer.snapshot()["allocator_settings"]
     finally:
         locale.setlocale(locale.LC_ALL, before)
-    # THEN numbers are numbers
+    # THEN the settings have numbers
     if backend == "cuda":
         assert settings["garbage_collection_threshold"] == 0.0
         assert isinstance(settings["garbage_collection_threshold"], float)
         assert settings["roundup_power2_divisions"]["1024"] == 0
 
 
-def test_events_of_all_devices_in_order_of_time(backend: str, device: ModuleType) -> None:
+def test_events_of_all_devices_are_in_order_of_time(backend: str, device: ModuleType) -> None:
     if device.device_count() < 2:
         pytest.skip("needs two devices")
-    # GIVEN blocks on two devices and the CPU by turns
+    # GIVEN blocks on two devices and the CPU, allocated alternately
     with pytracer.Tracer(device=[backend, "cpu"]) as tracer:
         for _ in range(50):
             for name in (f"{backend}:1", "cpu", f"{backend}:0"):
                 torch.empty(1000, device=name)
         events = tracer.events()
-    # THEN they are in order of time, and each device's in its own
+    # THEN all events are in order of time, and each device's events in order of their numbers
     assert (np.diff(events["time_ns"]) >= 0).all()
     assert set(events["device"]) == {-1, 0, 1}
     assert (np.diff(events["device"].astype(int)) != 0).sum() > 50
@@ -247,14 +249,14 @@ def test_pools_and_streams(backend: str, device: ModuleType) -> None:
     # GIVEN a pool and a stream
     pool, stream = device.MemPool(), device.Stream()
     with pytracer.Tracer(device=backend) as tracer:
-        # WHEN a block comes from each
+        # WHEN a block is allocated from each
         with device.use_mem_pool(pool):
             pooled = torch.empty(1000, device=backend)
         with device.stream(stream):
             streamed = torch.empty(1000, device=backend)
         events, snapshot = tracer.events(), tracer.snapshot()
     handle = getattr(stream, f"{backend}_stream")
-    # THEN events and segments name them
+    # THEN events and segments have the pool and the stream
     by_address = {int(e["address"]): e for e in events if ACTIONS[e["action"]] == "alloc"}
     event = by_address[pooled.data_ptr()]
     assert (int(event["pool_high"]), int(event["pool_low"])) == tuple(pool.id) != (0, 0)
@@ -271,7 +273,7 @@ def test_pools_and_streams(backend: str, device: ModuleType) -> None:
 def test_labels_beyond_their_bound(backend: str, device: ModuleType) -> None:
     if backend == "npu" or not hasattr(device.memory, "_set_memory_metadata"):
         return  # torch_npu has no labels, nor have older torches
-    # GIVEN a program that labels without end
+    # GIVEN a program that sets new labels again and again
     with pytracer.Tracer(device=backend, trace_alloc_max_entries=200_000) as tracer:
         for number in range(70_000):
             device.memory._set_memory_metadata(f"step {number} " + "x" * 20)
@@ -279,18 +281,18 @@ def test_labels_beyond_their_bound(backend: str, device: ModuleType) -> None:
                 torch.empty(1, device=backend)
         device.memory._set_memory_metadata("")
         snapshot = tracer.snapshot()
-    # THEN the first ones are kept, the others are shown as none, and counted
-    labels = [each["user_metadata"] for each in snapshot["device_traces"][0]]
+    # THEN the first labels are kept, the others are empty and counted
+    labels = [event["user_metadata"] for event in snapshot["device_traces"][0]]
     assert labels[1].startswith("step 0 ")
     kept = sum(1 for label in labels if label)
-    (about, *_) = snapshot["pytracer"]["devices"]
+    (metadata, *_) = snapshot["pytracer"]["devices"]
     assert 20_000 < kept < len(labels) - 1
-    assert about["labels_dropped"] == len(labels) - 1 - kept
+    assert metadata["labels_dropped"] == len(labels) - 1 - kept
     assert os.getpid() == snapshot["pytracer"]["pid"]
 
 
 def test_phases_on_autograds_threads(backend: str, device: ModuleType) -> None:
-    # GIVEN a forward and a backward, which autograd runs on a thread of its own, in phases
+    # GIVEN a forward and a backward in phases; autograd runs the backward on a thread of its own
     weights = torch.ones(64, 64, device=backend, requires_grad=True)
     with pytracer.Tracer(device=f"{backend}:0") as tracer:
         with pytracer.annotate("forward"):
@@ -299,7 +301,7 @@ def test_phases_on_autograds_threads(backend: str, device: ModuleType) -> None:
             loss.backward()
         torch.empty(12_345, dtype=torch.uint8, device=backend)
     trace = tracer.snapshot()["device_traces"][0]
-    # THEN each allocation is of the phase that started it, those without a stack too
+    # THEN each allocation has the phase that started it, even without a stack
     phases = {
         (event["user_metadata"], bool(event["frames"]))
         for event in trace
@@ -307,7 +309,7 @@ def test_phases_on_autograds_threads(backend: str, device: ModuleType) -> None:
     }
     assert {("forward", True), ("backward", False), ("", True)} <= phases
     assert ("", False) not in phases
-    # AND what torch itself is told to note counts more
+    # AND metadata that the program sets in torch takes precedence
     if hasattr(device.memory, "_set_memory_metadata"):
         with pytracer.Tracer(device=f"{backend}:0") as tracer, pytracer.annotate("phase"):
             device.memory._set_memory_metadata("mine")

@@ -1,4 +1,4 @@
-"""Programs that use torch's own recorder functions, once those are ours."""
+"""Test programs that use torch's own recorder functions, replaced by pytracer's."""
 
 import contextlib
 import gc
@@ -21,9 +21,12 @@ from accelerator.workload import Workload
 from processes import run
 
 import pytracer
-from pytracer import hooks, notices, oom, torch_patch
+from pytracer import log
+from pytracer.backends import oom
+from pytracer.backends.hook_attach import HOOKS
 from pytracer.errors import HookError
-from pytracer.torch_patch import patch_torch, unpatch_torch
+from pytracer.torch_recorder import patch, replaced_functions
+from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
 
 HUGE = 1 << 50
 NAMES = ("_record_memory_history", "_snapshot", "_dump_snapshot", "memory_snapshot")
@@ -32,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 class Torch:
-    """torch's functions, as a program finds them, and those that were there before."""
+    """Torch's functions as a program finds them, and the original ones."""
 
     def __init__(self, backend: str, device: ModuleType) -> None:
         self.backend = backend
@@ -60,8 +63,8 @@ class Torch:
     def is_enabled(self) -> bool:
         return bool(getattr(self.core, self.history_enabled)())
 
-    def is_on_itself(self) -> bool:
-        """Whether torch's own recorder is."""
+    def is_native_enabled(self) -> bool:
+        """Return whether torch's own recorder is enabled."""
         return bool(self.before[self.history_enabled]())
 
     def observe(self, observer: Callable[..., None]) -> None:
@@ -78,7 +81,7 @@ class Torch:
 
 @pytest.fixture
 def program(backend: str, device: ModuleType) -> Iterator[Torch]:
-    """A program on an empty device. Afterwards torch is as it was."""
+    """Provide a program on an empty device, and restore torch's functions after the test."""
     gc.collect()
     device.empty_cache()
     program = Torch(backend, device)
@@ -105,7 +108,7 @@ def events(snapshot: dict[str, Any], device: int = 0) -> list[tuple[str, int]]:
 
 
 def blocks(snapshot: dict[str, Any]) -> dict[int, list[str]]:
-    """Names of the functions in the stacks of the blocks in use, by address."""
+    """Return the function names in the stacks of allocated blocks, by address."""
     return {
         block["address"]: [frame["name"] for frame in block["frames"]]
         for segment in snapshot["segments"]
@@ -118,71 +121,71 @@ def deep(program: Torch, levels: int = 40) -> torch.Tensor:
     return deep(program, levels - 1) if levels else program.new()
 
 
-# What is replaced.
+# Replaced functions.
 
 
-def test_the_signature_is_torchs_and_has_a_stack_depth(program: Torch) -> None:
-    # GIVEN what torch's own function takes
+def test_the_signature_is_torchs_with_a_stack_depth(program: Torch) -> None:
+    # GIVEN the parameters of torch's own function
     own = inspect.signature(program.device.memory._record_memory_history_impl).parameters
-    # WHEN it is replaced
+    # WHEN the function is replaced
     patch_torch()
-    ours = inspect.signature(program.device.memory._record_memory_history).parameters
-    # THEN verl, which looks for it there, finds a stack_depth
-    assert list(ours) == [*own, "stack_depth"]
-    assert ours["stack_depth"].default == 32
-    assert all(ours[name] == own[name] for name in own)
-    # AND nothing of torch's is left
+    replaced = inspect.signature(program.device.memory._record_memory_history).parameters
+    # THEN verl finds a `stack_depth` parameter, which it looks for
+    assert list(replaced) == [*own, "stack_depth"]
+    assert replaced["stack_depth"].default == 32
+    assert all(replaced[name] == own[name] for name in own)
+    # AND all of torch's functions are replaced
     assert all(
         now is not program.before[name]
         for now, (_, name) in zip(program.now(), program.places, strict=True)
     )
-    assert {function.__module__ for function in program.now()} == {torch_patch.__name__}
+    assert {function.__module__ for function in program.now()} == {replaced_functions.__name__}
     assert program.device.memory_snapshot is program.device.memory.memory_snapshot
 
 
-def test_patching_twice_and_back(program: Torch) -> None:
+def test_patching_twice_and_undoing_it(program: Torch) -> None:
     patch_torch()
-    ours = program.now()
+    replaced = program.now()
     patch_torch()
-    assert program.now() == ours
-    # WHEN it is undone while a session is on
+    assert program.now() == replaced
+    # WHEN the patch is undone during a session
     program.record()
     assert program.is_enabled()
     unpatch_torch()
-    # THEN the session is over; that all is as it was, the fixture looks
+    # THEN the session has ended; the fixture checks that torch's functions are restored
     assert not program.is_enabled()
     unpatch_torch()
 
 
-def test_what_someone_put_around_ours_goes_on_working(patched: Torch) -> None:
-    # GIVEN a wrapper around our function
-    ours = patched.device.memory._record_memory_history
-    patched.device.memory._record_memory_history = wrapper = lambda *args, **more: ours(
+def test_a_wrapper_around_the_replaced_function_keeps_working(patched: Torch) -> None:
+    # GIVEN a wrapper around pytracer's function
+    replaced = patched.device.memory._record_memory_history
+    patched.device.memory._record_memory_history = wrapper = lambda *args, **more: replaced(
         *args, **more
     )
     wrapper(stack_depth=3)
-    assert not patched.is_on_itself()
-    # WHEN ours goes
+    assert not patched.is_native_enabled()
+    # WHEN the patch is undone
     unpatch_torch()
-    # THEN the wrapper stays, and calls torch's
+    # THEN the wrapper remains, and calls torch's function
     assert patched.device.memory._record_memory_history is wrapper
     wrapper(stack_depth=3)
-    assert patched.is_on_itself()
-    # AND once it is patched again, all of it works
+    assert patched.is_native_enabled()
+    # AND after another patch, it calls pytracer's
     patch_torch()
     patched.record(None)
     assert not patched.is_enabled()
     patched.record()
     assert patched.is_enabled()
-    assert not patched.is_on_itself()
+    assert not patched.is_native_enabled()
     unpatch_torch()
     patched.device.memory._record_memory_history = patched.before["_record_memory_history"]
 
 
-# What is recorded.
+# Recording.
 
 
-def test_stacks_are_as_deep_as_asked(program: Torch) -> None:
+def test_stacks_have_the_requested_depth(program: Torch) -> None:
     def depths() -> list[int]:
         program.new()
         block = deep(program)
@@ -190,40 +193,40 @@ def test_stacks_are_as_deep_as_asked(program: Torch) -> None:
         assert block.data_ptr() in blocks(snapshot)
         return [len(event["frames"]) for event in snapshot["device_traces"][0]]
 
-    # GIVEN torch, which has no such option
+    # GIVEN torch's recorder, which has no such option
     program.record(stacks="python")
     assert max(depths()) > 40
     program.record(None)
     patch_torch()
-    # WHEN it is given, or not
-    for more, most in (({"stack_depth": 3}, 3), ({}, 32), ({"stack_depth": "deep"}, 32)):
-        program.record(**more)
-        # THEN stacks are that deep
-        assert max(depths()) == most
+    # WHEN `stack_depth` is passed, or not
+    for options, depth in (({"stack_depth": 3}, 3), ({}, 32), ({"stack_depth": "deep"}, 32)):
+        program.record(**options)
+        # THEN the deepest stacks have this depth
+        assert max(depths()) == depth
         program.record(None)
 
 
 @pytest.mark.parametrize("context", ["all", "alloc"])
 def test_the_record_is_torchs(patched: Torch, context: str) -> None:
-    # GIVEN torch's own recorder beside ours
+    # GIVEN torch's own recorder next to pytracer's
     own = {"context": context, "stacks": "python", "max_entries": 1 << 20}
     workload = Workload(patched.backend, seed=5, expandable="off")
     patched.before["_record_memory_history"]("all", **own)
     patched.record("all", **own)
-    # WHEN memory is used in every way there is
+    # WHEN memory is used in all ways
     workload.run(5000)
-    ours = patched.snapshot()
+    traced = patched.snapshot()
     native = patched.before["_snapshot"]()
     workload.close()
-    # THEN they have recorded the same
-    assert check_parity(native, ours, Rules(context=context)) >= 5000
+    # THEN both records are equal
+    assert check_parity(native, traced, Rules(context=context)) >= 5000
 
 
-def test_clearing_as_verl_does(patched: Torch) -> None:
-    # GIVEN a block of a recording
+def test_sessions_restarted_as_by_verl(patched: Torch) -> None:
+    # GIVEN a block allocated during a session
     patched.record()
     weights = deep(patched, 3)
-    # WHEN the recording ends, and memory is used meanwhile
+    # WHEN the session ends, and memory is used before the next one
     patched.record(None)
     assert not patched.is_enabled()
     unseen, gone = deep(patched, 3), deep(patched, 3)
@@ -234,25 +237,25 @@ def test_clearing_as_verl_does(patched: Torch) -> None:
     del unseen
     batch = deep(patched, 3)
     again = patched.snapshot()
-    # THEN there were no events then, and the block kept its stack
+    # THEN there are no events in between, and the block has kept its stack
     assert events(off) == []
     assert "deep" in blocks(off)[weights.data_ptr()]
     assert blocks(off)[unseen_at] == []
-    # AND the next recording has its own events
+    # AND the next session has only its own events
     assert [action for action, _ in events(again)] == ["free_requested", "free_completed", "alloc"]
     assert "deep" in blocks(again)[weights.data_ptr()]
     assert "deep" in blocks(again)[batch.data_ptr()]
 
 
-def test_options_change_while_it_records(patched: Torch) -> None:
-    # GIVEN a recording with events
+def test_options_change_during_a_session(patched: Torch) -> None:
+    # GIVEN a session with events
     patched.record(stack_depth=2)
     first = deep(patched)
-    # WHEN it is asked for again
+    # WHEN recording is requested again with other options
     patched.record(stack_depth=4, max_entries=50)
     second = deep(patched)
     snapshot = patched.snapshot()
-    # THEN what comes from then on is recorded so; a torch with clear_history keeps its events
+    # THEN later events use them; a torch with `clear_history` keeps the earlier events
     known = blocks(snapshot)
     assert (len(known[first.data_ptr()]), len(known[second.data_ptr()])) == (2, 4)
     keeps = (
@@ -267,18 +270,18 @@ def test_options_change_while_it_records(patched: Torch) -> None:
 
 
 def test_only_the_state(patched: Torch) -> None:
-    # GIVEN a recording of the blocks alone, beside one of our own
+    # GIVEN a session that records only blocks, next to a tracer
     with pytracer.Tracer(device=patched.backend) as tracer:
         patched.record("state", stack_depth=5)
         block = deep(patched)
-        # THEN the block has its stack, and there are no events
+        # THEN the block has its stack, and the session has no events
         snapshot = patched.snapshot()
         assert blocks(snapshot)[block.data_ptr()] == ["new"] + ["deep"] * 4
         assert sum(map(len, snapshot["device_traces"])) == 0
         assert patched.is_enabled()
-        # AND ours has them
+        # AND the tracer has events
         assert len(tracer.events()) > 0
-    # WHEN events are wanted too, they begin
+    # WHEN events are requested too, THEN they are recorded from then on
     patched.record("all")
     del block
     assert [action for action, _ in events(patched.snapshot())] == [
@@ -287,18 +290,18 @@ def test_only_the_state(patched: Torch) -> None:
     ]
 
 
-def test_no_bound_is_ours(patched: Torch) -> None:
+def test_the_number_of_entries_is_limited(patched: Torch) -> None:
     for entries, bound in ((sys.maxsize, 100_000), (1 << 40, 100_000), (0, 1), (77, 77)):
         patched.record(max_entries=entries)
-        about = patched.snapshot()["pytracer"]
-        assert about["trace_alloc_max_entries"] == bound
-        assert about["stand_in"]["max_entries"] == entries
+        metadata = patched.snapshot()["pytracer"]
+        assert metadata["trace_alloc_max_entries"] == bound
+        assert metadata["stand_in"]["max_entries"] == entries
 
 
-def test_frames_of_cpp_are_not_there_and_that_is_said(
+def test_missing_cpp_frames_are_reported_once(
     patched: Torch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(log, "_logged", set())
     with caplog.at_level(logging.WARNING, "pytracer"):
         patched.record(stacks="python")
         assert caplog.text == ""
@@ -308,7 +311,7 @@ def test_frames_of_cpp_are_not_there_and_that_is_said(
     assert patched.snapshot()["pytracer"]["stand_in"]["stacks"] == "all"
 
 
-def test_wrong_arguments_are_torchs_to_refuse(program: Torch) -> None:
+def test_wrong_arguments_raise_torchs_errors(program: Torch) -> None:
     wrong = [
         ((), {"enabled": "some"}),
         ((3,), {}),
@@ -332,48 +335,48 @@ def test_wrong_arguments_are_torchs_to_refuse(program: Torch) -> None:
             raised.append((info.type, str(info.value)))
         return raised
 
-    # GIVEN what torch says
+    # GIVEN the errors of torch's function
     before = errors()
-    # THEN we say the same
+    # THEN the replaced function raises the same errors
     patch_torch()
     assert errors() == before
     program.record(None)
     assert not program.is_enabled()
 
 
-# What is read.
+# Reading.
 
 
-def test_files_and_dicts_are_the_same_and_small(patched: Torch, tmp_path: Path) -> None:
+def test_files_and_dicts_are_equal_and_small(patched: Torch, tmp_path: Path) -> None:
     # GIVEN a recording with deep stacks
     patched.record(max_entries=2000)
     for _ in range(500):
         deep(patched)
-    # WHEN it is written as frameworks do
+    # WHEN it is written in the ways of frameworks
     patched.device.memory._dump_snapshot(str(tmp_path / "dump.pickle"))
     snapshot = patched.snapshot()
     pickled = pickle.dumps(snapshot, protocol=4)
-    # THEN the file is there whole, and the dict pickles no larger: its frames are shared
+    # THEN the file is complete, and the pickled dict is not much larger, because it shares frames
     dumped = pickle.loads((tmp_path / "dump.pickle").read_bytes())
     assert events(dumped) == events(snapshot)
     assert dumped["segments"] == snapshot["segments"]
     assert len(pickled) < 1.5 * (tmp_path / "dump.pickle").stat().st_size
     assert patched.device.memory_snapshot() == snapshot["segments"]
     assert [path.name for path in tmp_path.iterdir()] == ["dump.pickle"]
-    # AND one that cannot be written is an error, as it is torch's
+    # AND a file that cannot be written raises an error, as with torch
     with pytest.raises(OSError, match="No such file"):
         patched.device.memory._dump_snapshot(str(tmp_path / "nowhere" / "x.pickle"))
 
 
 def test_without_a_session_torch_answers(patched: Torch, tmp_path: Path) -> None:
-    # GIVEN torch's own recorder, on since before
+    # GIVEN torch's own recorder, enabled before the patch
     patched.before["_record_memory_history"](stacks="python")
     block = patched.new(3_000_000)
     assert patched.is_enabled()
     # WHEN it is read
     snapshot = patched.snapshot()
     patched.device.memory._dump_snapshot(tmp_path / "x.pickle")
-    # THEN it is torch's
+    # THEN the snapshot is torch's
     assert "pytracer" not in snapshot
     assert events(snapshot)
     data = (tmp_path / "x.pickle").read_bytes()
@@ -386,14 +389,14 @@ def test_without_a_session_torch_answers(patched: Torch, tmp_path: Path) -> None
 
 
 def test_a_pools_segments_are_torchs(patched: Torch) -> None:
-    # GIVEN blocks in a pool, and not
+    # GIVEN a block in a pool, and one outside
     pool = patched.device.MemPool()
     with patched.device.use_mem_pool(pool):
         block = patched.new()
-    other = patched.new()
+    outside = patched.new()
     patched.record()
-    # THEN one can ask for the pool's alone
-    assert {block.data_ptr(), other.data_ptr()} <= blocks(patched.snapshot()).keys()
+    # THEN the segments of the pool can be requested separately
+    assert {block.data_ptr(), outside.data_ptr()} <= blocks(patched.snapshot()).keys()
     (segment,) = patched.device.memory.memory_snapshot(pool.id)
     assert segment["address"] == block.data_ptr()
     if patched.backend == "cuda":
@@ -404,9 +407,9 @@ def test_no_profiler_is_started(
     patched: Torch, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "cuda":
-        pytest.skip("torch_npu's")
+        pytest.skip("only torch_npu has one")
 
-    # GIVEN a torch_npu that cannot save its CSV, and whose profiler must not be touched
+    # GIVEN a torch_npu that cannot save its CSV, and whose profiler must not be started
     def touched(*_: object) -> None:
         raise AssertionError
 
@@ -415,20 +418,20 @@ def test_no_profiler_is_started(
     monkeypatch.setattr(patched.core, "_npu_saveDevMemUsageInfo", lambda _: False)
     with pytest.raises(AssertionError):
         patched.before["_dump_snapshot"](tmp_path / "own.pickle")
-    # THEN ours dumps without it, whether there is a session or not
+    # THEN pytracer dumps without it, with and without a session
     patched.device.memory._dump_snapshot(tmp_path / "none.pickle")
     patched.record()
-    patched.device.memory._dump_snapshot(tmp_path / "ours.pickle")
+    patched.device.memory._dump_snapshot(tmp_path / "pytracer.pickle")
     assert "pytracer" not in pickle.loads((tmp_path / "none.pickle").read_bytes())
-    assert "pytracer" in pickle.loads((tmp_path / "ours.pickle").read_bytes())
+    assert "pytracer" in pickle.loads((tmp_path / "pytracer.pickle").read_bytes())
 
 
 def test_frames_of_generated_code(
     patched: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "augment_with_fx_traces" not in inspect.signature(patched.before["_snapshot"]).parameters:
-        pytest.skip("a torch without it")
-    # GIVEN torch's own function, which adds to frames
+        pytest.skip("this torch does not have the parameter")
+    # GIVEN torch's own function that adds information to frames
     name = "_augment_memory_snapshot_stack_traces"
     home = patched.device.memory if hasattr(patched.device.memory, name) else torch._utils
     monkeypatch.setattr(home, name, lambda snapshot: {**snapshot, "augmented": True})
@@ -437,19 +440,19 @@ def test_frames_of_generated_code(
     assert patched.device.memory._snapshot(augment_with_fx_traces=True)["augmented"]
     patched.device.memory._dump_snapshot(tmp_path / "x.pickle", augment_with_fx_traces=True)
     assert pickle.loads((tmp_path / "x.pickle").read_bytes())["augmented"]
-    # AND the real one accepts what it gets
+    # AND the real function accepts pytracer's snapshot
     monkeypatch.undo()
     patched.new()
     assert events(patched.device.memory._snapshot(augment_with_fx_traces=True))
 
 
-# Whose session it is.
+# Sessions of several owners.
 
 
 def graph_trees(backend: str) -> contextlib.AbstractContextManager[None]:
-    """Which records if nobody does."""
+    """Return the context in which inductor records, unless recording is already enabled."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of itself
+        warnings.simplefilter("ignore")  # warnings about torch's own code
         if backend == "npu":
             from torch_npu.npu._graph_tree import enable_history_recording
         else:
@@ -469,39 +472,39 @@ def graph_trees(backend: str) -> contextlib.AbstractContextManager[None]:
     ids=",".join,
 )
 def test_torchs_own_sessions_do_not_end_the_users(patched: Torch, order: tuple[str, ...]) -> None:
-    # GIVEN inductor's recording and the user's, in some order
+    # GIVEN inductor's session and the user's, in some order
     inductors = graph_trees(patched.backend)
     on: set[str] = set()
     for step, change in enumerate(order, start=1):
-        who, _, what = change.partition(" ")
-        if who == "user":
+        owner, _, what = change.partition(" ")
+        if owner == "user":
             patched.record("all" if what == "on" else None)
         elif what == "on":
             inductors.__enter__()
-            who = "nobody" if on else who  # the user's is enough for it
+            owner = "nobody" if on else owner  # inductor uses the user's session
         else:
             inductors.__exit__(None, None, None)
-        on = on | {who} - {"nobody"} if what == "on" else on - {who}
-        # THEN history is enabled as long as one of them wants it
+        on = on | {owner} - {"nobody"} if what == "on" else on - {owner}
+        # THEN history is enabled as long as one of the sessions is
         assert patched.is_enabled() == bool(on)
-        # AND the user has the events since theirs began
+        # AND the user has the events since the begin of the user's session
         patched.new(512_000 * step)
         if "user" in on:
             sizes = [size for action, size in events(patched.snapshot()) if action == "alloc"]
             begun = order.index("user on") + 1
-            assert sizes == [512_000 * each for each in range(begun, step + 1)]
+            assert sizes == [512_000 * number for number in range(begun, step + 1)]
 
 
-def test_garbage_with_tensors(patched: Torch) -> None:
+def test_torchs_search_for_tensor_cycles(patched: Torch) -> None:
     if patched.backend == "npu":
-        pytest.skip("CUDA's")
+        pytest.skip("only CUDA has it")
     from torch.utils.viz._cycles import observe_tensor_cycles
 
-    # GIVEN the user's recording, and torch's search for cycles, which never ends its own
+    # GIVEN the user's session, and torch's search for cycles, which never ends its own session
     patched.record()
     shown: list[str] = []
     forget = observe_tensor_cycles(shown.append)
-    # WHEN the user's ends
+    # WHEN the user's session ends
     patched.record(None)
     assert patched.is_enabled()
     held: list[Any] = [deep(patched, 3)]
@@ -509,14 +512,14 @@ def test_garbage_with_tensors(patched: Torch) -> None:
     del held
     gc.collect()
     forget()
-    # THEN the search has the stacks it needs
+    # THEN the search still has the stacks that it needs
     assert "deep" in shown[0]
     # AND the user has no events
     assert events(patched.snapshot()) == []
 
 
 def test_threads(patched: Torch) -> None:
-    # GIVEN threads that all enable, read, clear and end
+    # GIVEN threads that all start, read and end sessions
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -536,24 +539,24 @@ def test_threads(patched: Torch) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN it works
+    # THEN no thread fails
     assert failures == []
     assert not patched.is_enabled()
 
 
-# What only torch's recorder has.
+# Features of torch's recorder only.
 
 
 def test_torchs_annotations(patched: Torch) -> None:
     if patched.backend == "npu":
-        pytest.skip("CUDA's")
-    # GIVEN a recording that asks for torch's annotations
+        pytest.skip("only CUDA has them")
+    # GIVEN a session that requests torch's annotations
     patched.record(global_record_annotations=True, compile_context=True)
     with torch.profiler.record_function("named"):
         patched.new()
     snapshot = patched.snapshot()
-    # THEN they are in our snapshot, and the events are ours
-    assert {each["name"] for each in snapshot["external_annotations"]} == {"named"}
+    # THEN pytracer's snapshot has them, and pytracer's events
+    assert {entry["name"] for entry in snapshot["external_annotations"]} == {"named"}
     assert [action for action, _ in events(snapshot)][-3:] == [
         "alloc",
         "free_requested",
@@ -563,20 +566,20 @@ def test_torchs_annotations(patched: Torch) -> None:
     # AND torch's recorder has kept no events
     if "skip_actions" in inspect.signature(patched.device.memory._record_memory_history).parameters:
         assert sum(map(len, patched.before["_snapshot"]()["device_traces"])) == 0
-    # WHEN it is not asked for them any more
+    # WHEN the annotations are no longer requested, THEN torch's recorder is switched off
     patched.record()
-    assert not patched.is_on_itself()
+    assert not patched.is_native_enabled()
     patched.record(compile_context=True)
-    assert patched.is_on_itself()
+    assert patched.is_native_enabled()
     patched.record(None)
-    assert not patched.is_on_itself()
+    assert not patched.is_native_enabled()
 
 
 def test_pinned_memory(patched: Torch, tmp_path: Path) -> None:
     parameters = inspect.signature(patched.device.memory._record_memory_history).parameters
     if "record_pinned_host_memory" not in parameters:
-        pytest.skip("a torch without it")
-    # GIVEN a recording of both
+        pytest.skip("this torch does not have the parameter")
+    # GIVEN a session of the host and the device
     patched.record(record_pinned_host_memory=True, global_record_annotations=True, stacks="python")
     held = torch.empty(1000).pin_memory(), patched.new()
     patched.device.memory._dump_snapshot(tmp_path / "x.pickle")
@@ -586,15 +589,15 @@ def test_pinned_memory(patched: Torch, tmp_path: Path) -> None:
     assert snapshot["host_segments"]
     assert held[1].data_ptr() in blocks(snapshot)
     assert events(snapshot)
-    # WHEN only the host is wanted, the device is not recorded
+    # WHEN only the host is requested, THEN the device is not recorded
     patched.record(record_pinned_host_memory=True, record_cuda=False)
     assert not patched.is_enabled()
     patched.record(None)
 
 
-def test_events_that_are_not_wanted(patched: Torch, tmp_path: Path) -> None:
+def test_skipped_events(patched: Torch, tmp_path: Path) -> None:
     if "skip_actions" not in inspect.signature(patched.before["_record_memory_history"]).parameters:
-        pytest.skip("a torch without it")
+        pytest.skip("this torch does not have the parameter")
     patched.record(skip_actions=["free_requested", "segment_alloc", "snapshot"])
     patched.new()
     patched.device.memory._dump_snapshot(tmp_path / "x.pickle")
@@ -604,16 +607,16 @@ def test_events_that_are_not_wanted(patched: Torch, tmp_path: Path) -> None:
         assert snapshot["pytracer"]["stand_in"]["skip_actions"]
 
 
-def test_the_arguments_of_long_ago(patched: Torch) -> None:
+def test_the_arguments_of_old_versions(patched: Torch) -> None:
     if patched.backend == "npu":
-        pytest.skip("CUDA's")
-    for more, context, has_events in (
+        pytest.skip("only CUDA has them")
+    for options, context, has_events in (
         ({}, "state", False),
         ({"trace_alloc_max_entries": 10}, "state", True),
         ({"trace_alloc_max_entries": 10, "trace_alloc_record_context": True}, "alloc", True),
         ({"record_context": False}, None, False),
     ):
-        patched.record(True, **more)
+        patched.record(True, **options)
         patched.new()
         snapshot = patched.snapshot()
         assert snapshot["pytracer"]["context"] == context
@@ -622,27 +625,27 @@ def test_the_arguments_of_long_ago(patched: Torch) -> None:
         assert not patched.is_enabled()
 
 
-# Where we cannot record.
+# Without pytracer's recording.
 
 
 @pytest.mark.parametrize("why", ["no hook", "switched off"])
-def test_torch_records_where_we_cannot(
+def test_torchs_recorder_is_used_if_pytracer_cannot_record(
     patched: Torch, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def attach(_: str) -> None:
         raise HookError("no compiler")
 
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(log, "_logged", set())
     if why == "no hook":
-        monkeypatch.setattr(hooks, "attach", attach)
+        monkeypatch.setattr(HOOKS, "attach", attach)
     else:
         monkeypatch.setenv("PYTRACER", "0")
-    # WHEN we cannot record
+    # WHEN pytracer cannot record
     with caplog.at_level(logging.WARNING, "pytracer"):
         for _ in range(2):
             patched.record(stacks="python", stack_depth=3)
-    # THEN torch does, and that is said once
-    assert patched.is_on_itself()
+    # THEN torch records, and one warning is logged
+    assert patched.is_native_enabled()
     assert caplog.text.count("torch's own recorder is used") == 1
     deep(patched)
     snapshot = patched.snapshot()
@@ -650,51 +653,51 @@ def test_torch_records_where_we_cannot(
     assert max(len(event["frames"]) for event in snapshot["device_traces"][0]) > 40
     patched.record(None)
     assert not patched.is_enabled()
-    # WHEN we can again
+    # WHEN pytracer can record again, THEN it does
     monkeypatch.undo()
     patched.record()
     assert "pytracer" in patched.snapshot()
-    assert not patched.is_on_itself()
+    assert not patched.is_native_enabled()
 
 
 # Out of memory.
 
 
-def test_one_file_for_an_out_of_memory(patched: Torch, tmp_path: Path) -> None:
-    # GIVEN a framework that writes a snapshot then, and a tracer of ours that would
+def test_an_out_of_memory_has_one_file(patched: Torch, tmp_path: Path) -> None:
+    # GIVEN a framework that writes a snapshot at an out-of-memory, and a tracer that would too
     patched.record()
     seen: list[tuple[int, ...]] = []
 
     def observer(*event: int) -> None:
         seen.append(event)
         if len(seen) == 1:
-            patched.device.memory._dump_snapshot(str(tmp_path / "theirs.pickle"))
+            patched.device.memory._dump_snapshot(str(tmp_path / "framework.pickle"))
         elif len(seen) == 2:
-            (tmp_path / "theirs.pickle").write_bytes(pickle.dumps(patched.snapshot()))
+            (tmp_path / "framework.pickle").write_bytes(pickle.dumps(patched.snapshot()))
 
     patched.observe(observer)
-    with pytracer.Tracer(tmp_path / "ours.pickle", device=patched.backend):
-        # WHEN memory runs out, THEN the framework's is the only file, however it is written
+    with pytracer.Tracer(tmp_path / "tracer.pickle", device=patched.backend):
+        # WHEN memory runs out, THEN the framework's file is the only one, however it is written
         for _ in range(2):
             patched.run_out()
-            assert [path.name for path in tmp_path.iterdir()] == ["theirs.pickle"]
-            snapshot = pickle.loads((tmp_path / "theirs.pickle").read_bytes())
+            assert [path.name for path in tmp_path.iterdir()] == ["framework.pickle"]
+            snapshot = pickle.loads((tmp_path / "framework.pickle").read_bytes())
             assert events(snapshot)[-1][0] == "oom"
-            (tmp_path / "theirs.pickle").unlink()
-        # AND where it writes none, ours is
+            (tmp_path / "framework.pickle").unlink()
+        # AND if the framework writes none, the tracer does
         patched.run_out()
-        assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["ours.oom"]
+        assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["tracer.oom"]
         assert len(seen) == 3
         assert seen[0][0] == 0
         assert seen[0][1] >= HUGE
-    # AND it is called when nothing is patched any more
+    # AND the observer is still called after the patch is undone
     unpatch_torch()
     patched.run_out()
     assert len(seen) == 4
 
 
-def test_an_observers_exception_is_the_programs(patched: Torch, tmp_path: Path) -> None:
-    # GIVEN an observer that raises, and one after it
+def test_an_observers_exception_reaches_the_program(patched: Torch, tmp_path: Path) -> None:
+    # GIVEN an observer that raises an exception, and one after it
     called: list[str] = []
 
     def failing(*_: int) -> None:
@@ -707,7 +710,7 @@ def test_an_observers_exception_is_the_programs(patched: Torch, tmp_path: Path) 
         # WHEN memory runs out
         with pytest.raises(KeyError, match="theirs"):
             patched.new(HUGE)
-        # THEN that is what the program gets, as from torch; ours was written before
+        # THEN the program gets this exception, as with torch, and the tracer's file was written
         assert called == ["failing"]
         assert len(list(tmp_path.glob("x.oom-*"))) == 1
 
@@ -717,7 +720,7 @@ import sys
 import torch
 if sys.argv[1] == "npu":
     import torch_npu
-from pytracer.torch_patch import patch_torch
+from pytracer.torch_recorder.patch import patch_torch
 patch_torch()
 core = (torch if sys.argv[1] == "cuda" else torch_npu)._C
 device = getattr(torch, sys.argv[1])
@@ -738,7 +741,7 @@ except torch.OutOfMemoryError:
 def test_before_the_device_is_initialised(backend: str, first: str, tmp_path: Path) -> None:
     # GIVEN a program that attaches its observer early, and then records, or does not
     done = run(EARLY, backend, first, cwd=tmp_path)
-    # THEN recording initialises, as by torch's own; the observer is called, once
+    # THEN recording initialises the device, as with torch, and the observer is called once
     assert done.returncode == 0, done.stderr
     seen, raised = done.stdout.split("\n")[-3:-1]
     assert seen.startswith("seen ")
@@ -746,12 +749,12 @@ def test_before_the_device_is_initialised(backend: str, first: str, tmp_path: Pa
     assert done.stdout.count("seen") == 1
 
 
-def test_a_child_forgets_the_sessions(patched: Torch) -> None:
+def test_a_forked_child_has_no_sessions(patched: Torch) -> None:
     patched.record()
-    (patch,) = (each for each in torch_patch._patches.values() if each._backend == patched.backend)
-    sessions = list(patch._sessions.values())
-    torch_patch._forget_the_parents()
-    assert not patch._sessions
+    replaced = patch._patches[patched.backend]
+    sessions = list(replaced._sessions.values())
+    replaced.reset_in_child(threading.RLock())
+    assert not replaced._sessions
     assert not patched.is_enabled()
-    for session in sessions:  # this is not a child
+    for session in sessions:  # this process is not a child
         session.stop()

@@ -1,6 +1,7 @@
-"""Windows on an accelerator: each file has all of its step's events, and a state that fits."""
+"""Test windows on an accelerator: each file has all events of its step, and a consistent state."""
 
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,10 @@ import torch
 import viewers
 from processes import environment, run
 
-from pytracer import Tracer, annotate, patch_torch, unpatch_torch
+from pytracer import Tracer, annotate, patch_torch, text, unpatch_torch
+from pytracer.tracing import description
+
+pytestmark = pytest.mark.once_per_backend
 
 Snapshot = dict[str, Any]
 
@@ -27,16 +31,16 @@ def patched() -> Iterator[None]:
 
 
 def events(snapshot: Snapshot, device: int = 0) -> list[Any]:
-    """Of no one's dump: the markers of snapshots are in the trace of all who record."""
+    """Return all events except snapshot markers, which every session's trace contains."""
     return [
-        {**event, "time_us": None}  # interpolated anew as more is known of the clock
+        {**event, "time_us": None}  # later clock samples change interpolated times slightly
         for event in snapshot["device_traces"][device]
         if event["action"] != "snapshot"
     ]
 
 
 def read(folder: Path) -> Snapshot:
-    """The one file in a folder."""
+    """Load the only file in a folder."""
     (path,) = folder.glob("*.pickle")
     snapshot = pickle.loads(path.read_bytes())
     viewers.check_snapshot(snapshot)
@@ -54,16 +58,16 @@ def update(weights: torch.Tensor, batch: torch.Tensor) -> None:
         weights.grad = None
 
 
-def test_owners_that_overlap_get_what_they_would_alone(
+def test_overlapping_sessions_have_the_same_events(
     backend: str, device: ModuleType, tmp_path: Path, patched: None
 ) -> None:
-    # GIVEN a tracer of the whole run, a session of torch's that a framework clears at each step,
-    # and windows of some steps, with those of their phases
+    # GIVEN a tracer of the complete run, a session of torch's functions that is restarted at each
+    # step, and windows of some steps and of their phases
     memory = device.memory
     sessions = []
     weights = torch.ones(64, 64, device=backend, requires_grad=True)
-    torch.ones(1, device=backend, requires_grad=True).sum().backward()  # its threads are there
-    with Tracer(device=backend) as whole:
+    torch.ones(1, device=backend, requires_grad=True).sum().backward()  # start autograd's threads
+    with Tracer(device=backend) as complete:
         memory._record_memory_history()
         with Tracer(tmp_path, device=backend, steps=[2, 3], discrete=True) as windows:
             held = torch.empty(12345, device=backend)
@@ -74,32 +78,33 @@ def test_owners_that_overlap_get_what_they_would_alone(
                 memory._record_memory_history()
                 windows.step()
         memory._record_memory_history(enabled=None)
-        at_the_end = whole.snapshot()
-    # THEN the sessions are the whole, and each window is a session
+        at_the_end = complete.snapshot()
+    # THEN the sessions together equal the complete run, and each window equals a session
     by_step = [events(session) for session in sessions]
-    assert all(len(each) > 20 for each in by_step)
-    assert [event for each in by_step for event in each] == events(at_the_end)
+    assert all(len(step_events) > 20 for step_events in by_step)
+    run_events = [event for step_events in by_step for event in step_events]
+    assert run_events == events(at_the_end)
     folders = {path.name for path in tmp_path.iterdir()}
     assert folders == {"step2", "step3"}
     for step in (2, 3):
         snapshot = read(tmp_path / f"step{step}")
         assert events(snapshot) == by_step[step - 1]
-        # AND what is alive since before has the stack of its allocation
+        # AND a block from before the window has the stack of its allocation
         (block,) = (
             block
             for segment in snapshot["segments"]
             for block in segment["blocks"]
             if block["address"] == held.data_ptr()
         )
-        assert block["frames"][0]["name"].startswith("test_owners")
-        # AND each phase has its own, the autograd threads' too
+        assert block["frames"][0]["name"] == "test_overlapping_sessions_have_the_same_events"
+        # AND each phase's file has its events, including those of autograd's threads
         for phase in ("rollout", "update"):
             expected = [e for e in by_step[step - 1] if e["user_metadata"] == phase]
             assert events(read(tmp_path / f"step{step}" / phase)) == expected
             assert any(not event["frames"] for event in expected) == (phase == "update")
 
 
-def test_windows_under_fire(backend: str, device: ModuleType, tmp_path: Path) -> None:
+def test_windows_while_threads_allocate(backend: str, device: ModuleType, tmp_path: Path) -> None:
     # GIVEN threads that allocate without a pause
     stop = threading.Event()
     count = 40
@@ -114,29 +119,29 @@ def test_windows_under_fire(backend: str, device: ModuleType, tmp_path: Path) ->
                 kept.pop(int(torch.randint(0, 20, (), generator=generator)))
 
     threads = [threading.Thread(target=allocate, args=(seed,)) for seed in range(3)]
-    whole = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
+    complete = Tracer(device=backend, trace_alloc_max_entries=10_000_000)
     windows = Tracer(
         tmp_path, device=backend, steps=range(1, count + 1), trace_alloc_max_entries=10_000_000
     )
-    with whole, windows:
-        for each in threads:
-            each.start()
-        # WHEN steps end in the middle of that
+    with complete, windows:
+        for thread in threads:
+            thread.start()
+        # WHEN steps end in the meantime
         for _ in range(count):
             stop.wait(0.02)
             windows.step()
         stop.set()
-        for each in threads:
-            each.join()
-        everything = events(whole.snapshot())
-    # THEN every file's state fits its events (`read` checks that), and no event is lost or twice
+        for thread in threads:
+            thread.join()
+        everything = events(complete.snapshot())
+    # THEN every file is consistent (`read` checks this), and each event is in exactly one file
     files = [read(tmp_path / f"step{step}") for step in range(1, count + 1)]
     parts = [event for file in files for event in events(file)]
     assert len(parts) > 1000
     assert everything[: len(parts)] == parts
 
 
-def test_a_device_that_is_initialised_within_a_step(backend: str, tmp_path: Path) -> None:
+def test_a_device_that_is_initialised_during_a_step(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that sees a device only in its second step, which is recorded
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[backend]
     program = """
@@ -158,12 +163,41 @@ with pytracer.Tracer("out", steps=[2], discrete=True) as tracer:
     env = environment(**{variable: ""})
     done = run(program, backend, variable, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    # THEN its file is of that step, and of the device
+    # THEN the file has the step's events on the device
     folder = tmp_path / "out" / "step2"
-    whole = read(folder)
-    assert whole["pytracer"]["backends"] == [backend]
-    assert [e["size"] for e in events(whole) if e["action"] == "alloc"] == [2000, 3000]
-    assert {step for device in whole["pytracer"]["devices"] for step, _ in device["steps"]} == {2}
-    # AND a phase has one that began on it
+    content = read(folder)
+    assert content["pytracer"]["backends"] == [backend]
+    assert [e["size"] for e in events(content) if e["action"] == "alloc"] == [2000, 3000]
+    devices = content["pytracer"]["devices"]
+    assert {step for device in devices for step, _ in device["steps"]} == {2}
+    # AND a phase has a file if it began on the device
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"later"}
     assert [e["size"] for e in events(read(folder / "later")) if e["action"] == "alloc"] == [3000]
+
+
+def test_the_summary_line_has_the_allocators_peak(
+    backend: str,
+    device: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # GIVEN a recording with a peak of 5 MiB, which is the highest since the reset
+    monkeypatch.setattr(description, "_reporting_pid", None)
+    device.empty_cache()
+    before = device.memory_allocated()
+    device.reset_peak_memory_stats()
+    with Tracer(tmp_path / "x.pickle", device=backend) as tracer:
+        held = torch.empty(5 * 2**20, dtype=torch.uint8, device=backend)
+        del held
+    # THEN the line has the peak and the source of the number
+    peak = text.size(device.max_memory_allocated())
+    assert device.max_memory_allocated() >= before + 5 * 2**20
+    err = capsys.readouterr().err
+    assert re.search(
+        rf"x\.pickle: \d+ events?, peak {peak} allocated on {backend}:0.* "
+        rf"\(torch\.{backend}\.max_memory_allocated\)\n$",
+        err,
+    )
+    assert repr(tracer).startswith("<pytracer.Tracer stopped, ")
+    device.empty_cache()

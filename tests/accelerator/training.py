@@ -1,9 +1,9 @@
-"""Trains a small GPT under the tracer, as users do; a program for test_training.py.
+"""Train a small GPT under the tracer; test_training.py runs this program.
 
     python training.py DEVICE[,DEVICE] SNAPSHOT [--workers N]
 
-On several devices: a thread and a model for each. Prints what torch says of its memory, as JSON,
-taken at the end of the recording. On simulated devices kernels do nothing: losses mean nothing.
+On several devices, each has a thread and a model. The program prints torch's memory statistics at
+the end of the recording as JSON. On simulated devices kernels do nothing, and losses are arbitrary.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions
         for number, layer in enumerate(self.layers):
-            # One layer's activations are made again in the backward, on autograd's thread.
+            # The backward recomputes one layer's activations, on autograd's thread.
             x = checkpoint(layer, x, use_reentrant=False) if number == 1 else layer(x)
         return self.scores(x)
 
@@ -89,7 +89,7 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def train(device: str, workers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Returns what shall still be alive at the end."""
+    """Return the objects that must be live at the end."""
     model = make_model(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     context = "fork" if workers else None
@@ -126,9 +126,9 @@ def main() -> None:
             for thread in threads:
                 thread.join()
             assert len(held) == len(options.devices), "a thread failed"
-        told: dict[str, Any] = {"stats": tracer.stats(), "devices": []}
+        result: dict[str, Any] = {"stats": tracer.stats(), "devices": []}
         for index in range(device_module.device_count()):
-            told["devices"].append(
+            result["devices"].append(
                 {
                     "allocated": device_module.memory_allocated(index),
                     "reserved": device_module.memory_reserved(index),
@@ -136,7 +136,7 @@ def main() -> None:
                     "stats": dict(device_module.memory_stats(index)),
                 }
             )
-    print(json.dumps(told))
+    print(json.dumps(result))
     sys.stdout.flush()
 
 

@@ -1,9 +1,9 @@
-"""Allocator activity made from a seed, for the comparison with PyTorch's own recorder.
+"""Random allocator activity, for comparisons with PyTorch's own recorder.
 
-Everything the caching allocator tells of: several devices, streams and threads, frees that have to
-wait, memory pools, graph capture, segments that expand and do not, memory that runs out with and
-without a remedy, labels, and Python stacks of many shapes. One seed makes one sequence of events,
-in whatever process, unless `concurrent`.
+The activity covers all events of the caching allocator: several devices, streams and threads,
+delayed frees, memory pools, graph captures, expandable and other segments, memory that runs out
+with and without a successful retry, labels, and Python stacks of many shapes. One seed gives one
+sequence of events in every process, unless `concurrent` is set.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 
 import simulated
 import torch
-from accelerator.parity_stacks import SHAPES, made
+from accelerator.parity_stacks import SHAPES, compiled_shape
 
 KIB, MIB = 2**10, 2**20
-MAX_LIVE = 150  # blocks of a thread on a device
-MAX_TURN = 60  # allocations and frees in one go
+MAX_LIVE = 150  # live blocks of a thread on a device
+MAX_TURN = 60  # allocations and frees of one turn
 
 
 class Workload:
-    """Activity that goes on where it was, `run()` after `run()`.
+    """Random activity, which each `run()` continues.
 
     Args:
         backend: "cuda" or "npu".
-        seed: what happens follows from it.
-        expandable: whether segments are: "off", "on" or "toggled", at run time.
-        delays: whether blocks are used on other streams, for which their frees are made to wait.
-        concurrent: whether threads run at the same time too, and not one after the other alone.
-        compiled: whether torch.compile is used (CUDA).
+        seed: The seed of all random choices.
+        expandable: Whether segments are expandable: "off", "on", or "toggled" at run time.
+        delays: Whether blocks are used on other streams, which delays their frees.
+        concurrent: Whether threads also run at the same time, not only one after the other.
+        compiled: Whether torch.compile is used (CUDA).
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Workload:
         self._devices = range(min(2, self._torch.device_count()))
         self._streams = [self._streams_of(device) for device in self._devices]
         self._threads = [ThreadPoolExecutor(1) for _ in range(3)]
-        # By thread (the main one is last) and device: addresses, and tensors.
+        # Addresses and tensors, by thread (the main thread is last) and device.
         self._live: list[list[list[Any]]] = [[[] for _ in self._devices] for _ in range(4)]
-        self._kept: list[Any] = []  # pools and graphs, with what they hold
+        self._kept: list[Any] = []  # pools and graphs, with their blocks
         self._made = 0
         prefix = "_cuda_cudaCachingAllocator" if backend == "cuda" else "_npu_npuCachingAllocator"
         native = torch._C if backend == "cuda" else importlib.import_module("torch_npu._C")
@@ -73,9 +73,9 @@ class Workload:
             (1, self._retry),
             (1, self._fail),
         ]
-        self._once = [function for _, function in self._actions]
+        self._first_actions = [function for _, function in self._actions]
         if concurrent:
-            self._actions.append((30, self._together))
+            self._actions.append((30, self._burst_on_all_threads))
         if expandable == "toggled":
             self._actions.append((2, lambda rng, _: self.expand(rng.random() < 0.5)))
         if compiled:
@@ -85,17 +85,17 @@ class Workload:
 
     def _streams_of(self, device: int) -> list[Any]:
         with self._torch.device(device):
-            # What a process allocates once, at its first tensor, is not of this activity.
+            # The allocations of a process's first tensor do not belong to the activity.
             torch.empty(1, device=self._backend)
             return [self._torch.current_stream(), *(self._torch.Stream() for _ in range(3))]
 
     def run(self, events: int) -> None:
-        """Goes on for so many events at least."""
-        for function in self._once:  # so that even a short run has it all
+        """Continue for at least this number of events."""
+        for function in self._first_actions:  # so that even a short run has all kinds of events
             for device in self._devices:
                 with self._torch.device(device):
                     events -= function(random.Random(self._random.random()), device)
-        self._once = []
+        self._first_actions = []
         weights = [weight for weight, _ in self._actions]
         functions = [function for _, function in self._actions]
         while events > 0:
@@ -105,9 +105,9 @@ class Workload:
                 events -= function(random.Random(self._random.random()), device)
 
     def leave_pending(self) -> None:
-        """Frees that are still waiting when this returns, on each device."""
+        """Leave frees pending on each device."""
         for device in self._devices:
-            with self._torch.device(device), self._waiting(device, always=True):
+            with self._torch.device(device), self._delayed_frees(device, always=True):
                 for size in (3000, 5 * MIB):
                     tensor = torch.empty(size, dtype=torch.uint8, device=self._backend)
                     tensor.record_stream(self._streams[device][-1])
@@ -116,7 +116,7 @@ class Workload:
             simulated.set_busy(True)
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Free everything."""
         if simulated.active():
             simulated.set_busy(False)
             simulated.set_capacity(16 << 30)
@@ -133,7 +133,7 @@ class Workload:
         self._torch.empty_cache()
 
     def expand(self, on: bool) -> int:
-        """Whether segments from now on are expandable."""
+        """Set whether new segments are expandable."""
         self._expands = on
         setting = f"expandable_segments:{on}"
         if self._backend == "cuda":
@@ -142,17 +142,17 @@ class Workload:
             self._torch.memory._set_allocator_settings(setting)
         return 0
 
-    # --- what happens; each returns how many events that is at least ---
+    # --- actions; each returns the least number of its events ---
 
     def _turn(self, rng: random.Random, device: int) -> int:
-        """Allocations and frees on one thread, on this one too."""
+        """Allocate and free on one thread, which may be this thread."""
         thread = rng.randrange(4)
         if thread == 3:
             return self._burst(rng, device, thread)
         return self._threads[thread].submit(self._burst, rng, device, thread).result()
 
-    def _together(self, rng: random.Random, device: int) -> int:
-        """The same on all threads at once."""
+    def _burst_on_all_threads(self, rng: random.Random, device: int) -> int:
+        """Allocate and free on all threads at the same time."""
         turns = [
             thread.submit(
                 self._burst, random.Random(rng.random()), rng.choice(self._devices), number
@@ -173,18 +173,18 @@ class Workload:
                 self._set_metadata(f"part {rng.randrange(20)}")
                 stack.callback(self._set_metadata, "")
             if waits:
-                stack.enter_context(self._waiting(device))
+                stack.enter_context(self._delayed_frees(device))
             while left > 0:
                 some = min(left, rng.randrange(1, 10))
                 left -= some
                 shape = rng.choice(SHAPES)
                 if rng.random() < 0.05:
                     self._made += 1
-                    shape = made(self._made)
-                count += shape(lambda some=some: self._some(rng, blocks, device, stream, some))
+                    shape = compiled_shape(self._made)
+                count += shape(lambda some=some: self._churn(rng, blocks, device, stream, some))
         return count
 
-    def _some(
+    def _churn(
         self, rng: random.Random, blocks: list[Any], device: int, stream: Any, count: int
     ) -> int:
         events = 0
@@ -221,11 +221,11 @@ class Workload:
         if isinstance(block, int):
             self._raw_delete(block)
             return 2
-        return 1  # a tensor's, which may wait; it goes on return
+        return 1  # the caller drops the tensor; its free may be delayed
 
     @contextmanager
-    def _waiting(self, device: int, *, always: bool = False) -> Iterator[None]:
-        """Within, frees on a device that depend on its last stream wait."""
+    def _delayed_frees(self, device: int, *, always: bool = False) -> Iterator[None]:
+        """Delay the frees in this context that depend on the device's last stream."""
         if simulated.active():
             simulated.set_busy(True)
             try:
@@ -244,25 +244,25 @@ class Workload:
         yield
 
     def _pool(self, rng: random.Random, device: int) -> int:
-        """Blocks of a pool of their own, some of which outlive its use."""
+        """Allocate blocks in a new pool; some outlive its use."""
         if len(self._kept) > 4:
             self._kept.pop(rng.randrange(len(self._kept)))
         pool = self._torch.MemPool()
         with self._torch.use_mem_pool(pool):
             blocks = [self._tensor(rng) for _ in range(rng.randrange(1, 8))]
             del blocks[::2]
-        self._kept.append((blocks, pool))  # in this order: a pool goes after its blocks
+        self._kept.append((blocks, pool))  # in this order, because a pool must outlive its blocks
         return len(blocks)
 
     def _capture(self, rng: random.Random, device: int) -> int:
-        """Blocks of a graph."""
+        """Allocate blocks during a graph capture."""
         if len(self._kept) > 4:
             self._kept.pop(rng.randrange(len(self._kept)))
         cuda = self._backend == "cuda"
         graph = torch.cuda.CUDAGraph() if cuda else self._torch.NPUGraph()
         with self._torch.graph(graph, stream=self._streams[device][1]):
             blocks = [self._tensor(rng) for _ in range(rng.randrange(1, 8))]
-            blocks[0].zero_()  # a graph without any work is warned of
+            blocks[0].zero_()  # torch warns of an empty graph
             if self._delays:
                 blocks[-1].record_stream(self._streams[device][2])
             del blocks[1:]
@@ -270,11 +270,12 @@ class Workload:
         return len(blocks)
 
     def _tensor(self, rng: random.Random) -> torch.Tensor:
-        """One of a pool or a graph."""
+        """Allocate a block of a pool or a graph."""
         size = self._size(rng)
         if self._expands:
-            # torch (2.12, 2.15) counts what it maps for a pool, and fails an assertion of its own
-            # when that is unmapped in more parts; what is mapped for small blocks has one part.
+            # torch (2.12, 2.15) counts the memory that it maps for a pool, and fails an assertion
+            # when this memory is unmapped in more parts than it was mapped. Memory mapped for small
+            # blocks has only one part.
             size = min(size, 512 * KIB)
         return torch.empty(size, dtype=torch.uint8, device=self._backend)
 
@@ -283,27 +284,27 @@ class Workload:
         return 0
 
     def _retry(self, rng: random.Random, device: int) -> int:
-        """An allocation for which cached memory has to be given back."""
+        """Allocate a block for which cached memory must be released."""
         self._torch.empty_cache()
-        one, other = self._streams[device][:2]
-        with self._torch.stream(one):
+        first, second = self._streams[device][:2]
+        with self._torch.stream(first):
             torch.empty(256 * MIB, dtype=torch.uint8, device=self._backend)
-        with self._full(device, rng.random() < 0.5), self._torch.stream(other):
+        with self._limited_memory(device, rng.random() < 0.5), self._torch.stream(second):
             torch.empty(200 * MIB, dtype=torch.uint8, device=self._backend)
         return 4
 
     def _fail(self, rng: random.Random, device: int) -> int:
-        """An allocation for which there is no memory."""
-        with self._full(device, rng.random() < 0.5):
+        """Fail to allocate a block."""
+        with self._limited_memory(device, rng.random() < 0.5):
             try:
                 torch.empty(6 << 30, dtype=torch.uint8, device=self._backend)
             except torch.OutOfMemoryError:
                 return 1
-        raise AssertionError("the device has more memory than it was left")
+        raise AssertionError("the device has more memory than its limit allows")
 
     @contextmanager
-    def _full(self, device: int, in_driver: bool) -> Iterator[None]:
-        """Within, a device has 16 MiB beside what is reserved: torch says so, or the driver."""
+    def _limited_memory(self, device: int, in_driver: bool) -> Iterator[None]:
+        """Limit a device to 16 MiB more than it has reserved, in torch or in the driver."""
         if in_driver and simulated.active():
             before = simulated.capacity(device)
             simulated.set_capacity(simulated.used_bytes(device) + 16 * MIB, device)

@@ -1,4 +1,8 @@
-// Accelerators: cuts at the markers of an allocator that is made up here.
+// Tests of accelerators: captures at the markers of an allocator that this file imitates.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -6,11 +10,13 @@
 #include <string>
 #include <thread>
 
-#include "annotations.h"
+#include "snapshot/annotations.h"
 #include "check.h"
-#include "owner.h"
-#include "recorder.h"
-#include "snapshot.h"
+#include "session/session.h"
+#include "record/recorder.h"
+#include "snapshot/memory_sink.h"
+#include "snapshot/snapshot.h"
+#include "view/events.h"
 
 using namespace pytracer;
 
@@ -30,10 +36,10 @@ void record(int16_t device, uint8_t action, uint64_t address, uint64_t size, int
 }
 
 struct Allocator {
-  int16_t devices = 2;                        // that it marks
-  std::function<void()> after_markers = [] {};  // still inside its snapshot()
+  int16_t devices = 2;                          // the devices that it marks
+  std::function<void()> after_markers = [] {};  // called inside its snapshot()
   bool fails = false;
-  int64_t time = 1000;  // of its clock
+  int64_t time = 1000;  // the time of its clock
 };
 Allocator g_allocator;
 
@@ -70,16 +76,16 @@ int32_t take_snapshot(const pytracer_state_sink* sink, char* message, size_t siz
 const pytracer_hook g_hook = {PYTRACER_HOOK_ABI, "cuda", nullptr, &allocator_time, &take_snapshot,
                               nullptr};
 
-// A recording owner of the made-up allocator.
+// A recording session of the imitated allocator.
 struct Recording {
   explicit Recording(std::vector<int> devices = {0, 1})
-      : owner({std::move(devices), 1000, 32, 1 << 20, Context::all}) {
+      : session({std::move(devices), 1000, 32, 1 << 20, Context::all}) {
     g_allocator = Allocator{};
-    Recorder::instance().set_accelerator(g_hook);
-    owner.start();
+    Registry::instance().set_accelerator(g_hook);
+    session.start();
   }
   ~Recording() { g_allocator = Allocator{}; }
-  Owner owner;
+  Session session;
 };
 
 std::vector<uint8_t> actions(const DeviceView& device) {
@@ -103,46 +109,46 @@ int64_t wall_ns() {
 TEST(an_accelerator_is_cut_at_its_marker) {
   Recording recording;
   record(0, PYTRACER_ALLOC, 4096, 500);
-  // Other threads go on while the state is taken: on device 0 after its marker.
+  // Other threads continue while the state is taken: on device 0 after its marker.
   g_allocator.after_markers = [] {
     std::thread([] {
       record(0, PYTRACER_FREE_REQUESTED, 4096, 500);
       record(0, PYTRACER_FREE_COMPLETED, 4096, 500);
-      record(0, PYTRACER_SNAPSHOT, 0, 0);  // someone else's
+      record(0, PYTRACER_SNAPSHOT, 0, 0);  // a marker of another snapshot
       record(0, PYTRACER_ALLOC, 8192, 1);
     }).join();
   };
-  const View view = recording.owner.view();
+  const View view = recording.session.view();
   const DeviceView& first = view.devices[0];
-  CHECK(first.cut.end == 2 && copy_events(first)[1].action == PYTRACER_SNAPSHOT);
-  CHECK(first.cut.live.size() == 1 && first.cut.live[0].address == 4096 && first.cut.used);
-  CHECK(view.devices[1].cut.end == 1 && !view.devices[1].cut.used);
+  CHECK(first.capture.end == 2 && copy_events(first)[1].action == PYTRACER_SNAPSHOT);
+  CHECK(first.capture.blocks.size() == 1 && first.capture.blocks[0].address == 4096 && first.capture.used);
+  CHECK(view.devices[1].capture.end == 1 && !view.devices[1].capture.used);
   CHECK(view.state->segments.size() == 1 && view.state->blocks.size() == 2);
   CHECK(view.state->segments[0].about.total_size == 2048 && view.state->problem.empty());
   g_allocator.after_markers = [] {};
-  const DeviceView later = recording.owner.view().devices[0];
-  CHECK(later.cut.end == 7 && later.cut.live.size() == 1 && later.cut.live[0].address == 8192);
+  const DeviceView later = recording.session.view().devices[0];
+  CHECK(later.capture.end == 7 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
 }
 
-TEST(markers_that_nobody_asked_for_do_not_cut) {
+TEST(unrequested_markers_begin_no_capture) {
   Recording recording;
   for (int i = 0; i < 3; ++i) record(1, PYTRACER_SNAPSHOT, 0, 0);
   record(1, PYTRACER_ALLOC, 64, 1);
   record(1, PYTRACER_FREE_COMPLETED, 64, 1);
-  // Had one of them frozen the table, the block would have stayed in it.
-  CHECK(recording.owner.view().devices[1].cut.live.empty());
-  CHECK(recording.owner.events().devices[1].cut.end == 6);
+  // If a marker had frozen the table, the block would still be in it.
+  CHECK(recording.session.view().devices[1].capture.blocks.empty());
+  CHECK(recording.session.events().devices[1].capture.end == 6);
 }
 
-TEST(a_device_without_a_marker_is_cut_all_the_same) {
+TEST(a_device_without_a_marker_is_cut_too) {
   Recording recording({0, 1, PYTRACER_CPU_DEVICE});
   g_allocator.devices = 1;
   record(1, PYTRACER_ALLOC, 64, 1);
   record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, 64, 1);
   for (int i = 0; i < 3; ++i) {
-    const View view = recording.owner.view();
-    CHECK(view.devices[1].cut.live.size() == 1 && view.devices[2].cut.live.size() == 1);
-    CHECK(view.devices[0].cut.end == static_cast<uint64_t>(i) + 1);
+    const View view = recording.session.view();
+    CHECK(view.devices[1].capture.blocks.size() == 1 && view.devices[2].capture.blocks.size() == 1);
+    CHECK(view.devices[0].capture.end == static_cast<uint64_t>(i) + 1);
   }
 }
 
@@ -150,22 +156,22 @@ TEST(an_allocator_that_fails_leaves_events_and_a_reason) {
   Recording recording;
   record(0, PYTRACER_ALLOC, 4096, 500);
   g_allocator.fails = true;
-  const View view = recording.owner.view();
+  const View view = recording.session.view();
   CHECK(view.state->problem == "no mood" && view.state->segments.empty());
-  CHECK(view.devices[0].cut.live.size() == 1 && view.devices[0].cut.end == 2);
+  CHECK(view.devices[0].capture.blocks.size() == 1 && view.devices[0].capture.end == 2);
   g_allocator.fails = false;
-  CHECK(recording.owner.view().state->segments.size() == 1);
+  CHECK(recording.session.view().state->segments.size() == 1);
   g_allocator.fails = true;
-  recording.owner.stop();
-  CHECK(recording.owner.view().state->problem == "no mood");
+  recording.session.stop();
+  CHECK(recording.session.view().state->problem == "no mood");
 }
 
-TEST(events_without_a_state_cost_no_marker) {
+TEST(events_without_a_state_need_no_marker) {
   Recording recording;
   record(0, PYTRACER_ALLOC, 64, 1);
-  CHECK(recording.owner.events().devices[0].cut.end == 1);
-  CHECK(recording.owner.events().devices[0].cut.end == 1);
-  CHECK(recording.owner.events().state == nullptr);
+  CHECK(recording.session.events().devices[0].capture.end == 1);
+  CHECK(recording.session.events().devices[0].capture.end == 1);
+  CHECK(recording.session.events().state == nullptr);
 }
 
 TEST(an_accelerators_events_are_recorded_as_they_come) {
@@ -174,22 +180,22 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   record(0, PYTRACER_FREE_COMPLETED, 64, 8);
   record(0, PYTRACER_ALLOC, 64, 8);
   record(0, PYTRACER_ALLOC, 64, 9);
-  const DeviceView device = recording.owner.view().devices[0];
+  const DeviceView device = recording.session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
-  CHECK(events.size() == 5 && device.cut.counts.unknown_frees == 1);
+  CHECK(events.size() == 5 && device.capture.counts.unknown_frees == 1);
   CHECK(events[1].size == 8 && events[3].action == PYTRACER_ALLOC && events[3].size == 9);
-  CHECK(device.cut.live.size() == 1 && device.cut.live[0].size == 9);
+  CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
 }
 
-TEST(segments_know_who_allocated_them) {
+TEST(segments_have_the_stack_of_their_allocation) {
   Recording recording;
   record(0, PYTRACER_SEGMENT_ALLOC, 64, 8);
   record(0, PYTRACER_SEGMENT_MAP, 4096, 8);
-  CHECK(recording.owner.view().devices[0].cut.segments.size() == 2);
+  CHECK(recording.session.view().devices[0].capture.segments.size() == 2);
   record(0, PYTRACER_SEGMENT_FREE, 64, 8);
   record(0, PYTRACER_SEGMENT_UNMAP, 4096, 8);
-  CHECK(recording.owner.view().devices[0].cut.segments.empty());
-  CHECK(recording.owner.view().devices[0].cut.live.empty());
+  CHECK(recording.session.view().devices[0].capture.segments.empty());
+  CHECK(recording.session.view().devices[0].capture.blocks.empty());
 }
 
 TEST(events_keep_the_time_their_allocator_gave_them) {
@@ -197,7 +203,7 @@ TEST(events_keep_the_time_their_allocator_gave_them) {
   const auto before = std::chrono::system_clock::now().time_since_epoch();
   record(0, PYTRACER_ALLOC, 64, 1, allocator_time());
   record(0, PYTRACER_ALLOC, 128, 1, allocator_time());
-  const View view = recording.owner.view();
+  const View view = recording.session.view();
   const auto after = std::chrono::system_clock::now().time_since_epoch();
   const std::vector<Event> events = copy_events(view.devices[0]);
   CHECK(events[1].ticks == events[0].ticks + 1000);
@@ -213,7 +219,7 @@ TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
   record(0, PYTRACER_ALLOC, 4096, 500, 0, &labels, 7);
   const pytracer_labels broken = {"", "not \xff text", ""};
   record(0, PYTRACER_ALLOC, 8192, 500, 0, &broken, 7);
-  const View view = recording.owner.view();
+  const View view = recording.session.view();
   view.stacks->resolve();
   MemorySink sink;
   write_snapshot(view, {"", {{0, ""}}}, sink);
@@ -227,14 +233,14 @@ TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
 
 TEST(a_window_ends_at_each_device_s_marker) {
   Recording recording;
-  Owner& owner = recording.owner;
+  Session& session = recording.session;
   record(0, PYTRACER_ALLOC, 64, 1);
   record(1, PYTRACER_ALLOC, 64, 1);
-  // After its marker device 0 is in the next window, though the turn is still under way.
+  // After its marker device 0 is in the next window, while the turn is still in progress.
   g_allocator.after_markers = [] { record(0, PYTRACER_OOM, 128, 1); };
-  const View first = owner.turn(true, 2);
+  const View first = session.end_window(true, 2);
   g_allocator.after_markers = [] {};
-  const View second = owner.turn(true, 3);
+  const View second = session.end_window(true, 3);
   CHECK(actions(first.devices[0]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
   CHECK(actions(first.devices[1]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
   CHECK(actions(second.devices[0]) == Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}));
@@ -245,62 +251,94 @@ TEST(a_window_ends_at_each_device_s_marker) {
       CHECK(second.begin <= event.ticks && event.ticks <= second.end);
     }
   }
-  CHECK(has_events(second) && !has_events(owner.view()));  // markers do not count
+  CHECK(has_events(second) && !has_events(session.view()));  // markers do not count as events
 }
 
-TEST(a_window_begins_without_memory_for_the_one_before) {
+TEST(a_window_begins_without_memory_for_the_previous_one) {
   for (const bool history : {true, false}) {
     Recording recording;
     record(0, PYTRACER_ALLOC, 64, 1);
-    record(0, PYTRACER_FREE_COMPLETED, 128, 1);  // unknown
+    record(0, PYTRACER_FREE_COMPLETED, 128, 1);  // a free of an unknown block
     const int64_t before = now_ticks();
     g_allocator.after_markers = [] { throw std::bad_alloc(); };
     bool failed = false;
     try {
-      recording.owner.turn(history, 2);
+      recording.session.end_window(history, 2);
     } catch (const std::bad_alloc&) {
       failed = true;
     }
     g_allocator.after_markers = [] {};
     record(0, PYTRACER_OOM, 192, 1);
-    const View view = recording.owner.view();
+    const View view = recording.session.view();
     CHECK(failed && view.begin >= before && has_events(view) == history);
     const DeviceView& device = view.devices[0];
     CHECK(actions(device) == (history ? Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}) : Actions()));
     CHECK(device.steps.size() == 1 && device.steps[0].number == 2);
-    CHECK(device.cut.counts.unknown_frees == 0 && device.cut.live.size() == 1);
+    CHECK(device.capture.counts.unknown_frees == 0 && device.capture.blocks.size() == 1);
   }
 }
 
-TEST(every_time_is_told_by_the_clock_that_it_is_of) {
+TEST(every_time_is_converted_by_its_own_clock) {
   const int64_t before = wall_ns() - 1'000'000'000;
   Recording recording({0, PYTRACER_CPU_DEVICE});
   const uint64_t phase = Phases::instance().enter("timed").entry;
   record(0, PYTRACER_ALLOC, 64, 1, allocator_time());
   record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, 64, 1);
   Phases::instance().leave(phase);
-  const View view = recording.owner.view();
+  const View view = recording.session.view();
   const int64_t after = wall_ns();
   std::vector<int64_t> times;
   for (const DeviceView& device : view.devices) {
     times.push_back(WallClock::to_wall_ns(*device.clock, copy_events(device)[0].ticks));
   }
-  for (const Annotation& each : annotations_of(view, before)) times.push_back(each.time_ns);
+  for (const Annotation& each : annotations(view, before)) times.push_back(each.time_ns);
   CHECK(times.size() == 4);
   for (const int64_t time : times) CHECK(before < time && time <= after);
 }
 
-TEST(a_device_that_lost_its_beginning_does_not_hide_what_another_has) {
-  for (const bool has_events : {true, false}) {  // of markers alone it has not
+TEST(a_device_that_lost_its_beginning_does_not_hide_another_devices_events) {
+  for (const bool has_events : {true, false}) {  // markers alone are not events
     Recording recording({0, PYTRACER_CPU_DEVICE});
-    recording.owner.change(2, 32, Context::all);
+    recording.session.change(2, 32, Context::all);
     if (has_events) record(0, PYTRACER_ALLOC, 64, 1);
     Phases::instance().leave(Phases::instance().enter("early").entry);
     for (uint64_t i = 1; i <= 3; ++i) record(PYTRACER_CPU_DEVICE, PYTRACER_ALLOC, i * 64, 1);
-    const View view = recording.owner.view();
+    const View view = recording.session.view();
     MemorySink sink;
     write_snapshot(view, {""}, sink);
     CHECK(view.devices[0].overwritten() == 0 && view.devices[1].overwritten() == 1);
     CHECK((sink.bytes.find("early") != std::string::npos) == has_events);
   }
 }
+
+#if !defined(__SANITIZE_THREAD__)  // it does not support threads in a forked child
+TEST(a_fork_does_not_wait_for_a_thread_in_the_allocator) {
+  // GIVEN a thread that holds the control lock, and is in the allocator until the fork is over
+  Recording recording;
+  std::atomic<bool> inside{false}, forked{false};
+  g_allocator.after_markers = [&] {
+    inside = true;
+    while (!forked) std::this_thread::yield();
+  };
+  std::thread dumping([&] { recording.session.view(); });
+  while (!inside) std::this_thread::yield();
+  alarm(600);
+  // WHEN another thread forks
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(600);
+    // THEN the child can record, with an allocator that it must not call
+    Session own({{-1, 0}, 1000, 32, 1 << 20, Context::all});
+    own.start();
+    record(-1, PYTRACER_ALLOC, 64, 8);
+    CHECK(own.view().devices[0].capture.blocks.size() == 1);
+    CHECK(recording.session.view().devices.empty());
+    _exit(0);
+  }
+  alarm(0);
+  forked = true;
+  dumping.join();
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+#endif

@@ -1,4 +1,4 @@
-// The smallest test harness: TEST(name) { CHECK(condition); } in any file.
+// A minimal test harness: TEST(name) { CHECK(condition); } in any file.
 #pragma once
 
 #include <cstdio>

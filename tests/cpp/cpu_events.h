@@ -1,7 +1,7 @@
-// Events of the CPU, as its hook reports them.
+// Reports events of the CPU as its hook does.
 #pragma once
 
-#include "recorder.h"
+#include "record/recorder.h"
 
 namespace pytracer {
 

@@ -2,23 +2,28 @@
 
 #include <algorithm>
 
+#include "frames/code_objects.h"
+
 namespace {
 
 using pytracer::RawFrame;
 
 thread_local std::vector<RawFrame> t_frames;
 
-struct Frames {
-  using Frame = RawFrame;
-  static constexpr bool kOwnInstructions = false;
-  static Frame* outer(Frame* frame) {
+struct FrameAccess {
+  using FramePointer = RawFrame*;
+  static constexpr bool kInstructionsAreUnique = false;
+  static RawFrame* outer(RawFrame* frame) {
     return frame == &t_frames.back() ? nullptr : frame + 1;
   }
-  static const void* code(Frame* frame) { return frame->code; }
-  static uint64_t instruction(Frame* frame) { return static_cast<uint64_t>(frame->offset); }
+  static const void* code(RawFrame* frame) { return frame->code; }
+  static uint64_t instruction(RawFrame* frame) { return static_cast<uint64_t>(frame->offset); }
 };
 
 }  // namespace
+
+std::string folder_of_files;
+std::function<void()> while_a_name_is_read;
 
 void run_frames(std::vector<RawFrame> frames) { t_frames = std::move(frames); }
 
@@ -28,9 +33,10 @@ pytracer::RawFrame frame_at(uintptr_t code, int32_t offset) {
 
 namespace pytracer {
 
-Following follow_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  if (t_frames.empty()) return Following::none;
-  return memo.follow<Frames>(t_frames.data(), depth, seed) ? Following::same : Following::other;
+FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+  if (t_frames.empty()) return FrameChange::no_frames;
+  return memo.follow<FrameAccess>(t_frames.data(), depth, seed) ? FrameChange::same
+                                                                : FrameChange::changed;
 }
 
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
@@ -40,19 +46,23 @@ Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
 }
 
 std::string frame_walk_problem() { return {}; }
-bool watch_code(void (*)(const void*)) { return true; }
+void watch_code(void (*)(const void*)) {}
 int32_t code_line(const void* code, int32_t offset) noexcept {
   return static_cast<int32_t>(reinterpret_cast<uintptr_t>(code) % 1000) + offset;
 }
 std::string code_name(const void* code) {
   return "f" + std::to_string(reinterpret_cast<uintptr_t>(code));
 }
-std::string code_filename(const void*) { return "file.py"; }
+std::string code_filename(const void* code) {
+  if (while_a_name_is_read) while_a_name_is_read();
+  if (folder_of_files.empty()) return "file.py";
+  return folder_of_files + std::to_string(reinterpret_cast<uintptr_t>(code)) + ".py";
+}
 
 }  // namespace pytracer
 
 pytracer::WalkKey key_here(uint32_t depth, uint64_t seed) {
   thread_local pytracer::WalkMemo memo;
-  pytracer::follow_frames(memo, depth, seed);
+  pytracer::compare_frames(memo, depth, seed);
   return memo.key();
 }

@@ -1,12 +1,19 @@
-// Stands in for csrc/frame_walk.cpp: each thread "runs" the frames the test gives it.
+// Replaces csrc/frames in the C++ tests: each thread "runs" the frames that the test sets.
 #pragma once
 
+#include <functional>
+#include <string>
 #include <vector>
 
-#include "frame_walk.h"
+#include "frames/frame_walk.h"
 
-// Innermost first. A code pointer is any nonzero number.
+// Sets this thread's frames, innermost first. A code pointer is any nonzero number.
 void run_frames(std::vector<pytracer::RawFrame> frames);
 pytracer::RawFrame frame_at(uintptr_t code, int32_t offset);
-// The key of this thread's frames, as a hook gets it.
+// The folder of the file name that code_filename() derives from the code object; if it is empty,
+// all files are "file.py".
+extern std::string folder_of_files;
+// Called by code_filename(), as if another thread ran at that time; empty for no call.
+extern std::function<void()> while_a_name_is_read;
+// The key of this thread's frames, computed as a hook computes it.
 pytracer::WalkKey key_here(uint32_t depth, uint64_t seed);

@@ -1,6 +1,6 @@
-// fuzz_reader COUNT SEED FILE...: reads that many mutations of the snapshots, and replays what can
-// be read. Whatever is in a file, there is a result or a ReadError or ContradictionError: no crash,
-// no hang, no memory beyond a multiple of the file. `fuzz_reader 1 SEED FILE...` repeats one.
+// `fuzz_reader COUNT SEED FILE...` reads COUNT mutations of the snapshots and replays the readable
+// ones. Every file must give a result, a ReadError or a ContradictionError: no crash, no hang, and
+// no memory beyond a multiple of the file. `fuzz_reader 1 SEED FILE...` repeats one mutation.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -17,11 +17,11 @@
 
 #include "reading/byte_reader.h"
 #include "reading/history.h"
-#include "reading/tables.h"
+#include "reading/snapshot_reader.h"
 
 using namespace pytracer::reading;
 
-// The sanitizer's own bound; elsewhere the address space's.
+// AddressSanitizer bounds the memory itself; in other builds the address space is limited.
 extern "C" const char* __asan_default_options() {
   return "max_allocation_size_mb=64:abort_on_error=1:detect_leaks=1";
 }
@@ -31,7 +31,7 @@ constexpr bool kBoundAddressSpace = false;
 constexpr bool kBoundAddressSpace = true;
 #endif
 constexpr rlim_t kMostMemory = 512 << 20;
-constexpr unsigned kMostSeconds = 20;  // for one file of some 50 KB
+constexpr unsigned kMostSeconds = 200;  // for one file of about 50 KB
 
 namespace {
 
@@ -51,8 +51,8 @@ class StringSource final : public ByteSource {
 
 char g_current[64];
 
-void say_current(int signal_number) {
-  [[maybe_unused]] const auto said = write(STDERR_FILENO, g_current, strlen(g_current));
+void print_current(int signal_number) {
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, g_current, strlen(g_current));
   std::signal(signal_number, SIG_DFL);
   std::raise(signal_number);
 }
@@ -65,7 +65,7 @@ std::string mutated(const std::vector<std::string>& files, std::mt19937_64& rand
                                    1u << 31,  UINT32_MAX, UINT64_MAX, uint64_t{1} << 62,
                                    uint64_t{1} << 63, 0x7ff0000000000000, 512, 0x200000};
   std::string bytes = files[below(files.size())];
-  // Half of the files keep their length, so that more of them can be read to the end.
+  // Half of the files keep their length, so that more of them are readable to the end.
   const size_t kinds = random() % 2 ? 2 : 9;
   for (size_t times = 1 + below(4); times > 0 && !bytes.empty(); --times) {
     const size_t at = below(bytes.size()), count = below(1 + below(200));
@@ -84,17 +84,17 @@ std::string mutated(const std::vector<std::string>& files, std::mt19937_64& rand
       }
       case 7: bytes.resize(at); break;
       default: {
-        const std::string& other = files[below(files.size())];
-        bytes.insert(at, other.substr(below(other.size()), count));
+        const std::string& source = files[below(files.size())];
+        bytes.insert(at, source.substr(below(source.size()), count));
       }
     }
   }
   return bytes;
 }
 
-// As pytracer/reading/history.py puts the state together.
+// Combines the state as pytracer/analysis/history.py does.
 void replay_device(const Tables& tables, size_t device) {
-  const Range events = tables.traces[device];
+  const RowRange events = tables.traces[device];
   const SegmentColumns& segments = tables.segments;
   const BlockColumns& blocks = tables.blocks;
   Column<int64_t> addresses, sizes, block_addresses, block_sizes, requested;
@@ -120,19 +120,21 @@ void replay_device(const Tables& tables, size_t device) {
   const StateView state{addresses.size(),      addresses.data(),   sizes.data(),
                         expandable.data(),     block_sizes.size(), block_addresses.data(),
                         block_sizes.data(),    requested.data(),   pending.data()};
-  replay(trace, state, AllocatorRules());
+  Watch watch;
+  replay(trace, state, AllocatorRules(), watch);
 }
 
 struct Counts {
   int read = 0, replayed = 0, refused = 0;
 };
 
-void try_one(const std::string& bytes, Counts& counts) {
-  Tables tables;
+void try_file(const std::string& bytes, Counts& counts) {
+  Watch watch;
+  Tables tables(watch);
   try {
     StringSource source(bytes);
     ByteReader in(source);
-    tables.finish(PickleMachine(in, tables.heap, tables.strings, tables).run());
+    read_snapshot(in, tables, watch);
   } catch (const ReadError&) {
     ++counts.refused;
     return;
@@ -160,10 +162,10 @@ int main(int argc, char** argv) {
     const rlimit bound{kMostMemory, kMostMemory};
     setrlimit(RLIMIT_AS, &bound);
   }
-  for (int number : {SIGSEGV, SIGABRT, SIGALRM}) std::signal(number, &say_current);
+  for (int number : {SIGSEGV, SIGABRT, SIGALRM}) std::signal(number, &print_current);
   Counts counts;
-  for (const std::string& file : files) try_one(file, counts);
-  const bool all_are_good = counts.read == static_cast<int>(files.size());
+  for (const std::string& file : files) try_file(file, counts);
+  const bool all_are_read = counts.read == static_cast<int>(files.size());
   const uint64_t seed = std::strtoull(argv[2], nullptr, 10);
   const uint64_t count = std::strtoull(argv[1], nullptr, 10);
   for (uint64_t i = 0; i < count; ++i) {
@@ -171,8 +173,8 @@ int main(int argc, char** argv) {
                   static_cast<unsigned long long>(seed + i));
     std::mt19937_64 random(seed + i);
     alarm(kMostSeconds);
-    try_one(mutated(files, random), counts);
+    try_file(mutated(files, random), counts);
   }
   std::printf("%d read, %d replayed, %d refused\n", counts.read, counts.replayed, counts.refused);
-  return all_are_good ? 0 : 1;
+  return all_are_read ? 0 : 1;
 }

@@ -19,15 +19,15 @@ struct Event {
   int64_t address, size;
 };
 
-struct Last {
+struct StateRow {
   int64_t address, size;
-  bool flag;                   // a segment's is_expandable, a block's is_pending
+  bool flag;                   // is_expandable of a segment, is_pending of a block
   int64_t requested = 0;
 };
 
 struct Arrays {
   std::vector<Event> trace;
-  std::vector<Last> segments, blocks;
+  std::vector<StateRow> segments, blocks;
   AllocatorRules rules;
 
   History replayed() const {
@@ -35,31 +35,32 @@ struct Arrays {
     std::vector<int64_t> address, size, segment_address, segment_size, block_address, block_size;
     std::vector<int64_t> requested;
     std::vector<char> is_expandable, is_pending;
-    for (const Event& each : trace) {
-      action.push_back(each.action);
-      address.push_back(each.address);
-      size.push_back(each.size);
+    for (const Event& event : trace) {
+      action.push_back(event.action);
+      address.push_back(event.address);
+      size.push_back(event.size);
     }
-    for (const Last& each : segments) {
-      segment_address.push_back(each.address);
-      segment_size.push_back(each.size);
-      is_expandable.push_back(each.flag);
+    for (const StateRow& segment : segments) {
+      segment_address.push_back(segment.address);
+      segment_size.push_back(segment.size);
+      is_expandable.push_back(segment.flag);
     }
-    for (const Last& each : blocks) {
-      block_address.push_back(each.address);
-      block_size.push_back(each.size);
-      requested.push_back(each.requested);
-      is_pending.push_back(each.flag);
+    for (const StateRow& block : blocks) {
+      block_address.push_back(block.address);
+      block_size.push_back(block.size);
+      requested.push_back(block.requested);
+      is_pending.push_back(block.flag);
     }
+    Watch watch;
     return replay({trace.size(), action.data(), address.data(), size.data()},
                   {segments.size(), segment_address.data(), segment_size.data(),
                    reinterpret_cast<const bool*>(is_expandable.data()), blocks.size(),
                    block_address.data(), block_size.data(), requested.data(),
                    reinterpret_cast<const bool*>(is_pending.data())},
-                  rules);
+                  rules, watch);
   }
 
-  // The message; "" if it fits.
+  // Returns the message of the contradiction, or "" if there is none.
   std::string contradiction() const {
     try {
       replayed();
@@ -75,14 +76,14 @@ bool contains(const std::string& text, const char* part) {
 }
 
 void check_sound(const History& history) {
-  const Levels& levels = history.levels;
-  for (size_t i = 0; i < levels.segments.size(); ++i) {
-    CHECK(levels.requested_bytes[i] >= 0 && levels.segments[i] >= 0);
-    CHECK(levels.allocated_bytes[i] >= 0 && levels.allocated_bytes[i] <= levels.active_bytes[i]);
-    CHECK(levels.active_bytes[i] <= levels.reserved_bytes[i]);
-    const int64_t free = levels.reserved_bytes[i] - levels.active_bytes[i];
-    CHECK(levels.largest_free_bytes[i] >= 0 && levels.largest_free_bytes[i] <= free);
-    CHECK(levels.inactive_split_bytes[i] >= 0 && levels.inactive_split_bytes[i] <= free);
+  const Usage& usage = history.usage;
+  for (size_t i = 0; i < usage.segments.size(); ++i) {
+    CHECK(usage.requested_bytes[i] >= 0 && usage.segments[i] >= 0);
+    CHECK(usage.allocated_bytes[i] >= 0 && usage.allocated_bytes[i] <= usage.active_bytes[i]);
+    CHECK(usage.active_bytes[i] <= usage.reserved_bytes[i]);
+    const int64_t free = usage.reserved_bytes[i] - usage.active_bytes[i];
+    CHECK(usage.largest_free_bytes[i] >= 0 && usage.largest_free_bytes[i] <= free);
+    CHECK(usage.inactive_split_bytes[i] >= 0 && usage.inactive_split_bytes[i] <= free);
   }
 }
 
@@ -98,55 +99,56 @@ TEST(a_trace_is_replayed) {
                       {{kAt + 1024, 512, false, 100}},
                       {}};
   const History history = arrays.replayed();
-  const Levels& levels = history.levels;
-  CHECK(levels.active_bytes.size() == 6 && history.exact_from == 0);
-  CHECK(levels.active_bytes[0] == 0 && levels.active_bytes[3] == 1536);
-  CHECK(levels.allocated_bytes[4] == 512 && levels.active_bytes[4] == 1536);
-  CHECK(levels.active_bytes[5] == 512 && levels.requested_bytes[5] == 100);
-  CHECK(levels.inactive_split_bytes[1] == 0);
-  CHECK(levels.inactive_split_bytes[5] == 2 * kMiB - 512);
-  CHECK(levels.largest_free_bytes[5] == 2 * kMiB - 1536);
+  const Usage& usage = history.usage;
+  CHECK(usage.active_bytes.size() == 6 && history.exact_from == 0);
+  CHECK(usage.active_bytes[0] == 0 && usage.active_bytes[3] == 1536);
+  CHECK(usage.allocated_bytes[4] == 512 && usage.active_bytes[4] == 1536);
+  CHECK(usage.active_bytes[5] == 512 && usage.requested_bytes[5] == 100);
+  CHECK(usage.inactive_split_bytes[1] == 0);
+  CHECK(usage.inactive_split_bytes[5] == 2 * kMiB - 512);
+  CHECK(usage.largest_free_bytes[5] == 2 * kMiB - 1536);
   CHECK(history.blocks.size_bytes[0] == 1024 && history.blocks.free_event[0] == 4);
   CHECK(history.blocks.state_block[1] == 0 && history.blocks.free_event[1] == 5);
 }
 
-TEST(what_does_not_fit_is_named) {
-  const Last segment{kAt, 20 * kMiB, false};
-  const auto of = [&](std::vector<Event> trace, std::vector<Last> blocks = {}) {
+TEST(contradictions_are_named) {
+  const StateRow segment{kAt, 20 * kMiB, false};
+  const auto misfit = [&](std::vector<Event> trace, std::vector<StateRow> blocks = {}) {
     return Arrays{std::move(trace), {segment}, std::move(blocks), {}}.contradiction();
   };
-  CHECK(of({}).empty());
-  CHECK(of({{kAlloc, kAt, 10}}) ==
-        "event 0, alloc of 10 bytes at 0x10000000000: no such block is there after it");
-  CHECK(contains(of({{7, 0, 0}, {kFreeRequested, kAt, 10}}), "event 1, free_requested"));
-  CHECK(contains(of({{kFreeCompleted, kAt, 10}}, {{kAt, 512, false, 10}}), "a block is there"));
-  CHECK(contains(of({{kFreeCompleted, kAt, 600}}, {{kAt + 512, 512, false, 10}}), "a block is"));
-  CHECK(contains(of({{kFreeCompleted, kAt - 512, 600}}), "no segment"));
-  CHECK(contains(of({{kFreeRequested, kAt, 9}}, {{kAt, 512, true, 10}}), "another size"));
-  CHECK(contains(of({{kFreeRequested, kAt, 10}}, {{kAt, 512, false, 10}}), "not freed after"));
-  CHECK(contains(of({{kSegmentAlloc, kAt, 2 * kMiB}}), "no such segment"));
-  CHECK(contains(of({{kSegmentAlloc, kAt, 20 * kMiB}}, {{kAt, 512, false, 10}}), "is older"));
-  CHECK(contains(of({{kSegmentFree, kAt, 2 * kMiB}}), "a segment is there"));
-  CHECK(contains(of({{kSegmentMap, kAt, 2 * kMiB}}), "not mapped after"));
-  CHECK(contains(of({}, {{kAt, 512, false, 513}}), "less than was requested"));
-  CHECK(contains(of({}, {{kAt, 512, false, -1}}), "less than was requested"));
-  CHECK(contains(of({}, {{kAt, 1024, false, 1}, {kAt + 512, 512, false, 1}}), "a block is there"));
-  CHECK(contains(of({}, {{kAt + 20 * kMiB, 512, false, 1}}), "no segment"));
-  // A block that came and went without a request, in a file that has requests.
-  CHECK(contains(of({{kAlloc, kAt, 10},
+  CHECK(misfit({}).empty());
+  CHECK(misfit({{kAlloc, kAt, 10}}) ==
+        "event 0, alloc of 10 bytes at 0x10000000000: there is no such block afterwards");
+  CHECK(contains(misfit({{7, 0, 0}, {kFreeRequested, kAt, 10}}), "event 1, free_requested"));
+  CHECK(contains(misfit({{kFreeCompleted, kAt, 10}}, {{kAt, 512, false, 10}}), "another block"));
+  CHECK(contains(misfit({{kFreeCompleted, kAt, 600}}, {{kAt + 512, 512, false, 10}}),
+                 "another block"));
+  CHECK(contains(misfit({{kFreeCompleted, kAt - 512, 600}}), "there is no segment"));
+  CHECK(contains(misfit({{kFreeRequested, kAt, 9}}, {{kAt, 512, true, 10}}), "another size"));
+  CHECK(contains(misfit({{kFreeRequested, kAt, 10}}, {{kAt, 512, false, 10}}), "not freed after"));
+  CHECK(contains(misfit({{kSegmentAlloc, kAt, 2 * kMiB}}), "no such segment"));
+  CHECK(contains(misfit({{kSegmentAlloc, kAt, 20 * kMiB}}, {{kAt, 512, false, 10}}), "is older"));
+  CHECK(contains(misfit({{kSegmentFree, kAt, 2 * kMiB}}), "another segment is there"));
+  CHECK(contains(misfit({{kSegmentMap, kAt, 2 * kMiB}}), "not mapped after"));
+  CHECK(contains(misfit({}, {{kAt, 512, false, 513}}), "less than was requested"));
+  CHECK(contains(misfit({}, {{kAt, 512, false, -1}}), "less than was requested"));
+  CHECK(contains(misfit({}, {{kAt, 1024, false, 1}, {kAt + 512, 512, false, 1}}), "another block"));
+  CHECK(contains(misfit({}, {{kAt + 20 * kMiB, 512, false, 1}}), "there is no segment"));
+  // A block that was freed without a request, in a file that has requests of frees.
+  CHECK(contains(misfit({{kAlloc, kAt, 10},
                      {kFreeCompleted, kAt, 10},
                      {kAlloc, kAt, 10},
                      {kFreeRequested, kAt, 10},
                      {kFreeCompleted, kAt, 10}}),
-                 "event 0, alloc of 10 bytes at 0x10000000000: that it was freed is not"));
-  // One that takes more than is free, as it has in the end.
-  CHECK(contains(of({{kAlloc, kAt, 2 * kMiB}, {kFreeRequested, kAt + 2 * kMiB, 2 * kMiB},
+                 "event 0, alloc of 10 bytes at 0x10000000000: the trace does not have"));
+  // A block whose size in the final state exceeds the memory that was free at its allocation.
+  CHECK(contains(misfit({{kAlloc, kAt, 2 * kMiB}, {kFreeRequested, kAt + 2 * kMiB, 2 * kMiB},
                      {kFreeCompleted, kAt + 2 * kMiB, 2 * kMiB}},
                     {{kAt, 20 * kMiB, false, 2 * kMiB}}),
-                 "a block is there"));
+                 "another block"));
 }
 
-TEST(sizes_and_addresses_that_cannot_be) {
+TEST(impossible_sizes_and_addresses) {
   constexpr int64_t extremes[] = {INT64_MIN, INT64_MIN + 1, -1, 0, INT64_MAX - 511, INT64_MAX};
   for (uint8_t action = kAlloc; action <= kSegmentUnmap; ++action) {
     for (const int64_t extreme : extremes) {
@@ -167,13 +169,13 @@ TEST(sizes_and_addresses_that_cannot_be) {
   }
 }
 
-// Whatever is in the arrays: an answer that holds together, or a contradiction.
-TEST(any_arrays_at_all) {
+// Arrays with any content give a consistent answer or a contradiction.
+TEST(arrays_with_any_content) {
   std::mt19937_64 random(6);
   const auto below = [&](uint64_t end) { return random() % end; };
   int fitting = 0;
   for (int round = 0; round < 20000; ++round) {
-    // What a device could do: blocks at places of their own, in segments that come and go.
+    // Possible events of a device: blocks at separate addresses, in segments that come and go.
     Arrays arrays;
     const bool is_expandable = below(2) == 0;
     bool is_there[4] = {};
@@ -207,7 +209,7 @@ TEST(any_arrays_at_all) {
         if (size > 0) arrays.blocks.push_back({begin + place * 2 * kMiB, rounded, false, size});
       }
     }
-    // And what nobody can.
+    // Impossible events.
     const auto spoil = [&](int64_t& number) {
       number = below(4) == 0 ? static_cast<int64_t>(random() >> below(64))
                              : number + (static_cast<int64_t>(below(9)) - 4) * 512;
@@ -220,11 +222,11 @@ TEST(any_arrays_at_all) {
     if (below(3) == 0) arrays.trace.push_back({7, 0, 0});
     if (below(3) == 0 && arrays.trace.size() > 1) arrays.trace.erase(arrays.trace.begin());
     if (below(8) == 0) std::swap(arrays.trace.front(), arrays.trace.back());
-    for (std::vector<Last>* part : {&arrays.segments, &arrays.blocks}) {
+    for (std::vector<StateRow>* part : {&arrays.segments, &arrays.blocks}) {
       if (part->empty() || below(8) != 0) continue;
-      Last& last = (*part)[below(part->size())];
-      spoil(below(3) == 0 ? last.requested : below(2) == 0 ? last.address : last.size);
-      last.flag = below(2) == 0;
+      StateRow& row = (*part)[below(part->size())];
+      spoil(below(3) == 0 ? row.requested : below(2) == 0 ? row.address : row.size);
+      row.flag = below(2) == 0;
     }
     arrays.rules.may_expand = below(2) == 0;
     arrays.rules.has_pools = below(8) != 0;

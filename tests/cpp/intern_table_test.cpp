@@ -1,10 +1,10 @@
-#include "intern_table.h"
+#include "support/intern_table.h"
 
 #include <string>
 
 #include "check.h"
-#include "device_names.h"
-#include "utf8.h"
+#include "record/device_names.h"
+#include "support/utf8.h"
 
 using namespace pytracer;
 
@@ -33,19 +33,19 @@ TEST(a_full_intern_table_drops_and_counts) {
 
 TEST(pools_and_labels_have_names) {
   DeviceNames names;
-  CHECK(names.number_of_pool(0, 0) == 0 && names.number_of(nullptr) == 0);
-  const uint16_t pool = names.number_of_pool(1, UINT64_MAX);
-  CHECK(pool != 0 && names.number_of_pool(1, 2) != pool);
+  CHECK(names.intern_pool(0, 0) == 0 && names.intern_labels(nullptr) == 0);
+  const uint16_t pool = names.intern_pool(1, UINT64_MAX);
+  CHECK(pool != 0 && names.intern_pool(1, 2) != pool);
   CHECK(names.pool(pool).high == 1 && names.pool(pool).low == UINT64_MAX);
   CHECK(names.pool(0).high == 0 && names.pool(0).low == 0);
   const pytracer_labels given = {"0/0", "", "internal"};
-  const DeviceNames::Labels labels = names.labels(names.number_of(&given));
+  const DeviceNames::Labels labels = names.labels(names.intern_labels(&given));
   CHECK(names.text(labels.compile_context) == "0/0" && labels.user_metadata == 0);
   CHECK(names.text(labels.internal_metadata) == "internal");
   CHECK(names.labels(0).compile_context == 0 && names.dropped() == 0);
 }
 
-TEST(utf8_is_what_python_decodes) {
+TEST(utf8_is_valid_where_python_decodes_it) {
   for (const char* good : {"", "plain", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xed\x9f\xbf",
                            "\xf4\x8f\xbf\xbf"}) {
     CHECK(is_utf8(good));

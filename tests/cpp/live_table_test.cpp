@@ -1,4 +1,4 @@
-#include "live_table.h"
+#include "record/live_table.h"
 
 #include <atomic>
 #include <map>
@@ -12,7 +12,7 @@ using namespace pytracer;
 
 namespace {
 bool insert(LiveTable& table, uint64_t address, uint64_t size) {
-  return table.insert(address, size, 0, static_cast<uint32_t>(size), 0);
+  return table.insert(address, size, static_cast<uint32_t>(size));
 }
 bool remove(LiveTable& table, uint64_t address) {
   const LiveBlock* found = table.find(address);
@@ -61,7 +61,7 @@ TEST(live_table_equals_a_map) {
   CHECK(table.committed_bytes() <= table.max_bytes());
 }
 
-TEST(live_table_frozen_keeps_what_goes) {
+TEST(a_frozen_live_table_keeps_removed_blocks) {
   LiveTable table(100);
   std::map<uint64_t, uint64_t> model;
   for (uint64_t i = 1; i <= 50; ++i) {
@@ -71,7 +71,7 @@ TEST(live_table_frozen_keeps_what_goes) {
   for (int round = 0; round < 3; ++round) {
     table.freeze();
     const auto frozen = model;
-    for (uint64_t i = 1; i <= 25; ++i) CHECK(remove(table, i * 64));  // goes
+    for (uint64_t i = 1; i <= 25; ++i) CHECK(remove(table, i * 64));  // removed
     for (uint64_t i = 1; i <= 10; ++i) insert(table, i * 64, 1000 + i);  // reused address
     for (uint64_t i = 1; i <= 5; ++i) CHECK(remove(table, i * 64));
     CHECK(remove(table, 30 * 64));
@@ -92,14 +92,14 @@ TEST(live_table_frozen_keeps_what_goes) {
   }
 }
 
-// Writers go on while one reader freezes, collects and thaws: each view is one instant's.
+// Writers continue while one reader freezes, collects and thaws: each view is of one instant.
 TEST(live_table_views_are_consistent_under_fire) {
   LiveTable table(4096);
   std::mutex writer_lock;
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> next{0};
   std::thread writer([&] {
-    // Always 100 or 101 blocks alive, their sizes consecutive numbers.
+    // 100 or 101 blocks are always alive, with consecutive sizes.
     while (!stop) {
       std::lock_guard lock(writer_lock);
       ++next;

@@ -16,7 +16,7 @@ std::vector<Test>& tests() {
 
 void register_test(const char* name, void (*body)()) { tests().push_back({name, body}); }
 
-// core_tests [NAME]: runs all tests, or the one of that name.
+// core_tests [NAME]: runs all tests, or the test of that name.
 int main(int argc, char** argv) {
   int passed = 0;
   for (const Test& test : tests()) {

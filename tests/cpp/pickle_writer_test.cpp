@@ -1,4 +1,4 @@
-#include "pickle_writer.h"
+#include "snapshot/pickle_writer.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,7 +7,9 @@
 #include <cstdlib>
 
 #include "check.h"
-#include "error.h"
+#include "snapshot/file_sink.h"
+#include "snapshot/memory_sink.h"
+#include "support/error.h"
 
 using namespace pytracer;
 
@@ -50,7 +52,7 @@ TEST(pickle_strings_longer_than_the_buffer) {
   CHECK(sink.bytes.substr(sink.bytes.size() - 4) == std::string("\x8c\x01" "b."));
 }
 
-TEST(file_appears_whole_or_not_at_all) {
+TEST(a_file_appears_complete_or_not_at_all) {
   char directory[] = "/tmp/pytracer-test-XXXXXX";
   CHECK(mkdtemp(directory) != nullptr);
   const std::string path = std::string(directory) + "/file";
@@ -70,7 +72,7 @@ TEST(file_appears_whole_or_not_at_all) {
   }
   CHECK(stat(path.c_str(), &info) == 0 && info.st_size == 4);
   CHECK(unlink(path.c_str()) == 0);
-  CHECK(rmdir(directory) == 0);  // nothing else was left in it
+  CHECK(rmdir(directory) == 0);  // no other file was left in it
   bool refused = false;
   try {
     FileSink sink(path);

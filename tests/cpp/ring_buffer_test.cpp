@@ -1,4 +1,4 @@
-#include "ring_buffer.h"
+#include "record/ring_buffer.h"
 
 #include <thread>
 #include <vector>
@@ -50,7 +50,7 @@ TEST(ring_grows_with_its_events_and_numbers) {
   for (uint64_t i = 0; i < 20; ++i) CHECK(whole(out[i], 20 + i));
 }
 
-TEST(ring_grows_beside_its_writer) {
+TEST(ring_grows_while_its_writer_writes) {
   for (int round = 0; round < 20; ++round) {
     RingBuffer small(1000);
     std::atomic<bool> stop{false};
@@ -73,11 +73,11 @@ TEST(ring_grows_beside_its_writer) {
 TEST(ring_slots_that_were_wiped_are_not_events) {
   RingBuffer ring(4);
   Event out;
-  CHECK(ring.copy(0, 1, &out) == 1);  // never written: as after a fork
+  CHECK(ring.copy(0, 1, &out) == 1);  // as after a fork, the slot was never written
 }
 
-// A reader beside a writer that laps it all the time: whatever it gets is whole.
-TEST(ring_reader_knows_what_was_overwritten) {
+// A reader next to a writer that laps it all the time reads only complete events.
+TEST(ring_reader_detects_overwritten_events) {
   for (const uint32_t capacity : {1u, 4u, 64u}) {
     RingBuffer ring(capacity);
     std::atomic<bool> stop{false};

@@ -1,4 +1,4 @@
-#include "stack_table.h"
+#include "record/stack_table.h"
 
 #include <thread>
 #include <vector>
@@ -9,7 +9,7 @@
 using namespace pytracer;
 
 namespace {
-// What Recorder does for an event.
+// Does what Recorder does for an event.
 uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
   const WalkKey key = key_here(depth, table.seed());
   if (const uint32_t id = table.find(key)) return id;
@@ -19,7 +19,7 @@ uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
 }
 }  // namespace
 
-TEST(stacks_are_kept_once) {
+TEST(stacks_are_stored_once) {
   StackTable table(1 << 20);
   run_frames({frame_at(1, 10), frame_at(2, 20)});
   const uint32_t first = stack_here(table);
@@ -52,10 +52,10 @@ TEST(an_address_used_again_is_another_code_object) {
   run_frames({frame_at(7, 1)});
   const uint32_t before = stack_here(table);
   table.code_destroyed(reinterpret_cast<const void*>(7));
-  table.code_destroyed(reinterpret_cast<const void*>(8));  // one we never saw
+  table.code_destroyed(reinterpret_cast<const void*>(8));  // a code object that was never seen
   const uint32_t after = stack_here(table);
   CHECK(after != before && table.stats().codes == 2);
-  // The one that went was read before it did.
+  // The destroyed code object was read before its destruction.
   CHECK(table.frame(table.frame_id(table.stack(before), 0)).line == 8);
   CHECK(table.string(table.name(table.frame(table.frame_id(table.stack(before), 0)))) == "f7");
 }
@@ -98,9 +98,58 @@ TEST(a_full_table_keeps_what_it_has) {
     run_frames({frame_at(100 + static_cast<uintptr_t>(i), i)});
     stack_here(table);
   }
-  table.code_destroyed(reinterpret_cast<const void*>(3));  // every key is new
+  table.code_destroyed(reinterpret_cast<const void*>(3));  // every key is new from here
   run_frames({frame_at(1, 1), frame_at(2, 2)});
   CHECK(known != 0 && stack_here(table) == known);
+}
+
+TEST(a_name_keeps_its_room_while_it_is_read) {
+  // GIVEN a code object, and other threads that fill the table while the object's name is read
+  StackTable table(1 << 16);
+  run_frames({frame_at(1, 1)});
+  const uint32_t first = stack_here(table);
+  while_a_name_is_read = [&] {
+    while_a_name_is_read = nullptr;
+    for (uintptr_t code = 1000; table.stats().dropped == 0; ++code) {
+      run_frames({frame_at(code, 1)});
+      stack_here(table);
+    }
+    for (int32_t offset = 2; table.stats().dropped < 2; ++offset) {  // smaller: no new name
+      run_frames({frame_at(1000, offset)});
+      stack_here(table);
+    }
+  };
+  // WHEN the name is read
+  table.code_destroyed(reinterpret_cast<const void*>(1));
+  while_a_name_is_read = nullptr;
+  // THEN the table has the name, within the bound
+  const StackTable::Frame& frame = table.frame(table.frame_id(table.stack(first), 0));
+  CHECK(table.string(table.name(frame)) == "f1");
+  CHECK(table.string(table.filename(frame)) == "file.py");
+  CHECK(table.stats().bytes <= table.stats().max_bytes);
+}
+
+TEST(names_of_usual_length_fit_into_a_full_table) {
+  // GIVEN a table that is full of code objects, whose names are read later
+  folder_of_files = std::string(100, '/');
+  StackTable table(1 << 18);
+  std::vector<uint32_t> stacks;
+  for (uintptr_t code = 1000; table.stats().dropped == 0; ++code) {
+    run_frames({frame_at(code, 1)});
+    stacks.push_back(stack_here(table));
+  }
+  stacks.pop_back();  // this stack had no room
+  // WHEN the names are read
+  table.resolve();
+  folder_of_files.clear();
+  // THEN each code object has its names
+  CHECK(stacks.size() > 100);
+  for (const uint32_t id : stacks) {
+    const StackTable::Frame& frame = table.frame(table.frame_id(table.stack(id), 0));
+    CHECK(table.string(table.name(frame))[0] == 'f');
+    CHECK(table.string(table.filename(frame)).size() > 100);
+  }
+  CHECK(table.stats().bytes <= table.stats().max_bytes);
 }
 
 TEST(a_deep_stack_of_few_functions_fits) {
@@ -110,7 +159,7 @@ TEST(a_deep_stack_of_few_functions_fits) {
   CHECK(stack_here(table, 1000) != 0);
 }
 
-// Threads find and intern the same stacks while code objects go and lines are resolved.
+// Threads look up and intern the same stacks while code objects are destroyed and lines resolved.
 TEST(stacks_from_many_threads) {
   StackTable table(8 << 20);
   std::vector<std::thread> threads;
@@ -137,8 +186,8 @@ TEST(stacks_from_many_threads) {
   CHECK(table.stats().codes == 205);
 }
 
-// Else a walk remembered from one table would have its id in the next.
-TEST(each_table_has_keys_of_its_own) {
+// Otherwise a walk remembered from one table would have the same id in the next table.
+TEST(each_table_has_its_own_keys) {
   StackTable first(1 << 20), second(1 << 20);
   CHECK(first.seed() != second.seed());
   run_frames({frame_at(1, 10)});

@@ -1,4 +1,4 @@
-#include "thread_slot.h"
+#include "record/thread_slot.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,20 +9,20 @@
 
 using namespace pytracer;
 
-TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_one) {
+TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_a_hook) {
   init_thread_slots();
   std::atomic<uint64_t> begun{0};
   std::atomic<bool> stop{false};
   std::thread recording([&] {
     std::optional<HookScope> scope;
     while (!stop) {
-      scope.emplace(*thread_slot());  // one ends where the next begins
+      scope.emplace(*thread_slot());  // one scope ends where the next begins
       ++begun;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });
   while (begun == 0) std::this_thread::yield();
-  uint64_t fewest = UINT64_MAX;  // scopes that began during a wait, when nothing else held it up
+  uint64_t fewest = UINT64_MAX;  // the scopes that began during a wait, if nothing else delayed it
   for (int i = 0; i < 50; ++i) {
     const uint64_t before = begun;
     wait_for_hooks();
@@ -31,4 +31,37 @@ TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_one) {
   stop = true;
   recording.join();
   CHECK(fewest <= 2);
+}
+
+TEST(hooks_are_waited_for_without_membarrier) {
+  init_thread_slots();
+  const bool worked = detail::membarrier_works;
+  detail::membarrier_works = false;
+  constexpr uint32_t kGone = 0;
+  std::atomic<uint32_t> value{1};
+  std::atomic<std::atomic<uint32_t>*> published{nullptr};
+  std::atomic<bool> stop{false};
+  // GIVEN a thread that reads the published pointer, each time in a scope
+  std::atomic<bool> began{false};
+  std::thread looking([&] {
+    ThreadSlot& slot = *thread_slot();
+    for (began = true; !stop;) {
+      const HookScope scope(slot);
+      const std::atomic<uint32_t>* found = published.load(std::memory_order_acquire);
+      CHECK(found == nullptr || found->load(std::memory_order_relaxed) != kGone);
+    }
+  });
+  while (!began) std::this_thread::yield();
+  for (uint32_t i = 1; i < 300'000; ++i) {
+    // WHEN the pointer is withdrawn, and the scopes are waited for
+    value.store(i, std::memory_order_relaxed);
+    published.store(&value, std::memory_order_release);
+    published.store(nullptr, std::memory_order_release);
+    wait_for_hooks();
+    // THEN the thread does not use it any more
+    value.store(kGone, std::memory_order_relaxed);
+  }
+  stop = true;
+  looking.join();
+  detail::membarrier_works = worked;
 }

@@ -1,4 +1,4 @@
-#include "wake_signal.h"
+#include "support/wake_signal.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -33,21 +33,21 @@ constexpr uint64_t kUsr1 = uint64_t{1} << (SIGUSR1 - 1);
 
 }  // namespace
 
-TEST(signals_wake_and_the_handler_of_before_comes_back) {
-  // GIVEN a handler of the user's, and a signal that is watched
+TEST(signals_wake_and_the_earlier_handler_is_restored) {
+  // GIVEN a user's handler, and a watched signal
   set_handler(&users);
   watch_signal(SIGUSR1);
   watch_signal(SIGUSR1);
   CHECK(!readable());
-  // WHEN it comes, many times
+  // WHEN the signal comes many times
   for (int i = 0; i < 100; ++i) raise(SIGUSR1);
-  // THEN that wakes, once
+  // THEN there is one wake-up
   CHECK(readable());
   CHECK(take_signals() == kUsr1);
   CHECK(!readable());
   CHECK(take_signals() == 0);
   CHECK(g_users == 0);
-  // WHEN one comes just before the end, THEN the next watch does not see it
+  // WHEN a signal comes just before the end, THEN the next watch does not see it
   raise(SIGUSR1);
   unwatch_signal(SIGUSR1);
   watch_signal(SIGUSR1);
@@ -57,7 +57,7 @@ TEST(signals_wake_and_the_handler_of_before_comes_back) {
   unwatch_signal(SIGUSR1);
   raise(SIGUSR1);
   CHECK(g_users == 1);
-  // WHEN the user's handler takes the place of ours, THEN it stays
+  // WHEN the user's handler replaces the recorder's, THEN it is kept
   watch_signal(SIGUSR1);
   set_handler(SIG_IGN);
   unwatch_signal(SIGUSR1);
@@ -65,14 +65,14 @@ TEST(signals_wake_and_the_handler_of_before_comes_back) {
   CHECK(sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == SIG_IGN);
 }
 
-TEST(a_signal_once_too_often_does_nothing) {
-  // GIVEN no handler, WHEN a signal comes after it was watched, THEN the process lives
+TEST(a_signal_after_the_watch_does_nothing) {
+  // GIVEN no handler, WHEN a signal comes after the watch, THEN the process continues
   set_handler(SIG_DFL);
   watch_signal(SIGUSR1);
   unwatch_signal(SIGUSR1);
   raise(SIGUSR1);
   CHECK(!readable());
-  // AND the next watch does not see it
+  // AND the next watch does not see that signal
   watch_signal(SIGUSR1);
   CHECK(take_signals() == 0);
   raise(SIGUSR1);
@@ -81,7 +81,7 @@ TEST(a_signal_once_too_often_does_nothing) {
 }
 
 TEST(no_signal_is_lost_while_they_are_taken) {
-  // GIVEN a thread that raises a signal after each that was taken
+  // GIVEN a thread that raises a signal after each signal that was taken
   watch_signal(SIGUSR1);
   std::atomic<int> taken{0};
   std::thread sender([&] {
@@ -90,7 +90,7 @@ TEST(no_signal_is_lost_while_they_are_taken) {
       raise(SIGUSR1);
     }
   });
-  // WHEN they are waited for, THEN each arrives
+  // WHEN the signals are waited for, THEN each arrives
   while (taken < 1000) {
     CHECK(readable(10'000));
     if (take_signals() == kUsr1) ++taken;
@@ -100,11 +100,11 @@ TEST(no_signal_is_lost_while_they_are_taken) {
 }
 
 TEST(a_forked_child_watches_by_itself) {
-  // GIVEN a parent that watches
+  // GIVEN a parent that watches a signal
   watch_signal(SIGUSR1);
   const pid_t child = fork();
   if (child == 0) {
-    // WHEN the signal comes to the child, THEN it is as if it never had
+    // WHEN the signal comes to the child, THEN the child does not react, as without a watch
     raise(SIGUSR1);
     if (take_signals() != 0 || readable()) _exit(1);
     // AND the child can watch too
@@ -115,7 +115,7 @@ TEST(a_forked_child_watches_by_itself) {
   }
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
-  // THEN the parent knows nothing of it
+  // THEN the parent receives nothing
   CHECK(!readable() && take_signals() == 0);
   raise(SIGUSR1);
   CHECK(take_signals() == kUsr1);

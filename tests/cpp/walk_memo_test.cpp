@@ -1,4 +1,4 @@
-#include "walk_memo.h"
+#include "frames/walk_memo.h"
 
 #include <map>
 #include <memory>
@@ -12,15 +12,15 @@ using namespace pytracer;
 
 namespace {
 
-// Frames as an interpreter has them: most on a stack of memory, where the next call takes the place
-// of the last one, some elsewhere.
+// Frames as an interpreter lays them out: most are on a stack in memory, where the next call reuses
+// the place of the call that returned; frames of generators are elsewhere.
 struct Frame {
   Frame* outer;
   uint64_t instruction;
 };
-struct Frames {
-  using Frame = ::Frame;
-  static constexpr bool kOwnInstructions = true;
+struct FrameAccess {
+  using FramePointer = Frame*;
+  static constexpr bool kInstructionsAreUnique = true;
   static Frame* outer(Frame* frame) { return frame->outer; }
   static const void* code(Frame* frame) { return reinterpret_cast<void*>(frame->instruction / 16); }
   static uint64_t instruction(Frame* frame) { return frame->instruction; }
@@ -28,19 +28,19 @@ struct Frames {
 
 class Program {
  public:
-  // Its frames lie in `memory`, which others may use when it does not run.
+  // The frames are in `memory`, which another Program may use while this one is not running.
   Program(unsigned seed, std::vector<uint64_t>& memory) : random_(seed), memory_(memory) {}
   Frame* innermost() { return calls_.empty() ? nullptr : calls_.back().frame; }
-  // Goes on, returns from or makes some calls.
+  // Returns from some calls, advances within a function, makes some calls.
   void run(size_t most_calls) {
     const int most_returns = random_() % 20 == 0 ? 40 : 4;
     for (int i = static_cast<int>(random_() % most_returns); i > 0 && !calls_.empty(); --i) leave();
-    if (!calls_.empty() && random_() % 2 == 0) go_on();
+    if (!calls_.empty() && random_() % 2 == 0) move_on();
     for (int i = static_cast<int>(random_() % 4); i > 0 && calls_.size() < most_calls; --i) enter();
     if (calls_.empty()) enter();
     if (random_() % 50 == 0) calls_[random_() % calls_.size()].frame->instruction ^= 2;  // resumed
   }
-  // Instructions, innermost first, as far as `depth`; then whether there are more.
+  // The innermost `depth` instructions, innermost first; then whether there are more frames.
   std::vector<uint64_t> stack(uint32_t depth) {
     std::vector<uint64_t> all;
     Frame* frame = innermost();
@@ -52,10 +52,10 @@ class Program {
   }
   void enter() {
     Frame* outer = innermost();
-    const size_t words = 2 + random_() % 3;  // frames have several sizes
+    const size_t words = 2 + random_() % 3;  // so that frames have several sizes
     Call call{nullptr, nullptr, 0};
     if (random_() % 8 == 0) {
-      call.elsewhere = std::make_unique<Frame>();  // a generator's
+      call.elsewhere = std::make_unique<Frame>();  // the frame of a generator
       call.frame = call.elsewhere.get();
     } else {
       call.words = words;
@@ -69,7 +69,7 @@ class Program {
     used_ -= calls_.back().words;
     calls_.pop_back();
   }
-  void go_on() { innermost()->instruction = 16 * (1 + random_() % 5) + 2 * (random_() % 2); }
+  void move_on() { innermost()->instruction = 16 * (1 + random_() % 5) + 2 * (random_() % 2); }
 
  private:
   struct Call {
@@ -90,7 +90,7 @@ Key key_of(WalkMemo& memo) {
   return {key.a, key.b};
 }
 
-// Two walks have one key if, and only if, their innermost frames are the same.
+// Two walks have the same key exactly if their innermost frames are the same.
 void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
   std::vector<uint64_t> memory(kWords);
   Program program(seed, memory);
@@ -102,9 +102,9 @@ void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
   for (int i = 0; i < 20'000; ++i) {
     if (i % 3 != 0) program.run(most_calls);
     const std::vector<uint64_t> stack = program.stack(depth);
-    const bool same = memo.follow<Frames>(program.innermost(), depth, 1);
+    const bool same = memo.follow<FrameAccess>(program.innermost(), depth, 1);
     CHECK(!same || stack == last);
-    CHECK(same || i % 3 != 0 || i == 0);  // nothing happened in between
+    CHECK(same || i % 3 != 0 || i == 0);  // no call or return happened in between
     const Key key = key_of(memo);
     CHECK(keys.emplace(stack, key).first->second == key);
     CHECK(stacks.emplace(key, stack).first->second == stack);
@@ -114,19 +114,20 @@ void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
 
 }  // namespace
 
-TEST(walk_memo_keys_are_of_the_innermost_frames) {
+TEST(walk_memo_keys_depend_on_the_innermost_frames) {
   for (unsigned seed = 0; seed < 8; ++seed) {
     check_keys(seed, 1, 20);
     check_keys(seed, 5, 4);
     check_keys(seed, 5, 12);
     check_keys(seed, 32, 60);
-    check_keys(seed, 64, 200);  // more than the memo's slack
+    check_keys(seed, 64, 200);  // more calls than the memo's slack
     check_keys(seed, kMaxStackDepth, 100);
   }
 }
 
-// As a slot's does that goes from a thread to the next, whose frames lie where the other's lay.
-TEST(walk_memo_may_be_handed_over) {
+// A thread slot with its memo passes from a thread to the next, whose frames are at the same
+// places.
+TEST(walk_memo_may_pass_to_another_thread) {
   WalkMemo memo;
   std::vector<uint64_t> memory(kWords);
   std::map<std::vector<uint64_t>, Key> keys;
@@ -136,7 +137,7 @@ TEST(walk_memo_may_be_handed_over) {
     for (int i = 0; i < 5; ++i) {
       program.run(30);
       std::vector<uint64_t> stack = program.stack(depth);
-      memo.follow<Frames>(program.innermost(), depth, 1);
+      memo.follow<FrameAccess>(program.innermost(), depth, 1);
       stack.push_back(depth);
       CHECK(keys.emplace(stack, key_of(memo)).first->second == key_of(memo));
     }
@@ -150,15 +151,15 @@ TEST(walk_memo_holds_the_deepest_stacks) {
   for (uint32_t i = 0; i < 4 * kMaxStackDepth; ++i) program.enter();
   WalkMemo memo;
   for (const uint32_t depth : {kMaxStackDepth, kMaxStackDepth - 1, 1u, 40u, kMaxStackDepth}) {
-    CHECK(!memo.follow<Frames>(program.innermost(), depth, 1));
-    CHECK(memo.follow<Frames>(program.innermost(), depth, 1));
+    CHECK(!memo.follow<FrameAccess>(program.innermost(), depth, 1));
+    CHECK(memo.follow<FrameAccess>(program.innermost(), depth, 1));
     const Key key = key_of(memo);
-    for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) {  // calls come, and go again
+    for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) {  // calls that return below
       program.enter();
-      if (i % 7 == 0) memo.follow<Frames>(program.innermost(), depth, 1);
+      if (i % 7 == 0) memo.follow<FrameAccess>(program.innermost(), depth, 1);
     }
     for (uint32_t i = 0; i < 2 * kMaxStackDepth; ++i) program.leave();
-    CHECK(!memo.follow<Frames>(program.innermost(), depth, 1));
+    CHECK(!memo.follow<FrameAccess>(program.innermost(), depth, 1));
     CHECK(key_of(memo) == key);
   }
 }
@@ -168,17 +169,17 @@ TEST(walk_memo_keys_differ_by_seed_and_truncation) {
   Program program(1, memory);
   for (int i = 0; i < 6; ++i) program.enter();
   WalkMemo memo;
-  memo.follow<Frames>(program.innermost(), 6, 1);
-  const Key whole = key_of(memo);
-  CHECK(!memo.follow<Frames>(program.innermost(), 6, 2));
-  CHECK(key_of(memo).first != whole.first && key_of(memo).second != whole.second);
-  CHECK(!memo.follow<Frames>(program.innermost(), 6, 1));
-  CHECK(key_of(memo) == whole);
-  // The same six frames, called from a seventh: its callee's link alone tells.
+  memo.follow<FrameAccess>(program.innermost(), 6, 1);
+  const Key complete = key_of(memo);
+  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 2));
+  CHECK(key_of(memo).first != complete.first && key_of(memo).second != complete.second);
+  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 1));
+  CHECK(key_of(memo) == complete);
+  // The same six frames, called from a seventh: only the link of the sixth frame differs.
   Frame* outermost = program.innermost();
   while (outermost->outer != nullptr) outermost = outermost->outer;
   Frame caller{nullptr, 16};
   outermost->outer = &caller;
-  CHECK(!memo.follow<Frames>(program.innermost(), 6, 1));
-  CHECK(key_of(memo).first != whole.first && key_of(memo).second != whole.second);
+  CHECK(!memo.follow<FrameAccess>(program.innermost(), 6, 1));
+  CHECK(key_of(memo).first != complete.first && key_of(memo).second != complete.second);
 }

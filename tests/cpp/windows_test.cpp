@@ -1,23 +1,25 @@
-// Windows, steps and phases of owners, and what a snapshot tells of them.
+// Tests of windows, steps and phases of sessions, and of the contents of their snapshots.
 #include <atomic>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "annotations.h"
+#include "snapshot/annotations.h"
 #include "check.h"
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
-#include "owner.h"
-#include "pickle_writer.h"
-#include "snapshot.h"
+#include "session/session.h"
+#include "snapshot/memory_sink.h"
+#include "snapshot/pickle_writer.h"
+#include "snapshot/snapshot.h"
+#include "view/events.h"
 
 using namespace pytracer;
 
 namespace {
 
-OwnerOptions options(uint32_t entries) {
+SessionOptions options(uint32_t entries) {
   return {{PYTRACER_CPU_DEVICE}, entries, 32, 1 << 20, Context::all};
 }
 
@@ -31,7 +33,7 @@ std::vector<uint64_t> addresses(const View& view) {
 std::vector<uint32_t> steps(const View& view) {
   std::vector<uint32_t> found;
   const DeviceView& device = view.devices[0];
-  for (uint64_t sequence = device.first; sequence < device.cut.end; ++sequence) {
+  for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
     uint32_t step = 0;
     for (const auto& each : device.steps) {
       if (each.begin <= sequence) step = each.number;
@@ -44,10 +46,10 @@ std::vector<uint32_t> steps(const View& view) {
 std::string told(const View& view, int64_t begin_ns) {
   int64_t last_ns = begin_ns;
   std::string text;
-  for (const Annotation& each : annotations_of(view, begin_ns)) {
+  for (const Annotation& each : annotations(view, begin_ns)) {
     CHECK(each.time_ns >= last_ns);
     last_ns = each.time_ns;
-    text += each.ends ? " -" : " +";
+    text += each.is_end ? " -" : " +";
     text += each.is_step ? "step " + std::to_string(each.number)
                          : std::string(Phases::instance().name(static_cast<uint16_t>(each.number)));
   }
@@ -70,7 +72,7 @@ std::string file(const View& view) {
   return sink.bytes;
 }
 
-// As a file has it.
+// The bytes as a file has them.
 template <class Write>
 std::string pickled(const char* key, Write write_value) {
   MemorySink sink;
@@ -106,81 +108,81 @@ using Steps = std::vector<uint32_t>;
 }  // namespace
 
 TEST(each_window_has_its_own_events) {
-  Owner whole(options(100)), owner(options(100));
-  whole.start();
-  owner.begin_step(1);
-  owner.start();
+  Session reference(options(100)), session(options(100));
+  reference.start();
+  session.begin_step(1);
+  session.start();
   alloc(64);
-  const View first = owner.turn(true, 2);
+  const View first = session.end_window(true, 2);
   alloc(128);
   release(64);
-  const View second = owner.turn(false, 3);  // waits
+  const View second = session.end_window(false, 3);  // waits for the turn
   alloc(192);
   release(128);
-  const View waited = owner.turn(true, 4);
+  const View waited = session.end_window(true, 4);
   alloc(256);
-  owner.stop();
+  session.stop();
   CHECK(addresses(first) == Addresses({64}) && steps(first) == Steps({1}));
   CHECK(addresses(second) == Addresses({128, 64}) && steps(second) == Steps({2, 2}));
   CHECK(addresses(waited).empty() && !has_events(waited) && has_events(second));
-  const View last = owner.view();
+  const View last = session.view();
   CHECK(addresses(last) == Addresses({256}) && steps(last) == Steps({4}));
-  // What came while it waited is known.
-  CHECK(last.devices[0].cut.live.size() == 2 && last.devices[0].cut.live[0].address == 192);
-  // Nobody else noticed.
-  CHECK(addresses(whole.view()) == Addresses({64, 128, 64, 192, 128, 256}));
-  CHECK(steps(whole.view()) == Steps({0, 0, 0, 0, 0, 0}));
+  // A block allocated during the wait is known.
+  CHECK(last.devices[0].capture.blocks.size() == 2 && last.devices[0].capture.blocks[0].address == 192);
+  // Other sessions are not affected.
+  CHECK(addresses(reference.view()) == Addresses({64, 128, 64, 192, 128, 256}));
+  CHECK(steps(reference.view()) == Steps({0, 0, 0, 0, 0, 0}));
 }
 
 TEST(each_window_has_its_own_counts) {
-  Owner owner(options(100));
-  owner.start();
+  Session session(options(100));
+  session.start();
   release(64);
   release(128);
-  const View first = owner.turn(true, 2);
+  const View first = session.end_window(true, 2);
   release(192);
-  const View second = owner.turn(true, 3);
-  CHECK(first.devices[0].cut.counts.unknown_frees == 2);
-  CHECK(second.devices[0].cut.counts.unknown_frees == 1);
-  CHECK(owner.view().devices[0].cut.counts.unknown_frees == 0);
+  const View second = session.end_window(true, 3);
+  CHECK(first.devices[0].capture.counts.unknown_frees == 2);
+  CHECK(second.devices[0].capture.counts.unknown_frees == 1);
+  CHECK(session.view().devices[0].capture.counts.unknown_frees == 0);
 }
 
-TEST(only_who_records_takes_turns) {
-  Owner owner(options(100));
-  CHECK(owner.turn(true, 1).devices.empty() && !owner.recording());
-  owner.start();
+TEST(only_recording_sessions_take_turns) {
+  Session session(options(100));
+  CHECK(session.end_window(true, 1).devices.empty() && !session.recording());
+  session.start();
   alloc(64);
-  owner.stop();
+  session.stop();
   for (int i = 0; i < 2; ++i) {
-    CHECK(addresses(owner.turn(true, 2)) == Addresses({64}) && !owner.recording());
+    CHECK(addresses(session.end_window(true, 2)) == Addresses({64}) && !session.recording());
   }
-  owner.start();
+  session.start();
   alloc(128);
-  CHECK(addresses(owner.view()) == Addresses({128}) && steps(owner.view()) == Steps({0}));
+  CHECK(addresses(session.view()) == Addresses({128}) && steps(session.view()) == Steps({0}));
 }
 
 TEST(a_turn_ends_a_pause) {
   Recorder::instance().set_walking(true);
   run_frames({frame_at(1, 1)});
   for (const bool history : {true, false}) {
-    Owner owner(options(100));
-    owner.start();
-    owner.pause();
+    Session session(options(100));
+    session.start();
+    session.pause();
     alloc(64);
-    CHECK(addresses(owner.turn(history, 2)).empty());
+    CHECK(addresses(session.end_window(history, 2)).empty());
     alloc(128);
-    const View view = owner.view();
+    const View view = session.view();
     CHECK(addresses(view) == (history ? Addresses({128}) : Addresses()));
     CHECK(steps(view) == (history ? Steps({2}) : Steps()));
-    const std::vector<LiveBlock>& live = view.devices[0].cut.live;
+    const std::vector<LiveBlock>& live = view.devices[0].capture.blocks;
     CHECK(live.size() == 2 && live[0].stack == 0 && live[1].stack != 0);
   }
 }
 
 TEST(windows_under_fire_share_no_event_and_lose_none) {
-  Owner whole(options(1 << 20)), owner(options(1 << 20));
-  whole.start();
-  owner.start();
+  Session reference(options(1 << 20)), session(options(1 << 20));
+  reference.start();
+  session.start();
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (uint64_t t = 1; t <= 3; ++t) {
@@ -193,21 +195,21 @@ TEST(windows_under_fire_share_no_event_and_lose_none) {
   }
   uint64_t end = 0;
   for (uint32_t step = 2; step < 200; ++step) {
-    const DeviceView window = owner.turn(true, step).devices[0];
+    const DeviceView window = session.end_window(true, step).devices[0];
     CHECK(window.begin == end);
-    end = window.cut.end;
+    end = window.capture.end;
     CHECK(window.steps.back().number == (step == 2 ? 0 : step - 1));
   }
   stop = true;
   for (std::thread& each : threads) each.join();
-  owner.stop();
-  whole.stop();
-  const DeviceView last = owner.view().devices[0];
-  CHECK(last.begin == end && last.cut.end == whole.view().devices[0].cut.end);
+  session.stop();
+  reference.stop();
+  const DeviceView last = session.view().devices[0];
+  CHECK(last.begin == end && last.capture.end == reference.view().devices[0].capture.end);
 }
 
-TEST(steps_of_one_owner_are_not_another_s) {
-  Owner one(options(100)), other(options(100));
+TEST(each_session_has_its_own_steps) {
+  Session one(options(100)), other(options(100));
   one.start();
   other.start();
   one.begin_step(7);
@@ -215,7 +217,7 @@ TEST(steps_of_one_owner_are_not_another_s) {
   other.begin_step(3);
   alloc(128);
   one.begin_step(8);
-  one.begin_step(9);  // nothing happened in 8
+  one.begin_step(9);  // step 8 has no events
   alloc(192);
   CHECK(steps(one.view()) == Steps({7, 7, 9}));
   CHECK(steps(other.view()) == Steps({0, 3, 3}));
@@ -225,21 +227,21 @@ TEST(steps_of_one_owner_are_not_another_s) {
 }
 
 TEST(steps_are_bounded) {
-  Owner owner(options(1 << 16));
-  owner.start();
+  Session session(options(1 << 16));
+  session.start();
   for (uint32_t step = 1; step <= 20'000; ++step) {
-    owner.begin_step(step);
+    session.begin_step(step);
     alloc(uint64_t{step} * 64);
   }
-  const Steps found = steps(owner.view());
+  const Steps found = steps(session.view());
   CHECK(found.size() == 20'000 && found.front() == 0 && found.back() == 20'000);
   CHECK(found[20'000 - 16'384 - 1] == 0 && found[20'000 - 16'384] == 20'001 - 16'384);
 }
 
-TEST(a_phase_s_view_has_its_events_and_those_within) {
+TEST(the_view_of_a_phase_has_its_events_and_those_of_nested_phases) {
   Phases& phases = Phases::instance();
-  Owner owner(options(100));
-  owner.start();
+  Session session(options(100));
+  session.start();
   const Phases::Entered rollout = phases.enter("rollout");
   alloc(64);
   const Phases::Entered inner = phases.enter("sample");
@@ -252,144 +254,144 @@ TEST(a_phase_s_view_has_its_events_and_those_within) {
   phases.leave(inner.entry);
   phases.leave(rollout.entry);
   alloc(256);
-  const View view = owner.view(true, rollout.phase);
+  const View view = session.view(true, rollout.phase);
   MemorySink sink;
   write_snapshot(view, {""}, sink);
   CHECK(sink.bytes.find("sample") != std::string::npos);
   CHECK(sink.bytes.find("update") == std::string::npos);
-  CHECK(has_events(view) && has_events(owner.view(true, inner.phase)));
-  owner.clear();
-  CHECK(!has_events(owner.view(true, rollout.phase)));
+  CHECK(has_events(view) && has_events(session.view(true, inner.phase)));
+  session.clear();
+  CHECK(!has_events(session.view(true, rollout.phase)));
 }
 
-TEST(a_file_tells_where_each_step_begins) {
-  Owner owner(options(100));
-  owner.begin_step(1);
-  owner.start();
+TEST(a_file_has_the_first_event_of_each_step) {
+  Session session(options(100));
+  session.begin_step(1);
+  session.start();
   alloc(64);
   release(64);
-  owner.begin_step(2);
+  session.begin_step(2);
   alloc(128);
-  owner.begin_step(3);  // without an event
-  owner.begin_step(4);
+  session.begin_step(3);  // without an event
+  session.begin_step(4);
   alloc(192);
   // An allocation is written as two events, a free as three.
-  CHECK(has(file(owner.view()), steps_begin_at({{1, 0}, {2, 5}, {4, 7}})));
+  CHECK(has(file(session.view()), steps_begin_at({{1, 0}, {2, 5}, {4, 7}})));
 }
 
-TEST(a_phase_s_file_counts_its_own_events) {
+TEST(the_file_of_a_phase_counts_its_own_events) {
   Phases& phases = Phases::instance();
-  Owner owner(options(100));
-  owner.begin_step(1);
-  owner.start();
+  Session session(options(100));
+  session.begin_step(1);
+  session.start();
   alloc(64);
   const Phases::Entered role = phases.enter("role");
   alloc(128);
   std::thread([&] {
     const uint64_t other = phases.enter("other").entry;
     alloc(192);
-    owner.begin_step(2);
+    session.begin_step(2);
     alloc(256);
     phases.leave(other);
   }).join();
   alloc(320);
   phases.leave(role.entry);
-  const std::string written = file(owner.view(true, role.phase));
+  const std::string written = file(session.view(true, role.phase));
   CHECK(has(written, recorded(2)) && has(written, steps_begin_at({{1, 0}, {2, 2}})));
-  CHECK(has(file(owner.view()), recorded(5)));
+  CHECK(has(file(session.view()), recorded(5)));
   const Phases::Entered idle = phases.enter("idle");
   phases.leave(idle.entry);
-  CHECK(has_events(owner.view()) && !has_events(owner.view(true, idle.phase)));
+  CHECK(has_events(session.view()) && !has_events(session.view(true, idle.phase)));
 }
 
-TEST(annotations_tell_steps_and_phases_of_the_window) {
+TEST(annotations_have_the_steps_and_phases_of_the_window) {
   Phases& phases = Phases::instance();
   const uint64_t early = phases.enter("early").entry;
-  Owner owner(options(100));
-  owner.start();
+  Session session(options(100));
+  session.start();
   const uint64_t inner = phases.enter("inner").entry;
   alloc(64);
   phases.leave(inner);
   phases.leave(early);
-  owner.begin_step(1);
+  session.begin_step(1);
   alloc(128);
   const uint64_t open = phases.enter("open").entry;
-  const View first = owner.turn(true, 2);
+  const View first = session.end_window(true, 2);
   alloc(192);
   phases.leave(open);
-  owner.begin_step(3);
+  session.begin_step(3);
   alloc(256);
-  const View second = owner.turn(true, 4);
-  // What was under way when a window began begins with it; what goes on does not end.
+  const View second = session.end_window(true, 4);
+  // Phases in progress at a window's beginning begin with it; phases that continue do not end.
   CHECK(told(first) == " +early +inner -inner -early +step 1 +open -step 1");
   CHECK(told(second) == " +open +step 2 -open -step 2 +step 3 -step 3");
 }
 
-TEST(of_phases_that_end_at_once_the_inner_one_ends_first) {
-  Owner owner(options(100));
-  owner.start();
+TEST(if_phases_end_together_the_inner_one_ends_first) {
+  Session session(options(100));
+  session.start();
   std::thread([] {
     alloc(64);
     Phases::instance().enter("outer");
     Phases::instance().enter("inner");
   }).join();
-  CHECK(told(owner.view()) == " +outer +inner -inner -outer");
+  CHECK(told(session.view()) == " +outer +inner -inner -outer");
 }
 
-TEST(what_happens_after_a_stop_is_not_told) {
+TEST(events_after_a_stop_are_not_recorded) {
   Phases& phases = Phases::instance();
-  Owner owner(options(100));
-  owner.begin_step(1);
-  owner.start();
+  Session session(options(100));
+  session.begin_step(1);
+  session.start();
   const uint64_t open = phases.enter("open").entry;
   alloc(64);
-  owner.begin_step(2);
+  session.begin_step(2);
   alloc(128);
-  owner.stop();
+  session.stop();
   phases.leave(open);
   const uint64_t late = phases.enter("late").entry;
-  CHECK(told(owner.view()) == " +step 1 +open -step 1 +step 2");
-  owner.clear();
-  CHECK(addresses(owner.view()).empty() && owner.view().begin == owner.view().end);
-  // The next recording has nothing of the one before.
-  owner.begin_step(3);
-  owner.start();
+  CHECK(told(session.view()) == " +step 1 +open -step 1 +step 2");
+  session.clear();
+  CHECK(addresses(session.view()).empty() && session.view().begin == session.view().end);
+  // The next recording has nothing of the previous one.
+  session.begin_step(3);
+  session.start();
   alloc(192);
-  const View next = owner.view();
+  const View next = session.view();
   CHECK(addresses(next) == Addresses({192}) && steps(next) == Steps({3}));
   CHECK(next.steps.size() == 1 && told(next) == " +late");
   phases.leave(late);
 }
 
-TEST(what_was_over_before_the_window_is_not_told) {
-  Owner owner(options(100));
-  owner.start(false);
+TEST(phases_that_ended_before_the_window_are_left_out) {
+  Session session(options(100));
+  session.start(false);
   pass("without history");
-  owner.start();
+  session.start();
   pass("first");
-  CHECK(told(owner.view()) == " +first -first");
-  owner.clear();
+  CHECK(told(session.view()) == " +first -first");
+  session.clear();
   pass("second");
-  CHECK(told(owner.view()) == " +second -second");
-  owner.pause();
+  CHECK(told(session.view()) == " +second -second");
+  session.pause();
   pass("paused");
-  owner.start();
-  CHECK(told(owner.view()).empty());
+  session.start();
+  CHECK(told(session.view()).empty());
 }
 
-TEST(what_was_over_before_the_first_event_left_is_not_told) {
+TEST(phases_that_ended_before_the_first_kept_event_are_left_out) {
   Phases& phases = Phases::instance();
-  Owner owner(options(2));
-  owner.begin_step(1);
-  owner.start();
+  Session session(options(2));
+  session.begin_step(1);
+  session.start();
   const uint64_t open = phases.enter("open").entry;
   phases.leave(phases.enter("early").entry);
   alloc(64);
-  owner.begin_step(2);
+  session.begin_step(2);
   alloc(128);
   release(64);
   phases.leave(open);
-  const View view = owner.view();
+  const View view = session.view();
   const DeviceView& device = view.devices[0];
   const int64_t begin_ns = WallClock::to_wall_ns(*device.clock, copy_events(device)[0].ticks);
   CHECK(told(view, begin_ns) == " +open +step 2 -open");

@@ -7,7 +7,8 @@
 
 namespace simulated {
 
-// Which addresses of a range are free: lowest first, neighbours joined. The caller locks.
+// The free addresses of a range. The lowest are given out first, and neighbours are merged. The
+// caller holds a lock.
 class Addresses {
  public:
   Addresses(uintptr_t start, size_t bytes) { free_[start] = bytes; }
@@ -41,7 +42,7 @@ class Addresses {
   }
 
  private:
-  std::map<uintptr_t, size_t> free_;  // start to size
+  std::map<uintptr_t, size_t> free_;  // begin to size
 };
 
 }  // namespace simulated

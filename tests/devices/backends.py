@@ -1,4 +1,4 @@
-"""Where torch.cuda and torch.npu are not called the same."""
+"""The names in which torch.cuda and torch.npu differ."""
 
 import ctypes
 import importlib.util
@@ -14,7 +14,7 @@ class Cuda:
     attach_observer = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     visible = "CUDA_VISIBLE_DEVICES"
     settings = "PYTORCH_CUDA_ALLOC_CONF"
-    # What a request is padded by before it is rounded to 512 bytes.
+    # The bytes added to a request before it is rounded to 512 bytes.
     padding = 0
 
     @staticmethod
@@ -23,7 +23,7 @@ class Cuda:
 
     @staticmethod
     def process_bytes(device):
-        """Of this process, as nvidia-smi would show it; None where it shows no process."""
+        """Return this process's bytes as nvidia-smi shows them; None if it shows no process."""
 
         class Process(ctypes.Structure):
             _fields_ = [
@@ -50,7 +50,7 @@ class Cuda:
             handle, ctypes.byref(count), processes
         )
         assert listed == 0
-        assert [each.pid for each in processes[: count.value]] in ([], [os.getpid()])
+        assert [process.pid for process in processes[: count.value]] in ([], [os.getpid()])
         return processes[0].used if count.value else None
 
 
@@ -87,7 +87,7 @@ class Npu:
         count = ctypes.c_int()
         processes = (Process * 32)()
         assert dcmi.dcmi_get_device_resource_info(card, chip, processes, ctypes.byref(count)) == 0
-        assert [each.pid for each in processes[: count.value]] in ([], [os.getpid()])
+        assert [process.pid for process in processes[: count.value]] in ([], [os.getpid()])
         return processes[0].used if count.value else None
 
 

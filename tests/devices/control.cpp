@@ -17,7 +17,7 @@
 namespace simulated {
 namespace {
 
-// In the order of Counter.
+// The names of Counter, in its order.
 constexpr const char* kCounterNames[] = {"malloc", "free",   "create", "release", "map",
                                          "unmap",  "launch", "memcpy", "memset",  "stub"};
 constexpr size_t kCounters = sizeof(kCounterNames) / sizeof(*kCounterNames);
@@ -36,7 +36,7 @@ Settings read_settings() {
   read.capacity = static_cast<size_t>(from_environment("SIMULATED_CAPACITY_MB", 16384)) << 20;
   read.devices = std::clamp<int>(from_environment("SIMULATED_DEVICES", 2), 0, kMaxDevices);
   read.pending_queries = from_environment("SIMULATED_PENDING_QUERIES", 0);
-  // 9.0 would make torch prefer cuDNN's attention, of which only the symbols are there.
+  // With 9.0 torch would prefer cuDNN's attention, which has only stubs.
   read.capability = from_environment("SIMULATED_COMPUTE_CAPABILITY", 80);
   read.busy = from_environment("SIMULATED_BUSY", 0) != 0;
   read.backed = from_environment("SIMULATED_BACKED", 0) != 0;
@@ -56,8 +56,8 @@ void remember_fork() {
   if (std::any_of(std::begin(devices_in_use), std::end(devices_in_use), used)) forked = true;
 }
 
-// Once the library is loaded, so before any thread can be inside the model: a child must not
-// inherit a mutex that some other thread of its parent holds.
+// Registered when the library is loaded, before any thread can be inside the model: a child must
+// not inherit a mutex that another thread of its parent holds.
 __attribute__((constructor)) void watch_forks() {
   pthread_atfork(lock_memory, unlock_memory, unlock_memory);
   pthread_atfork(lock_queues, unlock_queues, unlock_queues);
@@ -82,7 +82,7 @@ std::vector<int> visible_devices(const char* variable) {
   for (const char* rest = list;;) {
     char* end = nullptr;
     const long device = std::strtol(rest, &end, 10);
-    // As the real drivers do: the first entry that names no device ends the list.
+    // As in the real drivers, the first invalid entry ends the list.
     if (end == rest || device < 0 || device >= devices) break;
     visible.push_back(static_cast<int>(device));
     if (*end != ',') break;
@@ -96,7 +96,7 @@ void count(Counter counter) noexcept {
 }
 
 void mark_in_use(int device) noexcept {
-  // Asked on every switch of devices: write only what changes.
+  // Called on every switch of devices, so write only what changes.
   auto& flag = devices_in_use[device];
   if (!flag.load(std::memory_order_relaxed)) flag.store(true, std::memory_order_relaxed);
 }

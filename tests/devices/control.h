@@ -1,5 +1,6 @@
-// What a test sets and reads: settings from the environment, knobs that change while the process
-// runs, counters. simulated.py reaches the extern "C" part through ctypes.
+// The settings that a test controls and the counters that it reads: settings from the environment,
+// values that change while the process runs, counters. simulated.py calls the extern "C" part
+// through ctypes.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace simulated {
 
-// From the environment, read once at first use; README.md says what each one means.
+// Settings from the environment, read at the first use; README.md describes them.
 struct Settings {
   size_t capacity;      // SIMULATED_CAPACITY_MB, in bytes
   int devices;          // SIMULATED_DEVICES
@@ -22,31 +23,33 @@ const Settings& settings();
 
 constexpr int kMaxDevices = 64;
 
-// The devices that `variable` (CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES) leaves to this
-// process, in its order; a driver numbers what it shows from 0.
+// The devices that `variable` (CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES) makes visible to
+// this process, in its order; a driver numbers visible devices from 0.
 std::vector<int> visible_devices(const char* variable);
 
-// What a driver was asked to do; simulated.py's counter() takes the names in control.cpp.
+// The counted driver calls; simulated.py's counter() takes the names in control.cpp.
 enum class Counter { malloc, free, create, release, map, unmap, launch, memcpy, memset, stub };
 void count(Counter counter) noexcept;
 
-// A device is in use once the process selected it or allocated there: a real driver then keeps a
-// context on it, which takes memory of its own.
+// A device is in use after the process selected it or allocated on it. A real driver then keeps a
+// context on the device, which takes additional memory.
 void mark_in_use(int device) noexcept;
 bool in_use(int device) noexcept;
 
-// Whether this process was forked from one that used a device. No driver works there.
+// Whether this process was forked from one that used a device. Drivers do not work in such a
+// process.
 bool in_forked_child() noexcept;
 
 }  // namespace simulated
 
 extern "C" {
-// The body of the generated stubs: counted, logged once a name with SIMULATED_VERBOSE, successful.
+// The body of the generated stubs: it counts the call, logs each name once with SIMULATED_VERBOSE,
+// and reports success.
 long simulated_stub(const char* name);
-// The same for those that would start work on the device.
+// The body of stubs for work on the device.
 long simulated_launch(const char* name);
 
-// The knobs of simulated.py. A device of -1 means every device.
+// The functions of simulated.py. Device -1 stands for all devices.
 int simulated_devices();
 void simulated_set_capacity(int device, size_t bytes);
 size_t simulated_capacity(int device);
@@ -54,6 +57,6 @@ size_t simulated_used_bytes(int device);
 size_t simulated_context_bytes(int device);
 void simulated_set_busy(int busy);
 void simulated_set_pending_queries(int queries);
-// UINT64_MAX: no counter has this name.
+// UINT64_MAX if no counter has this name.
 uint64_t simulated_counter(const char* name);
 }

@@ -1,10 +1,11 @@
-"""Makes the libraries of a simulated driver for the torch of the running interpreter.
+"""Make the libraries of a simulated driver for the torch of the running interpreter.
 
     python make_libraries.py cuda|npu
 
-prints their folder. Nothing is imported from torch: what its libraries need of NVIDIA's or of
-CANN's is read from their symbol tables. What matters of that is written by hand in C++, the rest
-becomes stubs that report success. Needs g++ and binutils.
+prints their folder. The script does not import torch: it reads from the symbol tables of torch's
+libraries which symbols of NVIDIA's or CANN's libraries they need. The functions that matter are
+written by hand in C++; the others become stubs that report success. The script needs g++ and
+binutils.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MODEL = "libsimulated_device.so"
-BESIDE_CUDA = "libsimulated_beside_cuda.so"  # simulate looks for it
+NEXT_TO_CUDA = "libsimulated_next_to_cuda.so"  # `simulate` looks for this name
 MODEL_SOURCES = ["control.cpp", "memory.cpp", "queues.cpp"]
 COMPILE = ["g++", "-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-pthread"]
 LINK = ["g++", "-shared", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
 
-# Of each library: which symbols are its own, and the sources of those written by hand.
+# For each library: a pattern of its own symbols, and the sources of the handwritten ones.
 CUDA = {
     "libcuda": (r"cu(?!File)[A-Z]", ["cuda/driver.cpp"]),
     "libcudart": (
@@ -49,20 +50,20 @@ CUDA = {
     "libnvrtc": (r"nvrtc", []),
     "libnvshmem_host": (r"nvshmem", []),
 }
-# What torch asks the driver for by name, which no symbol table shows.
+# Functions that torch looks up by name in the driver, which no symbol table lists.
 CUDA_BY_NAME = ["cuMemsetD32Async", "cuStreamWriteValue32_v2"]
 
 NPU_SYMBOLS = r"(acl|rt[A-Z]|[Hh]ccl|Msprof|ge|aml|drv)"
-# What torch_npu asks for by name: operators, and these families.
+# Functions that torch_npu looks up by name: operators, and these families.
 NPU_BY_NAME = re.compile(
     rb"\0(aclnn[A-Z]\w+|aclDestroy\w+|aclprof[A-Z]\w+|aclrt(?:Set|Use|Unuse|Reset)\w+|aclopSet\w+)"
     rb"(?=\0)"
 )
 NPU_SOURCES = ["npu/devices.cpp", "npu/execution.cpp", "npu/operators.cpp"]
-# Opened by torch_npu at run time, beside those that it is linked with.
+# Libraries that torch_npu opens at run time, in addition to those that it is linked with.
 NPU_OPENED = ["libopapi.so", "libnnopbase.so", "libmsprofiler.so", "libascend_dump.so"]
 
-# Stubs that stand for work on the device, and count as a launch.
+# Stubs for work on the device, which count as a launch.
 LAUNCHES = re.compile(r"aclnn\w+(?<!GetWorkspaceSize)|cublas\w*[gG]emm\w*|cublasLtMatmul")
 
 
@@ -76,8 +77,8 @@ def main() -> None:
     root = Path(os.environ.get("SIMULATED_BUILD_DIR") or HERE.parents[1] / "build" / "devices")
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f"{backend}-{version(packages[-1])}-{fingerprint(packages)}"
-    # The name says what is in it, so a folder is never changed: it is there or it is made. Others
-    # that need it wait.
+    # The name identifies the contents, so that a folder never changes after it was made. Other
+    # processes that need the folder wait.
     if not folder.exists():
         with open(root / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -105,7 +106,7 @@ def version(folder: Path) -> str:
 
 
 def fingerprint(packages: list[Path]) -> str:
-    """Of all that the libraries are made from."""
+    """Return a hash of everything that the libraries are made from."""
     digest = hashlib.sha256()
     for source in sorted(HERE.rglob("*")):
         if source.suffix in (".cpp", ".h") or source.name == Path(__file__).name:
@@ -120,7 +121,7 @@ def is_cuda_build(torch: Path) -> bool:
 
 
 def refuse_real_libraries(torch: Path) -> None:
-    # torch's own search path comes before LD_LIBRARY_PATH.
+    # torch's own search path precedes LD_LIBRARY_PATH.
     for real in torch.parent.glob("nvidia/*/lib/libcudart.so*"):
         sys.exit(
             f"simulate: torch would take the real {real.name} from {real.parent}. Install torch "
@@ -134,7 +135,7 @@ def libraries(*packages: Path) -> list[Path]:
         for folder in packages
         for pattern in ("lib/*.so", "_C*.so")
         for library in folder.glob(pattern)
-        # Needs libraries that no call comes from unless it is asked for.
+        # This library needs others, and is called only on request.
         if library.name != "libop_plugin_atb.so"
     )
 
@@ -144,7 +145,7 @@ def output(*command: str | Path) -> str:
 
 
 def symbols(file: Path, *options: str) -> dict[str, str]:
-    """The names that nm lists, with their versions."""
+    """Return the names that nm lists, with their versions."""
     names = {}
     for line in output("nm", *options, file).splitlines():
         if line.strip():
@@ -158,7 +159,7 @@ def needed(file: Path) -> set[str]:
 
 
 class Maker:
-    """Compiles and links into one folder."""
+    """Compiles and links libraries into one folder."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -171,7 +172,7 @@ class Maker:
         if npu is not None:
             self.make_npu(torch, npu)
             if is_cuda_build(torch):
-                self.link(BESIDE_CUDA, self.compile(["npu/beside_cuda.cpp"]))
+                self.link(NEXT_TO_CUDA, self.compile(["npu/next_to_cuda.cpp"]))
 
     def make_cuda(self, torch: Path) -> None:
         wanted: dict[str, str] = dict.fromkeys(CUDA_BY_NAME, "")
@@ -188,8 +189,8 @@ class Maker:
                 for name, (own, sources) in CUDA.items()
                 if name in by_name
             ]
-            for one in making:
-                one.result()
+            for task in making:
+                task.result()
         self.link("libnvidia-ml.so.1", self.compile(["cuda/nvml.cpp"]))
 
     def make_one(self, soname: str, own: str, sources: list[str], wanted: dict[str, str]) -> None:
@@ -224,27 +225,28 @@ class Maker:
         objects.append(self.stubs("libascendcl", wanted, objects))
         self.link("libascendcl.so", objects)
         self.link("libdcmi.so", self.compile(["npu/dcmi.cpp"]))
-        # A lookup in a library finds what those it depends on have: the others are empty.
+        # A lookup in a library also finds the symbols of its dependencies, so the others can be
+        # empty.
         empty = self.out / "build" / "empty.cpp"
         empty.touch()
         for soname in sonames - {"libascendcl.so"}:
-            if re.fullmatch(r"lib[a-z_]+\.so", soname):  # the system's have a version at the end
+            if re.fullmatch(r"lib[a-z_]+\.so", soname):  # system libraries end in a version
                 self.link(soname, [empty], self.out / "libascendcl.so")
         for folder in ("runtime", "compiler", "opp"):
             (self.out / "home" / folder).mkdir(parents=True)
 
     def compile(self, sources: list[str]) -> list[Path]:
-        """C++ sources, relative to this folder, to objects."""
+        """Compile C++ sources, relative to this folder, to objects."""
         objects = []
         for source in sources:
-            made = self.out / "build" / (re.sub(r"\W", "_", source) + ".o")
-            command = [*COMPILE, *self.includes, "-c", HERE / source, "-o", made]
+            target = self.out / "build" / (re.sub(r"\W", "_", source) + ".o")
+            command = [*COMPILE, *self.includes, "-c", HERE / source, "-o", target]
             subprocess.run(command, check=True)
-            objects.append(made)
+            objects.append(target)
         return objects
 
     def stubs(self, name: str, wanted: set[str], objects: list[Path]) -> Path:
-        """An object with a stub for each wanted symbol that the other objects lack."""
+        """Compile an object with a stub for each wanted symbol that the other objects lack."""
         for written in objects:
             wanted = wanted - set(symbols(written, "--defined-only"))
         lines = ["long simulated_stub(const char*);", "long simulated_launch(const char*);"]
@@ -253,15 +255,15 @@ class Maker:
             lines.append(f'long {symbol}(void) {{ return {body}("{symbol}"); }}')
         source = self.out / "build" / f"{name}_stubs.c"
         source.write_text("\n".join(lines) + "\n")
-        made = source.with_suffix(".o")
-        # Some are the compiler's own functions to it, with other signatures: -w.
-        subprocess.run(["gcc", "-O1", "-fPIC", "-w", "-c", source, "-o", made], check=True)
-        return made
+        target = source.with_suffix(".o")
+        # Some names are functions that the compiler knows with other signatures: -w.
+        subprocess.run(["gcc", "-O1", "-fPIC", "-w", "-c", source, "-o", target], check=True)
+        return target
 
     def link(self, soname: str, objects: list[Path], *options: str | Path) -> None:
         model = [] if soname == MODEL else [self.out / MODEL]
-        made = self.out / soname
-        command = [*LINK, f"-Wl,-soname,{soname}", *objects, *model, *options, "-o", made]
+        target = self.out / soname
+        command = [*LINK, f"-Wl,-soname,{soname}", *objects, *model, *options, "-o", target]
         subprocess.run(command, check=True)
 
 

@@ -16,9 +16,9 @@
 namespace simulated {
 namespace {
 
-// Far from where the kernel puts anything of its own. Expandable segments each reserve more than a
-// device's capacity, hence the size; where so much cannot be had (ulimit -v, thread sanitizer), less
-// has to do.
+// An address far from the kernel's own mappings. Each expandable segment reserves more than a
+// device's capacity, hence the size. Where so much address space cannot be reserved (ulimit -v,
+// thread sanitizer), the window is smaller.
 constexpr uintptr_t kPreferredStart = uintptr_t{0x200000000000};
 constexpr size_t kMostBytes = size_t{16} << 40;
 constexpr size_t kLeastBytes = size_t{64} << 30;
@@ -61,7 +61,7 @@ struct Device {
 struct Chunk {
   size_t bytes;
   int device;
-  int references;  // one for who holds it, one a mapping
+  int references;  // one for the holder, and one for each mapping
 };
 
 struct Mapping {
@@ -74,7 +74,7 @@ struct Allocation {
   int device;
 };
 
-// All that the mutex guards.
+// The state that the mutex guards.
 struct Model {
   std::mutex mutex;
   Device devices[kMaxDevices];
@@ -108,7 +108,7 @@ struct Model {
   }
 };
 
-// Never destroyed: the allocators above free their last blocks while the process exits.
+// Never destroyed, because the allocators above free their last blocks while the process exits.
 Model& model() {
   static auto* only = new Model;
   return *only;
@@ -116,7 +116,7 @@ Model& model() {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// The entry of an address-keyed map whose range holds the address, or end().
+// Returns the entry of an address-keyed map whose range contains the address, or end().
 template <typename Map, typename Size>
 typename Map::iterator entry_around(Map& map, uintptr_t address, Size size_of) {
   auto after = map.upper_bound(address);
@@ -257,7 +257,7 @@ Outcome unmap(void* address, size_t bytes) {
 }
 
 Outcome unmap(void* address) {
-  // Less than any chunk, so it ends after the first.
+  // The size is less than any chunk's, so the loop ends after the first chunk.
   return unmap(address, 1);
 }
 

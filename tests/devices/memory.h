@@ -1,11 +1,11 @@
-// The memory of the simulated devices: how much each one has and how much of it is taken, and one
-// window of addresses for all of them. Both backends' drivers are thin layers over this.
+// The memory of the simulated devices: their capacities, the memory in use, and one window of
+// addresses for all devices. The drivers of both backends are thin layers over this model.
 //
-// 1. Any thread, at any time. One mutex: the caching allocators above come here only when they
-//    take memory from a device or give it back.
-// 2. Nothing is committed: the window is reserved address space that cannot even be read, unless
-//    SIMULATED_BACKED is set. Copies skip what cannot be accessed.
-// 3. Addresses are given out lowest first, so that a program that runs twice gets the same ones.
+// 1. Any thread may call any function at any time. There is one mutex, because the caching
+//    allocators call the model only when they take memory from a device or return it.
+// 2. No host memory is committed: the window is reserved address space without access rights,
+//    unless SIMULATED_BACKED is set. Copies skip addresses that cannot be accessed.
+// 3. The lowest addresses are given out first, so that a program gets the same addresses each time.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +13,26 @@
 
 namespace simulated {
 
-// What both drivers round to, and the smallest piece that can be mapped.
+// The unit to which both drivers round, and the smallest piece that can be mapped.
 constexpr size_t kGranularity = size_t{2} << 20;
-// What the driver itself takes on a device once it is used. Beside the capacity, not out of it:
-// all of a device's capacity is there for the program.
+// The memory of the driver's own context on a device in use. It is not part of the capacity, so
+// that the program can use the entire capacity.
 constexpr size_t kContextBytes = size_t{300} << 20;
 
 enum class Outcome { done, out_of_memory, invalid };
 
-// Lowering a device's capacity below what is taken makes further requests fail, nothing else.
+// A capacity below the memory in use makes further requests fail, and has no other effect.
 void set_capacity(int device, size_t bytes);
 size_t capacity(int device);
 size_t used_bytes(int device);
 size_t free_bytes(int device);
 
-// Memory with an address of its own: cudaMalloc, aclrtMalloc.
+// Memory with an address, as by cudaMalloc and aclrtMalloc.
 Outcome allocate(int device, size_t bytes, void** address);
 Outcome deallocate(void* address);
 
-// Addresses without memory, and chunks of memory without an address, to be mapped: what expandable
-// segments are made of. A chunk's memory is taken until it is neither held nor mapped.
+// Addresses without memory, and chunks of memory without an address, which can be mapped: the parts
+// of expandable segments. A chunk's memory is in use while the chunk is held or mapped.
 Outcome reserve(size_t bytes, void** address);
 Outcome unreserve(void* address);
 Outcome create_chunk(int device, size_t bytes, uint64_t* chunk);
@@ -40,7 +40,7 @@ Outcome hold_chunk_at(const void* address, uint64_t* chunk);
 Outcome release_chunk(uint64_t chunk);
 Outcome map(void* address, size_t bytes, uint64_t chunk);
 Outcome unmap(void* address, size_t bytes);
-// Of the one chunk mapped at this address.
+// Unmaps the one chunk that is mapped at this address.
 Outcome unmap(void* address);
 
 struct Block {
@@ -48,22 +48,22 @@ struct Block {
   size_t bytes;
   int device;
 };
-// The allocation or the mapped chunk that this address lies in, or false.
+// Finds the allocation or the mapped chunk that contains this address, or returns false.
 bool find_block(const void* address, Block* found);
 
-// Whether the address lies in the window. Takes no lock.
+// Whether the window contains the address. Takes no lock.
 bool is_device_address(const void* address) noexcept;
 
-// Between host and devices, in any direction. What is read from a device that has no backing is 0.
+// Copies between host and devices, in any direction. Device memory without backing reads as 0.
 void copy(void* destination, const void* source, size_t bytes) noexcept;
 void fill(void* destination, int value, size_t bytes) noexcept;
 
-// Memory of the host that a driver handed out or was told of ("pinned").
+// Host memory that a driver allocated or registered ("pinned").
 void register_host(const void* address, size_t bytes);
 void unregister_host(const void* address);
 bool is_registered_host(const void* address);
 
-// Around fork().
+// Called before and after fork().
 void lock_memory();
 void unlock_memory();
 

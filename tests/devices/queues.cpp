@@ -12,10 +12,10 @@ std::atomic<bool> busy{settings().busy};
 std::atomic<int> pending_queries{settings().pending_queries};
 std::atomic<uint64_t> records{0};
 std::atomic<uint64_t> captures{0};
-// Like Stream::finished, for all streams of a device.
+// The count of Stream::finished for all streams of a device.
 std::atomic<uint64_t> finished_on[kMaxDevices];
 
-// All streams but the default ones, for captures that span several.
+// All streams except the default ones, for captures that span several streams.
 struct Streams {
   std::mutex mutex;
   std::vector<Stream*> all;
@@ -67,7 +67,7 @@ bool is_pending(Event* event) {
 }
 
 void synchronize(Event* event) {
-  // In order: with the event, all before it on its stream has happened.
+  // Streams are in order: when an event has happened, so has all earlier work on its stream.
   if (event->stream == nullptr) return;
   auto& finished = event->stream->finished;
   uint64_t before = finished.load(std::memory_order_relaxed);
@@ -114,7 +114,7 @@ uint64_t end_capture(Stream* stream) {
 }
 
 void wait_for(Stream* stream, const Event& event) {
-  // An event of a capture that has ended asks for nothing.
+  // An event of an ended capture has no effect.
   if (event.capture != 0 && event.stream->capture.load(std::memory_order_acquire) == event.capture) {
     stream->capture.store(event.capture, std::memory_order_release);
   }

@@ -1,12 +1,12 @@
-"""What a test can set and ask of the simulated devices, the same for both backends.
+"""Control and read the simulated devices, in the same way for both backends.
 
     import simulated
 
     simulated.set_capacity(256 << 20, device=0)
 
-Importing it is always possible; outside `tests/devices/simulate` active() is False and all else
-raises. Devices are numbered as the machine has them, whatever CUDA_VISIBLE_DEVICES or
-ASCEND_RT_VISIBLE_DEVICES leaves.
+This module can always be imported. Outside `tests/devices/simulate`, active() returns False and all
+other functions raise. Devices have the numbers of the machine, independently of
+CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _checked(device: int) -> int:
 
 
 def active() -> bool:
-    """Whether this process runs on simulated devices."""
+    """Return whether this process runs on simulated devices."""
     return _library() is not None
 
 
@@ -69,7 +69,7 @@ def devices() -> int:
 
 
 def set_capacity(size_bytes: int, device: int | None = None) -> None:
-    """Sets how much memory a device has, or all; what is taken stays taken."""
+    """Set the memory of one device, or of all; memory in use stays in use."""
     _model().simulated_set_capacity(-1 if device is None else _checked(device), size_bytes)
 
 
@@ -78,29 +78,32 @@ def capacity(device: int = 0) -> int:
 
 
 def used_bytes(device: int = 0) -> int:
-    """What the process took from a device: what memory_reserved() should say, seen from below."""
+    """Return the bytes that the process uses on a device, which memory_reserved() should equal."""
     return _model().simulated_used_bytes(_checked(device))
 
 
 def context_bytes(device: int = 0) -> int:
-    """What the driver takes on a device beside that, as NVML and DCMI count it; 0 until used."""
+    """Return the bytes of the context on a device, as NVML and DCMI count them; 0 until used."""
     return _model().simulated_context_bytes(_checked(device))
 
 
 def set_busy(busy: bool) -> None:
-    """While busy, no event has happened that nobody waited for: frees that wait for one stay put
-    off."""
+    """Set whether devices are busy.
+
+    On a busy device, no event has happened until something waits for it, so that frees that
+    depend on an event are delayed.
+    """
     _model().simulated_set_busy(busy)
 
 
 def set_pending_queries(queries: int) -> None:
-    """How often an event recorded from now on says that it has not happened, before it has."""
+    """Set how many queries report that an event recorded from now on has not happened yet."""
     _model().simulated_set_pending_queries(queries)
 
 
 def counter(name: str) -> int:
-    """How often the driver was asked to malloc, free, create, release, map, unmap, launch, memcpy,
-    memset; and `stub`, for all that it only pretends to do."""
+    """Return how often the driver was called for malloc, free, create, release, map, unmap, launch,
+    memcpy or memset; `stub` counts the calls of all stubs."""
     value = _model().simulated_counter(name.encode())
     if value == 2**64 - 1:
         raise ValueError(f"no counter {name!r}")

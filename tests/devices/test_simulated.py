@@ -1,4 +1,4 @@
-"""That torch's own allocators, unchanged, behave on simulated devices as on real ones."""
+"""Test that torch's own unchanged allocators behave on simulated devices as on real ones."""
 
 import gc
 import json
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from devices import simulated
+from processes import HANG_S
 
 if not simulated.active():
     pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
@@ -23,7 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 from devices import backends
 
-# torch and torch_npu warn of many things that are none of ours.
+# Warnings of torch and torch_npu do not matter here.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MB = 1 << 20
@@ -35,8 +36,8 @@ def empty(size_bytes, device=0):
     return torch.empty(size_bytes, dtype=torch.uint8, device=f"{backend.name}:{device}")
 
 
-def taken_for(size_bytes):
-    """What the allocator asks a device for, for a block of 10 MB or more."""
+def device_bytes(size_bytes):
+    """Return the bytes that the allocator requests from a device for a block of 10 MB or more."""
     padded = size_bytes + backend.padding
     return -(-padded // (2 * MB)) * 2 * MB
 
@@ -51,7 +52,7 @@ def actions(device=0):
 
 @pytest.fixture(scope="module", autouse=True)
 def fast_collections():
-    """What importing torch left behind need not be looked at again."""
+    """Exclude the objects of torch's import from collections."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -59,8 +60,8 @@ def fast_collections():
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test starts with idle, empty devices of 512 MB and the default settings."""
-    # An exception that was caught keeps what its frames held until then.
+    """Start every test with idle, empty devices of 512 MB and the default settings."""
+    # A caught exception keeps the objects of its frames until the collection.
     gc.collect()
     backend.api.synchronize()
     backend.api.empty_cache()
@@ -98,12 +99,12 @@ def expandable_segments():
 # Devices.
 
 
-def test_two_devices_have_memory_of_their_own():
+def test_two_devices_have_separate_memory():
     before = [simulated.used_bytes(device) for device in range(2)]
     mine = [empty(40 * MB, 0), empty(100 * MB, 1)]
     assert [block.device.index for block in mine] == [0, 1]
     taken = [simulated.used_bytes(device) - before[device] for device in range(2)]
-    assert taken == [taken_for(40 * MB), taken_for(100 * MB)]
+    assert taken == [device_bytes(40 * MB), device_bytes(100 * MB)]
     for device in range(2):
         assert simulated.used_bytes(device) == backend.api.memory_reserved(device)
         free, total = backend.api.mem_get_info(device)
@@ -112,13 +113,13 @@ def test_two_devices_have_memory_of_their_own():
     simulated.set_capacity(1024 * MB, device=1)
     assert backend.api.mem_get_info(0)[1] == CAPACITY
     assert backend.api.mem_get_info(1)[1] == 1024 * MB
-    # More than is left on the other device.
+    # More than the free memory of the other device.
     empty(600 * MB, 1)
     with pytest.raises(torch.OutOfMemoryError):
         empty(600 * MB, 0)
 
 
-def test_empty_cache_gives_back_all_that_is_free():
+def test_empty_cache_returns_all_free_memory():
     blocks = [empty(30 * MB) for _ in range(3)]
     reserved = backend.api.memory_reserved()
     del blocks
@@ -139,7 +140,7 @@ def test_cached_memory_never_reaches_the_driver():
     assert simulated.counter("malloc") == requests
 
 
-def test_process_bytes_are_what_was_taken_and_a_context():
+def test_process_bytes_are_used_bytes_and_a_context():
     held = empty(64 * MB, 1)
     assert held.numel() == 64 * MB
     for device in range(2):
@@ -148,7 +149,7 @@ def test_process_bytes_are_what_was_taken_and_a_context():
         assert backend.process_bytes(device) == simulated.used_bytes(device) + context
 
 
-def test_pinned_host_memory_is_none_of_the_device():
+def test_pinned_host_memory_is_not_counted_on_the_device():
     before = simulated.used_bytes()
     host = torch.empty(MB, dtype=torch.uint8, pin_memory=True)
     assert host.is_pinned()
@@ -160,8 +161,8 @@ def test_pinned_host_memory_is_none_of_the_device():
 # Out of memory.
 
 
-def test_cached_blocks_are_released_and_the_request_tried_again():
-    # Of different sizes, so that no cached block serves.
+def test_cached_blocks_are_released_and_the_request_is_repeated():
+    # The blocks differ in size, so that no cached block can serve the request.
     blocks = [empty(100 * MB) for _ in range(4)]
     del blocks
     assert simulated.used_bytes() >= 400 * MB
@@ -172,12 +173,12 @@ def test_cached_blocks_are_released_and_the_request_tried_again():
     assert simulated.used_bytes() == backend.api.memory_reserved()
 
 
-def test_out_of_memory_says_what_there_is():
+def test_out_of_memory_reports_the_devices_memory():
     held = empty(200 * MB)
     with pytest.raises(torch.OutOfMemoryError) as failure:
         empty(400 * MB)
     message = str(failure.value)
-    requested = 400 * MB if backend is backends.Cuda else taken_for(400 * MB)
+    requested = 400 * MB if backend is backends.Cuda else device_bytes(400 * MB)
     assert f"Tried to allocate {requested / MB:.2f} MiB" in message
     assert "512.00 MiB" in message
     free_mb = (CAPACITY - simulated.used_bytes()) / MB
@@ -189,8 +190,8 @@ def test_out_of_memory_says_what_there_is():
         assert float(process[1]) == simulated.used_bytes() / MB + 300
 
 
-def test_memory_fraction_bounds_what_is_taken():
-    # Of what the device had when torch first asked.
+def test_memory_fraction_limits_the_used_memory():
+    # The fraction applies to the device's memory at torch's first query.
     total = backend.api.get_device_properties(0).total_memory
     backend.api.set_per_process_memory_fraction(128 * MB / total)
     try:
@@ -210,7 +211,7 @@ def test_the_observer_sees_an_out_of_memory():
         empty(4096 * MB)
     ((device, requested, total, free),) = seen
     assert device == 0
-    assert requested == taken_for(4096 * MB)
+    assert requested == device_bytes(4096 * MB)
     assert total == CAPACITY
     assert free == CAPACITY - simulated.used_bytes()
 
@@ -228,9 +229,9 @@ def test_a_block_used_on_another_stream_is_free_when_its_event_has_happened():
         del block
         empty(MB)
         assert statistic("active_bytes.all.current") > active
-        assert actions().count("free_completed") == 1  # that of the last request
+        assert actions().count("free_completed") == 1  # the event of the last request
         simulated.set_busy(False)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while statistic("active_bytes.all.current") > active and time.monotonic() < deadline:
             empty(MB)
         assert statistic("active_bytes.all.current") == active
@@ -245,7 +246,8 @@ def test_events_can_be_pending_for_some_queries():
     while not event.query():
         queries += 1
         assert queries < 100_000
-    # torch_npu records events in a thread of its own, and until then says no by itself.
+    # torch_npu records events in another thread, and reports until then that they have not
+    # happened.
     assert queries == 4 if backend is backends.Cuda else queries >= 4
     event.record()
     event.synchronize()
@@ -255,7 +257,7 @@ def test_events_can_be_pending_for_some_queries():
     assert event.query()
 
 
-def test_busy_until_it_is_waited_for():
+def test_busy_until_something_waits():
     events = [backend.api.Event(), backend.api.Event()]
     streams = [backend.api.Stream(), backend.api.Stream()]
     simulated.set_busy(True)
@@ -266,7 +268,7 @@ def test_busy_until_it_is_waited_for():
     assert [event.query() for event in events] == [True, False]
 
 
-def test_streams_have_pools_of_their_own():
+def test_streams_have_separate_pools():
     streams = [backend.api.Stream() for _ in range(3)]
     blocks = []
     for stream in streams:
@@ -295,7 +297,7 @@ def pools():
     }
 
 
-def test_memory_of_a_pool_is_kept_apart():
+def test_memory_of_a_pool_is_separate():
     pool = backend.api.MemPool()
     with backend.api.use_mem_pool(pool):
         inside = empty(5 * MB)
@@ -355,9 +357,9 @@ def test_expandable_segments_are_mapped_and_unmapped():
         backend.api.empty_cache()
         assert "segment_map" in actions()
         assert "segment_unmap" in actions()
-    for one, other in (("map", "unmap"), ("create", "release")):
-        done = simulated.counter(one) - counted[one]
-        assert done == simulated.counter(other) - counted[other] > 0
+    for done_name, undone_name in (("map", "unmap"), ("create", "release")):
+        done = simulated.counter(done_name) - counted[done_name]
+        assert done == simulated.counter(undone_name) - counted[undone_name] > 0
     assert simulated.used_bytes() == before
 
 
@@ -368,7 +370,7 @@ def test_expandable_segments_run_out_of_memory():
             empty(120 * MB)
         assert simulated.used_bytes() == backend.api.memory_reserved() <= CAPACITY
         del blocks
-        # What is cached is released for a request that does not fit beside it.
+        # Cached memory is released for a request that does not fit next to it.
         assert empty(450 * MB).numel() == 450 * MB
 
 
@@ -417,14 +419,14 @@ def test_a_transformer_trains(optimizer):
         del logits, loss
         after_step.append(backend.api.memory_allocated())
     assert simulated.counter("launch") - launches > 400
-    # The optimizer's two moments came with the first step, and nothing after it.
+    # The optimizer's two moments are allocated in the first step, and nothing afterwards.
     assert after_step[0] - before >= 3 * weights
     assert len(set(after_step[1:])) == 1
     assert backend.api.max_memory_allocated() > after_step[0]
     assert simulated.used_bytes() == backend.api.memory_reserved()
 
 
-def test_convolutions_work_too():
+def test_convolutions_work():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
     model.to(backend.name)
     image = torch.zeros(2, 3, 32, 32, device=backend.name)
@@ -434,13 +436,13 @@ def test_convolutions_work_too():
     assert model[0].weight.grad.device.type == backend.name
 
 
-def test_history_tells_what_happened_and_where():
+def test_history_has_events_with_stacks():
     with history(max_entries=1000):
         block = empty(12 * MB)
         address, size = block.data_ptr(), block.numel()
         del block
         backend.api.empty_cache()
-        (trace,) = (each for each in backend.api.memory._snapshot()["device_traces"] if each)
+        (trace,) = (trace for trace in backend.api.memory._snapshot()["device_traces"] if trace)
     own = [event for event in trace if event["action"] != "snapshot"]
     assert [event["action"] for event in own] == [
         "segment_alloc",
@@ -472,7 +474,7 @@ def test_threads_allocate_at_the_same_time():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=600)
     assert not failures
     assert backend.api.memory_allocated() == before
     for device in range(2):
@@ -483,7 +485,7 @@ def test_a_forked_child_gets_an_error():
     empty(MB)
     child = os.fork()
     if child == 0:
-        # The allocator itself: torch's Python would refuse before it.
+        # Call the allocator itself, because torch's Python code would refuse earlier.
         status = 1
         try:
             torch.empty(300 * MB, dtype=torch.uint8, device=backend.name)
@@ -496,7 +498,7 @@ def test_a_forked_child_gets_an_error():
     assert empty(MB).numel() == MB
 
 
-# What is set before the process starts.
+# Settings of the environment.
 
 CHILD = """
 import importlib.util, json, os, sys
@@ -527,13 +529,13 @@ def run_child(**environment):
         env={**os.environ, "PYTHONPATH": str(Path(simulated.__file__).parent), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
     return SimpleNamespace(**json.loads(result.stdout))
 
 
-def test_the_environment_sets_the_devices_up():
+def test_the_environment_configures_the_devices():
     child = run_child(
         **{backend.settings: "expandable_segments:True", backend.visible: "2,1"},
         SIMULATED_DEVICES="3",
@@ -593,7 +595,7 @@ def test_the_libraries_are_made_once(tmp_path):
         subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = "".join(process.communicate(timeout=120)[1] for process in both)
+    stderr = "".join(process.communicate(timeout=HANG_S)[1] for process in both)
     assert [process.returncode for process in both] == [0, 0]
-    assert said.count("making") == 1
-    assert len([made for made in tmp_path.iterdir() if made.is_dir()]) == 1
+    assert stderr.count("making") == 1
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1

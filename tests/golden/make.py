@@ -1,6 +1,7 @@
-"""Writes a golden file of the current format version: `python tests/golden/make.py cpu`, or `cuda`.
+"""Write a golden file of the current format version: `python tests/golden/make.py cpu`, or `cuda`.
 
-Run it once for each new version, and never for an old one: that file is the old version's.
+Run this script once for each new format version. Never run it again for an old version: its file
+must stay as the old version wrote it.
 """
 
 import socket
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytracer
-from pytracer.tracer import FORMAT_VERSION
+from pytracer.tracing.snapshot_writer import FORMAT_VERSION
 
 TRAINING = """
 import torch
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     if path.exists():
         raise SystemExit(f"{path} exists: it belongs to the version that wrote it")
     socket.gethostname = lambda: "example"
-    # Two frames: this file's own stays out.
+    # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     with pytracer.Tracer(path, device=device, **options) as tracer:
         with pytracer.annotate("training"):

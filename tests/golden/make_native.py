@@ -1,21 +1,22 @@
-"""Writes golden files of PyTorch's own recorder: what a reader has to understand beside ours.
+"""Write golden files of PyTorch's own recorder, which readers must understand too.
 
     tests/devices/simulate cuda .venv-cuda-2.15.0/bin/python tests/golden/make_native.py
     tests/devices/simulate npu .venv-npu-2.13.0/bin/python tests/golden/make_native.py
 
-writes `native/cuda-2.15.0.pickle`, named by the version of torch (torch_npu), and beside it a JSON
-with what each device's allocator itself said at that moment. With an argument, another way to
-record: `ring` (its beginning is lost), `alloc`, `state` (contexts), `host` (pinned memory too),
-`address` (what allocators tag themselves; g++), `all` (C++ frames). Nothing is overwritten: a file
-belongs to the version that wrote it.
+The script writes `native/cuda-2.15.0.pickle`, named after the version of torch (or torch_npu), and
+a JSON file with the statistics of each device's allocator at the same moment. An argument selects
+another way to record: `ring` (the beginning of the trace is lost), `alloc`, `state` (contexts),
+`host` (also pinned memory), `address` (allocations at given addresses; needs g++), `all` (C++
+frames). The script overwrites no file, because a file belongs to the version that wrote it.
 
-torch before 2.11 is built for CUDA 12 or 11, of which the simulated driver knows too little: the
+torch before 2.11 is built for CUDA 12 or 11, which the simulated driver supports only in part: the
 files of 2.0 to 2.6 were made with a copy of tests/devices under `older_cuda.patch`.
 
-torch 1.13 has its CUDA runtime inside and runs on no simulated driver. Its file is made by hand, by
-`python tests/golden/make_native.py by-hand`, from that of torch 2.0.1. What is known of it: torch
-1.13.1's torch/cuda/_memory_viz.py takes the list of the segments, whose blocks have `history`, of
-`addr`, `real_size` and `frames`; its library has no word for requested sizes and for traces.
+torch 1.13 contains its CUDA runtime and runs on no simulated driver. `python
+tests/golden/make_native.py by-hand` makes its file from the file of torch 2.0.1. This is what is
+known of the format: torch 1.13.1's torch/cuda/_memory_viz.py takes the list of the segments, whose
+blocks have `history`, with `addr`, `real_size` and `frames`; its library does not contain the words
+for requested sizes and traces.
 """
 
 import _thread
@@ -30,7 +31,7 @@ from pathlib import Path
 
 NATIVE = Path(__file__).with_name("native")
 
-# Ways to record, by the arguments of torch's recorder (2.1 and newer).
+# Ways to record, as arguments of torch's recorder (2.1 and newer).
 VARIANTS = {
     "": {},
     "ring": {"max_entries": 60},
@@ -52,8 +53,8 @@ STATS = {
     "num_ooms": "num_ooms",
 }
 
-# Every event comes from a line of this: torch's own Python functions that allocate or free would
-# leave their paths on this machine in the file.
+# All events come from lines of this program: torch's own Python functions that allocate or free
+# would add their paths on this machine to the file.
 TRAINING = """
 KIB, MIB = 2**10, 2**20
 
@@ -86,7 +87,7 @@ def pooled(kept):
         kept.append(pool)
 
 def out_of_memory(number, other):
-    make(64 * MIB)  # is cached, and given back for the next one
+    make(64 * MIB)  # is cached, and released for the next request
     capacity = simulated.capacity(number)
     simulated.set_capacity(simulated.used_bytes(number) + 16 * MIB, number)
     with device_module.stream(other):
@@ -108,7 +109,7 @@ def train(number, kept):
     pooled(kept)
     delayed(5 * MIB, other)
     simulated.set_busy(False)
-    make(100)  # the allocator looks what has become free
+    make(100)  # the allocator checks which blocks have become free
     out_of_memory(number, other)
     snapshot()
     expand("True")
@@ -118,7 +119,7 @@ def train(number, kept):
     annotate(large[0], "a note")
     kept += large
     del large
-    empty_cache()  # unmaps what lies between the large ones
+    empty_cache()  # unmaps the free memory between the large blocks
     expand("False")
     delayed(700 * KIB, other)
     if variant == "host":
@@ -149,7 +150,7 @@ extern "C" void allocate_at(size_t size, void* address) {
 
 
 def main(variant: str) -> None:
-    """Writes one file."""
+    """Write one file."""
     import simulated
     import torch
 
@@ -185,23 +186,23 @@ def main(variant: str) -> None:
         "done": done,
     }
     exec(compile(TRAINING, "train.py", "exec"), scope)
-    # The frames of a thread that is started so begin in train.py.
+    # The frames of a thread that is started in this way begin in train.py.
     _thread.start_new_thread(scope["main"], ())
     done.acquire()
     if scope["failures"]:
         raise scope["failures"][0]
-    said = [
+    reported = [
         {name: module.memory_stats(number).get(key) for name, key in STATS.items()}
         for number in range(2)
     ]
     path.write_bytes(pickle.dumps(without_folders(module.memory._snapshot())))
     simulated.set_busy(False)
-    path.with_suffix(".json").write_text(json.dumps(said, indent=2) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(reported, indent=2) + "\n")
     print(path, path.stat().st_size)
 
 
 def allocate_at():
-    """What C++ alone can ask of the allocator."""
+    """Return a function that allocates at a given address, which only C++ can request."""
     import torch
 
     folder = Path(tempfile.mkdtemp())
@@ -210,7 +211,7 @@ def allocate_at():
     installed = Path(torch.__file__).parent
     include = [installed / "include", NATIVE.parents[2] / "csrc" / "hooks" / "stand_in"]
     command = ["g++", "-std=c++20", "-w", "-shared", "-fPIC", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
-    command += [f"-I{each}" for each in include] + [f"-L{installed / 'lib'}", source]
+    command += [f"-I{folder}" for folder in include] + [f"-L{installed / 'lib'}", source]
     subprocess.run([*command, "-lc10", "-o", library], check=True)
     function = ctypes.CDLL(str(library)).allocate_at
     function.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
@@ -218,23 +219,23 @@ def allocate_at():
 
 
 def by_hand() -> None:
-    """Writes the file of torch 1.13.1 out of that of 2.0.1."""
+    """Make the file of torch 1.13.1 from the file of torch 2.0.1."""
     path = NATIVE / "cuda-1.13.1.pickle"
     if path.exists():
         raise SystemExit(f"{path} exists")
     source = NATIVE / "cuda-2.0.1.pickle"
     segments = pickle.loads(source.read_bytes())["segments"]
     for segment in segments:
-        for each in (segment, *segment["blocks"]):
-            del each["requested_size"]
+        for entry in (segment, *segment["blocks"]):
+            del entry["requested_size"]
     path.write_bytes(pickle.dumps(segments, protocol=4))
-    said = json.loads(source.with_suffix(".json").read_text())
-    said = [{**each, "requested_bytes": None} for each in said]
-    path.with_suffix(".json").write_text(json.dumps(said, indent=2) + "\n")
+    reported = json.loads(source.with_suffix(".json").read_text())
+    reported = [{**stats, "requested_bytes": None} for stats in reported]
+    path.with_suffix(".json").write_text(json.dumps(reported, indent=2) + "\n")
 
 
 def record(module, options) -> None:
-    """Switches torch's recorder on."""
+    """Start torch's recorder."""
     function = module.memory._record_memory_history
     if "trace_alloc_max_entries" in inspect.signature(function).parameters:  # torch 2.0
         for number in range(2):
@@ -245,7 +246,7 @@ def record(module, options) -> None:
 
 
 def expand(module, value: str) -> None:
-    """Whether segments do from now on; torch 2.0 has none that do."""
+    """Switch expandable segments on or off; torch 2.0 has none."""
     import torch
 
     setting = f"expandable_segments:{value}"
@@ -256,14 +257,14 @@ def expand(module, value: str) -> None:
 
 
 def without_folders(content):
-    """The same, but for where libraries, which C++ frames name, lie on this machine."""
+    """Remove the folders of libraries, which C++ frames name, and return the content."""
     if isinstance(content, dict):
         if "filename" in content:
             content["filename"] = Path(content["filename"]).name
         without_folders(list(content.values()))
     elif isinstance(content, (list, tuple)):
-        for each in content:
-            without_folders(each)
+        for part in content:
+            without_folders(part)
     return content
 
 

@@ -1,7 +1,7 @@
-// Stands in for the CUDA toolkit's header of this name, so that the CUDA hook compiles where there
-// is no toolkit: what the inline functions of c10/cuda's headers mention. The hook calls none of
-// them, so nothing here is ever defined, and functions take whatever they are given. Handles are
-// pointers and enumerations ints in the real one too (CUDA runtime API reference).
+// Replaces the CUDA toolkit's header of this name, so that the CUDA hook compiles without a toolkit.
+// It declares what inline functions in c10/cuda's headers use. The hook calls none of these
+// functions, so nothing here is ever defined, and the functions take any arguments. Handles are
+// pointers and enumerations integers, as in the CUDA runtime API.
 #pragma once
 
 #include <cstddef>

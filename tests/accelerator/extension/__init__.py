@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytracer import hook_compile
+from pytracer.backends.hook_compile import HookCompiler
 
 SOURCE = Path(__file__).parent / "churn.cpp"
 
 
-class Sitting(ctypes.Structure):
-    """What went on while a thread held the GIL."""
+class GilHold(ctypes.Structure):
+    """Counts and times of a period in which a thread held the GIL."""
 
     began_ns: int  # wall time, nanoseconds since the epoch
     ended_ns: int
-    pairs: int  # of the churn
+    pairs: int  # pairs of the churn
     counted: int  # by a thread that needs the GIL
     _fields_ = [(name, ctypes.c_uint64) for name in ("began_ns", "ended_ns", "pairs", "counted")]
 
@@ -28,19 +28,19 @@ class Extension:
     """The compiled library.
 
     Args:
-        folder: Where it is put.
+        folder: The folder of the compiled library.
     """
 
     def __init__(self, folder: Path) -> None:
         library = folder / "churn.so"
         headers = Path(torch.__file__).parent / "include"
         libraries = Path(torch.__file__).parent / "lib"
-        command = [*hook_compile.find_compiler(), "-O2", "-shared", "-fPIC", "-std=c++20"]
+        command = [*HookCompiler().find_command(), "-O2", "-shared", "-fPIC", "-std=c++20"]
         command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
         command += [f"-I{headers}", str(SOURCE), f"-L{libraries}", "-lc10", "-o", str(library)]
         subprocess.run(command, check=True)
         self.without_gil = ctypes.CDLL(str(library))
-        self.with_gil = ctypes.PyDLL(str(library))  # the same functions; the GIL stays held
+        self.with_gil = ctypes.PyDLL(str(library))  # the same functions, called with the GIL held
         for functions in (self.without_gil, self.with_gil):
             functions.churn_start.restype = ctypes.c_void_p
             functions.churn_start.argtypes = [ctypes.c_char_p, *[ctypes.c_uint64] * 4]
@@ -52,26 +52,31 @@ class Extension:
             functions.churn_samples.restype = ctypes.c_uint64
             functions.churn_delete.argtypes = [ctypes.c_void_p]
             counter = ctypes.POINTER(ctypes.c_uint64)
-            functions.sit.argtypes = [ctypes.c_uint64, ctypes.c_void_p, counter, ctypes.c_void_p]
+            functions.wait_in_c.argtypes = [
+                ctypes.c_uint64,
+                ctypes.c_void_p,
+                counter,
+                ctypes.c_void_p,
+            ]
             functions.allocate_and_free.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-            functions.sit.restype = functions.churn_end.restype = None
+            functions.wait_in_c.restype = functions.churn_end.restype = None
             functions.churn_allow.restype = functions.churn_delete.restype = None
             functions.allocate_and_free.restype = None
 
     def allocate_and_free_with_gil(self, device: str, size: int) -> None:
-        """On the calling thread, which does not let go of the GIL even to wait for a lock."""
+        """Allocate and free on the calling thread, which keeps the GIL even to wait for a lock."""
         self.with_gil.allocate_and_free(device.encode(), size)
 
 
 class Churn:
-    """A C++ thread that allocates and frees on one device, as long as its allowance of pairs lasts.
+    """A C++ thread that allocates and frees on one device until its allowance of pairs is used up.
 
     Args:
-        extension: Whose thread it is.
-        device: As "cuda:1".
-        sizes: Least and most bytes of a block.
-        held: How many blocks it holds on to.
-        samples: How many of its pairs, the first ones, are timed.
+        extension: The library with the thread's code.
+        device: A device name such as "cuda:1".
+        sizes: The smallest and the largest size of a block, in bytes.
+        held: The number of blocks that the thread holds.
+        samples: The number of timed pairs, counted from the first pair.
     """
 
     def __init__(
@@ -98,23 +103,23 @@ class Churn:
         assert done != 2**64 - 1, "the thread was ended by an exception"
         return done
 
-    def finish(self, seconds: float = 60) -> None:
-        """Waits until the allowance is used up."""
+    def finish(self, seconds: float = 600) -> None:
+        """Wait until the allowance is used up."""
         deadline = time.monotonic() + seconds
         while self.pairs < self._allowed:
             assert time.monotonic() < deadline, f"{self.pairs} pairs of {self._allowed}"
             time.sleep(0.0002)
 
-    def hold_gil(self, seconds: float, counter: ctypes.c_uint64) -> Sitting:
-        """Sits in C with the GIL; how far this thread, and `counter`, got meanwhile."""
-        sitting = Sitting()
+    def hold_gil(self, seconds: float, counter: ctypes.c_uint64) -> GilHold:
+        """Hold the GIL in C, and return how far this thread and `counter` got in the meantime."""
+        hold = GilHold()
         microseconds = round(seconds * 1_000_000)
-        sit = self._extension.with_gil.sit
-        sit(microseconds, self._churn, counter, ctypes.byref(sitting))
-        return sitting
+        wait = self._extension.with_gil.wait_in_c
+        wait(microseconds, self._churn, counter, ctypes.byref(hold))
+        return hold
 
     def end(self) -> npt.NDArray[np.uint32]:
-        """Ends the thread and frees its blocks.
+        """End the thread and free its blocks.
 
         Returns:
             Nanoseconds of the timed pairs, of shape (n, 2): the thread's CPU time, and wall time.

@@ -1,8 +1,8 @@
-// Threads that allocate and free without Python, for the tests: plain C, to be called by ctypes.
+// Threads that allocate and free without Python, for the tests; ctypes calls the C functions.
 //
-// A churn is one thread on one device. It holds on to a few blocks, of random sizes; a pair is one
-// free and one allocation in its place. It stops when its allowance of pairs is used up, and goes
-// on when it is given more.
+// A churn is one thread on one device. It holds a few blocks of random sizes. A pair is one free
+// and one allocation in its place. The thread pauses when its allowance of pairs is used up, and
+// continues when the allowance is raised.
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -60,7 +60,7 @@ struct Churn {
 
   void pair(c10::Allocator& allocator, std::mt19937_64& random,
             std::vector<c10::DataPtr>& blocks) {
-    // Small ones more often: each power of two as often as the next.
+    // Every power of two is about equally likely, so small sizes are frequent.
     const uint64_t range = most - least + 1;
     const uint64_t size = least + (random() % range >> random() % 12);
     c10::DataPtr& place = blocks[random() % held];
@@ -83,7 +83,7 @@ c10::Device device_named(const char* name) { return c10::Device(std::string(name
 
 extern "C" {
 
-// `device`: as "cuda:1". The first `samples` pairs are timed.
+// `device` is a name such as "cuda:1". The first `samples` pairs are timed.
 Churn* churn_start(const char* device, uint64_t least, uint64_t most, uint64_t held,
                    uint64_t samples) {
   auto* churn = new Churn;
@@ -98,16 +98,16 @@ Churn* churn_start(const char* device, uint64_t least, uint64_t most, uint64_t h
 
 void churn_allow(Churn* churn, uint64_t pairs) { churn->allowance += pairs; }
 
-// UINT64_MAX: the thread was ended by an exception.
+// Returns the number of pairs, or UINT64_MAX if an exception ended the thread.
 uint64_t churn_pairs(const Churn* churn) { return churn->failed ? UINT64_MAX : churn->pairs.load(); }
 
-// Ends the thread, its blocks are freed.
+// Ends the thread and frees its blocks.
 void churn_end(Churn* churn) {
   churn->ended = true;
   churn->thread.join();
 }
 
-// After the end: what each timed pair took, into `samples`; how many there are.
+// Copies the times of the timed pairs to `samples` and returns their number, after `churn_end`.
 uint64_t churn_samples(const Churn* churn, Sample* samples) {
   std::copy_n(churn->samples.begin(), churn->sample_count, samples);
   return churn->sample_count;
@@ -115,24 +115,24 @@ uint64_t churn_samples(const Churn* churn, Sample* samples) {
 
 void churn_delete(Churn* churn) { delete churn; }
 
-struct Sitting {
+struct GilHold {
   uint64_t began_ns, ended_ns;  // since the epoch
-  uint64_t pairs, counted;      // how far the churn and the caller's counter got
+  uint64_t pairs, counted;      // progress of the churn and of the caller's counter
 };
 
-// Sits in C for some time.
-void sit(uint64_t microseconds, const Churn* churn, const volatile uint64_t* counter,
-         Sitting* sitting) {
+// Waits without taking or releasing the GIL, and counts the progress of the churn and of `counter`.
+void wait_in_c(uint64_t microseconds, const Churn* churn, const volatile uint64_t* counter,
+               GilHold* hold) {
   const uint64_t pairs = churn->pairs, counted = *counter;
-  sitting->began_ns = nanoseconds(CLOCK_REALTIME);
+  hold->began_ns = nanoseconds(CLOCK_REALTIME);
   const uint64_t end = nanoseconds(CLOCK_MONOTONIC) + microseconds * 1000;
   while (nanoseconds(CLOCK_MONOTONIC) < end) usleep(1000);
-  sitting->ended_ns = nanoseconds(CLOCK_REALTIME);
-  sitting->counted = *counter - counted;
-  sitting->pairs = churn->pairs - pairs;
+  hold->ended_ns = nanoseconds(CLOCK_REALTIME);
+  hold->counted = *counter - counted;
+  hold->pairs = churn->pairs - pairs;
 }
 
-// An allocation and its free, on the calling thread.
+// Allocates and frees a block on the calling thread.
 void allocate_and_free(const char* device, uint64_t size) {
   const c10::DeviceGuard guard(device_named(device));
   c10::GetAllocator(guard.current_device().type())->allocate(size);

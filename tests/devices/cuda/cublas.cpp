@@ -1,5 +1,4 @@
-// libcublas.so.13, as far as a caller looks at what it returns; make_libraries.py adds stubs for
-// the rest.
+// libcublas.so.13: the functions whose results are used; make_libraries.py adds stubs for the rest.
 #include <cstdlib>
 
 #include "types.h"

@@ -1,5 +1,5 @@
-// libcublasLt.so.13, as far as a caller looks at what it returns; make_libraries.py adds stubs for
-// the rest.
+// libcublasLt.so.13: the functions whose results are used; make_libraries.py adds stubs for the
+// rest.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,8 +10,8 @@ using namespace simulated::cuda;
 
 namespace {
 
-// Handles and descriptors are opaque; callers of cuBLAS-Lt keep some in storage of their own, the
-// largest of 512 bytes, and may read it.
+// Handles and descriptors are opaque; callers of cuBLAS-Lt keep some in their own storage, of up to
+// 512 bytes, and may read it.
 int create(void** object) {
   *object = std::calloc(1, 512);
   return kSuccess;
@@ -47,7 +47,7 @@ int cublasLtMatrixLayoutDestroy(void* layout) { return destroy(layout); }
 int cublasLtMatmulPreferenceCreate(void** preference) { return create(preference); }
 int cublasLtMatmulPreferenceDestroy(void* preference) { return destroy(preference); }
 
-// With no algorithm to choose from, torch gives up.
+// torch fails if there is no algorithm to choose from.
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int requested,
                                    MatmulChoice* choices, int* returned) {
   *returned = requested > 0 ? 1 : 0;

@@ -1,5 +1,5 @@
-// libcudnn.so.9, as far as a caller looks at what it returns: enough for convolutions and batch
-// normalization; make_libraries.py adds stubs for the rest. Recurrent networks and attention by
+// libcudnn.so.9: the functions whose results are used, sufficient for convolutions and batch
+// normalization; make_libraries.py adds stubs for the rest. Recurrent networks and attention of
 // cuDNN fail.
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,12 @@ using namespace simulated::cuda;
 
 namespace {
 
-// Newer than any that torch was compiled with: it insists on that.
+// torch requires a version that is at least the one it was compiled with.
 constexpr int kMajor = 9;
 constexpr int kMinor = 99;
 constexpr int kPatch = 0;
 
-// cudnnBackendAttributeType_t: those that are answered.
+// cudnnBackendAttributeType_t: the attributes with an answer.
 constexpr int kInteger = 3;
 constexpr int kDescriptor = 15;
 
@@ -35,7 +35,8 @@ int cudnnGetProperty(int which, int* value) {
   return kSuccess;
 }
 
-// Convolutions: descriptors are filled, one of them is asked for plans, a plan for its workspace.
+// Convolutions: torch fills descriptors, queries one of them for plans, and a plan for its
+// workspace.
 
 int cudnnBackendCreateDescriptor(int, void** descriptor) {
   *descriptor = std::calloc(1, 64);
@@ -47,8 +48,8 @@ int cudnnBackendDestroyDescriptor(void* descriptor) {
   return kSuccess;
 }
 
-// There is one of each descriptor (one plan), every number is 0 (no workspace), and of other things
-// (notes on the plan) there are none.
+// There is one descriptor of each kind (one plan), every number is 0 (no workspace), and there are
+// no other objects (notes on the plan).
 int cudnnBackendGetAttribute(void*, int, int type, int64_t space, int64_t* count, void* values) {
   const bool answered = type == kInteger || type == kDescriptor;
   if (count != nullptr) *count = answered ? 1 : 0;

@@ -1,5 +1,4 @@
-// libcufft.so.12, as far as a caller looks at what it returns; make_libraries.py adds stubs for the
-// rest.
+// libcufft.so.12: the functions whose results are used; make_libraries.py adds stubs for the rest.
 #include <cstddef>
 
 #include "types.h"

@@ -1,5 +1,5 @@
-// The devices as CUDA shows them: an ordinal counts the visible ones, the model's number counts
-// all.
+// The devices as CUDA shows them: ordinals count the visible devices, the model's numbers count all
+// devices.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ inline bool is_ordinal(int ordinal) {
   return ordinal >= 0 && ordinal < static_cast<int>(visible().size());
 }
 
-// The model's number. What is no ordinal is taken for the first device.
+// Returns the model's number. An invalid ordinal stands for the first device.
 inline int device_of(int ordinal) { return is_ordinal(ordinal) ? visible()[ordinal] : 0; }
 
 inline int ordinal_of(int device) {
@@ -28,8 +28,7 @@ inline int ordinal_of(int device) {
   return -1;
 }
 
-// What makes a device the same one for CUDA and NVML: "0000:01:00.0", and 16 bytes that end in its
-// number.
+// The identity of a device for CUDA and NVML: "0000:01:00.0", and 16 bytes that end in its number.
 inline int pci_bus(int device) { return device + 1; }
 constexpr int kUuidBytes = 16;
 inline void write_uuid(int device, unsigned char uuid[kUuidBytes]) {
@@ -37,7 +36,7 @@ inline void write_uuid(int device, unsigned char uuid[kUuidBytes]) {
   uuid[kUuidBytes - 1] = static_cast<unsigned char>(device);
 }
 
-// What both the driver and the runtime say of every device: that of an A100.
+// The properties of every device in the driver and the runtime: those of an A100.
 constexpr int kWarpSize = 32;
 constexpr int kMaxThreadsPerBlock = 1024;
 constexpr int kMultiprocessors = 108;
@@ -49,8 +48,8 @@ constexpr int kRegistersPerThread = 32;
 inline int capability_major() { return settings().capability / 10; }
 inline int capability_minor() { return settings().capability % 10; }
 
-// The value of a cudaDevAttr… or CU_DEVICE_ATTRIBUTE_…, which number alike; 0 says no to what is
-// not simulated (multicast, fabric handles, RDMA).
+// Returns the value of a cudaDevAttr… or CU_DEVICE_ATTRIBUTE_…, which have the same numbers; 0
+// means "no" for properties that are not simulated (multicast, fabric handles, RDMA).
 inline int attribute(int number) {
   switch (number) {
     case 1:  // threads in a block, and its first two dimensions

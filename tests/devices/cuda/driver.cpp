@@ -1,7 +1,7 @@
-// libcuda.so.1: the calls that expandable segments are made of, and what torch asks of the driver
-// beside the runtime. Names and signatures are NVIDIA's. make_libraries.py adds stubs for the few others
-// that torch imports; no more than those, as libraries test for a symbol to learn what a driver can
-// do.
+// libcuda.so.1: the calls that expandable segments use, and torch's calls of the driver in addition
+// to the runtime. Names and signatures are NVIDIA's. make_libraries.py adds stubs for the few other
+// functions that torch imports, and for no more: libraries test for a symbol to learn the abilities
+// of a driver.
 #include <cstring>
 
 #include "../memory.h"
@@ -25,7 +25,7 @@ int result(Outcome outcome) {
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
-// One context a process, never looked into.
+// One context for each process, which is opaque.
 char the_context;
 
 // CUpointer_attribute.
@@ -90,7 +90,7 @@ int cuMemGetAllocationPropertiesFromHandle(ChunkProperties* properties, uint64_t
   return kSuccess;
 }
 
-// No sharing between processes.
+// Memory cannot be shared between processes.
 int cuMemExportToShareableHandle(void*, uint64_t, int, unsigned long long) {
   return kNotSupported;
 }

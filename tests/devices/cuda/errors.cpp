@@ -1,4 +1,4 @@
-// libcudart.so.13: what its errors are called.
+// libcudart.so.13: the names of errors.
 #include "types.h"
 
 using namespace simulated::cuda;

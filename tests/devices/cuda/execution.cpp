@@ -1,5 +1,5 @@
-// libcudart.so.13, second part: streams, events, graphs, kernels. Names and signatures are
-// NVIDIA's. A kernel does nothing; what it would have computed is whatever copies read.
+// libcudart.so.13, part 2: streams, events, graphs, kernels. Names and signatures are NVIDIA's. A
+// kernel does nothing, so that its results are whatever copies read.
 #include "../queues.h"
 #include "runtime.h"
 
@@ -17,12 +17,12 @@ Stream* stream_of(void* handle) {
 
 Event* event_of(void* handle) { return static_cast<Event*>(handle); }
 
-// A graph is known by the number of its capture, instantiated or not.
+// A graph is identified by the number of its capture, whether it is instantiated or not.
 void* graph_handle(uint64_t capture) { return reinterpret_cast<void*>(capture); }
 
 enum CaptureStatus { kNone = 0, kActive = 1 };
 
-// Between a <<<…>>> expression and the call of the kernel's stub.
+// The state between a <<<…>>> expression and the call of the kernel's stub.
 struct LaunchConfiguration {
   Dim3 grid, block;
   size_t shared_bytes;
@@ -184,7 +184,7 @@ int cudaGraphInstantiateWithFlags(void** executable, void* graph, unsigned long 
 
 int cudaGraphLaunch(void*, void*) { return launch(); }
 
-// One node without dependencies: a graph without nodes makes torch warn.
+// One node without dependencies, because torch warns about a graph without nodes.
 int cudaGraphGetNodes(void*, void** nodes, size_t* count) {
   if (nodes != nullptr && *count > 0) nodes[0] = &the_object;
   *count = 1;
@@ -206,7 +206,7 @@ int cudaUserObjectCreate(void** object, void*, void (*)(void*), unsigned, unsign
   return kSuccess;
 }
 
-// Kernels. The first group is called by the code that nvcc generates.
+// Kernels. The code that nvcc generates calls the first group.
 
 void** __cudaRegisterFatBinary(void*) { return &the_module; }
 void __cudaRegisterFatBinaryEnd(void**) {}

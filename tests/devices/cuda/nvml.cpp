@@ -1,9 +1,10 @@
-// libnvidia-ml.so.1: which devices there are, and who uses how much of their memory. Names and
-// signatures are NVIDIA's. NVML knows nothing of CUDA_VISIBLE_DEVICES: its devices are all of the
-// model's.
+// libnvidia-ml.so.1: the devices, and the memory that processes use on them. Names and signatures
+// are NVIDIA's. NVML ignores CUDA_VISIBLE_DEVICES: its devices are all devices of the model.
 //
-// The only process is this one. A process that has a context on a device is said to use what it
-// allocated and kContextBytes more, and the device is that much larger than its capacity.
+// With SIMULATED_NVML=0 the initialisation fails, as in a container without NVML.
+//
+// This process is the only one. A process with a context on a device uses its allocated bytes and
+// kContextBytes, and the device is larger than its capacity by the latter.
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,9 +26,10 @@ enum Return {
   kNvmlNotSupported = 3,
   kNvmlNotFound = 6,
   kNvmlInsufficientSize = 7,
+  kNvmlDriverNotLoaded = 9,
 };
 
-// nvmlProcessInfo_v1_t, and nvmlProcessInfo_v2_t, which is that of the third function too.
+// nvmlProcessInfo_v1_t, and nvmlProcessInfo_v2_t, which the third function also uses.
 struct ProcessV1 {
   unsigned pid;
   unsigned long long used;
@@ -114,9 +116,14 @@ void report(const void* handle, Memory* memory) {
 
 extern "C" {
 
-int nvmlInit() { return kNvmlSuccess; }
-int nvmlInit_v2() { return kNvmlSuccess; }
-int nvmlInitWithFlags(unsigned) { return kNvmlSuccess; }
+int nvmlInit_v2() {
+  const char* answers = std::getenv("SIMULATED_NVML");
+  const bool is_off = answers != nullptr && std::strcmp(answers, "0") == 0;
+  return is_off ? kNvmlDriverNotLoaded : kNvmlSuccess;
+}
+
+int nvmlInit() { return nvmlInit_v2(); }
+int nvmlInitWithFlags(unsigned) { return nvmlInit_v2(); }
 int nvmlShutdown() { return kNvmlSuccess; }
 
 const char* nvmlErrorString(int error) {
@@ -158,7 +165,7 @@ int nvmlDeviceGetHandleByUUID(const char* wanted, void** handle) {
 }
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, void** handle) {
-  // "0000:01:00.0", and with the domain's eight digits too.
+  // The ids "0000:01:00.0", and those with eight digits of the domain.
   unsigned domain = 0;
   unsigned bus = 0;
   if (std::sscanf(bus_id, "%x:%x", &domain, &bus) != 2) return kNvmlInvalidArgument;
@@ -199,7 +206,7 @@ int nvmlDeviceGetMemoryInfo_v2(void* handle, MemoryV2* memory) {
   return kNvmlSuccess;
 }
 
-// torch calls the first version, nvml.h stands for the third.
+// torch calls the first version; nvml.h defines the third.
 int nvmlDeviceGetComputeRunningProcesses(void* handle, unsigned* count, ProcessV1* processes) {
   return list_processes(handle, count, processes);
 }
@@ -212,7 +219,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Proce
   return list_processes(handle, count, processes);
 }
 
-// torch fails on anything but success; it has set the answer to "not supported" itself.
+// torch treats any other result as an error; it has set the answer to "not supported" itself.
 int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNvmlSuccess; }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return kNvmlNotSupported; }

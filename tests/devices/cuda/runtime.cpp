@@ -1,4 +1,4 @@
-// libcudart.so.13, first part: devices, errors, memory. Names and signatures are NVIDIA's.
+// libcudart.so.13, part 1: devices, errors, memory. Names and signatures are NVIDIA's.
 #include "runtime.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ thread_local int last_error = kSuccess;
 // cudaMemoryType.
 enum MemoryType { kUnregistered = 0, kHost = 1, kDevice = 2 };
 
-// cudaMemPoolAttr: those that report memory.
+// cudaMemPoolAttr: the attributes that report memory.
 constexpr int kPoolReservedNow = 5;
 constexpr int kPoolUsedNow = 7;
 char the_pool;
@@ -138,7 +138,7 @@ int cudaDeviceCanAccessPeer(int* can, int ordinal, int peer) {
   return kSuccess;
 }
 
-// Where torch looks up the driver's functions: "cuMemMap" for what may be "cuMemMap_v2".
+// torch looks up the driver's functions here: "cuMemMap" for a function that may be "cuMemMap_v2".
 int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
                                      unsigned long long, int* status) {
   static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -168,7 +168,7 @@ int cudaMalloc(void** address, size_t bytes) {
 }
 
 int cudaFree(void* address) {
-  // cudaFree(nullptr) is how programs create the context.
+  // Programs call cudaFree(nullptr) to create the context.
   if (address == nullptr) return kSuccess;
   return result(deallocate(address));
 }
@@ -196,7 +196,7 @@ int cudaMemPoolGetAttribute(void*, int attribute, void* value) {
   return kSuccess;
 }
 
-// A __device__ variable: an address that takes no memory.
+// A __device__ variable has an address and takes no memory.
 int cudaGetSymbolAddress(void** address, const void*) {
   static void* variable = [] {
     void* reserved = nullptr;
@@ -213,7 +213,7 @@ int cudaIpcGetMemHandle(IpcHandle* handle, void* address) {
   return kSuccess;
 }
 
-// In the process that made the handle: in another one the address means nothing.
+// Works only in the process that made the handle: in another process the address has no meaning.
 int cudaIpcOpenMemHandle(void** address, IpcHandle handle, unsigned) {
   std::memcpy(address, handle.bytes, sizeof(*address));
   return kSuccess;
@@ -274,7 +274,7 @@ int cudaPointerGetAttributes(PointerAttributes* attributes, const void* address)
   return kSuccess;
 }
 
-// Copies. They are done when the call returns.
+// Copies, which are complete when the call returns.
 
 int cudaMemcpy(void* to, const void* from, size_t bytes, int) {
   copy(to, from, bytes);

@@ -1,4 +1,4 @@
-// What the files of libcudart share.
+// Common declarations of the files of libcudart.
 #pragma once
 
 #include "../memory.h"
@@ -6,11 +6,11 @@
 
 namespace simulated::cuda {
 
-// The ordinal that the thread has selected.
+// The ordinal of the device that the thread has selected.
 int current_ordinal();
 inline int current_device() { return device_of(current_ordinal()); }
 
-// Notes an error for cudaGetLastError(), and returns it.
+// Keeps an error for cudaGetLastError(), and returns it.
 int fail(int error);
 int result(Outcome outcome);
 

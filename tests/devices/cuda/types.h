@@ -1,6 +1,7 @@
-// The little of CUDA 13's ABI that the simulation shares with torch, declared here so that no
-// NVIDIA header is needed. Handles are void pointers, enumerations are int: C symbols carry no
-// types. Within one major version of CUDA these layouts are fixed; its reserved members see to it.
+// The parts of CUDA 13's ABI that the simulation shares with torch, declared here so that no header
+// of NVIDIA is needed. Handles are void pointers and enumerations are int, because C symbols carry
+// no types. Within one major version of CUDA these layouts do not change; reserved members ensure
+// this.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace simulated::cuda {
 
-// cudaError_t and CUresult agree on these.
+// cudaError_t and CUresult have the same values of these.
 enum Result : int {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -23,7 +24,7 @@ enum Result : int {
   kNotSupported = 801,
 };
 
-// 13.0, as CUDA writes it.
+// Version 13.0 in CUDA's notation.
 constexpr int kCudaVersion = 13000;
 
 struct Dim3 {

@@ -1,9 +1,9 @@
-// libdcmi.so: which devices there are, and who uses how much of their memory. Names and signatures
-// are those of Huawei's published DCMI reference. Each card has one device, and card, logical and
-// model's number are the same; ASCEND_RT_VISIBLE_DEVICES means nothing here.
+// libdcmi.so: the devices, and the memory that processes use on them. Names and signatures are
+// those of Huawei's published DCMI reference. Each card has one device. The numbers of card,
+// logical device and model device are the same; ASCEND_RT_VISIBLE_DEVICES has no effect here.
 //
-// The only process is this one. A process that has a context on a device is said to use what it
-// allocated and kContextBytes more, and the device is that much larger than its capacity.
+// This process is the only one. A process with a context on a device uses its allocated bytes and
+// kContextBytes, and the device is larger than its capacity by the latter.
 #include <unistd.h>
 
 #include "../control.h"
@@ -59,7 +59,7 @@ int dcmi_get_device_num_in_card(int card, int* devices) {
   return is_device(card, 0) ? kOk : kInvalidParameter;
 }
 
-// The numbers of the other chips of a card: "none" is -1.
+// The numbers of the other chips of a card: -1 stands for "none".
 int dcmi_get_device_id_in_card(int card, int* devices, int* mcu, int* cpu) {
   *devices = 1;
   *mcu = -1;
@@ -78,7 +78,7 @@ int dcmi_get_device_logic_id(int* logical, int card, int chip) {
   return is_device(card, chip) ? kOk : kInvalidParameter;
 }
 
-// Up to 32 processes; what the real one has on the device counts too, its own part included.
+// Up to 32 processes. The real function counts all use of the device, including its own part.
 int dcmi_get_device_resource_info(int card, int chip, ProcessMemory* processes, int* count) {
   if (!is_device(card, chip)) return kInvalidParameter;
   *count = in_use(card) ? 1 : 0;

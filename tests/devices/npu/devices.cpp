@@ -1,4 +1,4 @@
-// libascendcl.so, first part: devices and memory.
+// libascendcl.so, part 1: devices and memory.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr int kNoneSelected = -1;
 thread_local int selected_ordinal = kNoneSelected;
 bool initialized = false;
 
-// One context a device; which one says its place here.
+// One context for each device; its place in this array identifies the device.
 char contexts[kMaxDevices];
 
 constexpr size_t kPageBytes = 4096;
@@ -41,7 +41,7 @@ int simulated::npu::current_device() { return device_of(selected_ordinal); }
 
 extern "C" {
 
-// The library. Versions and model decide which paths torch_npu takes: those of a recent 910B.
+// The library. Versions and model select the code paths of torch_npu: those of a recent 910B.
 
 aclError aclInit(const char*) {
   if (in_forked_child()) return ACL_ERROR_RT_INTERNAL_ERROR;
@@ -224,7 +224,7 @@ aclError aclrtFreeHost(void* address) {
   return ACL_SUCCESS;
 }
 
-// Copies. They are done when the call returns.
+// Copies, which are complete when the call returns.
 
 aclError aclrtMemcpy(void* to, size_t space, const void* from, size_t bytes, aclrtMemcpyKind) {
   if (bytes > space) return ACL_ERROR_INVALID_PARAM;

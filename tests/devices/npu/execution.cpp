@@ -1,4 +1,4 @@
-// libascendcl.so, second part: streams, events, captured graphs.
+// libascendcl.so, part 2: streams, events, captured graphs.
 #include <acl/acl_mdl.h>
 
 #include "../queues.h"
@@ -15,7 +15,7 @@ Stream* stream_of(aclrtStream handle) {
 
 Event* event_of(aclrtEvent handle) { return static_cast<Event*>(handle); }
 
-// A captured graph ("model") is known by the number of its capture.
+// A captured graph ("model") is identified by the number of its capture.
 aclmdlRI model_of(uint64_t capture) { return reinterpret_cast<aclmdlRI>(capture); }
 
 }  // namespace
@@ -65,7 +65,7 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   return ACL_SUCCESS;
 }
 
-// Functions for the host run at once.
+// Functions for the host run immediately.
 aclError aclrtLaunchCallback(aclrtCallback function, void* argument, aclrtCallbackBlockType,
                              aclrtStream) {
   function(argument);
@@ -155,7 +155,7 @@ aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* statu
 
 aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode*) { return ACL_SUCCESS; }
 
-// In no header of torch_npu 2.13.0.
+// No header of torch_npu 2.13.0 declares this function.
 aclError aclmdlRIGetId(aclmdlRI model, uint32_t* id) {
   *id = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(model));
   return ACL_SUCCESS;

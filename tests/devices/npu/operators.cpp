@@ -1,5 +1,5 @@
-// libascendcl.so, third part: what operators are called with. The operators themselves, aclnn…, are
-// generated stubs that do nothing and ask for no workspace.
+// libascendcl.so, part 3: the arguments of operators. The operators themselves, aclnn…, are
+// generated stubs that do nothing and need no workspace.
 #include <acl/acl_op_compiler.h>
 
 #include <cstring>
@@ -11,8 +11,8 @@ using namespace simulated::npu;
 
 namespace {
 
-// Descriptions of tensors and attributes are opaque to torch_npu, which only refuses null. None is
-// ever freed.
+// Descriptions of tensors and attributes are opaque to torch_npu, which only rejects null. They are
+// never freed.
 char the_object[4096];
 
 template <typename Object>
@@ -39,7 +39,7 @@ aclTensorDesc* aclCreateTensorDesc(aclDataType, int, const int64_t*, aclFormat) 
 
 aclopAttr* aclopCreateAttr() { return object<aclopAttr>(); }
 
-// Declared in the headers of CANN's operators, which torch_npu does without too.
+// Declared in the headers of CANN's operators, which torch_npu does not need either.
 void* aclCreateTensor() { return the_object; }
 void* aclCreateTensorList() { return the_object; }
 void* aclCreateScalar() { return the_object; }
@@ -63,8 +63,8 @@ aclError aclopCompileAndExecuteV2(const char*, int, aclTensorDesc*[], aclDataBuf
   return ACL_SUCCESS;
 }
 
-// Options that torch_npu reads back; an import fails without the first, operators without the
-// last, of which it understands "enable" and "disable".
+// Options that torch_npu reads back. The import fails without the first option, operators fail
+// without the last, of which torch_npu understands "enable" and "disable".
 
 aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
   if (!is_option(option)) return ACL_ERROR_INVALID_PARAM;
@@ -111,7 +111,7 @@ aclError aclrtGetResInCurrentThread(aclrtDevResLimitType, uint32_t* cores) {
   return ACL_SUCCESS;
 }
 
-// torch_npu warns where this is missing.
+// torch_npu warns if this function is missing.
 int HcclSetConfig(int, int64_t) { return ACL_SUCCESS; }
 
 }  // extern "C"

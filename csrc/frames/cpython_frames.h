@@ -1,0 +1,92 @@
+// The layouts of CPython's frames, one for each version: the only place that knows them.
+//
+// For each version: PythonFrame, innermost_frame(), outer_frame(), code_object(), instruction() (an
+// id of the instruction, unique while its code object lives), instruction_offset() in bytes, and
+// is_shim() and is_incomplete(), which name the frames that sys._getframe() hides. None of these
+// functions takes a reference, a lock or the GIL.
+// kPythonIsKnown is false for every other version; the functions then find no frame.
+#pragma once
+
+#include <cstdint>
+
+#define Py_BUILD_CORE 1
+#include <Python.h>
+#include <frameobject.h>
+
+#if PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000
+#undef _PyGC_FINALIZED
+#include <internal/pycore_frame.h>
+#endif
+
+namespace pytracer {
+
+#if PY_VERSION_HEX < 0x030b0000 && PY_VERSION_HEX >= 0x030a0000
+
+constexpr bool kPythonIsKnown = true;
+using PythonFrame = PyFrameObject;
+inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->frame; }
+inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->f_back; }
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
+inline uint64_t instruction(PythonFrame* frame) noexcept {
+  return static_cast<uint32_t>(frame->f_lasti);
+}
+inline int32_t instruction_offset(PythonFrame* frame) noexcept {
+  return frame->f_lasti * static_cast<int32_t>(sizeof(_Py_CODEUNIT));
+}
+inline bool is_shim(PythonFrame*) noexcept { return false; }
+inline bool is_incomplete(PythonFrame*) noexcept { return false; }
+
+#elif PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000 && !defined(Py_GIL_DISABLED)
+
+constexpr bool kPythonIsKnown = true;
+using PythonFrame = _PyInterpreterFrame;
+inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->previous; }
+#if PY_VERSION_HEX >= 0x030d0000
+inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->current_frame; }
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
+  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
+}
+inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->instr_ptr; }
+#else
+inline PythonFrame* innermost_frame(PyThreadState* state) noexcept {
+  return state->cframe->current_frame;
+}
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
+inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->prev_instr; }
+#endif
+#if PY_VERSION_HEX >= 0x030c0000
+inline bool is_shim(PythonFrame* frame) noexcept { return frame->owner == FRAME_OWNED_BY_CSTACK; }
+#else
+inline bool is_shim(PythonFrame*) noexcept { return false; }
+#endif
+inline uint64_t instruction(PythonFrame* frame) noexcept {
+  return reinterpret_cast<uint64_t>(instruction_pointer(frame));
+}
+inline int32_t instruction_offset(PythonFrame* frame) noexcept {
+  return static_cast<int32_t>(reinterpret_cast<char*>(instruction_pointer(frame)) -
+                              reinterpret_cast<char*>(_PyCode_CODE(code_object(frame))));
+}
+inline bool is_incomplete(PythonFrame* frame) noexcept {
+  PyCodeObject* code = code_object(frame);
+  return frame->owner != FRAME_OWNED_BY_GENERATOR &&
+         instruction_pointer(frame) < _PyCode_CODE(code) + code->_co_firsttraceable;
+}
+
+#else
+
+constexpr bool kPythonIsKnown = false;
+struct PythonFrame {};
+inline PythonFrame* innermost_frame(PyThreadState*) noexcept { return nullptr; }
+inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
+inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
+inline uint64_t instruction(PythonFrame*) noexcept { return 0; }
+inline int32_t instruction_offset(PythonFrame*) noexcept { return 0; }
+inline bool is_shim(PythonFrame*) noexcept { return false; }
+inline bool is_incomplete(PythonFrame*) noexcept { return false; }
+
+#endif
+
+// Whether instruction() tells code objects apart: an address does, an offset (3.10) does not.
+constexpr bool kInstructionIsAddress = PY_VERSION_HEX >= 0x030b0000;
+
+}  // namespace pytracer

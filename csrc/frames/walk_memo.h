@@ -1,0 +1,130 @@
+// The frames of a thread's last walk, so that the next walk hashes only the frames that changed.
+//
+// 1. One thread uses a memo at a time. Entries are compared with the thread's frames and never
+//    dereferenced: a frame is read only because the thread state or its callee points to it. So
+//    every walk is exact, whatever the memo held before, even another thread's frames.
+// 2. A key depends on the innermost `depth` frames alone. The seed tells apart code objects that had
+//    the same address one after the other.
+// 3. Bounded: kCapacity entries. Only as many entries as the deepest walk needs are ever touched.
+//
+// Why a memo is faster than hashing each frame: the processor predicts that the next frame is the
+// noted one, so it reads several frames at once instead of waiting for each link.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "frames/walk_key.h"
+
+namespace pytracer {
+
+constexpr uint32_t kMaxStackDepth = 1024;
+
+class WalkMemo {
+ public:
+  // Notes the innermost `depth` frames, at least one; `innermost` is not null. Returns true if
+  // frames, depth and seed equal those of the last walk, so that the last key still holds.
+  // `Access` reads frames: FramePointer, outer(), code(), instruction(), and
+  // kInstructionsAreUnique, which says that no two live code objects share an instruction.
+  template <class Access>
+  bool follow(typename Access::FramePointer innermost, uint32_t depth, uint64_t seed) noexcept {
+    const uint32_t size = size_;
+    const bool truncated = truncated_;
+    const Change change = update<Access>(innermost, depth);
+    if (change == Change::too_much) start_over<Access>(innermost, depth);
+    const bool same = change == Change::none && size == size_ && truncated == truncated_ &&
+                      depth == depth_ && seed == seed_;
+    depth_ = depth;
+    seed_ = seed;
+    return same;
+  }
+
+  // The key of the last walk.
+  WalkKey key() noexcept {
+    WalkHash hash = entries_[size_ - 1].hash;
+    if (size_ > depth_) {
+      if (depth_ != exponent_) {
+        exponent_ = depth_;
+        power_ = WalkHash::power(depth_);
+      }
+      hash = hash.without(entries_[size_ - depth_ - 1].hash, power_);
+    }
+    return hash.key(seed_, truncated_);
+  }
+
+  // Makes the next walk count as changed.
+  void forget() noexcept { size_ = 0; }
+
+  uint32_t stack = 0;  // the caller's: the stack id of the last walk
+
+ private:
+  static constexpr uint32_t kSlack = 16;  // frames noted beyond `depth`, for calls that return
+  static constexpr uint32_t kCapacity = kMaxStackDepth + 4 * kSlack;
+  static constexpr uint32_t kBuckets = 256;
+
+  struct Entry {
+    const void* frame;
+    uint64_t instruction;
+    const void* code;
+    WalkHash hash;  // of the frames from the outermost entry to this one
+  };
+  enum class Change { none, some, too_much };
+
+  // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
+  template <class Access>
+  Change update(typename Access::FramePointer innermost, uint32_t depth) noexcept;
+  // Notes all frames anew.
+  template <class Access>
+  void start_over(typename Access::FramePointer innermost, uint32_t depth) noexcept;
+
+  template <class Access>
+  static bool holds(const Entry& entry, typename Access::FramePointer frame) noexcept {
+    return entry.instruction == Access::instruction(frame) &&
+           (Access::kInstructionsAreUnique || entry.code == Access::code(frame));
+  }
+  template <class Access>
+  static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
+    entry.frame = frame;
+    entry.instruction = Access::instruction(frame);
+    entry.code = Access::code(frame);
+  }
+  // Hides from the compiler that the result is compared with the true link next. Otherwise the
+  // processor would wait for the link.
+  template <class Access>
+  static typename Access::FramePointer predicted(const void* frame) noexcept {
+    asm("" : "+r"(frame));
+    return static_cast<typename Access::FramePointer>(const_cast<void*>(frame));
+  }
+
+  // Hashes the entries from `first` on, which are new, and sets the number of entries.
+  void extend(Entry* first, uint32_t size) noexcept {
+    size_ = size;
+    WalkHash hash = first == entries_ ? WalkHash{} : first[-1].hash;
+    for (Entry* entry = first; entry < entries_ + size; ++entry) {
+      hash = entry->hash = hash.extended(entry->code, entry->instruction);
+      places_[bucket(entry->frame)] = static_cast<uint16_t>(entry - entries_);
+    }
+  }
+  // The entry of a frame at this address, or null if its bucket holds another frame.
+  Entry* find(const void* frame) noexcept {
+    const uint32_t place = places_[bucket(frame)];
+    return place < size_ && entries_[place].frame == frame ? &entries_[place] : nullptr;
+  }
+  static uint32_t bucket(const void* frame) noexcept {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(frame) >> 3) * 0x9e3779b1u >> 24;
+  }
+
+  uint32_t size_ = 0;
+  bool truncated_ = false;  // the last walk had more than `depth_` frames
+  uint32_t depth_ = 0;
+  uint64_t seed_ = 0;
+  uint32_t exponent_ = 0;
+  WalkHash power_ = WalkHash::power(0);  // WalkHash::power(exponent_)
+  uint16_t places_[kBuckets] = {};
+  Entry entries_[kCapacity];  // outermost first; unspecified from `size_` on
+};
+
+}  // namespace pytracer
+
+#include "frames/walk_memo_update.h"

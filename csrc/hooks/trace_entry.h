@@ -1,0 +1,99 @@
+// Turns a TraceEntry of torch's or torch_npu's caching allocator into a pytracer_event.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "hook_abi.h"
+
+// torch's structures grow with every release: has_FIELD<Struct> says whether the running torch's
+// structure has FIELD.
+#define PYTRACER_FIELD(field)                  \
+  template <class T, class = void>             \
+  struct has_##field : std::false_type {};     \
+  template <class T>                           \
+  struct has_##field<T, std::void_t<decltype(std::declval<const T&>().field)>> : std::true_type {}
+
+namespace {
+
+PYTRACER_FIELD(mempool_);
+PYTRACER_FIELD(compile_context_);
+PYTRACER_FIELD(user_metadata_);
+PYTRACER_FIELD(internal_metadata_);
+PYTRACER_FIELD(ANNOTATE);            // an Action of torch since 2.14.1
+PYTRACER_FIELD(WORKSPACE_SNAPSHOT);  // an Action of torch_npu
+
+// Our actions, by the number that TraceEntry::Action gives them in the running torch. A torch that
+// inserts an unknown action does not compile. The events of an action that it appends are left out.
+template <class Entry>
+constexpr auto known_actions() {
+  constexpr size_t known = 9 + has_ANNOTATE<Entry>::value + has_WORKSPACE_SNAPSHOT<Entry>::value;
+  std::array<uint8_t, known> actions{};
+#define PYTRACER_ACTION(name)                                                                   \
+  static_assert(Entry::name < known,                                                            \
+                "TraceEntry::" #name " comes after an action that this pytracer does not know; " \
+                "install a newer pytracer");                                                    \
+  actions[Entry::name] = PYTRACER_##name
+  PYTRACER_ACTION(ALLOC);
+  PYTRACER_ACTION(FREE_REQUESTED);
+  PYTRACER_ACTION(FREE_COMPLETED);
+  PYTRACER_ACTION(SEGMENT_ALLOC);
+  PYTRACER_ACTION(SEGMENT_FREE);
+  PYTRACER_ACTION(SEGMENT_MAP);
+  PYTRACER_ACTION(SEGMENT_UNMAP);
+  PYTRACER_ACTION(SNAPSHOT);
+  PYTRACER_ACTION(OOM);
+  if constexpr (has_ANNOTATE<Entry>::value) {
+    PYTRACER_ACTION(ANNOTATE);
+  }
+  if constexpr (has_WORKSPACE_SNAPSHOT<Entry>::value) {
+    PYTRACER_ACTION(WORKSPACE_SNAPSHOT);
+  }
+#undef PYTRACER_ACTION
+  return actions;
+}
+
+// Calls `record` with the event of a device, unless its action is unknown. `kHasClock` says whether
+// entries have ticks.
+template <bool kHasClock, class Entry>
+void report_entry(const Entry& entry, int16_t device, pytracer_record_fn record) noexcept {
+  static constexpr auto kActions = known_actions<Entry>();
+  const auto action = static_cast<size_t>(entry.action_);
+  if (device < 0 || action >= kActions.size()) return;
+  pytracer_event event;  // every field is set below
+  event.address = static_cast<uint64_t>(entry.addr_);
+  event.size = static_cast<uint64_t>(entry.size_);
+  event.stream = reinterpret_cast<uint64_t>(entry.stream_);
+  event.pool_high = event.pool_low = 0;
+  if constexpr (has_mempool_<Entry>::value) {
+    event.pool_high = entry.mempool_.first;
+    event.pool_low = entry.mempool_.second;
+  }
+  event.autograd_sequence = 0;
+  event.ticks = 0;
+  if constexpr (kHasClock) event.ticks = static_cast<int64_t>(entry.time_.approx_t_);
+  event.labels = nullptr;
+  event.device = device;
+  event.action = kActions[action];
+  const char* compile_context = "";
+  const char* user_metadata = "";
+  const char* internal_metadata = "";
+  if constexpr (has_compile_context_<Entry>::value) {
+    const std::string& text = entry.compile_context_;
+    const bool is_unset = text.size() == 3 && std::memcmp(text.data(), "N/A", 3) == 0;
+    if (!is_unset) compile_context = text.c_str();
+  }
+  if constexpr (has_user_metadata_<Entry>::value) user_metadata = entry.user_metadata_.c_str();
+  if constexpr (has_internal_metadata_<Entry>::value) {
+    internal_metadata = entry.internal_metadata_.c_str();
+  }
+  const pytracer_labels labels{compile_context, user_metadata, internal_metadata};
+  if (*compile_context || *user_metadata || *internal_metadata) event.labels = &labels;
+  record(&event);
+}
+
+}  // namespace

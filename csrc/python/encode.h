@@ -1,0 +1,13 @@
+// Encodes Python values as pickle fragments, for what the Python side adds to a snapshot.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "snapshot/snapshot.h"
+
+namespace pytracer {
+
+// With the GIL. Raises TypeError for values that a snapshot cannot hold.
+SnapshotExtras encode_extras(const pybind11::dict& metadata, const pybind11::dict& devices);
+
+}  // namespace pytracer

@@ -1,0 +1,41 @@
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "python/registers.h"
+#include "support/error.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+void translate_error(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const IoError& error) {
+    const py::object arguments =
+        py::make_tuple(error.errno_code,
+                       std::string(error.what()) + " the snapshot failed: " +
+                           std::strerror(error.errno_code),
+                       py::reinterpret_steal<py::object>(
+                           PyUnicode_DecodeFSDefault(error.path.c_str())));
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  } catch (const HookError& error) {
+    PyErr_SetString(py::module_::import("pytracer.errors").attr("HookError").ptr(), error.what());
+  } catch (const Error& error) {
+    PyErr_SetString(py::module_::import("pytracer.errors").attr("PytracerError").ptr(),
+                    error.what());
+  }
+}
+
+}  // namespace
+
+void register_errors() {
+  py::register_exception_translator(&translate_error);
+}
+
+}  // namespace pytracer

@@ -1,0 +1,189 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/gil.h"
+#include "python/registers.h"
+#include "session/session.h"
+#include "view/events.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+struct OutsideGilDeleter {
+  void operator()(Session* session) const {
+    if (session->is_ours()) outside_gil([&] { delete session; });  // else leaked: contract 7
+  }
+};
+
+// A row of Session.events(). Tracer.events() documents the fields.
+struct EventRecord {
+  uint64_t sequence;
+  int64_t time_ns;
+  uint64_t address;
+  uint64_t size_bytes;
+  uint64_t stream;
+  uint64_t autograd_sequence;
+  uint32_t stack;
+  uint32_t alloc_stack;
+  uint64_t pool_high;
+  uint64_t pool_low;
+  uint32_t step;
+  uint16_t phase;
+  uint8_t action;
+  int8_t device;
+};
+
+py::array_t<EventRecord> events_of(Session& session) {
+  std::vector<EventRecord> rows;
+  {
+    OutsideGil outside;
+    const View view = session.events();
+    for (const DeviceView& device : view.devices) {
+      const std::vector<Event> events = copy_events(device);
+      uint64_t sequence = device.capture.end - events.size();
+      auto next_step = device.steps.begin();
+      uint32_t step = 0;
+      for (const Event& event : events) {
+        while (next_step != device.steps.end() && next_step->begin <= sequence) {
+          step = next_step++->number;
+        }
+        const Pool pool = device.capture.names->pool(event.pool);
+        rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
+                        event.address, event.size, event.stream, event.autograd_sequence,
+                        visible_stack(event, view.context),
+                        view.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
+                        pool.low, step, event.phase, event.action, event.device});
+      }
+    }
+    if (view.devices.size() > 1) {
+      std::stable_sort(rows.begin(), rows.end(), [](const EventRecord& a, const EventRecord& b) {
+        return a.time_ns < b.time_ns;
+      });
+    }
+  }
+  return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data());
+}
+
+// Returns the frames of a stack: [(filename, name, line), ...], innermost first.
+py::list frames_of(Session& session, int64_t stack) {
+  py::list frames;
+  const std::shared_ptr<StackTable> table = outside_gil([&] { return session.stacks(); });
+  const uint32_t depth = outside_gil([&] { return session.options().stack_depth; });
+  if (stack == 0) return frames;
+  const uint64_t known = table ? table->stats().stacks : 0;
+  if (stack < 0 || static_cast<uint64_t>(stack) > known) {
+    throw py::index_error("no event has the stack " + std::to_string(stack) + ": this tracer has " +
+                          (known == 0 ? "none" : "1 to " + std::to_string(known)) +
+                          ", and 0 stands for none");
+  }
+  StackTable& stacks = *table;
+  stacks.resolve();
+  const StackTable::Stack& kept = stacks.stack(static_cast<uint32_t>(stack));
+  const auto text = [&](uint32_t id) {
+    const std::string& utf8 = stacks.string(id);
+    PyObject* decoded = PyUnicode_DecodeUTF8(utf8.data(), static_cast<py::ssize_t>(utf8.size()),
+                                             "surrogatepass");
+    if (decoded == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::str>(decoded);
+  };
+  for (uint32_t i = 0; i < kept.frames && i < depth; ++i) {
+    const StackTable::Frame& frame = stacks.frame(stacks.frame_id(kept, i));
+    frames.append(
+        py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
+  }
+  return frames;
+}
+
+// Reads the lines and names of the view's stacks, which needs the GIL.
+View resolve_names(View view) {
+  if (view.stacks) view.stacks->resolve();
+  return view;
+}
+
+py::dict stats_of(Session& session) {
+  const Session::Stats stats = outside_gil([&] { return session.stats(); });
+  py::list devices;
+  for (const Session::DeviceStats& device : stats.devices) {
+    using namespace py::literals;
+    devices.append(py::dict(
+        "device"_a = device.device, "recorded"_a = device.recorded, "held"_a = device.held,
+        "overwritten"_a = device.overwritten, "unknown_frees"_a = device.counts.unknown_frees,
+        "ring_bytes"_a = device.ring_bytes, "max_ring_bytes"_a = device.max_ring_bytes,
+        "live_blocks"_a = device.live_blocks, "live_block_bytes"_a = device.live_block_bytes,
+        "live_dropped"_a = device.counts.live_dropped,
+        "labels_dropped"_a = device.counts.labels_dropped,
+        "live_table_bytes"_a = device.live_table_bytes,
+        "max_live_table_bytes"_a = device.max_live_table_bytes));
+  }
+  py::dict stacks;
+  stacks["stacks"] = stats.stacks.stacks;
+  stacks["frames"] = stats.stacks.frames;
+  stacks["codes"] = stats.stacks.codes;
+  stacks["truncated"] = stats.stacks.truncated;
+  stacks["dropped"] = stats.stacks.dropped;
+  stacks["bytes"] = stats.stacks.bytes;
+  stacks["max_bytes"] = stats.stacks.max_bytes;
+  py::dict result;
+  result["devices"] = devices;
+  result["stacks"] = stacks;
+  return result;
+}
+
+}  // namespace
+
+void register_session(py::module_& core) {
+  PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
+                       autograd_sequence, stack, alloc_stack, pool_high, pool_low, step, phase,
+                       action, device);
+  py::class_<Session, std::unique_ptr<Session, OutsideGilDeleter>>(core, "Session")
+      .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,
+                       uint64_t max_stack_bytes, uint8_t context) {
+             return std::unique_ptr<Session, OutsideGilDeleter>(
+                 new Session(SessionOptions{std::move(devices), max_entries, stack_depth,
+                                        max_stack_bytes, static_cast<Context>(context)}));
+           }),
+           py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
+           py::arg("max_stack_bytes"), py::arg("context"))
+      .def("start", &Session::start, py::arg("history") = true, py::call_guard<OutsideGil>())
+      .def("pause", &Session::pause, py::call_guard<OutsideGil>())
+      .def(
+          "change",
+          [](Session& session, uint32_t max_entries, uint32_t stack_depth, uint8_t context) {
+            session.change(max_entries, stack_depth, static_cast<Context>(context));
+          },
+          py::arg("max_entries"), py::arg("stack_depth"), py::arg("context"),
+          py::call_guard<OutsideGil>())
+      .def("stop", &Session::stop, py::call_guard<OutsideGil>())
+      .def("clear", &Session::clear, py::call_guard<OutsideGil>())
+      .def(
+          "view",
+          [](Session& session, bool history, uint16_t phase) {
+            return resolve_names(outside_gil([&] { return session.view(history, phase); }));
+          },
+          py::arg("history") = true, py::arg("phase") = 0)
+      .def(
+          "end_window",
+          [](Session& session, bool history, uint32_t step) {
+            return resolve_names(outside_gil([&] { return session.end_window(history, step); }));
+          },
+          py::arg("history"), py::arg("step"))
+      .def("begin_step", &Session::begin_step, py::arg("number"), py::call_guard<OutsideGil>())
+      .def("events", &events_of)
+      .def("frames", &frames_of, py::arg("stack"))
+      .def("stats", &stats_of)
+      .def_property_readonly("recording", &Session::recording)
+      .def_property_readonly("is_ours", &Session::is_ours);
+}
+
+}  // namespace pytracer

@@ -1,0 +1,56 @@
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <cstdint>
+
+#include "python/registers.h"
+#include "record/recorder.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+void register_testing(py::module_& core) {
+  py::module_ testing = core.def_submodule("testing", "Events on demand, for tests and benchmarks.");
+  testing.def(
+      "record",
+      [](uint8_t action, uint64_t address, uint64_t size, int device) {
+        pytracer_event event{};
+        event.action = action;
+        event.address = address;
+        event.size = size;
+        event.device = static_cast<int16_t>(device);
+        py::gil_scoped_release release;
+        Recorder::record(&event);
+      },
+      py::arg("action"), py::arg("address"), py::arg("size"), py::arg("device") = -1);
+  testing.def(
+      "record_pairs",
+      [](uint64_t pairs, uint64_t address, int device) {
+        pytracer_event event{};
+        event.device = static_cast<int16_t>(device);
+        event.address = address;
+        event.ticks = device == PYTRACER_CPU_DEVICE ? 0 : 1;  // an accelerator stamps its events
+        py::gil_scoped_release release;
+        const auto start = std::chrono::steady_clock::now();
+        for (uint64_t i = 0; i < pairs; ++i) {
+          event.action = PYTRACER_ALLOC;
+          event.size = 512;
+          Recorder::record(&event);
+          if (device == PYTRACER_CPU_DEVICE) {
+            event.size = 0;  // the CPU allocator does not know the size of a free
+          } else {
+            event.action = PYTRACER_FREE_REQUESTED;
+            Recorder::record(&event);
+          }
+          event.action = PYTRACER_FREE_COMPLETED;
+          Recorder::record(&event);
+        }
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      },
+      py::arg("pairs"), py::arg("address"), py::arg("device") = -1,
+      "Records pairs of an allocation and its free, as the device's hook would, without the GIL. "
+      "Returns the seconds that this took.");
+}
+
+}  // namespace pytracer

@@ -1,0 +1,68 @@
+// Frames, stacks, memory pools and actions of a file, each kept once and named by its row.
+//
+// Row 0 of the stacks is the empty stack, row 0 of the pools the default pool. One thread.
+#pragma once
+
+#include <cstdint>
+
+#include "column.h"
+#include "hash_index.h"
+#include "value.h"
+
+namespace pytracer::reading {
+
+class FrameRows {
+ public:
+  explicit FrameRows(Watch& watch) : index_(watch) {}
+  uint32_t intern(uint32_t file, uint32_t function, int64_t line_number);
+  uint64_t memory() const noexcept { return memory_of(filename, name, line, index_); }
+
+  Column<uint32_t> filename, name;  // texts
+  Column<int64_t> line;
+
+ private:
+  HashIndex index_;
+};
+
+class StackRows {
+ public:
+  explicit StackRows(Watch& watch) : watch_(watch), index_(watch) { ends.push_back(0); }
+  // `items` are frames; any other value is a ReadError.
+  uint32_t intern(const Heap::Items& items);
+  uint64_t memory() const noexcept { return memory_of(ends, frame, index_); }
+
+  Column<int64_t> ends;  // in `frame`; row i begins where row i - 1 ends
+  Column<uint32_t> frame;
+
+ private:
+  Watch& watch_;
+  HashIndex index_;
+};
+
+class PoolRows {
+ public:
+  explicit PoolRows(Watch& watch) : index_(watch) { intern(0, 0); }
+  uint32_t intern(int64_t high, int64_t low);
+  uint64_t memory() const noexcept { return memory_of(numbers, index_); }
+
+  Column<int64_t> numbers;  // two a row
+
+ private:
+  HashIndex index_;
+};
+
+// Actions are numbered in the order of their appearance, after those of actions.h.
+class ActionRows {
+ public:
+  static constexpr uint8_t kNone = UINT8_MAX;
+
+  uint8_t intern(uint32_t text);
+  uint64_t memory() const noexcept { return memory_of(texts, by_text_); }
+
+  Column<uint32_t> texts;
+
+ private:
+  Column<uint8_t> by_text_;  // kNone: no action has this text yet
+};
+
+}  // namespace pytracer::reading

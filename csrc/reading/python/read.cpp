@@ -1,0 +1,131 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <string>
+
+#include "arrays.h"
+#include "python_values.h"
+#include "python_watch.h"
+#include "reading/snapshot_reader.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace pytracer::reading {
+
+namespace {
+
+// A Python file.
+class PythonSource final : public ByteSource {
+ public:
+  PythonSource(const py::object& file, PythonWatch& watch)
+      : readinto_(file.attr("readinto")), watch_(watch) {}
+  size_t read(char* buffer, size_t size) override {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    const auto wanted = static_cast<py::ssize_t>(size);
+    const auto count = readinto_(py::memoryview::from_memory(buffer, wanted)).cast<py::ssize_t>();
+    if (count < 0 || count > wanted) {
+      throw py::value_error("readinto() returned " + std::to_string(count) + " for a buffer of " +
+                            std::to_string(wanted) + " bytes");
+    }
+    watch_.update_bound();
+    return static_cast<size_t>(count);
+  }
+
+ private:
+  py::object readinto_;
+  PythonWatch& watch_;
+};
+
+py::slice to_slice(const RowRange& rows) {
+  return py::slice(static_cast<py::ssize_t>(rows.begin), static_cast<py::ssize_t>(rows.end), 1);
+}
+
+py::tuple to_arrays(EventColumns& events) {
+  return py::make_tuple(to_array(events.action), to_array(events.address), to_array(events.size),
+                        to_array(events.stream), to_array(events.time), to_array(events.stack),
+                        to_array(events.pool), to_array(events.compile_context),
+                        to_array(events.user_metadata));
+}
+
+py::tuple to_arrays(SegmentColumns& segments) {
+  return py::make_tuple(to_array(segments.device), to_array(segments.address),
+                        to_array(segments.size), to_array(segments.stream),
+                        to_array(segments.kind), to_array(segments.pool),
+                        to_array(segments.is_expandable), to_array(segments.stack),
+                        to_array(segments.first_block));
+}
+
+py::tuple to_arrays(BlockColumns& blocks) {
+  return py::make_tuple(to_array(blocks.segment), to_array(blocks.address), to_array(blocks.size),
+                        to_array(blocks.requested), to_array(blocks.state),
+                        to_array(blocks.stack));
+}
+
+py::dict read(const py::object& file, const py::object& allowed_bytes) {
+  using namespace py::literals;
+  PythonWatch watch(allowed_bytes);
+  Tables tables(watch);
+  PythonSource source(file, watch);
+  ByteReader in(source);
+  {
+    const py::gil_scoped_release outside;
+    read_snapshot(in, tables, watch);
+  }
+  PythonValues values(tables, in.position(), watch);
+  py::list actions, unknown_keys, traces;
+  py::dict result("allocator_settings"_a = values.make(tables.allocator_settings),
+                  "external_annotations"_a = values.make(tables.external_annotations),
+                  "pytracer"_a = values.make(tables.metadata), "strings"_a = values.strings);
+  for (const uint32_t text : tables.actions.texts) actions.append(values.strings[text]);
+  for (const auto& [row, key] : tables.unknown_keys) {
+    unknown_keys.append(py::make_tuple(to_str(row), values.strings[key]));
+  }
+  for (const RowRange& trace : tables.traces) traces.append(to_slice(trace));
+  result["actions"] = py::tuple(actions);
+  result["unknown_keys"] = unknown_keys;
+  result["traces"] = traces;
+  result["device_segments"] = to_slice(tables.device_segments);
+  result["device_blocks"] = to_slice(tables.device_blocks);
+  result["events"] = to_arrays(tables.events);
+  result["segments"] = to_arrays(tables.segments);
+  result["blocks"] = to_arrays(tables.blocks);
+  result["stack_ends"] = to_array(tables.stacks.ends);
+  result["stack_frames"] = to_array(tables.stacks.frame);
+  result["frames"] = py::make_tuple(to_array(tables.frames.filename), to_array(tables.frames.name),
+                                    to_array(tables.frames.line));
+  result["pools"] = to_array(tables.pools.numbers);
+  return result;
+}
+
+// The keys of _MESSAGES in pytracer/reading/reader.py.
+const char* kind_name(ReadError::Kind kind) {
+  switch (kind) {
+    case ReadError::Kind::truncated: return "truncated";
+    case ReadError::Kind::damaged: return "damaged";
+    case ReadError::Kind::refused: return "refused";
+    case ReadError::Kind::not_a_snapshot: return "not a snapshot";
+    case ReadError::Kind::too_large: return "too large";
+  }
+  return "";
+}
+
+}  // namespace
+
+void register_read(py::module_& m) {
+  // Never destroyed: pybind11 translates exceptions until the interpreter is gone.
+  static const auto& read_error = *new py::exception<ReadError>(m, "ReadError");
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const ReadError& error) {
+      const py::tuple arguments = py::make_tuple(kind_name(error.kind), std::string(error.what()));
+      PyErr_SetObject(read_error.ptr(), arguments.ptr());
+    }
+  });
+  m.def("read", &read, py::arg("file"), py::arg("allowed_bytes"));
+}
+
+}  // namespace pytracer::reading

@@ -1,0 +1,11 @@
+// The parts of the module _reader. Only files of this folder know pybind11; the reader does not.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pytracer::reading {
+
+void register_read(pybind11::module_& m);
+void register_replay(pybind11::module_& m);
+
+}  // namespace pytracer::reading

@@ -1,0 +1,225 @@
+#include "row_builder.h"
+
+#include <algorithm>
+
+#include "actions.h"
+#include "snapshot_keys.h"
+
+namespace pytracer::reading {
+
+namespace {
+
+constexpr size_t kMostUnknownKeys = 64;
+constexpr size_t kMostItems = 2 * 64;  // keys and values of a row; a longer dict is no row
+
+constexpr uint64_t bit(Key key) { return uint64_t{1} << key; }
+static_assert(kKeys <= 64, "row_kind() has a bit for each key");
+
+}  // namespace
+
+RowBuilder::RowBuilder(Tables& tables, Watch& watch)
+    : tables_(tables), watch_(watch), values_(tables, watch) {
+  for (uint32_t key = 1; key < kKeys; ++key) tables_.strings.intern(kKeyNames[key]);
+  for (const char* name : kActionNames) tables_.actions.intern(tables_.strings.intern(name));
+}
+
+Value RowBuilder::adopt(Value item) {
+  Heap& heap = tables_.heap;
+  if (!item.is(Kind::object) || heap.shape(item) != Shape::dict) return item;
+  if (heap.is_resolved(item)) return heap.resolved(item);
+  const Items& items = heap.items(item);
+  Value row;
+  switch (row_kind(items)) {
+    case Row::none: return item;
+    case Row::event: row = event(items); break;
+    case Row::frame: row = frame(items); break;
+    case Row::block: row = block(items); break;
+    case Row::segment: row = segment(items); break;
+  }
+  heap.resolve(item, row);
+  heap.discard(item);
+  return row;
+}
+
+// The same long dict may be put into lists many times, so only short dicts are examined.
+RowBuilder::Row RowBuilder::row_kind(const Items& items) const noexcept {
+  if (items.size() > kMostItems) return Row::none;
+  uint64_t keys = 0;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const uint32_t key = key_number(items[i]);
+    if (key < kKeys) keys |= uint64_t{1} << key;
+  }
+  const auto has = [&](uint64_t wanted) { return (keys & wanted) == wanted; };
+  if (has(bit(kAction)) && (keys & (bit(kAddr) | bit(kDeviceFree)))) return Row::event;
+  // A user's metadata may have the keys of frames and blocks too, so a value is checked as well.
+  if (has(bit(kFilename) | bit(kName) | bit(kLine))) {
+    return value_at(items, kLine).is(Kind::integer) ? Row::frame : Row::none;
+  }
+  if (has(bit(kState) | bit(kSize))) {
+    return values_.block_state(value_at(items, kState)) != kNoState ? Row::block : Row::none;
+  }
+  if (has(bit(kAddress) | bit(kTotalSize) | bit(kBlocks))) return Row::segment;
+  return Row::none;
+}
+
+Value RowBuilder::event(const Items& items) {
+  uint8_t action = ActionRows::kNone;
+  int64_t address = 0, size = 0, stream = 0, time = kNoTime;
+  uint32_t stack = 0, pool = 0, compile_context = 0, user_metadata = 0;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kAction: action = values_.action(value); break;
+      case kAddr:
+      case kDeviceFree: address = values_.integer(value, "an event's address"); break;
+      case kSize: size = values_.integer(value, "an event's size"); break;
+      case kStream: stream = values_.integer(value, "an event's stream"); break;
+      case kTimeUs: time = values_.integer(value, "an event's time_us"); break;
+      case kFrames: stack = values_.stack(value); break;
+      case kPoolId: pool = values_.pool(value); break;
+      case kCompileContext:
+        compile_context = values_.text(value, "an event's compile_context");
+        break;
+      case kUserMetadata: user_metadata = values_.text(value, "an event's user_metadata"); break;
+      default: note_unknown("event", items[i]);
+    }
+  }
+  EventColumns& events = tables_.events;
+  events.action.push_back(action);
+  events.address.push_back(address);
+  events.size.push_back(size);
+  events.stream.push_back(stream);
+  events.time.push_back(time);
+  events.stack.push_back(stack);
+  events.pool.push_back(pool);
+  events.compile_context.push_back(compile_context);
+  events.user_metadata.push_back(user_metadata);
+  return Value(Kind::event, events.action.size() - 1);
+}
+
+Value RowBuilder::frame(const Items& items) {
+  uint32_t filename = 0, name = 0;
+  int64_t line = 0;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kFilename: filename = values_.text(value, "a frame's filename"); break;
+      case kName: name = values_.text(value, "a frame's name"); break;
+      case kLine: line = values_.integer(value, "a frame's line"); break;
+      default: note_unknown("frame", items[i]);
+    }
+  }
+  return Value(Kind::frame, tables_.frames.intern(filename, name, line));
+}
+
+Value RowBuilder::block(const Items& items) {
+  int64_t address = -1, size = 0, requested = -1;
+  uint8_t state = kInactive;
+  uint32_t stack = 0;
+  Value history;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kAddress: address = values_.integer(value, "a block's address"); break;
+      case kSize: size = values_.integer(value, "a block's size"); break;
+      case kRequestedSize: requested = values_.integer(value, "a block's requested_size"); break;
+      case kState: state = values_.block_state(value); break;
+      case kFrames: stack = values_.stack(value); break;
+      case kHistory: history = value; break;
+      default: note_unknown("block", items[i]);
+    }
+  }
+  read_history(history, requested, stack);
+  BlockColumns& blocks = tables_.blocks;
+  blocks.segment.push_back(0);
+  blocks.address.push_back(address);
+  blocks.size.push_back(size);
+  blocks.requested.push_back(requested >= 0 ? requested : size);
+  blocks.state.push_back(state);
+  blocks.stack.push_back(stack);
+  return Value(Kind::block, blocks.size.size() - 1);
+}
+
+// Before torch 2.1 a block has, instead of frames and requested_size, the list of its allocations,
+// the latest one first.
+void RowBuilder::read_history(Value list, int64_t& requested, uint32_t& stack) {
+  Heap& heap = tables_.heap;
+  if (!values_.is_list(list) || heap.items(list).empty()) return;
+  const Value latest = heap.items(list)[0];
+  if (!latest.is(Kind::object) || heap.shape(latest) != Shape::dict) return;
+  const Items& items = heap.items(latest);
+  for (size_t i = 0; i < std::min(items.size(), kMostItems); i += 2) {
+    const uint32_t key = key_number(items[i]);
+    if (key == kRealSize && requested < 0) {
+      requested = values_.integer(items[i + 1], "a real_size");
+    }
+    if (key == kFrames && stack == 0 && values_.is_list(items[i + 1])) {
+      heap.share(items[i + 1]);  // the dict still refers to the list
+      stack = values_.stack(items[i + 1]);
+    }
+  }
+}
+
+Value RowBuilder::segment(const Items& items) {
+  int64_t device = 0, address = 0, size = 0, stream = 0;
+  uint32_t kind = 0, pool = 0, stack = 0;
+  bool is_expandable = false;
+  Value block_list;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kDevice: device = values_.integer(value, "a segment's device"); break;
+      case kAddress: address = values_.integer(value, "a segment's address"); break;
+      case kTotalSize: size = values_.integer(value, "a segment's total_size"); break;
+      case kStream: stream = values_.integer(value, "a segment's stream"); break;
+      case kSegmentType: kind = values_.text(value, "a segment's segment_type"); break;
+      case kSegmentPoolId: pool = values_.pool(value); break;
+      case kIsExpandable: is_expandable = value.is(Kind::boolean) && value.number() != 0; break;
+      case kFrames: stack = values_.stack(value); break;
+      case kBlocks: block_list = value; break;
+      case kAllocatedSize:
+      case kActiveSize:
+      case kRequestedSize: break;  // these follow from the blocks
+      default: note_unknown("segment", items[i]);
+    }
+  }
+  if (device < -1 || device >= kMostDevices) damaged(kTooManyDevices);
+  RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
+  if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};
+  SegmentColumns& segments = tables_.segments;
+  const size_t number = segments.size.size();
+  claim_blocks(blocks, number, address);
+  segments.device.push_back(device);
+  segments.address.push_back(address);
+  segments.size.push_back(size);
+  segments.stream.push_back(stream);
+  segments.first_block.push_back(static_cast<int64_t>(blocks.begin));
+  segments.kind.push_back(kind);
+  segments.pool.push_back(pool);
+  segments.stack.push_back(stack);
+  segments.is_expandable.push_back(is_expandable);
+  return Value(Kind::segment, number);
+}
+
+// Assigns blocks to a segment that begins at `address`.
+void RowBuilder::claim_blocks(RowRange rows, size_t segment, int64_t address) {
+  BlockColumns& blocks = tables_.blocks;
+  if (rows.begin != claimed_blocks_) damaged("the blocks of the segments are in another order");
+  claimed_blocks_ = rows.end;
+  int64_t next = address;
+  for (uint64_t i = rows.begin; i < rows.end; ++i) {
+    watch_.tick();
+    blocks.segment[i] = static_cast<int64_t>(segment);
+    if (blocks.address[i] < 0) blocks.address[i] = next;
+    if (__builtin_add_overflow(blocks.address[i], blocks.size[i], &next)) {
+      damaged("a block's size is too large");
+    }
+  }
+}
+
+void RowBuilder::note_unknown(std::string_view row, Value key) {
+  if (!key.is(Kind::string) || tables_.unknown_keys.size() == kMostUnknownKeys) return;
+  tables_.unknown_keys.emplace(row, key.index());
+}
+
+}  // namespace pytracer::reading

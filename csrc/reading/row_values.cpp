@@ -1,0 +1,94 @@
+#include "row_values.h"
+
+#include <string>
+
+namespace pytracer::reading {
+
+int64_t RowValues::integer(Value value, const char* what) const {
+  switch (value.kind()) {
+    case Kind::integer:
+    case Kind::boolean: return value.number();
+    case Kind::wide_integer: return tables_.heap.wide_integer(value);
+    case Kind::none: return 0;
+    case Kind::real: {
+      const double number = tables_.heap.real(value);
+      if (number > -0x1p62 && number < 0x1p62) return static_cast<int64_t>(number);
+      break;
+    }
+    default: break;
+  }
+  wrong_type(what);
+}
+
+uint32_t RowValues::text(Value value, const char* what) const {
+  if (value.is(Kind::none)) return 0;
+  if (!value.is(Kind::string)) wrong_type(what);
+  return value.index();
+}
+
+uint32_t RowValues::stack(Value list) {
+  Heap& heap = tables_.heap;
+  if (list.is(Kind::none)) return 0;
+  if (!is_list(list)) wrong_type("a list of frames");
+  if (heap.is_resolved(list)) {
+    if (!heap.resolved(list).is(Kind::stack)) wrong_type("a list of frames");
+    return heap.resolved(list).index();
+  }
+  const uint32_t row = tables_.stacks.intern(heap.items(list));
+  heap.resolve(list, Value(Kind::stack, row));
+  heap.discard(list);
+  return row;
+}
+
+uint32_t RowValues::pool(Value pair) {
+  Heap& heap = tables_.heap;
+  if (pair.is(Kind::none)) return 0;
+  if (!pair.is(Kind::object) || heap.shape(pair) == Shape::dict) wrong_type("a pool id");
+  if (heap.is_resolved(pair)) {
+    if (!heap.resolved(pair).is(Kind::pool)) wrong_type("a pool id");
+    return heap.resolved(pair).index();
+  }
+  const Heap::Items& items = heap.items(pair);
+  if (items.size() != 2) wrong_type("a pool id");
+  const uint32_t row =
+      tables_.pools.intern(integer(items[0], "a pool id"), integer(items[1], "a pool id"));
+  heap.resolve(pair, Value(Kind::pool, row));
+  heap.discard(pair);
+  return row;
+}
+
+uint8_t RowValues::action(Value value) {
+  if (!value.is(Kind::string)) wrong_type("an event's action");
+  return tables_.actions.intern(value.index());
+}
+
+uint8_t RowValues::block_state(Value value) const noexcept {
+  if (!value.is(Kind::string)) return kNoState;
+  const std::string_view name = tables_.strings.at(value.index());
+  if (name == "active_allocated") return kAllocated;
+  if (name == "inactive") return kInactive;
+  // torch writes active_pending_free; its documentation has another word for it.
+  if (name == "active_pending_free" || name == "active_awaiting_free") return kPendingFree;
+  return kNoState;
+}
+
+bool RowValues::is_list(Value value) const noexcept {
+  return value.is(Kind::object) && tables_.heap.shape(value) == Shape::list;
+}
+
+RowRange RowValues::rows(Value list, Kind kind, const char* what) const {
+  if (!is_list(list)) wrong_type(what);
+  const Heap::Items& items = tables_.heap.items(list);
+  if (items.empty()) return {0, 0};
+  const uint64_t begin = static_cast<uint64_t>(items[0].number());
+  for (size_t i = 0; i < items.size(); ++i) {
+    watch_.tick();
+    if (!items[i].is(kind)) wrong_type(what);
+    if (static_cast<uint64_t>(items[i].number()) != begin + i) {
+      damaged(std::string(what) + " are in another list too, or in another order");
+    }
+  }
+  return {begin, begin + items.size()};
+}
+
+}  // namespace pytracer::reading

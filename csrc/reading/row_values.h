@@ -1,0 +1,34 @@
+// Turns the values of a dict's keys into what a row holds: numbers, texts, stacks, pools, actions.
+//
+// 1. None counts as a missing key: 0, "", the empty stack, the default pool.
+// 2. A value of another type than expected is a ReadError; `what` names it in the message.
+// 3. A list of frames or a pair of numbers that was turned into a row gives up its items.
+// 4. One thread.
+#pragma once
+
+#include "tables.h"
+#include "watch.h"
+
+namespace pytracer::reading {
+
+class RowValues {
+ public:
+  RowValues(Tables& tables, Watch& watch) : tables_(tables), watch_(watch) {}
+
+  int64_t integer(Value value, const char* what) const;
+  uint32_t text(Value value, const char* what) const;
+  uint32_t stack(Value list);
+  uint32_t pool(Value pair);
+  uint8_t action(Value value);
+  // kNoState for anything that is no state.
+  uint8_t block_state(Value value) const noexcept;
+  bool is_list(Value value) const noexcept;
+  // A list of rows, which must be adjacent in their table, as a pickler writes them.
+  RowRange rows(Value list, Kind kind, const char* what) const;
+
+ private:
+  Tables& tables_;
+  Watch& watch_;
+};
+
+}  // namespace pytracer::reading

@@ -1,0 +1,197 @@
+#include "record/device_log.h"
+
+#include <mutex>
+
+#include "record/clock.h"
+
+namespace pytracer {
+
+namespace {
+
+// One writer: no read-modify-write instruction needed.
+void increment(std::atomic<uint64_t>& counter) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+// The actions whose events get the stack of their thread, one bit each.
+uint32_t stack_actions(Context context) noexcept {
+  constexpr uint32_t kAll = (1u << PYTRACER_ACTION_COUNT) - 1;
+  constexpr uint32_t kMarker = 1u << PYTRACER_SNAPSHOT;  // belongs to no block
+  constexpr uint32_t kFrees = 1u << PYTRACER_FREE_REQUESTED | 1u << PYTRACER_FREE_COMPLETED;
+  switch (context) {
+    case Context::none:
+      return 0;
+    case Context::state:
+      return 1u << PYTRACER_ALLOC;
+    case Context::alloc:  // frees show the stack of their allocation, from the live table
+      return kAll & ~kMarker & ~kFrees;
+    case Context::all:
+      return kAll & ~kMarker;
+  }
+  return 0;
+}
+
+}  // namespace
+
+DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
+    : device_(device),
+      ring_(std::make_shared<RingBuffer>(ring_capacity)),
+      tables_(std::make_unique<Tables>()),
+      names_(std::make_shared<DeviceNames>()) {}
+
+void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t phase,
+                       Capture* capture) noexcept {
+  std::lock_guard lock(writer_lock_);
+  // set_mode() takes the lock too, so the mode holds until this event is written.
+  const Mode mode = mode_.load(std::memory_order_relaxed);
+  if (mode != Mode::off) {
+    // The clock is read under a lock, here or by the hook: times and numbers have the same order.
+    const int64_t ticks = given.ticks != 0 ? given.ticks : now_ticks();
+    const Known known = update_tables(given, ticks, stack, phase);
+    if (known.is_recorded && mode == Mode::on) {
+      ring_->append({0, known.alloc_stack, given.address, known.size, given.stream, ticks,
+                     given.autograd_sequence, stack, phase,
+                     names_->intern_pool(given.pool_high, given.pool_low),
+                     names_->intern_labels(given.labels), given.action,
+                     static_cast<int8_t>(given.device)});
+    }
+  }
+  if (capture != nullptr) begin_capture_locked(*capture);
+}
+
+inline DeviceLog::Known DeviceLog::update_tables(const pytracer_event& given, int64_t ticks,
+                                                 uint32_t stack, uint16_t phase) noexcept {
+  LiveTable& blocks = tables_->blocks;
+  if (given.action != PYTRACER_SNAPSHOT) used_ = true;
+  Known known{given.size, 0, true};
+  switch (given.action) {
+    case PYTRACER_ALLOC:
+      if (const LiveBlock* missed = blocks.find(given.address)) {
+        record_missed_free(given, ticks, phase, *missed);
+      }
+      if (!blocks.insert(given.address, given.size, stack)) {
+        increment(live_dropped_);
+        known.is_recorded = !is_cpu();  // an event without its block would contradict the state
+      }
+      break;
+    case PYTRACER_FREE_REQUESTED:
+      if (const LiveBlock* block = blocks.find(given.address)) known.alloc_stack = block->stack;
+      break;
+    case PYTRACER_FREE_COMPLETED:
+      if (const LiveBlock* block = blocks.find(given.address)) {
+        known.alloc_stack = block->stack;
+        if (known.size == 0) known.size = block->size;
+        blocks.remove(*block);
+      } else {
+        increment(unknown_frees_);
+        known.is_recorded = !is_cpu() || known.size != 0;  // without a size the event is useless
+      }
+      break;
+    default:
+      known.alloc_stack = update_segments(given, stack);
+  }
+  return known;
+}
+
+// Any other action changes nothing here. Returns the stack of the segment that is released.
+__attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_event& given,
+                                                              uint32_t stack) noexcept {
+  LiveTable& segments = tables_->segments;
+  const bool begins =
+      given.action == PYTRACER_SEGMENT_ALLOC || given.action == PYTRACER_SEGMENT_MAP;
+  if (!begins && given.action != PYTRACER_SEGMENT_FREE && given.action != PYTRACER_SEGMENT_UNMAP) {
+    return 0;
+  }
+  uint32_t released_stack = 0;
+  if (const LiveBlock* released = segments.find(given.address)) {
+    if (!begins) released_stack = released->stack;
+    segments.remove(*released);
+  }
+  if (begins && !segments.insert(given.address, given.size, stack)) {
+    increment(live_dropped_);
+  }
+  return released_stack;
+}
+
+// An address is given out again, so its block must have been freed, unseen, some time before.
+__attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_event& allocation,
+                                                             int64_t ticks, uint16_t phase,
+                                                             const LiveBlock& missed) noexcept {
+  if (is_cpu() && mode_.load(std::memory_order_relaxed) == Mode::on) {
+    Event event{};
+    event.address = missed.address;
+    event.size = missed.size;
+    event.stream = allocation.stream;
+    event.ticks = ticks;
+    event.alloc_stack = missed.stack;
+    event.phase = phase;
+    event.action = PYTRACER_FREE_COMPLETED;
+    event.device = static_cast<int8_t>(allocation.device);
+    ring_->append(event);
+  }
+  tables_->blocks.remove(missed);
+}
+
+void DeviceLog::set_mode(Mode mode, Context context) {
+  std::unique_ptr<Tables> fresh;
+  if (this->mode() == Mode::off && mode != Mode::off &&
+      tables_->blocks.committed_bytes() + tables_->segments.committed_bytes() > 0) {
+    fresh = std::make_unique<Tables>();
+  }
+  std::lock_guard lock(writer_lock_);
+  if (fresh) tables_.swap(fresh);
+  mode_.store(mode, std::memory_order_release);
+  stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
+}
+
+void DeviceLog::ensure_ring(uint32_t capacity) {
+  if (capacity <= ring_->capacity()) return;
+  // The bulk is copied while writers continue; they wait for the copy of the rest alone.
+  auto grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  std::unique_lock lock(writer_lock_);
+  if (!grown->catch_up(*ring_)) {  // writers overtook the copy: hold them up
+    grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  }
+  ring_.swap(grown);
+  lock.unlock();  // before the old ring is destroyed
+}
+
+DeviceLog::Position DeviceLog::position_locked() const noexcept {
+  Position position{};
+  position.end = ring_->head();
+  position.ring = ring_;
+  position.names = names_;
+  position.counts = {unknown_frees_.load(std::memory_order_relaxed),
+                     live_dropped_.load(std::memory_order_relaxed), names_->dropped()};
+  position.used = used_;
+  return position;
+}
+
+DeviceLog::Position DeviceLog::position() noexcept {
+  std::lock_guard lock(writer_lock_);
+  return position_locked();
+}
+
+void DeviceLog::begin_capture_locked(Capture& capture) noexcept {
+  static_cast<Position&>(capture) = position_locked();
+  tables_->blocks.freeze();
+  tables_->segments.freeze();
+}
+
+void DeviceLog::begin_capture(Capture& capture) noexcept {
+  std::lock_guard lock(writer_lock_);
+  begin_capture_locked(capture);
+}
+
+void DeviceLog::finish_capture(Capture& capture) {
+  struct Thaw {
+    LiveTable& table;
+    ~Thaw() { table.thaw(); }
+  };
+  const Thaw blocks{tables_->blocks};
+  const Thaw segments{tables_->segments};
+  capture.blocks = tables_->blocks.collect();
+  capture.segments = tables_->segments.collect();
+}
+
+}  // namespace pytracer

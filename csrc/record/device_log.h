@@ -1,0 +1,126 @@
+// The record of one device: its ring and its live tables, kept in agreement.
+//
+// 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
+//    held for the tables and the ring alone: the stack was walked before.
+// 2. The live tables are always what a replay of the events would give: a capture fixes the tables
+//    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
+//    missed free is recorded when its address is given out again, and an allocation that finds the
+//    live table full gets no event. An accelerator's events are recorded as they come.
+// 3. Events are in the order of time.
+// 4. In Mode::state the live tables are kept as in Mode::on, but the ring is not written.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "record/device_names.h"
+#include "record/event.h"
+#include "record/live_table.h"
+#include "record/ring_buffer.h"
+#include "support/spin_lock.h"
+
+namespace pytracer {
+
+// What is recorded of a device: the strongest wish of the sessions.
+enum class Mode : uint8_t {
+  off,    // nothing
+  state,  // live tables
+  on,     // live tables and ring
+};
+
+constexpr uint32_t kMaxLiveBlocks = 1u << 20;
+constexpr uint32_t kMaxLiveSegments = 1u << 17;
+
+class DeviceLog {
+ public:
+  struct Counts {
+    uint64_t unknown_frees;   // of unknown blocks: older than the recording, or dropped
+    uint64_t live_dropped;    // blocks and segments that found their live table full
+    uint64_t labels_dropped;  // pools and labels that found their table full
+
+    void add(const Counts& other) noexcept {
+      unknown_frees += other.unknown_frees;
+      live_dropped += other.live_dropped;
+      labels_dropped += other.labels_dropped;
+    }
+    void subtract(const Counts& other) noexcept {
+      unknown_frees -= other.unknown_frees;
+      live_dropped -= other.live_dropped;
+      labels_dropped -= other.labels_dropped;
+    }
+  };
+  // Where the log is at one instant.
+  struct Position {
+    uint64_t end;  // sequence number after the last event
+    std::shared_ptr<const RingBuffer> ring;
+    std::shared_ptr<const DeviceNames> names;
+    Counts counts;
+    bool used;  // the device had an event other than the markers of snapshots
+  };
+  // The log's state with its live blocks and segments at one instant.
+  struct Capture : Position {
+    std::vector<LiveBlock> blocks;    // those alive, by address
+    std::vector<LiveBlock> segments;  // by the address at which they were allocated or mapped
+  };
+
+  DeviceLog(int device, uint32_t ring_capacity);
+
+  int device() const noexcept { return device_; }
+  bool is_cpu() const noexcept { return device_ == PYTRACER_CPU_DEVICE; }
+  Mode mode() const noexcept { return mode_.load(std::memory_order_acquire); }
+  // Whether an event is to be recorded with the stack of its thread.
+  bool wants_stack(uint8_t action) const noexcept {
+    return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
+  }
+
+  // Any thread, in a hook. With `capture`, the capture begins at this event; finish_capture() has to
+  // follow, outside the hook.
+  void record(const pytracer_event& given, uint32_t stack, uint16_t phase,
+              Capture* capture) noexcept;
+
+  // Control thread (under the registry's control lock), all below.
+  // The live tables start empty when the mode was off: frees were not seen meanwhile.
+  void set_mode(Mode mode, Context context);
+  void ensure_ring(uint32_t capacity);
+  Position position() noexcept;
+  // Begins a capture of this instant.
+  void begin_capture(Capture& capture) noexcept;
+  // Once for each capture that was begun. On std::bad_alloc the capture is incomplete.
+  void finish_capture(Capture& capture);
+  std::shared_ptr<const RingBuffer> ring() const noexcept { return ring_; }
+  const LiveTable& live() const noexcept { return tables_->blocks; }
+
+ private:
+  struct Tables {
+    LiveTable blocks{kMaxLiveBlocks};
+    LiveTable segments{kMaxLiveSegments};
+  };
+  // All under the writer lock.
+  struct Known {  // about an event once the tables have taken it in
+    uint64_t size;
+    uint32_t alloc_stack;
+    bool is_recorded;
+  };
+  Known update_tables(const pytracer_event& given, int64_t ticks, uint32_t stack,
+                      uint16_t phase) noexcept;
+  uint32_t update_segments(const pytracer_event& given, uint32_t stack) noexcept;
+  void record_missed_free(const pytracer_event& allocation, int64_t ticks, uint16_t phase,
+                          const LiveBlock& missed) noexcept;
+  Position position_locked() const noexcept;
+  void begin_capture_locked(Capture& capture) noexcept;
+
+  const int device_;
+  std::atomic<Mode> mode_{Mode::off};
+  std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
+  SpinLock writer_lock_;  // guards all below
+  std::shared_ptr<RingBuffer> ring_;
+  std::unique_ptr<Tables> tables_;
+  std::shared_ptr<DeviceNames> names_;
+  bool used_ = false;
+  std::atomic<uint64_t> unknown_frees_{0};
+  std::atomic<uint64_t> live_dropped_{0};
+};
+
+}  // namespace pytracer

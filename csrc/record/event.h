@@ -1,0 +1,38 @@
+// An allocator event as the ring holds it: 64 bytes, one cache line.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "hooks/hook_abi.h"
+
+namespace pytracer {
+
+struct Event {
+  uint32_t tag;          // from the sequence number; owned by RingBuffer
+  uint32_t alloc_stack;  // for frees: the stack of the freed allocation; 0: unknown
+  uint64_t address;      // of the block or segment; for oom: the free bytes of the device
+  uint64_t size;         // bytes
+  uint64_t stream;
+  int64_t ticks;  // clock.h
+  uint64_t autograd_sequence;  // 0: unknown; nothing sets it yet
+  uint32_t stack;  // StackTable id of the calling thread's Python stack; 0: none
+  uint16_t phase;
+  uint16_t pool;      // memory pool, interned; 0: the default one
+  uint16_t metadata;  // compile context and user metadata, interned; 0: none
+  uint8_t action;     // enum pytracer_action
+  int8_t device;      // PYTRACER_CPU_DEVICE or the accelerator's index
+};
+
+static_assert(sizeof(Event) == 64, "the ring's bound is stated as 64 bytes an entry");
+static_assert(std::is_trivially_copyable_v<Event>);
+
+// Which Python stacks are kept, as in torch.cuda.memory._record_memory_history(context=...).
+enum class Context : uint8_t {
+  none = 0,   // no stacks
+  state = 1,  // live blocks have the stack of their allocation, events have none
+  alloc = 2,  // every event has the stack of the allocation it belongs to
+  all = 3,    // every event has the stack of the thread that caused it
+};
+
+}  // namespace pytracer

@@ -1,0 +1,165 @@
+// The live blocks (or segments) of one device. Each keeps the stack of its allocation after the
+// allocation's event has been overwritten in the ring.
+//
+// 1. One writer at a time: insert(), find(), remove() and freeze() run under the device's writer
+//    lock.
+// 2. freeze() fixes the table's content for one reader, in O(1), at the instant of a snapshot's
+//    marker. Until thaw(), removed entries are kept aside, and writers and the reader exclude each
+//    other by a lock that writers do not touch otherwise. Without freeze() the marker would have to
+//    copy up to a million blocks under the allocator's lock, while all other threads wait for it.
+// 3. Bounded: at most `capacity` blocks. insert() refuses a block that finds no place, and the
+//    caller counts it.
+// 4. Memory is committed as blocks are entered: 36 bytes a block, 40 if it was removed while frozen.
+// More than 150 lines: the writer's methods are inlined into the hot path.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "support/linear_hash.h"
+#include "support/reserved_array.h"
+#include "support/spin_lock.h"
+
+namespace pytracer {
+
+struct LiveBlock {
+  uint64_t address;
+  uint64_t size;
+  uint32_t stack;  // of the allocation
+  uint32_t state;  // LiveTable's own, as all that follows
+  uint32_t next;   // chain link
+  uint32_t epoch;  // the number of freezes before it was entered
+};
+
+class LiveTable {
+ public:
+  explicit LiveTable(uint32_t capacity);
+
+  // Writer. No entry may have this address (remove() it first). False: the table is full.
+  bool insert(uint64_t address, uint64_t size, uint32_t stack) noexcept;
+  // Writer. The entry with this address, until the writer's next change, or null.
+  const LiveBlock* find(uint64_t address) const noexcept {
+    const WhileFrozen guard(*this);  // thaw() changes chains
+    const uint32_t entry = index_.find(Entries::hash_of(address), [&](uint32_t candidate) {
+      const LiveBlock& block = entries_.blocks[candidate];
+      return block.address == address && block.state == kLive;
+    });
+    return entry != 0 ? &entries_.blocks[entry] : nullptr;
+  }
+  // Writer. Removes what find() returned; it stays readable until the next insert().
+  void remove(const LiveBlock& found) noexcept;
+
+  // Writer (in the marker). One freeze at a time.
+  void freeze() noexcept;
+  // The reader that caused freeze(), without the writer lock. Returns the blocks that were alive at
+  // freeze(), ordered by address.
+  std::vector<LiveBlock> collect() const;
+  // The same reader, once, after freeze().
+  void thaw() noexcept;
+
+  // Any thread; momentary values.
+  uint32_t blocks() const noexcept { return blocks_.load(std::memory_order_relaxed); }
+  uint64_t block_bytes() const noexcept { return block_bytes_.load(std::memory_order_relaxed); }
+  uint64_t committed_bytes() const noexcept;
+  uint64_t max_bytes() const noexcept;
+
+ private:
+  enum State : uint32_t { kFree, kLive, kRemoved /* after freeze() */ };
+  struct Entries {
+    explicit Entries(uint32_t capacity) : blocks(size_t{capacity} + 1) {}
+    uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
+    uint32_t& next(uint32_t entry) noexcept { return blocks[entry].next; }
+    static uint64_t hash_of(uint64_t address) noexcept {
+      const uint64_t mixed = address * 0x9e3779b97f4a7c15ull;
+      return mixed ^ (mixed >> 32);
+    }
+    ReservedArray<LiveBlock> blocks;  // [0] unused
+  };
+  // Takes frozen_lock_ if the table is frozen. For writers alone: frozen_ becomes true under the
+  // writer lock, which they hold, and becomes false under frozen_lock_.
+  class WhileFrozen {
+   public:
+    explicit WhileFrozen(const LiveTable& table) noexcept
+        : lock_(table.frozen_.load(std::memory_order_acquire) ? &table.frozen_lock_ : nullptr) {
+      if (lock_ != nullptr) lock_->lock();
+    }
+    ~WhileFrozen() {
+      if (lock_ != nullptr) lock_->unlock();
+    }
+    WhileFrozen(const WhileFrozen&) = delete;
+    WhileFrozen& operator=(const WhileFrozen&) = delete;
+
+   private:
+    SpinLock* const lock_;
+  };
+
+  void release(uint32_t entry) noexcept;
+  void count(int32_t blocks, int64_t bytes) noexcept {
+    // One writer: no read-modify-write instruction needed.
+    blocks_.store(blocks_.load(std::memory_order_relaxed) + static_cast<uint32_t>(blocks),
+                  std::memory_order_relaxed);
+    block_bytes_.store(block_bytes_.load(std::memory_order_relaxed) + static_cast<uint64_t>(bytes),
+                       std::memory_order_relaxed);
+  }
+
+  const uint32_t capacity_;
+  Entries entries_;
+  LinearHash<Entries> index_;
+  ReservedArray<uint32_t> aside_;  // entries that were removed after freeze()
+  uint32_t aside_count_ = 0;
+  uint32_t free_list_ = 0;         // through next
+  std::atomic<uint32_t> used_{0};  // entries ever used: 1 .. used_
+  uint32_t frozen_used_ = 0;  // used_ at freeze()
+  uint32_t epoch_ = 0;        // counts freezes; while frozen, entries of this epoch are younger
+  std::atomic<uint32_t> blocks_{0};
+  std::atomic<uint64_t> block_bytes_{0};
+  std::atomic<bool> frozen_{false};
+  mutable SpinLock frozen_lock_;
+};
+
+// Of every allocation and every free: inline.
+
+inline bool LiveTable::insert(uint64_t address, uint64_t size, uint32_t stack) noexcept {
+  const WhileFrozen guard(*this);
+  uint32_t entry = free_list_;
+  if (entry != 0) {
+    free_list_ = entries_.blocks[entry].next;
+  } else if (const uint32_t used = used_.load(std::memory_order_relaxed); used < capacity_) {
+    entry = used + 1;
+    used_.store(entry, std::memory_order_relaxed);
+  } else {
+    return false;
+  }
+  LiveBlock& block = entries_.blocks[entry];
+  block.address = address;
+  block.size = size;
+  block.stack = stack;
+  block.state = kLive;
+  block.epoch = epoch_;
+  index_.insert(entry);
+  count(1, static_cast<int64_t>(size));
+  return true;
+}
+
+inline void LiveTable::remove(const LiveBlock& found) noexcept {
+  const WhileFrozen guard(*this);
+  const auto entry = static_cast<uint32_t>(&found - &entries_.blocks[0]);
+  count(-1, -static_cast<int64_t>(found.size));
+  // The reader still needs an entry that is older than freeze().
+  if (frozen_.load(std::memory_order_relaxed) && found.epoch != epoch_) {
+    entries_.blocks[entry].state = kRemoved;
+    aside_[aside_count_++] = entry;
+  } else {
+    release(entry);
+  }
+}
+
+inline void LiveTable::release(uint32_t entry) noexcept {
+  index_.erase(entry);
+  entries_.blocks[entry].state = kFree;
+  entries_.blocks[entry].next = free_list_;
+  free_list_ = entry;
+}
+
+}  // namespace pytracer

@@ -1,0 +1,107 @@
+#include "record/recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "record/thread_slot.h"
+
+namespace pytracer {
+
+Recorder& Recorder::instance() noexcept {
+  static Recorder* const recorder = new Recorder;  // leaked: contract 1
+  return *recorder;
+}
+
+Recorder::Recorder() { init_thread_slots(); }
+
+void Recorder::record(const pytracer_event* given) noexcept {
+  Recorder& recorder = instance();
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr || given->action >= PYTRACER_ACTION_COUNT) return;
+  HookScope scope(*slot);
+  DeviceLog* log = recorder.log(given->device);
+  if (log == nullptr || log->mode() == Mode::off) return;
+  const uint32_t stack =
+      log->wants_stack(given->action) ? recorder.stack_of_thread(slot->walks) : 0;
+  DeviceLog::Capture* capture = nullptr;
+  if (given->action == PYTRACER_SNAPSHOT && slot->captures != nullptr) {
+    const int index = given->device + 1;
+    if (std::exchange(slot->captures->log[index], nullptr) == log) {
+      capture = slot->captures->capture[index];
+    }
+  }
+  log->record(*given, stack, recorder.phases_.phase_of(*slot), capture);
+}
+
+DeviceLog* Recorder::log(int device) const noexcept {
+  const unsigned index = static_cast<unsigned>(device + 1);
+  return index < kMaxDevices ? logs_[index].load(std::memory_order_acquire) : nullptr;
+}
+
+uint32_t Recorder::stack_of_thread(WalkMemo& walks) noexcept {
+  StackTable* stacks = stacks_.load(std::memory_order_acquire);
+  if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
+  const uint32_t depth = depth_.load(std::memory_order_relaxed);
+  const FrameChange change = compare_frames(walks, depth, stacks->seed());
+  if (change == FrameChange::no_frames) return 0;
+  if (change == FrameChange::same && walks.stack != 0) return walks.stack;
+  const WalkKey key = walks.key();
+  walks.stack = stacks->find(key);
+  return walks.stack != 0 ? walks.stack : walk_and_intern(*stacks, depth, key, walks);
+}
+
+// Not inlined, so that a walk whose key is known needs no room for the frames on the stack.
+__attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks, uint32_t depth,
+                                                             const WalkKey& key,
+                                                             WalkMemo& walks) noexcept {
+  RawFrame frames[kMaxStackDepth];
+  const Walk walk = walk_frames(frames, depth);
+  if (walk.frames == 0) return 0;
+  const uint32_t id = stacks.intern(frames, walk, key);
+  if (walk.keyed) walks.stack = id;
+  return id;
+}
+
+void Recorder::stop_walking() noexcept {
+  walking_.store(false, std::memory_order_seq_cst);
+  wait_for_hooks();
+}
+
+void Recorder::code_destroyed(const void* code) noexcept {
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr) return;
+  HookScope scope(*slot);  // withdraw() waits for the scope, so the table stays valid in it
+  StackTable* stacks = instance().stacks_.load(std::memory_order_acquire);
+  if (stacks != nullptr) stacks->code_destroyed(code);
+}
+
+void Recorder::publish(DeviceLog& log) noexcept {
+  logs_[log.device() + 1].store(&log, std::memory_order_release);
+}
+
+void Recorder::publish(StackTable& stacks) noexcept {
+  stacks_.store(&stacks, std::memory_order_release);
+}
+
+void Recorder::withdraw() noexcept {
+  for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
+  stacks_.store(nullptr, std::memory_order_seq_cst);
+  wait_for_hooks();
+}
+
+void Recorder::set_enabled(bool cpu, bool enabled) noexcept {
+  __atomic_store_n(&enabled_[cpu ? 0 : 1], enabled, __ATOMIC_RELEASE);
+}
+
+void Recorder::set_stack_depth(uint32_t depth) noexcept {
+  // Never 0: a hook that has begun may still read the depth when nobody wants stacks any more.
+  depth_.store(std::clamp(depth, 1u, kMaxStackDepth), std::memory_order_relaxed);
+}
+
+void Recorder::reset_after_fork() noexcept {
+  for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
+  stacks_.store(nullptr, std::memory_order_relaxed);
+  for (uint32_t& flag : enabled_) flag = 0;
+}
+
+}  // namespace pytracer

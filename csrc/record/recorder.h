@@ -1,0 +1,72 @@
+// The hot path: every event of every hook enters the recorder here.
+//
+// 1. One instance, made at the first use and never destroyed: allocators free memory after static
+//    destructors have run.
+// 2. record() runs on any thread, inside the allocator, with or without the GIL. It never throws,
+//    never waits for the GIL and never calls an allocator that is recorded.
+// 3. The registry (session/registry.h) publishes the logs and the stack table that record() uses.
+//    withdraw() returns once no hook uses them any more, so that they can be destroyed.
+// 4. stop_walking() ends all stack walks and waits for those in flight. It has to be called before
+//    thread states are freed. Recording goes on without stacks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "record/device_log.h"
+#include "record/phases.h"
+#include "record/stack_table.h"
+
+namespace pytracer {
+
+constexpr int kMaxDevices = 65;  // the CPU and 64 accelerators
+
+// The captures that begin at the snapshot markers of this thread's call of allocator_state().
+struct PendingCaptures {
+  DeviceLog* log[kMaxDevices];  // by device + 1; null: not wanted, or has begun
+  DeviceLog::Capture* capture[kMaxDevices];
+};
+
+class Recorder {
+ public:
+  static Recorder& instance() noexcept;
+
+  // Any thread, in a hook.
+  static void record(const pytracer_event* event) noexcept;
+  // The flag that hooks read before they call record(): nonzero while anything is recorded there.
+  const uint32_t* enabled_flag(bool cpu) const noexcept { return &enabled_[cpu ? 0 : 1]; }
+
+  // Any thread, not in a hook.
+  void stop_walking() noexcept;
+  // Records stacks from now on. Only where frame_walk_problem() found no problem.
+  void set_walking(bool walking) noexcept { walking_.store(walking, std::memory_order_release); }
+  // Any thread.
+  static void code_destroyed(const void* code) noexcept;
+
+  // The registry, under its control lock, all below.
+  void publish(DeviceLog& log) noexcept;
+  void publish(StackTable& stacks) noexcept;
+  // Withdraws all logs and the stack table, and waits for the hooks that use them.
+  void withdraw() noexcept;
+  void set_enabled(bool cpu, bool enabled) noexcept;
+  void set_stack_depth(uint32_t depth) noexcept;
+  // In a forked child: leaks what was published, because another thread may have been changing it.
+  void reset_after_fork() noexcept;
+
+ private:
+  Recorder();
+
+  DeviceLog* log(int device) const noexcept;
+  uint32_t stack_of_thread(WalkMemo& walks) noexcept;  // the calling thread's
+  uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
+                           WalkMemo& walks) noexcept;
+
+  std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
+  std::atomic<StackTable*> stacks_{nullptr};
+  std::atomic<bool> walking_{false};
+  std::atomic<uint32_t> depth_{1};
+  const Phases& phases_ = Phases::instance();
+  uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
+};
+
+}  // namespace pytracer

@@ -1,0 +1,133 @@
+// The call stacks of all devices, each stored once, until the last session is gone.
+//
+// 1. A stack is a list of frames, a frame is a place in a code object. Stacks are equal when their
+//    frames are. Code objects are distinguished by identity, not by address: code_destroyed()
+//    retires an address.
+// 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:
+//    under it nothing calls Python, waits, or allocates much memory.
+// 3. Names and lines are read from code objects only with the GIL, which guards them, and without
+//    the mutex: at export, or when the code object is destroyed.
+// 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted. A name that finds
+//    none, because it is far longer than usual, is empty.
+// 5. Ids keep their meaning as long as the table exists.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "frames/frame_walk.h"
+#include "support/linear_hash.h"
+#include "support/reserved_array.h"
+#include "record/walk_cache.h"
+
+namespace pytracer {
+
+class StackTable {
+ public:
+  struct Stack {
+    uint64_t hash;
+    uint32_t first_frame;  // into the frame lists; innermost first
+    uint32_t next;
+    uint16_t frames;
+    bool truncated;  // there were more frames than stack_depth
+  };
+  struct Frame {
+    uint32_t code;
+    int32_t offset;  // of the instruction, in bytes
+    int32_t line;    // unspecified until resolved
+    uint32_t next;
+    uint32_t next_of_code;
+  };
+  struct Code {
+    const void* pointer;  // null once the code object is destroyed
+    uint32_t next;
+    uint32_t newest_frame;
+    uint32_t filename;  // string ids
+    uint32_t name;
+    bool named;  // filename and name were read
+  };
+  struct Stats {
+    uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped;
+  };
+
+  explicit StackTable(uint64_t max_bytes);
+
+  // In a hook, any thread. The seed of walk keys, which changes whenever an address is retired and
+  // is different for each table.
+  uint64_t seed() const noexcept { return seed_.load(std::memory_order_acquire); }
+  uint32_t find(const WalkKey& key) const noexcept { return cache_.find(key); }
+  // In a hook, any thread. 0 when the table is full.
+  uint32_t intern(const RawFrame* frames, const Walk& walk, const WalkKey& key) noexcept;
+
+  // With the GIL.
+  void code_destroyed(const void* pointer) noexcept;
+  // Reads the lines of all frames and the names of all code objects.
+  void resolve();
+
+  // Any thread, without a lock, for ids that were given out before the last resolve().
+  const Stack& stack(uint32_t id) const noexcept { return stacks_[id]; }
+  uint32_t frame_id(const Stack& stack, uint32_t index) const noexcept {
+    return frame_lists_[stack.first_frame + index];
+  }
+  const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
+  uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
+  uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
+  const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
+
+  Stats stats() const;  // any thread
+
+ private:
+  // Under mutex_; 0: no room.
+  uint32_t intern_code(const void* pointer) noexcept;
+  uint32_t intern_frame(const RawFrame& raw) noexcept;
+  uint64_t bytes() const noexcept;
+  bool has_room(uint64_t needed) const noexcept;
+  static uint64_t new_seed() noexcept;  // any thread
+  // With the GIL, without mutex_.
+  void name_code(Code& code);
+  uint32_t intern_string(std::string text);
+  void resolve_frame(Frame& frame);
+
+  struct CodeItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept;
+    uint32_t& next(uint32_t id) noexcept { return table.codes_[id].next; }
+  } code_items_{*this};
+  struct FrameItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept;
+    uint32_t& next(uint32_t id) noexcept { return table.frames_[id].next; }
+  } frame_items_{*this};
+  struct StackItems {
+    StackTable& table;
+    uint64_t hash(uint32_t id) const noexcept { return table.stacks_[id].hash; }
+    uint32_t& next(uint32_t id) noexcept { return table.stacks_[id].next; }
+  } stack_items_{*this};
+
+  mutable std::mutex mutex_;  // guards all below, except where a comment says otherwise
+  const uint64_t max_bytes_;
+  // Item 0 of each stands for "none". Items that were given out are read without the lock.
+  ReservedArray<Code> codes_;
+  ReservedArray<Frame> frames_;
+  ReservedArray<Stack> stacks_;
+  ReservedArray<uint32_t> frame_lists_;
+  uint32_t code_count_ = 1, frame_count_ = 1, stack_count_ = 1, list_length_ = 0;
+  LinearHash<CodeItems> code_index_;
+  LinearHash<FrameItems> frame_index_;
+  LinearHash<StackItems> stack_index_;
+  WalkCache cache_;
+  std::atomic<uint64_t> seed_{new_seed()};
+  uint64_t truncated_ = 0, dropped_ = 0;
+  uint32_t named_codes_ = 1;  // how many code objects' names were read
+  uint64_t string_bytes_ = 0;
+  // Guarded by the GIL, not by mutex_.
+  uint32_t resolved_frames_ = 1;  // frames below this have their lines
+  std::unordered_map<std::string, uint32_t> string_ids_;
+  ReservedArray<const std::string*> strings_;  // the keys of string_ids_; [0] is empty
+  uint32_t string_count_ = 1;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,97 @@
+#include "record/thread_slot.h"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <new>
+
+namespace pytracer {
+
+namespace detail {
+__thread ThreadSlot* this_thread = nullptr;
+bool membarrier_works = false;
+std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end{nullptr};
+}  // namespace detail
+
+namespace {
+
+std::atomic<ThreadSlot*> g_slots{nullptr};  // all slots; the list only grows
+pthread_key_t g_thread_end;                 // its destructor releases the slot
+bool g_thread_end_works = false;            // otherwise slots are never released
+
+void release_slot(void* ended_slot) {
+  ThreadSlot& slot = *static_cast<ThreadSlot*>(ended_slot);
+  // Destructors that run after this one may still free tensors, and then claim a slot again.
+  detail::this_thread = nullptr;
+  if (slot.phase.load(std::memory_order_relaxed) != 0) {
+    if (const auto ended = detail::on_thread_end.load(std::memory_order_acquire)) ended(slot);
+  }
+  slot.owned.store(false, std::memory_order_release);
+}
+
+long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
+
+}  // namespace
+
+ThreadSlot* detail::claim_slot() noexcept {
+  ThreadSlot* slot = g_slots.load(std::memory_order_acquire);
+  for (; slot != nullptr; slot = slot->next) {
+    bool free = false;
+    if (slot->owned.compare_exchange_strong(free, true, std::memory_order_acq_rel)) break;
+  }
+  if (slot == nullptr) {
+    slot = new (std::nothrow) ThreadSlot;
+    if (slot == nullptr) return nullptr;
+    slot->owned.store(true, std::memory_order_relaxed);
+    slot->next = g_slots.load(std::memory_order_relaxed);
+    while (!g_slots.compare_exchange_weak(slot->next, slot, std::memory_order_acq_rel)) {
+    }
+  }
+  detail::this_thread = slot;
+  if (g_thread_end_works) pthread_setspecific(g_thread_end, slot);
+  return slot;
+}
+
+void init_thread_slots() noexcept {
+  static const bool once = [] {
+    g_thread_end_works = pthread_key_create(&g_thread_end, &release_slot) == 0;
+#if !defined(__SANITIZE_THREAD__)  // it cannot see membarrier's ordering
+    detail::membarrier_works = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0;
+#endif
+    return true;
+  }();
+  (void)once;
+}
+
+void wait_for_hooks() noexcept {
+  if (detail::membarrier_works) {
+    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+  } else {
+    static std::atomic<uint32_t> waits{0};
+    detail::store_before_loads(waits, 0);
+  }
+  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+    if (slot == detail::this_thread) continue;
+    // A scope waits for nothing but a spin lock, so it ends within microseconds of its thread's
+    // running time.
+    const uint32_t now = slot->scopes.load(std::memory_order_seq_cst);
+    if (now % 2 == 0) continue;
+    while (slot->scopes.load(std::memory_order_acquire) == now) sched_yield();
+  }
+}
+
+void reset_thread_slots_after_fork() noexcept {
+  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+    slot->scopes.store(0, std::memory_order_relaxed);
+    if (slot == detail::this_thread) continue;
+    slot->captures = nullptr;  // on the stack of a thread that is gone
+    slot->walks.forget();  // its thread may have been writing them
+    slot->phase.store(0, std::memory_order_relaxed);
+    slot->owned.store(false, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace pytracer

@@ -1,0 +1,85 @@
+// The recorder's state of each thread, and how it waits for threads that are inside a hook.
+//
+// 1. A slot belongs to one thread from its first event until the thread ends; then another thread
+//    may get it. Slots are never freed: there are as many as there were threads at once. When a
+//    thread that is in a phase ends, on_thread_end gets its slot first.
+// 2. HookScope makes its thread's count of scopes odd for the time of one event. That costs two
+//    plain stores, because the waiting side pays for the ordering, with membarrier(2). Where the
+//    kernel lacks it, both sides execute a fence. Scopes do not nest.
+// 3. A change made before wait_for_hooks() is seen by every scope that begins after it, and scopes
+//    that began before have ended when it returns. It does not wait for later ones: a thread that
+//    records without a pause delays it by one event.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "frames/walk_memo.h"
+
+namespace pytracer {
+
+struct PendingCaptures;
+
+struct ThreadSlot {
+  std::atomic<uint32_t> scopes{0};  // scopes begun and ended: odd within one
+  std::atomic<bool> owned{false};
+  std::atomic<uint16_t> phase{0};  // the thread's innermost phase; 0: it is in none
+  PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
+  ThreadSlot* next = nullptr;
+  WalkMemo walks;  // may be from the slot's previous thread
+};
+
+namespace detail {
+// __thread and initial-exec: an access takes one instruction, not a call.
+extern __thread ThreadSlot* this_thread __attribute__((tls_model("initial-exec")));
+extern bool membarrier_works;
+// Called on the thread that ends, which has no slot by then. Null: nobody has asked.
+extern std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end;
+ThreadSlot* claim_slot() noexcept;  // null: out of memory
+
+// Without membarrier: stores the value before any later load of this thread. An exchange is not
+// enough on ARM, where later loads may overtake its store.
+inline void store_before_loads(std::atomic<uint32_t>& target, uint32_t value) noexcept {
+#if defined(__SANITIZE_THREAD__)  // it knows no fences; on x86-64 an exchange is one
+  target.exchange(value, std::memory_order_seq_cst);
+#else
+  target.store(value, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+}  // namespace detail
+
+// The calling thread's slot; null only when memory has run out.
+inline ThreadSlot* thread_slot() noexcept {
+  ThreadSlot* slot = detail::this_thread;
+  return slot != nullptr ? slot : detail::claim_slot();
+}
+
+class HookScope {
+ public:
+  explicit HookScope(ThreadSlot& slot) noexcept
+      : slot_(slot), begun_(slot.scopes.load(std::memory_order_relaxed) + 1) {
+    if (detail::membarrier_works) {
+      slot_.scopes.store(begun_, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      detail::store_before_loads(slot_.scopes, begun_);
+    }
+  }
+  ~HookScope() { slot_.scopes.store(begun_ + 1, std::memory_order_release); }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+
+ private:
+  ThreadSlot& slot_;
+  const uint32_t begun_;
+};
+
+// Once, before the first event.
+void init_thread_slots() noexcept;
+// Any thread, not in a hook.
+void wait_for_hooks() noexcept;
+// In a forked child, which has no other threads. Async-signal-safe.
+void reset_thread_slots_after_fork() noexcept;
+
+}  // namespace pytracer

@@ -1,0 +1,63 @@
+#include "session/hook_loader.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "support/error.h"
+#include "record/recorder.h"
+#include "session/registry.h"
+
+namespace pytracer {
+
+namespace {
+
+std::mutex g_mutex;  // guards the next
+const pytracer_hook* g_attached[] = {nullptr, nullptr};  // the CPU's, an accelerator's
+
+// A thread that held the mutex at the fork does not exist in the child, so the child makes it anew.
+const int g_at_fork = pthread_atfork(nullptr, nullptr, [] { new (&g_mutex) std::mutex; });
+
+std::string last_dl_error() {
+  const char* error = dlerror();
+  return error != nullptr ? error : "unknown error";
+}
+
+}  // namespace
+
+bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
+  if (g_at_fork != 0) throw HookError("out of memory");
+  std::lock_guard lock(g_mutex);
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw HookError("cannot load the hook " + path + ": " + last_dl_error());
+  const auto entry =
+      reinterpret_cast<pytracer_hook_entry>(dlsym(library, PYTRACER_HOOK_SYMBOL));
+  if (entry == nullptr) {
+    throw HookError(path + " is not a pytracer hook: " + last_dl_error());
+  }
+  const pytracer_hook* hook = entry();
+  if (hook->abi != PYTRACER_HOOK_ABI) {
+    throw HookError("the hook " + path + " was built for another pytracer (interface " +
+                    std::to_string(hook->abi) + ", this one has " +
+                    std::to_string(PYTRACER_HOOK_ABI) + "): delete it");
+  }
+  const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
+  const pytracer_hook*& attached = g_attached[cpu ? 0 : 1];
+  if (attached != nullptr && std::strcmp(attached->backend, hook->backend) == 0) return true;
+  char message[512] = "";
+  if (hook->observe_oom != nullptr) hook->observe_oom(report_oom);
+  const uint32_t* enabled = Recorder::instance().enabled_flag(cpu);
+  const int32_t result = hook->attach(&Recorder::record, enabled, message, sizeof(message));
+  if (result == PYTRACER_NOT_READY) return false;
+  if (result != PYTRACER_DONE) {
+    throw HookError("the " + std::string(hook->backend) + " hook cannot be attached: " + message);
+  }
+  if (!cpu) Registry::instance().set_accelerator(*hook);
+  attached = hook;
+  return true;
+}
+
+}  // namespace pytracer

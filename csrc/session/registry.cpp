@@ -1,0 +1,114 @@
+#include "session/registry.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "record/thread_slot.h"
+#include "session/session.h"
+
+namespace pytracer {
+
+Registry& Registry::instance() noexcept {
+  static Registry* const registry = new Registry;  // leaked: contract 1
+  return *registry;
+}
+
+Registry::Registry() { pthread_atfork(nullptr, nullptr, &after_fork_in_child); }
+
+Registry::Resources Registry::add(Session& session, const SessionOptions& options) {
+  // Whatever may throw comes first.
+  Resources resources;
+  std::vector<std::shared_ptr<DeviceLog>> logs = logs_;
+  resources.stacks = stacks_ ? stacks_ : std::make_shared<StackTable>(options.max_stack_bytes);
+  for (const int device : options.devices) {
+    const auto found = std::find_if(logs.begin(), logs.end(),
+                                    [&](const auto& log) { return log->device() == device; });
+    if (found != logs.end()) {
+      (*found)->ensure_ring(options.max_entries);
+      resources.logs.push_back(*found);
+    } else {
+      logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries));
+      resources.logs.push_back(logs.back());
+    }
+  }
+  sessions_.push_back(&session);
+  logs_ = std::move(logs);
+  stacks_ = resources.stacks;
+  recorder_.publish(*stacks_);
+  for (const auto& log : logs_) recorder_.publish(*log);
+  return resources;
+}
+
+void Registry::remove(Session& session) noexcept {
+  sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), &session), sessions_.end());
+  apply_wishes();
+  if (!sessions_.empty()) return;
+  recorder_.withdraw();
+  logs_.clear();
+  stacks_.reset();
+}
+
+void Registry::apply_wishes() {
+  uint32_t depth = 0;
+  bool cpu_enabled = false, accelerators_enabled = false;
+  for (const auto& log : logs_) {
+    Mode mode = Mode::off;
+    Context context = Context::none;
+    for (const Session* session : sessions_) {
+      const Session::Wish wish = session->wish(log->device());
+      if (wish.mode == Mode::off) continue;
+      mode = std::max(mode, wish.mode);
+      context = std::max(context, wish.context);
+      depth = std::max(depth, wish.stack_depth);
+    }
+    log->set_mode(mode, context);
+    (log->is_cpu() ? cpu_enabled : accelerators_enabled) |= mode != Mode::off;
+  }
+  recorder_.set_stack_depth(depth);
+  recorder_.set_enabled(true, cpu_enabled);
+  recorder_.set_enabled(false, accelerators_enabled);
+}
+
+void Registry::set_accelerator(const pytracer_hook& hook) {
+  std::lock_guard lock(control_);
+  accelerator_ = &hook;
+  if (hook.now != nullptr) accelerator_clock_.emplace(hook.now);
+}
+
+std::exception_ptr Registry::capture(const std::vector<DeviceLog*>& logs,
+                                     std::vector<DeviceLog::Capture>& captures,
+                                     AllocatorState& state) {
+  captures.resize(logs.size());
+  PendingCaptures pending{};
+  bool accelerators = false;
+  for (size_t i = 0; i < logs.size(); ++i) {
+    const int index = logs[i]->device() + 1;
+    pending.log[index] = logs[i];
+    pending.capture[index] = &captures[i];
+    accelerators |= !logs[i]->is_cpu();
+  }
+  ThreadSlot* slot = thread_slot();
+  std::exception_ptr failure;
+  if (accelerators && accelerator_ != nullptr && slot != nullptr) {
+    slot->captures = &pending;
+    try {
+      state = allocator_state(*accelerator_);
+    } catch (...) {  // out of memory; the captures that began still have to be finished
+      failure = std::current_exception();
+    }
+    slot->captures = nullptr;
+  }
+  for (size_t i = 0; i < logs.size(); ++i) {
+    // The CPU has no marker, nor has a device that the allocator does not know yet.
+    if (pending.log[logs[i]->device() + 1] != nullptr) logs[i]->begin_capture(captures[i]);
+    try {
+      logs[i]->finish_capture(captures[i]);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  return failure;
+}
+
+}  // namespace pytracer

@@ -1,0 +1,80 @@
+// The sessions of the process, and what they need together: logs, stack table, clocks, captures.
+//
+// 1. One instance, made at the first use and never destroyed, as the recorder.
+// 2. Control operations come one at a time, under control(). Nobody waits for that lock with the
+//    GIL: its holder may wait for the allocator's lock, and the holder of that one for the GIL.
+// 3. Logs and the stack table are made for the first session and destroyed with the last one, when
+//    no hook uses them any more. A view that still needs them shares them.
+// 4. No lock is held across a fork: functions that other libraries have registered for the fork may
+//    call a session, or wait for a thread that does.
+// 5. A forked child starts off and empty (session/fork.cpp), and can be traced anew. The parent's
+//    sessions are inert there: their process number is not the child's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "record/clock.h"
+#include "record/recorder.h"
+#include "view/allocator_state.h"
+
+namespace pytracer {
+
+class Session;
+struct SessionOptions;
+
+class Registry {
+ public:
+  static Registry& instance() noexcept;
+
+  // Any thread.
+  std::mutex& control() noexcept { return control_; }
+  // Counts forks.
+  uint64_t process_number() const noexcept {
+    return process_number_.load(std::memory_order_relaxed);
+  }
+
+  // Any thread, not under control(). From now on an accelerator's captures begin at the snapshot
+  // markers of this hook, which is attached.
+  void set_accelerator(const pytracer_hook& hook);
+
+  // Under control(), all below.
+  struct Resources {
+    std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices
+    std::shared_ptr<StackTable> stacks;
+  };
+  // Throws Error or std::bad_alloc; the session is not added then.
+  Resources add(Session& session, const SessionOptions& options);
+  void remove(Session& session) noexcept;
+  // Gives each device the strongest wish of all sessions that record it.
+  void apply_wishes();
+  // Captures each log at an instant of its own, and the accelerator's state at those instants.
+  // Without memory for the live blocks: captures without them, and the exception.
+  std::exception_ptr capture(const std::vector<DeviceLog*>& logs,
+                             std::vector<DeviceLog::Capture>& captures, AllocatorState& state);
+  // The clock of a device's events.
+  WallClock& clock_of(int device) noexcept {
+    return device != PYTRACER_CPU_DEVICE && accelerator_clock_ ? *accelerator_clock_ : clock_;
+  }
+
+ private:
+  Registry();
+  static void after_fork_in_child() noexcept;  // session/fork.cpp
+
+  Recorder& recorder_ = Recorder::instance();
+  std::mutex control_;  // guards all below
+  std::vector<Session*> sessions_;
+  std::vector<std::shared_ptr<DeviceLog>> logs_;
+  std::shared_ptr<StackTable> stacks_;
+  const pytracer_hook* accelerator_ = nullptr;
+  WallClock clock_{&now_ticks};
+  std::optional<WallClock> accelerator_clock_;  // where the hook stamps its events itself
+  std::atomic<uint64_t> process_number_{0};
+};
+
+}  // namespace pytracer

@@ -1,0 +1,15 @@
+// The destination of a snapshot's bytes.
+#pragma once
+
+#include <cstddef>
+
+namespace pytracer {
+
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  virtual void write(const char* data, size_t size) = 0;
+  virtual void restart() = 0;  // drops everything that was written
+};
+
+}  // namespace pytracer

@@ -1,0 +1,128 @@
+#include "snapshot/snapshot.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "snapshot/writer.h"
+#include "support/utf8.h"
+
+namespace pytracer {
+
+// Traces are read from the ring in chunks, so that a dump needs 256 KiB for events instead of the
+// ring's size. Only if the ring's writer overtakes the dump is the ring copied.
+void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink) {
+  if (SnapshotWriter(view, extras, sink).write(false)) return;
+  sink.restart();
+  SnapshotWriter(view, extras, sink).write(true);
+}
+
+bool SnapshotWriter::write(bool copy_first) {
+  out_.begin();
+  out_.dict();
+  out_.string("segments");
+  write_segments();
+  out_.string("device_traces");
+  if (!write_traces(copy_first)) return false;
+  write_metadata();
+  out_.string("allocator_settings");
+  write_allocator_settings();
+  out_.string("external_annotations");
+  write_annotations();
+  out_.set_items();
+  out_.end();
+  return true;
+}
+
+int SnapshotWriter::file_index(int device) const noexcept {
+  if (device != PYTRACER_CPU_DEVICE) return device;
+  int after_accelerators = 0;
+  for (const DeviceView& view : view_.devices) {
+    after_accelerators = std::max(after_accelerators, view.device + 1);
+  }
+  return after_accelerators;
+}
+
+void SnapshotWriter::write_allocator_settings() {
+  static const std::vector<AllocatorState::Setting> none;
+  std::string group;  // whose dict is open; empty: the outermost dict
+  out_.dict();
+  for (const AllocatorState::Setting& setting : view_.state ? view_.state->settings : none) {
+    if (setting.group != group) {
+      if (!group.empty()) out_.set_items();
+      group = setting.group;
+      if (!group.empty()) {
+        out_.string(group);
+        out_.dict();
+      }
+    }
+    out_.string(setting.key);
+    switch (setting.about.kind) {
+      case PYTRACER_BOOLEAN:
+        out_.boolean(setting.about.integer != 0);
+        break;
+      case PYTRACER_INTEGER:
+        out_.integer(setting.about.integer);
+        break;
+      case PYTRACER_REAL:
+        out_.real(setting.about.real);
+        break;
+      default:
+        out_.string(to_utf8(setting.text));
+    }
+  }
+  if (!group.empty()) out_.set_items();
+  out_.set_items();
+}
+
+void SnapshotWriter::write_annotations() {
+  int device = 0;  // phases belong to no device, but readers of torch's format expect one
+  if (!view_.devices.empty()) device = file_index(view_.devices.front().device);
+  int64_t begin_ns = view_.clock ? WallClock::to_wall_ns(*view_.clock, view_.begin) : 0;
+  if (first_event_ns_ != INT64_MAX) begin_ns = std::max(begin_ns, first_event_ns_);
+  Key stage{"stage"}, start{"START"}, end{"END"};
+  uint64_t items = 0;
+  out_.list();
+  for (const Annotation& annotation : annotations(view_, begin_ns)) {
+    out_.next_item(items);
+    out_.dict();
+    out_.key(stacks_.name());
+    if (annotation.is_step) {
+      out_.string("step " + std::to_string(annotation.number));
+    } else {
+      write_label(phase(static_cast<uint16_t>(annotation.number)).name, no_metadata_);
+    }
+    out_.key(stage);
+    out_.key(annotation.is_end ? end : start);
+    write_pair(device_, device);
+    write_pair(time_us_, annotation.time_ns / 1000);
+    out_.set_items();
+  }
+  out_.append_items();
+}
+
+void SnapshotWriter::write_pool_id(const Pool& pool) {
+  const bool is_default = pool.high == 0 && pool.low == 0;
+  Memo& memo = is_default ? default_pool_memo_ : pool_memos_[{pool.high, pool.low}];
+  if (memo != 0) return out_.recall(memo);
+  out_.integer(static_cast<int64_t>(pool.high));
+  out_.integer(static_cast<int64_t>(pool.low));
+  out_.tuple2();
+  memo = out_.remember();
+}
+
+void SnapshotWriter::write_label(std::string_view text, Key& none) {
+  if (text.empty()) return out_.key(none);
+  const auto [found, is_new] = label_memos_.emplace(text, 0);
+  if (!is_new) return out_.recall(found->second);
+  out_.string(to_utf8(text));
+  found->second = out_.remember();
+}
+
+const SnapshotWriter::ShownPhase& SnapshotWriter::phase(uint16_t number) {
+  const auto [found, is_new] = phases_.emplace(number, ShownPhase{});
+  if (is_new) found->second = {Phases::instance().name(number), view_.shows(number)};
+  return found->second;
+}
+
+}  // namespace pytracer

@@ -1,0 +1,28 @@
+// Writes a view as a PyTorch memory snapshot with pytracer's own key.
+//
+// The format is the one that torch.cuda.memory._snapshot() returns and torch/cuda/_memory_viz.py
+// reads. An accelerator's segments and blocks are those that its allocator reported at the snapshot
+// marker; the live table adds their stacks. CPU memory has no segments, but viewers need them: every
+// CPU block is written as a segment of its own, every CPU allocation with a segment_alloc, and every
+// free as free_requested, free_completed and segment_free.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "view/view.h"
+#include "snapshot/byte_sink.h"
+
+namespace pytracer {
+
+// What the Python side adds, as pickle fragments without memo references.
+struct SnapshotExtras {
+  std::string pytracer_items;  // key, value, key, value ... for the `pytracer` dict
+  std::map<int, std::string> device_items = {};  // the same for each device's entry there
+};
+
+// Writes the snapshot and leaves commit() to the caller. Lines and names must be resolved
+// (StackTable::resolve). Takes no lock; any thread, without the GIL. Throws IoError, bad_alloc.
+void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink);
+
+}  // namespace pytracer

@@ -1,0 +1,64 @@
+#include "snapshot/stack_writer.h"
+
+namespace pytracer {
+
+void StackWriter::write_frames(uint32_t id) {
+  Memo& memo = memo_at(stack_memos_, id);
+  if (memo != 0) return out_.recall(memo);
+  const StackTable::Stack none{};
+  const StackTable::Stack& stack = id != 0 ? stacks_->stack(id) : none;
+  const uint32_t count = std::min<uint32_t>(stack.frames, depth_);
+  std::pair<uint64_t, uint64_t> hash{1, count};
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t number = frame_number(stacks_->frame_id(stack, i));
+    hash.first = (hash.first ^ number) * 0x9e3779b97f4a7c15ull;
+    hash.second = (hash.second + number) * 0xc2b2ae3d27d4eb4full;
+  }
+  const auto [same, is_new] = written_stacks_.emplace(hash, 0);
+  if (!is_new) {
+    memo = same->second;
+    return out_.recall(memo);
+  }
+  out_.empty_list();
+  memo = same->second = out_.remember();
+  if (count == 0) return;
+  truncated_ += stack.truncated || count < stack.frames;
+  out_.mark();
+  for (uint32_t i = 0; i < count; ++i) write_frame(stacks_->frame_id(stack, i));
+  out_.append_items();
+}
+
+// Two instructions of one line read the same in a file, so they are one frame there.
+uint32_t StackWriter::frame_number(uint32_t id) {
+  uint32_t& number = memo_at(frame_numbers_, id);
+  if (number == 0) {
+    const StackTable::Frame& frame = stacks_->frame(id);
+    const auto key = std::tuple(stacks_->filename(frame), stacks_->name(frame), frame.line);
+    number = numbers_.emplace(key, static_cast<uint32_t>(numbers_.size() + 1)).first->second;
+  }
+  return number;
+}
+
+void StackWriter::write_frame(uint32_t id) {
+  Memo& memo = memo_at(frame_memos_, frame_number(id));
+  if (memo != 0) return out_.recall(memo);
+  const StackTable::Frame& frame = stacks_->frame(id);
+  out_.dict();
+  out_.key(filename_);
+  write_string(stacks_->filename(frame));
+  out_.key(name_);
+  write_string(stacks_->name(frame));
+  out_.key(line_);
+  out_.integer(frame.line);
+  out_.set_items();
+  memo = out_.remember();
+}
+
+void StackWriter::write_string(uint32_t id) {
+  Memo& memo = memo_at(string_memos_, id);
+  if (memo != 0) return out_.recall(memo);
+  out_.string(stacks_->string(id));
+  memo = out_.remember();
+}
+
+}  // namespace pytracer

@@ -1,0 +1,58 @@
+// Writes stacks into a pickle: each list of frames, each frame and each string once.
+//
+// Lines and names must be resolved (StackTable::resolve). One thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "record/stack_table.h"
+#include "snapshot/pickle_writer.h"
+
+namespace pytracer {
+
+class StackWriter {
+ public:
+  // Stacks are cut off after `depth` frames. `stacks` is null if there are none.
+  StackWriter(PickleWriter& out, const std::shared_ptr<StackTable>& stacks, uint32_t depth)
+      : out_(out), stacks_(stacks), depth_(depth) {}
+
+  // Writes a stack's list of frames, innermost first; an empty list for stack 0.
+  void write_frames(uint32_t id);
+  // The key "name", which other dicts of the snapshot have too.
+  PickleWriter::Key& name() noexcept { return name_; }
+  // How many of the distinct stacks written lack frames.
+  uint64_t truncated() const noexcept { return truncated_; }
+
+ private:
+  using Memo = PickleWriter::Memo;
+  using Key = PickleWriter::Key;
+
+  uint32_t frame_number(uint32_t frame);
+  void write_frame(uint32_t id);
+  void write_string(uint32_t id);
+
+  static Memo& memo_at(std::vector<Memo>& memos, uint32_t index) {
+    if (index >= memos.size()) memos.resize(std::max<size_t>(index + 1, memos.size() * 2));
+    return memos[index];
+  }
+
+  PickleWriter& out_;
+  const std::shared_ptr<StackTable> stacks_;
+  const uint32_t depth_;
+  std::vector<Memo> stack_memos_;        // by stack id
+  std::vector<Memo> frame_memos_;        // by frame number
+  std::vector<Memo> string_memos_;       // by string id
+  std::vector<uint32_t> frame_numbers_;  // by frame id
+  std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;  // by file, name, line
+  std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of frame numbers
+  uint64_t truncated_ = 0;
+  Key filename_{"filename"}, name_{"name"}, line_{"line"};
+};
+
+}  // namespace pytracer

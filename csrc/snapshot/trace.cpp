@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <iterator>
+
+#include "snapshot/writer.h"
+#include "view/events.h"
+
+namespace pytracer {
+
+namespace {
+
+constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 256 KiB
+
+}  // namespace
+
+bool SnapshotWriter::write_traces(bool copy_first) {
+  int count = 1;
+  for (const DeviceView& device : view_.devices) {
+    count = std::max(count, file_index(device.device) + 1);
+  }
+  traces_.resize(view_.devices.size());
+  out_.list();
+  for (int index = 0; index < count; ++index) {
+    out_.list();
+    for (size_t i = 0; i < view_.devices.size(); ++i) {
+      const DeviceView& device = view_.devices[i];
+      if (file_index(device.device) != index) continue;
+      if (!write_trace(device, traces_[i], copy_first)) return false;
+    }
+    out_.append_items();
+  }
+  out_.append_items();
+  return true;
+}
+
+bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first) {
+  trace_items_ = 0;
+  auto step = device.steps.begin();
+  bool step_is_new = false, is_first = true, has_written = false;
+  const uint64_t end = device.capture.end;
+  const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kChunk;
+  std::vector<Event> chunk(std::min(most, end - device.first));
+  for (uint64_t begin = device.first; begin < end; begin += most) {
+    const uint64_t chunk_end = std::min(begin + most, end);
+    const uint64_t first_held = device.capture.ring->copy(begin, chunk_end, chunk.data());
+    if (first_held > begin && has_written) return false;
+    written.lost += first_held - begin;
+    for (uint64_t sequence = first_held; sequence < chunk_end; ++sequence) {
+      for (; step != device.steps.end() && step->begin <= sequence; ++step) step_is_new = true;
+      const Event& event = chunk[sequence - begin];
+      if (!phase(event.phase).is_shown) {
+        ++written.hidden;
+        continue;
+      }
+      if (is_first && event.action != PYTRACER_SNAPSHOT) {
+        is_first = false;
+        const bool is_complete = device.first + written.lost == device.begin;
+        const int64_t time_ns = WallClock::to_wall_ns(*device.clock, event.ticks);
+        first_event_ns_ = std::min(first_event_ns_, is_complete ? INT64_MIN : time_ns);
+      }
+      if (step_is_new) written.steps.push_back({std::prev(step)->number, trace_items_});
+      step_is_new = false;
+      write_events(event, device);
+    }
+    has_written = has_written || first_held < chunk_end;
+  }
+  return true;
+}
+
+// Expands a CPU event to the events that an allocator with segments would give.
+void SnapshotWriter::write_events(const Event& event, const DeviceView& device) {
+  const int64_t time_us = WallClock::to_wall_ns(*device.clock, event.ticks) / 1000;
+  if (device.is_cpu() && event.action == PYTRACER_ALLOC) {
+    write_event(event, PYTRACER_SEGMENT_ALLOC, device, time_us);
+    write_event(event, PYTRACER_ALLOC, device, time_us);
+  } else if (device.is_cpu() && event.action == PYTRACER_FREE_COMPLETED) {
+    write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
+    write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
+    write_event(event, PYTRACER_SEGMENT_FREE, device, time_us);
+  } else {
+    write_event(event, event.action, device, time_us);
+  }
+}
+
+void SnapshotWriter::write_event(const Event& event, uint8_t action, const DeviceView& device,
+                                 int64_t time_us) {
+  const DeviceNames& names = *device.capture.names;
+  const DeviceNames::Labels labels = names.labels(event.metadata);
+  out_.next_item(trace_items_);
+  out_.dict();
+  out_.key(action_);
+  out_.key(action_names_[action]);
+  write_pair(action == PYTRACER_OOM ? device_free_ : addr_, static_cast<int64_t>(event.address));
+  write_pair(size_, static_cast<int64_t>(event.size));
+  write_pair(stream_, static_cast<int64_t>(event.stream));
+  write_pair(time_us_, time_us);
+  out_.key(pool_id_);
+  write_pool_id(names.pool(event.pool));
+  out_.key(frames_);
+  write_frames(visible_stack(event, view_.context));
+  out_.key(compile_context_);
+  write_label(names.text(labels.compile_context), not_compiled_);
+  out_.key(user_metadata_);
+  if (labels.user_metadata != 0 || event.phase == 0) {
+    write_label(names.text(labels.user_metadata), no_metadata_);
+  } else {
+    write_label(phase(event.phase).name, no_metadata_);
+  }
+  if (labels.internal_metadata != 0) {
+    out_.key(internal_metadata_);
+    write_label(names.text(labels.internal_metadata), no_metadata_);
+  }
+  out_.set_items();
+}
+
+}  // namespace pytracer

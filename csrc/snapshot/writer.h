@@ -1,0 +1,113 @@
+// Writes one snapshot, in the format that snapshot.h describes. One thread.
+//
+// segments.cpp, trace.cpp and metadata.cpp implement the parts, snapshot.cpp the rest.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "snapshot/annotations.h"
+#include "snapshot/pickle_writer.h"
+#include "snapshot/snapshot.h"
+#include "snapshot/stack_writer.h"
+
+namespace pytracer {
+
+constexpr const char* kActionNames[PYTRACER_ACTION_COUNT] = {
+    "alloc",         "free_requested", "free_completed", "segment_alloc",
+    "segment_free",  "segment_map",    "segment_unmap",  "snapshot",
+    "oom",           "workspace_snapshot", "annotate"};
+
+class SnapshotWriter {
+ public:
+  SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
+      : view_(view),
+        extras_(extras),
+        out_(sink),
+        stacks_(out_, view.stacks, view.stack_depth) {}
+
+  // Returns false if the ring's writer overwrote events in the middle of a trace, which leaves a gap
+  // in the output. With `copy_first` the events are copied before they are written, so no gap can
+  // come about.
+  bool write(bool copy_first);
+
+ private:
+  using Memo = PickleWriter::Memo;
+  using Key = PickleWriter::Key;
+  struct WrittenTrace {   // what the file has of a device's trace
+    uint64_t lost = 0;    // events that the ring's writer overwrote before they were read
+    uint64_t hidden = 0;  // events of other phases
+    std::vector<std::pair<uint32_t, uint64_t>> steps;  // number, index of its first event
+  };
+  struct ShownPhase {
+    std::string_view name;
+    bool is_shown;
+  };
+
+  // segments.cpp
+  void write_segments();
+  void write_cpu_block(const LiveBlock& live, const DeviceView& device);
+  void write_segment(const pytracer_segment& segment, const pytracer_block* blocks,
+                     const DeviceView& device);
+  void write_block(const pytracer_block& block, uint64_t address, const DeviceView& device);
+  // The stack of the entry at `address` of a table ordered by address; 0: none, or not shown.
+  uint32_t allocation_stack(const std::vector<LiveBlock>& live, uint64_t address) const;
+
+  // trace.cpp
+  bool write_traces(bool copy_first);
+  bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
+  void write_events(const Event& event, const DeviceView& device);
+  void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us);
+
+  // metadata.cpp
+  void write_metadata();
+  void write_device(const DeviceView& device, const WrittenTrace& written);
+  void write_steps(const WrittenTrace& written);
+  void write_statistics(int device);
+  void write_item(const char* name, uint64_t value);
+  uint64_t reserved_bytes(int device) const;
+
+  // snapshot.cpp
+  void write_allocator_settings();
+  void write_annotations();
+  void write_frames(uint32_t stack) { stacks_.write_frames(stack); }
+  void write_pool_id(const Pool& pool);
+  void write_label(std::string_view text, Key& none);
+  void write_pair(Key& key, int64_t value) {
+    out_.key(key);
+    out_.integer(value);
+  }
+  const ShownPhase& phase(uint16_t number);
+  int file_index(int device) const noexcept;
+
+  const View& view_;
+  const SnapshotExtras& extras_;
+  PickleWriter out_;
+  StackWriter stacks_;
+  uint64_t trace_items_ = 0;  // entries written to the current device's list
+  std::vector<WrittenTrace> traces_;
+  // Wall time of the first event written; INT64_MIN if a device's trace is complete.
+  int64_t first_event_ns_ = INT64_MAX;
+  Memo default_pool_memo_ = 0;
+  std::map<std::pair<uint64_t, uint64_t>, Memo> pool_memos_;
+  std::map<std::string_view, Memo> label_memos_;
+  std::map<uint16_t, ShownPhase> phases_;
+
+  Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
+      pool_id_{"pool_id"}, frames_{"frames"}, compile_context_{"compile_context"},
+      user_metadata_{"user_metadata"}, internal_metadata_{"internal_metadata"},
+      not_compiled_{"N/A"}, no_metadata_{""}, device_free_{"device_free"};
+  std::vector<Key> action_names_{kActionNames, kActionNames + PYTRACER_ACTION_COUNT};
+  Key device_{"device"}, address_{"address"}, total_size_{"total_size"},
+      allocated_size_{"allocated_size"}, active_size_{"active_size"},
+      requested_size_{"requested_size"}, segment_type_{"segment_type"},
+      segment_pool_id_{"segment_pool_id"}, is_expandable_{"is_expandable"}, blocks_{"blocks"},
+      state_{"state"}, small_{"small"}, large_{"large"};
+  Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
+};
+
+}  // namespace pytracer

@@ -1,0 +1,76 @@
+// A chained hash index over numbered items that grows one bucket at a time (linear hashing).
+//
+// 1. Items are stored in `Items`, which gives an item's hash and holds its chain link; the index
+//    takes 4 bytes a bucket.
+// 2. No operation rehashes everything: an insertion splits at most one bucket, so the longest
+//    insertion is as short as the average one (a hook runs under the allocator's lock).
+// 3. Item 0 does not exist: 0 ends a chain.
+// 4. Not thread-safe: the user's lock covers it.
+#pragma once
+
+#include <cstdint>
+
+#include "support/reserved_array.h"
+
+namespace pytracer {
+
+// Items: uint64_t hash(uint32_t item) const; uint32_t& next(uint32_t item);
+template <class Items>
+class LinearHash {
+ public:
+  LinearHash(Items& items, uint32_t max_buckets) : items_(items), heads_(max_buckets) {}
+
+  // The first item in the hash's bucket for which `matches(item)`; 0 if there is none.
+  template <class Matches>
+  uint32_t find(uint64_t hash, Matches matches) const noexcept {
+    uint32_t item = heads_[bucket_of(hash)];
+    while (item != 0 && !matches(item)) item = items_.next(item);
+    return item;
+  }
+
+  void insert(uint32_t item) noexcept {
+    push(heads_[bucket_of(items_.hash(item))], item);
+    if (++size_ > buckets_ && buckets_ < heads_.capacity()) split_one();
+  }
+
+  // Unlinks `item`, which must be in the index.
+  void erase(uint32_t item) noexcept {
+    uint32_t* link = &heads_[bucket_of(items_.hash(item))];
+    while (*link != item) link = &items_.next(*link);
+    *link = items_.next(item);
+    --size_;
+  }
+
+  uint64_t bytes() const noexcept { return uint64_t{buckets_} * sizeof(uint32_t); }
+
+ private:
+  uint32_t bucket_of(uint64_t hash) const noexcept {
+    const uint32_t bucket = static_cast<uint32_t>(hash) & mask_;
+    return bucket < buckets_ ? bucket : bucket & (mask_ >> 1);
+  }
+  void push(uint32_t& head, uint32_t item) noexcept {
+    items_.next(item) = head;
+    head = item;
+  }
+  __attribute__((noinline)) void split_one() noexcept {
+    if (buckets_ > mask_) mask_ = mask_ * 2 + 1;
+    const uint32_t created = buckets_++;
+    uint32_t& source = heads_[created & (mask_ >> 1)];
+    uint32_t item = source;
+    source = 0;
+    while (item != 0) {
+      const uint32_t following = items_.next(item);
+      const bool moves = (static_cast<uint32_t>(items_.hash(item)) & mask_) == created;
+      push(moves ? heads_[created] : source, item);
+      item = following;
+    }
+  }
+
+  Items& items_;
+  mutable ReservedArray<uint32_t> heads_;
+  uint32_t buckets_ = 1;
+  uint32_t mask_ = 0;  // smallest 2^k - 1 that covers all buckets
+  uint32_t size_ = 0;
+};
+
+}  // namespace pytracer

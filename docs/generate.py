@@ -1,0 +1,280 @@
+"""Write the pages of docs/reference/ that are made from the code, and the picture of the README.
+
+    python docs/generate.py            # write them
+    python docs/generate.py --check    # only report which are out of date; status 1 if any
+
+The options come from `pytracer.tracing.options.OPTIONS`, the command line from click, and the JSON
+from the dataclasses of the reports. Whoever changes one of these runs this script.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import answer_picture
+
+from pytracer.analysis.diff import Difference, DirectoryDifference
+from pytracer.analysis.report import Report
+from pytracer.backends.doctor import Examination
+from pytracer.commands.main import main as command_line
+from pytracer.experiments.comparison import Comparison
+from pytracer.tracing.option_docs import markdown_table
+
+DOCS = Path(__file__).parent
+MADE = "<!-- Made by docs/generate.py: change the code that it reads, not this page. -->\n\n"
+JSON_ROOTS = {
+    "`pytracer stats --json`": (
+        "The object has `schema_version`, `files` (one report for each file that could be read) "
+        "and `errors` (one message for each file that could not be read). A report is a `Report`:",
+        Report,
+    ),
+    "`pytracer diff --json`, of two files": (
+        "The object has `schema_version`, and the attributes of `Difference`:",
+        Difference,
+    ),
+    "`pytracer diff --json`, of two directories": (
+        "The object has `schema_version`, and the attributes of `DirectoryDifference`:",
+        DirectoryDifference,
+    ),
+    "`pytracer experiment --json` and `pytracer replay --json`": (
+        "The object has `schema_version`, `conclusions` (a list of sentences), and the attributes "
+        "of `Comparison`. The object has no key `metadata`: each entry of `metadata` is a key of "
+        "the object itself:",
+        Comparison,
+    ),
+    "`pytracer doctor --json`": (
+        "The object has `schema_version`, `problems` (a list of sentences; it is empty if "
+        "everything requested can be recorded), and the attributes of `Examination`:",
+        Examination,
+    ),
+}
+
+
+def options_page() -> str:
+    """Return docs/reference/options.md."""
+    head = """`pytracer.Tracer(output=None, *, ...)` takes these options.
+
+Each option also has an environment variable, which is `PYTRACER_` and the option's name in
+capitals: `PYTRACER_STACK_DEPTH=64`, `PYTRACER_RANKS=0,3`. Each is also an option of
+[`pytracer run`](command-line.md#pytracer-run): `--stack-depth 64`. A value in the code overrides
+a variable.
+
+`PYTRACER=1` starts a tracer of its own, without any code. If `PYTRACER=1` is set, the variables of
+these options apply only to that tracer, not to tracers in the code: `output`, `dump_signal`,
+`trigger_file`, `steps`, `memory_snapshot_num_steps`, `schedule`, `step_from` and `discrete`.
+
+"""
+    tail = """
+## Other variables
+
+| variable | meaning |
+|---|---|
+| `PYTRACER` | `1`: record every process that imports torch. `0`: record nothing, whatever the \
+code requests |
+| `PYTRACER_PATCH_TORCH` | `1`: [replace torch's own recorder](../how-to/torch-recorder.md) |
+| `PYTRACER_HOOK_DIR` | a folder of [compiled hooks](../how-to/hooks.md) |
+| `PYTRACER_BUILD` | `never` forbids compiling hooks; the default `auto` compiles a missing hook |
+| `CXX` | the compiler for hooks; default: `c++`, `g++` or `clang++` on the `PATH` |
+
+## A wrong value
+
+In the code, a wrong value raises a `pytracer.ConfigError` that names the value and the remedy. If a
+variable has a wrong value, one warning is logged, and the job continues untraced.
+"""
+    return "# Options\n\n" + MADE + head + markdown_table() + tail
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def command_page() -> str:
+    """Return docs/reference/command-line.md."""
+    parts = ["# Command line\n\n", MADE]
+    parts += [
+        "`python -m pytracer` is the same as `pytracer`. A command exits with 0 if it succeeded, ",
+        "with 1 if something failed, and with 2 if its options or arguments are wrong. ",
+        "`pytracer run` exits with the exit code of its program.\n",
+    ]
+    group = click.Context(command_line, info_name="pytracer")
+    names = command_line.list_commands(group)
+    rows = [(name, command_line.get_command(group, name)) for name in names]
+    parts += ["\n| command | what it does |\n|---|---|\n"]
+    parts += [
+        f"| [`pytracer {name}`](#pytracer-{name}) | {cell(command.get_short_help_str(200))} |\n"
+        for name, command in rows
+        if command is not None
+    ]
+    for name, command in rows:
+        if command is not None:
+            parts += command_section(click.Context(command, group, name), command)
+    return "".join(parts)
+
+
+def command_section(context: click.Context, command: click.Command) -> Iterator[str]:
+    """Yield the parts of the section of one command."""
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"\n## pytracer {context.info_name}\n\n```\npytracer {context.info_name} {usage}\n```\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        is_literal = paragraph.startswith("\b")
+        text = paragraph.lstrip("\b\n")
+        yield (
+            f"\n```bash\n{inspect.cleandoc(text)}\n```\n" if is_literal else f"\n{escaped(text)}\n"
+        )
+    yield "\n| option | meaning |\n|---|---|\n"
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if isinstance(parameter, click.Option) and record and "--help" not in parameter.opts:
+            names, text = record
+            yield f"| `{names.replace('|', '/')}` | {cell(text)} |\n"
+
+
+def escaped(text: str) -> str:
+    """Return a paragraph in which Markdown sees no HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def json_page() -> str:
+    """Return docs/reference/json.md."""
+    parts = ["# JSON\n\n", MADE]
+    parts += [
+        "`schema_version` is raised when a key is removed or changes its meaning, not when a key ",
+        "is added. `null` is an unknown value. Bytes are integers. Times are in microseconds ",
+        "(`_us`), nanoseconds (`_ns`) or seconds (`_s`).\n\n",
+        "In Python, the same reports are dataclasses, in which `null` is `None`: see ",
+        "[Python](python.md#reading).\n",
+    ]
+    shown: dict[type, None] = {}
+    for title, (text, root) in JSON_ROOTS.items():
+        parts += [f"\n## {title}\n\n{text}\n\n", table(root, shown)]
+    parts += ["\n## Objects in these reports\n"]
+    waiting = [
+        name for root in (root for _, root in JSON_ROOTS.values()) for name in parts_of(root)
+    ]
+    while waiting:
+        kind = waiting.pop(0)
+        if kind not in shown:
+            waiting[:0] = parts_of(kind)
+            summary = (inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]
+            text = as_json(escaped(summary))
+            parts += [f"\n### `{kind.__name__}`\n\n{text}\n\n", table(kind, shown)]
+    return "".join(parts)
+
+
+def as_json(text: str) -> str:
+    """Return a text of a docstring with JSON's name for None."""
+    return re.sub(r"\bNone\b", "`null`", text)
+
+
+def parts_of(kind: type) -> list[type]:
+    """Return the dataclasses and named tuples that the attributes of one have."""
+    found = []
+    hints = typing.get_type_hints(kind)
+    for field in fields_of(kind):
+        found += [part for part in leaves(hints[field]) if is_object(part)]
+    return found
+
+
+def is_object(kind: Any) -> bool:
+    """Whether a value of the type is an object with keys of its own in JSON."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def fields_of(kind: Any) -> list[str]:
+    """Return the names of the attributes of a dataclass or named tuple."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields)
+
+
+def leaves(hint: Any) -> Iterator[Any]:
+    """Yield the types of which a type is made."""
+    arguments = typing.get_args(hint)
+    if not arguments:
+        yield hint
+    for argument in arguments:
+        yield from leaves(argument)
+
+
+def table(kind: Any, shown: dict[type, None]) -> str:
+    """Return the table of an object's keys."""
+    shown[kind] = None
+    meanings, hints = attributes(kind), typing.get_type_hints(kind)
+    rows = ["| key | type | meaning |", "|---|---|---|"]
+    for name in fields_of(kind):
+        meaning = as_json(cell(meanings.get(name, "")))
+        rows.append(f"| `{name}` | {type_text(hints[name])} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def attributes(kind: Any) -> dict[str, str]:
+    """Return the meaning of each attribute, from the docstrings of a class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
+        _, _, block = text.partition("Attributes:\n")
+        for match in re.finditer(r"^ {4}([\w, ]+): (.+(?:\n {8}.*|\n(?= *\n {8}))*)", block, re.M):
+            found |= dict.fromkeys(match[1].split(", "), match[2])
+    return found
+
+
+def type_text(hint: Any) -> str:
+    """Return a type as JSON has it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (list, tuple) or hint in (list, tuple):
+        inner = [argument for argument in arguments if argument is not Ellipsis]
+        return f"list of {' or '.join(dict.fromkeys(map(type_text, inner)))}" if inner else "list"
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(dict.fromkeys(map(type_text, arguments)))
+    if origin is dict or hint is dict:
+        return "object"
+    if origin is typing.Literal:
+        return " or ".join(f'`"{argument}"`' for argument in arguments)
+    if is_object(hint):
+        return f"[`{hint.__name__}`](#{hint.__name__.lower()})"
+    names = {int: "integer", float: "number", str: "text", bool: "boolean", type(None): "null"}
+    return names.get(hint, "any")
+
+
+PAGES = {
+    DOCS / "reference/options.md": options_page,
+    DOCS / "reference/command-line.md": command_page,
+    DOCS / "reference/json.md": json_page,
+    answer_picture.PICTURE: lambda: answer_picture.drawing(answer_picture.PAGE.read_text()),
+}
+
+
+def out_of_date() -> list[Path]:
+    """Return the files that this script would write differently."""
+    return [path for path, made in PAGES.items() if not path.exists() or path.read_text() != made()]
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    if parser.parse_args().check:
+        if paths := out_of_date():
+            sys.exit("\n".join(f"{path} is out of date: run docs/generate.py" for path in paths))
+        return
+    for path in out_of_date():
+        path.write_text(PAGES[path]())
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tracing without a change to the code."""

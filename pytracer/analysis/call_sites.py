@@ -1,0 +1,207 @@
+"""The lines of the program that held memory at an entry of a history.
+
+A block counts from its allocation until its memory can serve another one (`free_completed`), as in
+memory_viz's timeline: the bytes of all call sites add up to the entry's `active_bytes`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.history import History
+from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column, Frame, Snapshot, Stacks
+
+# Files of C and C++ frames, as torch's recorder names them: an unknown file, a source file, a
+# library, the interpreter's executable. The names of C++ functions are recognised as well.
+_NATIVE_FILE = re.compile(
+    r"(?:\?\?)?"
+    r"|.*\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|inl|S|dll|dylib|pyd|so(?:\.\d+)*)"
+    r"|.*[/\\]include[/\\](?!.*\.py$).*"
+    r"|(?:.*/)?python[\d.]*",
+    re.DOTALL,
+)
+_NATIVE_NAME = re.compile(r"\?\?|.*(?:::|\().*", re.DOTALL)
+
+# The most informative frame of a stack without Python frames, as on autograd's threads: the node of
+# the backward, or the operator that was called.
+_NODE = re.compile(r"::\w+Backward\d*::apply\(")
+_OPERATOR = re.compile(r"\bat::_ops::(?!empty)\w+::(?:call|redispatch)\(")
+
+# Python files that do not belong to the program: torch's packages, code that torch generates, and
+# the standard library, through which torch calls its own code (contextlib, copy, threading).
+_NOT_THE_PROGRAMS = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|functorch)[/\\]"
+    r"|[/\\]torchinductor_[^/\\]*[/\\]"
+    r"|^<eval_with_key>"
+    r"|^<frozen "
+    r"|[/\\]lib(?:64)?[/\\]python\d[\d.]*t?[/\\](?!(?:site|dist)-packages[/\\])"
+)
+
+UNKNOWN = -1
+"""The call site of an empty stack."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The active blocks that one line of the program allocated.
+
+    Attributes:
+        call_site: The program's line (docs/reference/report.md has the rule); None for blocks whose
+            stack is not in the snapshot (older than the trace, or recorded without stacks).
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
+            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
+        count: The number of blocks.
+        frames: The complete stack, innermost frame first. If several stacks have this call site,
+            the stack that holds most bytes.
+    """
+
+    call_site: Frame | None
+    size_bytes: int
+    requested_bytes: int
+    pending_bytes: int
+    count: int
+    frames: tuple[Frame, ...]
+
+
+def call_sites(stacks: Stacks) -> Column:
+    """Find the call site of each distinct stack.
+
+    The call site is the innermost frame of the program: a Python frame outside torch's packages,
+    the code that torch generates, and the standard library. In a stack without such a frame, the
+    call site is the innermost Python frame. In a stack of C++ frames only, it is the innermost node
+    of autograd, else the innermost operator of torch, else the innermost frame.
+
+    Returns:
+        int64, for each stack the index of a frame in the columns of `stacks`, or `UNKNOWN`.
+    """
+    is_python = ~(
+        _matching(_NATIVE_FILE.fullmatch, stacks, stacks.filename)
+        | _matching(_NATIVE_NAME.fullmatch, stacks, stacks.name)
+    )
+    is_programs = is_python & ~_matching(_NOT_THE_PROGRAMS.search, stacks, stacks.filename)
+    begin, end = stacks.offsets[:-1], stacks.offsets[1:]
+    innermost = begin
+    is_operator, is_node = (
+        _matching(pattern.search, stacks, stacks.name) for pattern in (_OPERATOR, _NODE)
+    )
+    for is_wanted in (is_operator, is_node, is_python, is_programs):  # the last match wins
+        wanted = np.flatnonzero(is_wanted[stacks.frame])
+        # The next wanted frame after the beginning of each stack; it may be in a later stack.
+        following = np.append(wanted, len(stacks.frame))[np.searchsorted(wanted, begin)]
+        innermost = np.where(following < end, following, innermost)
+    frames = np.append(stacks.frame.astype(np.int64), UNKNOWN)
+    return np.where(begin < end, frames[innermost], UNKNOWN)
+
+
+def _matching(matches: Callable[[str], object], stacks: Stacks, column: Column) -> Column:
+    """Return for each distinct frame whether its text in a column (filename or name) matches."""
+    is_match = np.zeros(len(stacks.strings), bool)
+    for text in np.unique(column).tolist():
+        is_match[text] = matches(stacks.strings[text]) is not None
+    found: Column = is_match[column]
+    return found
+
+
+def frame_at(stacks: Stacks, index: int) -> Frame | None:
+    """Return a frame by its index in the columns of `stacks`; None for `UNKNOWN`."""
+    if index == UNKNOWN:
+        return None
+    filename, name = (
+        stacks.strings[int(column[index])] for column in (stacks.filename, stacks.name)
+    )
+    return Frame(filename, name, int(stacks.line[index]))
+
+
+def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
+    """Return the sum of the values of each group, 0 to `groups - 1`: int64, exact."""
+    result = np.zeros(groups, np.int64)
+    np.add.at(result, group, values)
+    return result
+
+
+def sum_by_key(keys: Column, *columns: Column | int) -> tuple[Column, list[Column]]:
+    """Return the distinct keys, sorted, and for each column the sums of its values by key."""
+    distinct, group = np.unique(keys, return_inverse=True)
+    return distinct, [sum_by_group(group, values, len(distinct)) for values in columns]
+
+
+def active_at(history: History, entry: int) -> Column:
+    """Return for each block whether it is active at an entry of `history.usage`: bool."""
+    blocks = history.blocks
+    is_active: Column = (blocks.alloc_event < entry) & (blocks.free_event >= entry)
+    return is_active
+
+
+def sites_at(
+    history: History, snapshot: Snapshot, entry: int, top: int | None = None
+) -> list[Site]:
+    """Return the lines of the program that hold memory at an entry of the history.
+
+    Args:
+        history: The history of one of the snapshot's devices, as returned by `replay`.
+        snapshot: The snapshot.
+        entry: An entry of `history.usage`: 0 is before the first event, `i + 1` after event i.
+        top: The largest number of sites to return; None for all, which add up to the entry's
+            `active_bytes`.
+
+    Returns:
+        The sites, the largest first.
+    """
+    blocks, alive = history.blocks, np.flatnonzero(active_at(history, entry))
+    return _sites(
+        snapshot,
+        blocks.stack[alive],
+        blocks.size_bytes[alive],
+        blocks.requested_bytes[alive],
+        blocks.free_requested_event[alive] < entry,
+        top,
+    )
+
+
+def sites_at_end(snapshot: Snapshot, device: int, top: int | None = None) -> list[Site]:
+    """Return the sites as `sites_at`, at the end, from the snapshot's blocks without the trace."""
+    blocks = snapshot.blocks
+    active = np.flatnonzero(
+        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
+    )
+    return _sites(
+        snapshot,
+        blocks.stack[active],
+        blocks.size_bytes[active],
+        blocks.requested_bytes[active],
+        blocks.state[active] == PENDING_FREE,
+        top,
+    )
+
+
+def _sites(
+    snapshot: Snapshot,
+    stack: Column,
+    size_bytes: Column,
+    requested_bytes: Column,
+    is_pending: Column,
+    top: int | None,
+) -> list[Site]:
+    # By stack first, because there are far fewer stacks than blocks.
+    present, by_stack = sum_by_key(stack, size_bytes, requested_bytes, size_bytes * is_pending, 1)
+    site_of_stack = call_sites(snapshot.stacks)[present]
+    site, (total, requested, pending, count) = sum_by_key(site_of_stack, *by_stack)
+    # Sorted by site, and within a site by size: the first of each site is its heaviest stack.
+    order = np.lexsort((-by_stack[0], site_of_stack))
+    heaviest = present[order[np.searchsorted(site_of_stack[order], site)]]
+    largest = np.argsort(-total, kind="stable")[:top]
+    return [
+        Site(
+            call_site=frame_at(snapshot.stacks, int(site[i])),
+            size_bytes=int(total[i]),
+            requested_bytes=int(requested[i]),
+            pending_bytes=int(pending[i]),
+            count=int(count[i]),
+            frames=snapshot.stacks.frames(int(heaviest[i])),
+        )
+        for i in largest
+    ]

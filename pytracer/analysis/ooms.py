@@ -1,0 +1,199 @@
+"""Out-of-memories, and the retries that avoided some.
+
+An out-of-memory has what was requested, what was free, and whether the free memory was enough.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.history import History
+from pytracer.analysis.usage import UsageSample, sample_at, time_of
+from pytracer.reading.metadata import Boundaries, device_metadata, read_number, step_at
+from pytracer.reading.snapshot import (
+    GIVES_MEMORY,
+    OOM,
+    SNAPSHOT,
+    TAKES_MEMORY,
+    Frame,
+    Snapshot,
+    Trace,
+)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """One out-of-memory: an allocation that failed.
+
+    `fits_...` compare sizes only, although an allocation cannot use a free block of another stream
+    or pool. None means unknown: there is no history, or the sizes of free blocks are not known
+    exactly enough.
+
+    Attributes:
+        event: The index of the event.
+        time_us: The time of the event; None if unknown.
+        step: The step of the event; None if unknown.
+        phase: The phase of the event; "" for no phase.
+        requested_bytes: The size of the allocation.
+        device_free_bytes: The free memory of the device, as its driver reported it.
+        available_bytes: The bytes that the allocator could still take from the device:
+            `device_free_bytes`, or less if the process has a limit
+            (`set_per_process_memory_fraction`).
+        free_in_segments_bytes: The bytes of all free blocks in the allocator's segments; an upper
+            bound if `sample` is not exact. None without a history.
+        fits_in_largest_block: Whether the largest free block is as large as the request.
+        fits_in_free_blocks: Whether all free blocks together are as large as the request.
+        fits_if_joined: Whether all free blocks and `available_bytes` together are as large as the
+            request. If they are, and `is_one_pool`, memory is fragmented, and expandable segments
+            may help. None for the CPU.
+        is_one_pool: Whether all segments and events of the device belong to one stream and one
+            memory pool, so that any free block can serve any request.
+        elsewhere_bytes: The device's total bytes, minus `device_free_bytes`, minus the allocator's
+            reserved bytes: memory of other processes, and of this process outside the allocator.
+            None if unknown.
+        call_site: The call site of the allocation.
+        sample: The usage of the device at that time; None without a history.
+    """
+
+    event: int
+    time_us: int | None
+    step: int | None
+    phase: str
+    requested_bytes: int
+    device_free_bytes: int
+    available_bytes: int
+    free_in_segments_bytes: int | None
+    fits_in_largest_block: bool | None
+    fits_in_free_blocks: bool | None
+    fits_if_joined: bool | None
+    is_one_pool: bool
+    elsewhere_bytes: int | None
+    call_site: Frame | None
+    sample: UsageSample | None
+
+
+def out_of_memories(
+    snapshot: Snapshot, device: int, trace: Trace, history: History | None, boundaries: Boundaries
+) -> list[OutOfMemory]:
+    """Return each out-of-memory of a device, whose steps begin at `boundaries`."""
+    events = np.flatnonzero(trace.action == OOM).tolist()
+    if not events:
+        return []
+    sites = call_sites(snapshot.stacks)
+    metadata = device_metadata(snapshot, device)
+    total, limit = read_number(metadata, "total_bytes"), _limit(snapshot, device)
+    is_one_pool = _is_one_pool(snapshot, device, trace)
+    found = []
+    for event in events:
+        sample = (
+            None if history is None else sample_at(snapshot, device, history, event + 1, boundaries)
+        )
+        requested, free = int(trace.size_bytes[event]), int(trace.address[event])
+        reserved = None if sample is None else sample.reserved_bytes
+        available = free
+        if limit is not None and reserved is not None:
+            available = min(free, max(limit - reserved, 0))
+        found.append(
+            OutOfMemory(
+                event=event,
+                time_us=time_of(trace, event),
+                step=step_at(boundaries, event),
+                phase=snapshot.strings[trace.user_metadata[event]],
+                requested_bytes=requested,
+                device_free_bytes=free,
+                available_bytes=available,
+                free_in_segments_bytes=None if sample is None else sample.free_bytes,
+                fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
+                fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
+                fits_if_joined=None
+                if metadata.get("is_cpu") is True
+                else _fits(requested - available, sample, "free_bytes"),
+                is_one_pool=is_one_pool,
+                elsewhere_bytes=remainder(total, free, reserved),
+                call_site=frame_at(snapshot.stacks, int(sites[trace.stack[event]])),
+                sample=sample,
+            )
+        )
+    return found
+
+
+def _is_one_pool(snapshot: Snapshot, device: int, trace: Trace) -> bool:
+    segments, is_own = snapshot.segments, snapshot.segments.device == device
+    streams = {*np.unique(segments.stream[is_own]).tolist(), *np.unique(trace.stream).tolist()}
+    pools = {*np.unique(segments.pool[is_own]).tolist(), *np.unique(trace.pool).tolist()}
+    return len(streams) <= 1 and len(pools) <= 1
+
+
+def is_oom_snapshot(snapshot: Snapshot, device: int) -> bool:
+    """Return whether the file was written because this device was out of memory.
+
+    Files of other recorders do not contain the reason. If it was an out-of-memory, that is the last
+    event of the trace.
+    """
+    if snapshot.metadata:
+        return bool(_oom_metadata(snapshot, device))
+    actions = snapshot.traces[device].action
+    actions = actions[actions != SNAPSHOT]
+    return len(actions) > 0 and bool(actions[-1] == OOM)
+
+
+def remainder(total: int | None, *parts: int | None) -> int | None:
+    """Return the total minus its parts; None if one is unknown, or the result is below 0."""
+    known = [part for part in parts if part is not None]
+    if total is None or len(known) < len(parts) or sum(known) > total:
+        return None
+    return total - sum(known)
+
+
+def _oom_metadata(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
+    """Return what the file says about the out-of-memory of a device; {} if it has none."""
+    oom = snapshot.metadata.get("oom")
+    index = -1 if device_metadata(snapshot, device).get("is_cpu") is True else device
+    return oom if isinstance(oom, dict) and oom.get("device") == index else {}
+
+
+def _limit(snapshot: Snapshot, device: int) -> int | None:
+    """Return the bytes that the process may take of the device; None if unknown or unlimited."""
+    metadata = device_metadata(snapshot, device)
+    if metadata.get("is_cpu") is True:
+        return None
+    limit = read_number(_oom_metadata(snapshot, device), "total_bytes")
+    statistics, total = metadata.get("statistics"), read_number(metadata, "total_bytes")
+    fraction = statistics.get("memory_fraction") if isinstance(statistics, dict) else None
+    if limit is None and total is not None and type(fraction) is float and 0 <= fraction < 1:
+        return int(fraction * total)
+    return limit
+
+
+def _fits(requested_bytes: int, sample: UsageSample | None, name: str) -> bool | None:
+    """Return whether a request fits into `largest_free_bytes` or `free_bytes` of a sample.
+
+    If the sample is not exact, these are upper bounds, too large by up to `uncertain_bytes`.
+    """
+    if sample is None or sample.uncertain_bytes is None:
+        return None
+    most: int = getattr(sample, name)
+    if requested_bytes > most:
+        return False
+    return True if requested_bytes <= most - sample.uncertain_bytes else None
+
+
+def count_retries(trace: Trace) -> int:
+    """Estimate how often the allocator gave its cached memory back and tried again.
+
+    `memory_stats()` counts these as `num_alloc_retries`; traces have no event for them. A retry
+    shows in a trace as memory that is taken from the device directly after memory was given back,
+    or as an out-of-memory, before which the allocator always tries again. The estimate is too high
+    where memory is given back for another reason just before more is taken: by `empty_cache()`, by
+    the allocator's garbage collector (`garbage_collection_threshold`), or, with
+    `max_split_size_mb`, by the release of some cached blocks, which torch does not count. It is
+    also too high for an out-of-memory under graph capture, where the allocator does not try again.
+    It is too low for a retry that had nothing to give back and found memory that another process
+    had just freed.
+    """
+    took = np.isin(trace.action, TAKES_MEMORY)
+    gave_back = np.isin(trace.action, GIVES_MEMORY)
+    return int(np.count_nonzero(took[1:] & gave_back[:-1]) + np.count_nonzero(trace.action == OOM))

@@ -1,0 +1,347 @@
+"""The report of a snapshot in numbers, which `pytracer stats` prints.
+
+A report consists of dataclasses, numbers, strings, frames, lists and dicts. `to_json(report)` is
+what `pytracer stats --json` writes for each file: attributes are keys, and a frame is an object
+with `filename`, `name` and `line`. Bytes are integers, times are microseconds since the Unix epoch,
+events are indices in the device's trace. None, null in JSON, means unknown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
+from pytracer.analysis.history import ContradictionError, replay
+from pytracer.analysis.ooms import (
+    OutOfMemory,
+    count_retries,
+    is_oom_snapshot,
+    out_of_memories,
+    remainder,
+)
+from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
+from pytracer.analysis.usage import (
+    UsageSample,
+    UsageSeries,
+    final_sample,
+    is_observable,
+    sample_at,
+    series,
+)
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import (
+    device_metadata,
+    device_name,
+    only_phase,
+    read_number,
+    step_boundaries,
+)
+from pytracer.reading.snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    GIVES_MEMORY,
+    NO_TIME,
+    OOM,
+    TAKES_MEMORY,
+    Snapshot,
+    Trace,
+    has_events,
+    used_devices,
+)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The number of events in a trace, by kind.
+
+    Attributes:
+        allocs: Allocations of blocks.
+        frees: Completed frees of blocks, after which their memory can serve another block.
+        device_allocs: How often the allocator took memory from the device (`segment_alloc`,
+            `segment_map`).
+        device_frees: How often the allocator gave memory back (`segment_free`, `segment_unmap`).
+        ooms: Out-of-memories.
+        retries: How often the device had no memory for a segment, so that the allocator gave its
+            cached memory back and tried again: an estimate (see `count_retries`). None for the
+            CPU, which has no cache.
+    """
+
+    allocs: int
+    frees: int
+    device_allocs: int
+    device_frees: int
+    ooms: int
+    retries: int | None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The data that the trace of a device lacks. None means unknown.
+
+    Attributes:
+        overwritten: The number of events that the ring overwrote, all of them older than the
+            trace. In a file of one phase, the events of other phases are included.
+        unknown_frees: The number of frees of unknown blocks.
+        live_dropped: The number of blocks that did not fit into the table of live blocks.
+        labels_dropped: The number of pools and labels that did not fit into their table.
+        before_bytes: The bytes that had been requested and not freed before the first event.
+        exact_from: The number of events after which all usage is exact. 0: all usage is exact. In
+            a file of one phase (`DeviceReport.only_phase`) no usage over time is exact, and the
+            value is larger than the number of events. Before `exact_from`,
+            `UsageSample.uncertain_bytes` has the bounds. None without a history.
+    """
+
+    overwritten: int | None
+    unknown_frees: int | None
+    live_dropped: int | None
+    labels_dropped: int | None
+    before_bytes: int | None
+    exact_from: int | None
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The device's memory outside this allocator, when the snapshot was taken.
+
+    The figures come from different sources and times. A difference that would be below 0 is None.
+
+    Attributes:
+        total_bytes: The device's memory, as its driver reported it.
+        free_bytes: The device's free memory, as its driver reported it.
+        process_bytes: The bytes that the process held on the device; None if the driver did not
+            report them.
+        reserved_bytes: The bytes that the process's allocator had reserved.
+        elsewhere_bytes: `total_bytes - free_bytes - reserved_bytes`: held by other processes, and
+            by this process outside the allocator.
+        outside_bytes: `process_bytes - reserved_bytes`: held by this process outside the allocator
+            (the device's context, libraries, other allocators).
+        others_bytes: `total_bytes - free_bytes - process_bytes`: held by other processes.
+    """
+
+    total_bytes: int | None
+    free_bytes: int | None
+    process_bytes: int | None
+    reserved_bytes: int | None
+    elsewhere_bytes: int | None
+    outside_bytes: int | None
+    others_bytes: int | None
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """The report of one device.
+
+    A peak is the highest value at the events in the file. The history is the usage after each
+    event. It is missing if the file has no events, or if the trace does not lead to the final
+    state.
+
+    Attributes:
+        device: The device's index in the file.
+        name: The device's name, as in "cuda:0" and "cpu"; "device 0" if the file does not have it.
+        is_cpu: Whether the device is the CPU; None if unknown. Each block of the CPU is written as
+            a segment of its own.
+        events: The number of events.
+        first_us: The time of the first event; None if unknown.
+        last_us: The time of the last event; None if unknown.
+        only_phase: The phase, if the file has the events of one phase only (`discrete`); else None.
+            All usage except `end` then lacks the allocations of other threads in other phases. So
+            it may be too low. It may also be too high, if blocks of other phases still exist.
+        contradiction: Why the trace does not lead to the final state; None if it does. With a
+            contradiction there is no history, but `end` and `counts` are valid.
+        lost: The data that the trace lacks.
+        end: The usage when the snapshot was taken.
+        peak_allocated: The first sample with the largest `allocated_bytes`; None without a history.
+        is_peak_certain: Whether `peak_allocated` is certainly the peak, because usage before
+            `lost.exact_from` cannot have been larger.
+        peak_most_bytes: The most bytes that the peak of `allocated_bytes` can have been. If the
+            peak is certain, this is the value in `peak_allocated`. None without a history, and in
+            a file of one phase.
+        peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
+        sites: The call sites that held memory at `peak_allocated`; without a history, those that
+            held memory at the end.
+        sites_at_oom: If the file was written because of an out-of-memory, the call sites that held
+            memory at the last of `ooms`; else None.
+        counts: The number of events, by kind.
+        steps: The usage of each step.
+        phases: The usage of each phase.
+        ooms: Each out-of-memory.
+        outside: The device's memory outside the allocator; None if the file does not have it.
+        series: The usage over the trace; None without a history.
+    """
+
+    device: int
+    name: str
+    is_cpu: bool | None
+    events: int
+    first_us: int | None
+    last_us: int | None
+    only_phase: str | None
+    contradiction: str | None
+    lost: Lost
+    end: UsageSample
+    peak_allocated: UsageSample | None
+    is_peak_certain: bool
+    peak_most_bytes: int | None
+    peak_reserved: UsageSample | None
+    sites: list[Site]
+    sites_at_oom: list[Site] | None
+    counts: Counts
+    steps: list[Step]
+    phases: list[Phase]
+    ooms: list[OutOfMemory]
+    outside: Outside | None
+    series: UsageSeries | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a file.
+
+    Attributes:
+        path: The file's path.
+        metadata: The file's metadata without its devices (docs/reference/snapshot-format.md has
+            the keys); {} in files of other recorders. `untraced`, `waiting`, `window`, `stacks` and
+            `phases` describe what the file lacks.
+        allocator_settings: The allocator's settings, as torch writes them.
+        unknown_keys: The keys of the file that this version does not know, as "event.key".
+        devices: The reports of the devices that were used.
+    """
+
+    path: str
+    metadata: dict[str, Any]
+    allocator_settings: dict[str, Any]
+    unknown_keys: list[str]
+    devices: list[DeviceReport]
+
+
+def stats(
+    snapshot: Snapshot, device: int | None = None, top: int | None = None, points: int = 1000
+) -> Report:
+    """Report a snapshot in numbers.
+
+    Args:
+        snapshot: The snapshot, as returned by `load`.
+        device: The index of the only device to report; None for all devices that were used.
+        top: The largest number of call sites to report; None for all.
+        points: The largest number of samples in a series, at least `usage.LEAST_POINTS`.
+
+    Raises:
+        PytracerError: The snapshot has no such device, or `points` is too small.
+    """
+    used = used_devices(snapshot)
+    known = {*used, *range(len(snapshot.traces))}
+    if device is not None and device not in known:
+        others = f"it has {', '.join(map(str, sorted(known)))}" if known else "it has no devices"
+        raise PytracerError(f"{snapshot.path} has no device {device}: {others}")
+    return Report(
+        path=snapshot.path,
+        metadata={key: value for key, value in snapshot.metadata.items() if key != "devices"},
+        allocator_settings=snapshot.allocator_settings,
+        unknown_keys=list(snapshot.unknown_keys),
+        devices=[
+            _report_device(snapshot, index, top, points)
+            for index in (used if device is None else [device])
+        ],
+    )
+
+
+def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int) -> DeviceReport:
+    history, contradiction = None, None
+    phase = only_phase(snapshot)
+    has_trace = 0 <= device < len(snapshot.traces)  # the oldest files have none
+    trace = snapshot.traces[device] if has_trace else _NO_EVENTS
+    if has_events(trace):
+        try:
+            history = replay(snapshot, device)
+            if phase is not None:
+                history = history.without_exact_entries()
+        except ContradictionError as error:
+            contradiction = str(error)
+    boundaries = step_boundaries(snapshot, device) if has_trace else []
+    metadata = device_metadata(snapshot, device)
+    is_cpu = metadata["is_cpu"] if type(metadata.get("is_cpu")) is bool else None
+    is_timed = trace.time_us != NO_TIME
+    first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
+    peak = None if history is None else int(history.usage.allocated_bytes.argmax())
+    peak_sample, most = None, None
+    if history is not None and peak is not None:
+        peak_sample = sample_at(snapshot, device, history, peak, boundaries)
+        most = int(history.most_allocated().max()) if history.has_bounds else None
+        reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
+        fullest = int(reserved.argmax())
+    ooms = out_of_memories(snapshot, device, trace, history, boundaries)
+    return DeviceReport(
+        device=device,
+        name=device_name(snapshot, device),
+        is_cpu=is_cpu,
+        events=len(trace),
+        first_us=None if first < 0 else int(trace.time_us[first]),
+        last_us=None if first < 0 else int(trace.time_us[::-1][last]),
+        only_phase=phase,
+        contradiction=contradiction,
+        lost=Lost(
+            overwritten=read_number(metadata, "overwritten"),
+            unknown_frees=read_number(metadata, "unknown_frees"),
+            live_dropped=read_number(metadata, "live_dropped"),
+            labels_dropped=read_number(metadata, "labels_dropped"),
+            before_bytes=None if history is None else int(history.usage.requested_bytes[0]),
+            exact_from=None if history is None else history.exact_from,
+        ),
+        end=final_sample(snapshot, device, boundaries),
+        peak_allocated=peak_sample,
+        is_peak_certain=peak_sample is not None and peak_sample.allocated_bytes == most,
+        peak_most_bytes=most,
+        peak_reserved=None
+        if history is None
+        else sample_at(snapshot, device, history, fullest, boundaries),
+        sites=sites_at_end(snapshot, device, top)
+        if history is None or peak is None
+        else sites_at(history, snapshot, peak, top),
+        sites_at_oom=sites_at(history, snapshot, ooms[-1].event + 1, top)
+        if history is not None and ooms and is_oom_snapshot(snapshot, device)
+        else None,
+        counts=count_events(trace, is_cpu),
+        steps=steps(snapshot, device, history, boundaries) if has_trace else [],
+        phases=phases(snapshot, device, history, peak) if has_trace else [],
+        ooms=ooms,
+        outside=_outside(metadata),
+        series=None if history is None else series(trace, history, points),
+    )
+
+
+def count_events(trace: Trace, is_cpu: bool | None) -> Counts:
+    """Count the events of a trace; `is_cpu` as in a `DeviceReport`."""
+
+    def count(*actions: int) -> int:
+        return sum(int(np.count_nonzero(trace.action == action)) for action in actions)
+
+    return Counts(
+        allocs=count(ALLOC),
+        frees=count(FREE_COMPLETED),
+        device_allocs=count(*TAKES_MEMORY),
+        device_frees=count(*GIVES_MEMORY),
+        ooms=count(OOM),
+        retries=None if is_cpu else count_retries(trace),
+    )
+
+
+def _outside(metadata: Mapping[str, Any]) -> Outside | None:
+    total, free, process, reserved = (
+        read_number(metadata, f"{name}_bytes") for name in ("total", "free", "process", "reserved")
+    )
+    if (total, free, process) == (None, None, None):
+        return None
+    return Outside(
+        total_bytes=total,
+        free_bytes=free,
+        process_bytes=process,
+        reserved_bytes=reserved,
+        elsewhere_bytes=remainder(total, free, reserved),
+        outside_bytes=remainder(process, reserved),
+        others_bytes=remainder(total, free, process),
+    )
+
+
+_NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))

@@ -1,0 +1,329 @@
+"""The requests of a program to a device's allocator, in a form that a replay can repeat."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.allocator_rules import PADDING_BYTES
+from pytracer.analysis.history import History, Lifetimes, replay
+from pytracer.analysis.ooms import count_retries
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import (
+    backend,
+    device_metadata,
+    device_name,
+    only_phase,
+    read_number,
+    settings_text,
+)
+from pytracer.reading.snapshot import (
+    GIVES_MEMORY,
+    OOM,
+    SEGMENT_MAP,
+    TAKES_MEMORY,
+    Column,
+    Snapshot,
+    Trace,
+    has_events,
+)
+
+(
+    ALLOCATE,
+    FREE,
+    LEAVE,
+    FAIL,
+    RELEASE_POOL,
+    EMPTY_CACHE,
+) = range(6)
+"""The values of `Requests.kind`, described there."""
+
+REQUEST_COLUMNS = ("kind", "block", "size_bytes", "stream", "pool")
+"""The columns of `Requests` that a replay needs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The requests to an allocator, in order: columns of equal length.
+
+    Attributes:
+        kind: uint8. `ALLOCATE` allocates a block. `LEAVE` means that the program has freed the
+            block and its free waits for a stream until the block's `FREE`. `FREE` makes the block's
+            memory available for other requests. `FAIL` is an allocation for which there was not
+            enough memory. `RELEASE_POOL` gives up an empty pool. `EMPTY_CACHE` gives all cached
+            memory back to the device.
+        block: int64, the block that is allocated, left or freed, counted from 0 in the order of
+            allocations; -1 for no block.
+        size_bytes: int64, the requested bytes of `ALLOCATE` and `FAIL`.
+        stream: int64, the stream of `ALLOCATE` and `FAIL`: 0 is the default stream, others are
+            counted from 1.
+        pool: int64, the pool of `ALLOCATE`, `FAIL` and `RELEASE_POOL`: 0 is the default pool,
+            others are counted from 1.
+        event: int64, the request's event in the trace; -1 for blocks older than the trace.
+        older_blocks: The number of blocks older than the trace. Their requests come first. Segments
+            that were cached before the trace, and splits, are not part of the requests.
+        older_freed: The number of these blocks that are freed in the trace.
+        given_back: How often memory was given back just before more was taken, where the file does
+            not show whether the program (`EMPTY_CACHE`) or the allocator did it.
+        streams, pools: The number of streams and pools.
+    """
+
+    kind: Column
+    block: Column
+    size_bytes: Column
+    stream: Column
+    pool: Column
+    event: Column
+    older_blocks: int
+    older_freed: int
+    given_back: int
+    streams: int
+    pools: int
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The data of one device that a replay needs.
+
+    Attributes:
+        name: The device's name, as in "cuda:0".
+        settings: The allocator's settings, in the form of the allocator's variable, as far as the
+            file has them.
+        were_changed: Whether the trace shows that expandable segments were switched.
+        limit_bytes: The most bytes that the allocator could have reserved; None if unknown.
+        starts_empty: Whether nothing was reserved before the trace: only then can a replay be
+            exact.
+        trace: The device's events.
+        history: The device's history.
+        requests: The requests to the device's allocator.
+    """
+
+    name: str
+    settings: str
+    were_changed: bool
+    limit_bytes: int | None
+    starts_empty: bool
+    trace: Trace
+    history: History
+    requests: Requests
+
+
+def extract_recording(snapshot: Snapshot, device: int | None = None) -> Recording:
+    """Return the data that a replay of a device needs.
+
+    Args:
+        snapshot: The snapshot, as returned by `load`.
+        device: The device's index in the file; None for the accelerator with most events.
+
+    Raises:
+        PytracerError: The snapshot has no such device, the device is the CPU, it has no allocation,
+            the file is of one phase, or its trace does not lead to its final state.
+    """
+    device = _busiest(snapshot) if device is None else device
+    if not 0 <= device < len(snapshot.traces):
+        raise PytracerError(
+            f"{snapshot.path} has no device {device}: it has {len(snapshot.traces)} devices, "
+            "counted from 0"
+        )
+    name = device_name(snapshot, device)
+    if backend(snapshot, device) == "cpu":
+        raise PytracerError(
+            f"{snapshot.path}: device {device} is the CPU, whose allocator has no cache and no "
+            "settings to compare: give the snapshot of an accelerator"
+        )
+    if (phase := only_phase(snapshot)) is not None:
+        raise PytracerError(
+            f"{snapshot.path} has only the events of the phase {phase}, without the allocations of "
+            "other threads at that time, so it cannot be replayed: give the file of the step"
+        )
+    trace = snapshot.traces[device]
+    history = replay(snapshot, device)
+    limit_bytes = limit_bytes_of(snapshot, device, history)
+    requests = _requests(snapshot, device, history, limit_bytes)
+    if not np.any((requests.kind == ALLOCATE) & (requests.event >= 0)):
+        raise PytracerError(
+            f"{snapshot.path}: {name} has no allocation in its trace ({len(trace)} events), so "
+            "there is nothing to replay: record while the program allocates"
+        )
+    return Recording(
+        name=name,
+        settings=_settings(snapshot, trace),
+        were_changed=_were_changed(trace),
+        limit_bytes=limit_bytes,
+        starts_empty=int(history.usage.reserved_bytes[0]) == 0,
+        trace=trace,
+        history=history,
+        requests=requests,
+    )
+
+
+def _busiest(snapshot: Snapshot) -> int:
+    used = [device for device, trace in enumerate(snapshot.traces) if has_events(trace)]
+    accelerators = [device for device in used if backend(snapshot, device) != "cpu"]
+    if not accelerators:
+        raise PytracerError(
+            f"{snapshot.path} has no events of an accelerator: the program did not use it, or it "
+            'was not recorded (record with device="cuda" or "npu")'
+        )
+    return max(accelerators, key=lambda device: len(snapshot.traces[device]))
+
+
+def _settings(snapshot: Snapshot, trace: Trace) -> str:
+    """Return the settings as the variable has them, with expandable segments if these show."""
+    text = settings_text(snapshot) or ""
+    expands = snapshot.allocator_settings.get("expandable_segments")
+    if not isinstance(expands, bool):
+        expands = bool(np.any(trace.action == SEGMENT_MAP))
+    if re.search(r"(^|,)\s*expandable_segments\s*:", text) or not expands:
+        return text
+    return ",".join(filter(None, (text, "expandable_segments:True")))
+
+
+def _were_changed(trace: Trace) -> bool:
+    """Return whether the trace has segments of both kinds, as after a switch of the setting."""
+    kinds = [np.any(trace.action == action) for action in TAKES_MEMORY]
+    return all(kinds)
+
+
+def limit_bytes_of(snapshot: Snapshot, device: int, history: History) -> int | None:
+    """Return how many bytes a device's allocator could reserve; None if unknown.
+
+    The limit is the sum of the reserved and the free memory at the last out-of-memory, or else when
+    the file was written, and at most the memory fraction.
+    """
+    limits = []
+    trace = snapshot.traces[device]
+    ooms = np.flatnonzero(trace.action == OOM)
+    if len(ooms) > 0:
+        last = ooms[-1]
+        limits.append(int(history.usage.reserved_bytes[last] + trace.address[last]))
+    metadata = device_metadata(snapshot, device)
+    free, reserved = read_number(metadata, "free_bytes"), read_number(metadata, "reserved_bytes")
+    if not limits and free is not None and reserved is not None:
+        limits.append(free + reserved)
+    statistics, total = metadata.get("statistics"), read_number(metadata, "total_bytes")
+    fraction = statistics.get("memory_fraction") if isinstance(statistics, dict) else None
+    if total is not None and isinstance(fraction, float) and 0 < fraction < 1:
+        limits.append(round(fraction * total))
+    oom = snapshot.metadata.get("oom")
+    if isinstance(oom, dict) and oom.get("device") == device:
+        allowed = read_number(oom, "total_bytes")  # less than there is under a memory fraction
+        limits += [] if allowed is None else [allowed]
+    limit = min(limits, default=0)
+    return limit if limit > 0 else None
+
+
+def _requests(
+    snapshot: Snapshot, device: int, history: History, limit_bytes: int | None
+) -> Requests:
+    trace, blocks = snapshot.traces[device], history.blocks
+    events = len(trace)
+    is_older = blocks.alloc_event < 0
+    # The order of blocks older than the trace is unknown: they are sorted by address.
+    order = np.lexsort((blocks.address, np.where(is_older, -1, blocks.alloc_event)))
+    number = np.empty(len(blocks), np.int64)
+    number[order] = np.arange(len(blocks))
+    pool = _pools(snapshot, device, blocks)
+
+    freed = np.flatnonzero((blocks.free_event >= 0) & (blocks.free_event < events))
+    # A free that does not wait is completed by the event after its request.
+    waits = blocks.free_event - blocks.free_requested_event > 1
+    is_left = waits & (blocks.free_requested_event < events)
+    is_left &= (blocks.free_requested_event >= 0) | (is_older & (blocks.free_event > 0))
+    has_requests = np.any(blocks.free_requested_event >= 0)
+    left = np.flatnonzero(is_left) if has_requests else np.zeros(0, np.int64)
+    (failed,) = np.nonzero(trace.action == OOM)
+    padding = PADDING_BYTES if backend(snapshot, device) == "npu" else 0
+
+    parts = [
+        _part(
+            ALLOCATE,
+            blocks.alloc_event[order],
+            block=number[order],
+            size_bytes=blocks.requested_bytes[order],
+            stream=blocks.stream[order],
+            pool=pool[order],
+        ),
+        _part(LEAVE, blocks.free_requested_event[left], block=number[left]),
+        _part(FREE, blocks.free_event[freed], block=number[freed]),
+        _part(
+            FAIL,
+            failed,
+            block=np.full(len(failed), -1),
+            size_bytes=trace.size_bytes[failed] - padding,  # the event has the padded size
+            stream=trace.stream[failed],
+            pool=trace.pool[failed],
+        ),
+        *_given_back(trace, history, limit_bytes),
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    sequence = np.argsort(columns["event"], kind="stable")
+    columns = {name: column[sequence] for name, column in columns.items()}
+    streams = np.unique(np.append(columns["stream"], 0))
+    # The default stream gets the number 0, wherever its handle is among the sorted ones.
+    rank = np.searchsorted(streams, columns["stream"])
+    zero = np.searchsorted(streams, 0)
+    columns["stream"] = np.where(rank == zero, 0, rank + (rank < zero))
+    pools, columns["pool"] = np.unique(np.append(columns["pool"], 0), return_inverse=True)
+    columns["pool"] = columns["pool"][:-1]
+    return Requests(
+        **columns,
+        older_blocks=int(np.count_nonzero(is_older)),
+        older_freed=int(np.count_nonzero(is_older[freed])),
+        given_back=0 if limit_bytes is not None else count_retries(trace) - len(failed),
+        streams=len(streams),
+        pools=len(pools),
+    )
+
+
+def _pools(snapshot: Snapshot, device: int, blocks: Lifetimes) -> Column:
+    """Return each block's pool; blocks older than the trace have it from their free or segment."""
+    pool = blocks.pool.astype(np.int64)
+    trace, segments = snapshot.traces[device], snapshot.segments
+    older = np.flatnonzero(blocks.alloc_event < 0)
+    freed = older[blocks.free_event[older] < len(trace)]
+    pool[freed] = trace.pool[blocks.free_event[freed]]
+    held = older[blocks.free_event[older] >= len(trace)]
+    (own,) = np.nonzero(segments.device == device)
+    own = own[np.argsort(segments.address[own])]
+    place = np.searchsorted(segments.address[own], blocks.address[held], side="right") - 1
+    pool[held] = segments.pool[own[place]]
+    return pool
+
+
+def _part(kind: int, event: Column, **columns: Column) -> dict[str, Column]:
+    """Return requests of one kind; columns that are not given are 0."""
+    names = ("block", "size_bytes", "stream", "pool")
+    filled = {name: columns.get(name, np.zeros(len(event), np.int64)) for name in names}
+    return {"kind": np.full(len(event), kind, np.uint8), "event": event.astype(np.int64), **filled}
+
+
+def _given_back(
+    trace: Trace, history: History, limit_bytes: int | None
+) -> Iterator[dict[str, Column]]:
+    """Return where the program, and not an allocation, gave memory back to the device."""
+    gives = np.isin(trace.action, GIVES_MEMORY)
+    edges = np.flatnonzero(np.diff(gives, prepend=False, append=False))
+    begins, ends = edges[::2], edges[1::2]  # of runs of such events
+    # An allocation that finds no memory gives the cache back, and then gets a segment or fails. If
+    # the limit left enough memory for it, the program had given the cache back before.
+    following = np.minimum(ends, len(trace) - 1)
+    is_followed = ends < len(trace)
+    takes = is_followed & np.isin(trace.action[following], TAKES_MEMORY)
+    fails = is_followed & (trace.action[following] == OOM)
+    needed = history.usage.reserved_bytes[begins] + trace.size_bytes[following]
+    fits = True if limit_bytes is None else needed <= limit_bytes
+    is_by_program = ~fails & (~takes | fits)
+    (given,) = np.nonzero(gives)
+    run = np.searchsorted(begins, given, side="right") - 1
+    given, run = given[is_by_program[run]], run[is_by_program[run]]
+    # Each run gives back memory of one or more pools.
+    event, pool = np.unique(np.stack((begins[run], trace.pool[given])), axis=1).astype(np.int64)
+    for kind, chosen in ((RELEASE_POOL, pool != 0), (EMPTY_CACHE, pool == 0)):
+        nothing = np.full(np.count_nonzero(chosen), -1)
+        yield _part(kind, event[chosen], block=nothing, pool=pool[chosen])

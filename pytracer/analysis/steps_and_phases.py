@@ -1,0 +1,319 @@
+"""The usage of each step and each phase of a training."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.call_sites import active_at, sum_by_group
+from pytracer.analysis.history import History
+from pytracer.reading.metadata import Boundaries, device_metadata
+from pytracer.reading.snapshot import (
+    ALLOC,
+    GIVES_MEMORY,
+    TAKES_MEMORY,
+    Column,
+    Snapshot,
+    Trace,
+)
+
+_PEAK = ("peak_bytes", "peak_event", "fragmentation_bytes", "peak_reserved_bytes")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The usage of one step.
+
+    Attributes:
+        step: The step's number; None for the events before the first known step.
+        first_event: The index of the step's first event.
+        end_event: The index after that of the step's last event.
+        begins_in_trace: Whether the trace certainly has the step's beginning. If not, the ring may
+            have overwritten it.
+        begin_bytes: The allocated bytes before the step's first event; None without a history.
+        end_bytes: The allocated bytes after the step's last event; None without a history.
+        peak_bytes: The largest `allocated_bytes` from the beginning to the end of the step; None
+            without a history.
+        peak_event: The first event after which the peak was reached; None if the peak is
+            `begin_bytes`.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
+        peak_reserved_bytes: The largest `reserved_bytes` in the step.
+        inexact: The names of the values above that are not exact. Such a value is a bound: an upper
+            bound of `fragmentation_bytes`, a lower bound of the others. In a file of one phase
+            these values are not even bounds.
+        bounds: For each name in `inexact` the other bound; {} in a file of one phase.
+        allocations: The number of allocations.
+        allocations_bytes: The sum of the requested bytes of the allocations.
+        device_allocs: How often the allocator took memory from the device.
+        device_frees: How often the allocator gave memory back to the device.
+    """
+
+    step: int | None
+    first_event: int
+    end_event: int
+    begins_in_trace: bool
+    begin_bytes: int | None
+    end_bytes: int | None
+    peak_bytes: int | None
+    peak_event: int | None
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
+    inexact: list[str]
+    bounds: dict[str, int]
+    allocations: int
+    allocations_bytes: int
+    device_allocs: int
+    device_frees: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The usage of one phase, over all its occurrences.
+
+    Attributes:
+        phase: The phase's name (the events' `user_metadata`); "" for no phase; None for blocks
+            older than the trace, whose phase is unknown.
+        at_peak_bytes: The bytes of blocks that were allocated in the phase and active at the
+            device's peak; None without a history. The values up to `end_bytes` are None then too.
+        peak_bytes: The largest `allocated_bytes` after an event of the phase; None without events.
+        peak_event: The first event after which the peak was reached.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes` at the peak.
+        peak_reserved_bytes: The largest `reserved_bytes` after an event of the phase.
+        end_bytes: The bytes of blocks that were allocated in the phase and are active at the end.
+        inexact, bounds: As in `Step`.
+        allocations: The number of allocations.
+        allocations_bytes: The sum of the requested bytes of the allocations.
+    """
+
+    phase: str | None
+    at_peak_bytes: int | None
+    peak_bytes: int | None
+    peak_event: int | None
+    fragmentation_bytes: int | None
+    peak_reserved_bytes: int | None
+    end_bytes: int | None
+    inexact: list[str]
+    bounds: dict[str, int]
+    allocations: int
+    allocations_bytes: int
+
+
+def steps(
+    snapshot: Snapshot, device: int, history: History | None, boundaries: Boundaries
+) -> list[Step]:
+    """Return the usage of each step; [] if the file has no steps."""
+    trace = snapshot.traces[device]
+    if not boundaries:
+        return []
+    edges = [first for _, first in boundaries] + [len(trace)]
+    numbers: list[int | None] = [step for step, _ in boundaries]
+    if edges[0] > 0:
+        edges.insert(0, 0)
+        numbers.insert(0, None)
+    between = _between(trace, edges)
+    # In pytracer's files the first step begins with the file, unless the ring overwrote events.
+    begins = device_metadata(snapshot, device).get("overwritten") == 0
+    most = None if history is None else history.most_allocated()
+    found = []
+    for i, (first, end) in enumerate(pairwise(edges)):
+        found.append(
+            Step(
+                step=numbers[i],
+                first_event=first,
+                end_event=end,
+                begins_in_trace=begins if i == 0 else True,
+                **_usage_of_step(history, most, first, end),
+                **{name: counts[i] for name, counts in between.items()},
+            )
+        )
+    return found
+
+
+def _usage_of_step(
+    history: History | None, most: Column | None, first: int, end: int
+) -> dict[str, Any]:
+    """Return the usage of a `Step`, from the entry `first` to `end` of the history.
+
+    `most` is the history's `most_allocated()`.
+    """
+    if history is None or most is None:
+        return _no_usage(("begin_bytes", "end_bytes", *_PEAK))
+    allocated, reserved = history.usage.allocated_bytes, history.usage.reserved_bytes
+    highest, highest_reserved = (
+        first + int(column[first : end + 1].argmax()) for column in (allocated, reserved)
+    )
+    ends = {"begin_bytes": first, "end_bytes": end}
+    found = {name: int(allocated[entry]) for name, entry in ends.items()}
+    uncertain = {name: history.uncertain_at(entry) for name, entry in ends.items()}
+    peak = _peak(history, highest, highest_reserved, int(most[first : end + 1].max()))
+    return {
+        **found,
+        **peak,
+        "peak_event": None if highest == first else highest - 1,
+        "inexact": [name for name, more in uncertain.items() if more != 0] + peak["inexact"],
+        "bounds": {name: found[name] + more for name, more in uncertain.items() if more}
+        | peak["bounds"],
+    }
+
+
+def _no_usage(names: Iterable[str]) -> dict[str, Any]:
+    return {**dict.fromkeys(names), "inexact": [], "bounds": {}}
+
+
+def _peak(history: History, highest: int, highest_reserved: int, most_bytes: int) -> dict[str, Any]:
+    """Return the values of a step or phase that describe its peak.
+
+    Args:
+        history: The device's history.
+        highest, highest_reserved: The entries with the largest `allocated_bytes` and
+            `reserved_bytes`.
+        most_bytes: The largest `allocated_bytes` that is possible.
+    """
+    usage = history.usage
+    allocated, reserved = int(usage.allocated_bytes[highest]), int(usage.reserved_bytes[highest])
+    found = {
+        "peak_bytes": allocated,
+        "peak_event": highest - 1,
+        "fragmentation_bytes": reserved - allocated,
+        "peak_reserved_bytes": int(usage.reserved_bytes[highest_reserved]),
+    }
+    if not history.has_bounds:
+        inexact = ["peak_bytes", "fragmentation_bytes", "peak_reserved_bytes"]
+        return {**found, "inexact": inexact, "bounds": {}}
+    least = found["fragmentation_bytes"] - (history.uncertain_at(highest) or 0)
+    bounds = {"peak_bytes": most_bytes, "fragmentation_bytes": least}
+    bounds = {name: bound for name, bound in bounds.items() if bound != found[name]}
+    return {**found, "inexact": list(bounds), "bounds": bounds}
+
+
+def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
+    """Count the events from each edge to before the next one."""
+
+    def count(*actions: int) -> list[int]:
+        is_counted = np.zeros(256, bool)  # for each value of uint8
+        is_counted[list(actions)] = True
+        found = np.flatnonzero(is_counted[trace.action])
+        counts: list[int] = np.diff(np.searchsorted(found, edges)).tolist()
+        return counts
+
+    allocs = np.flatnonzero(trace.action == ALLOC)
+    total = np.append(0, np.cumsum(trace.size_bytes[allocs]))
+    return {
+        "allocations": count(ALLOC),
+        "allocations_bytes": np.diff(total[np.searchsorted(allocs, edges)]).tolist(),
+        "device_allocs": count(*TAKES_MEMORY),
+        "device_frees": count(*GIVES_MEMORY),
+    }
+
+
+def phases(
+    snapshot: Snapshot, device: int, history: History | None, peak: int | None
+) -> list[Phase]:
+    """Return the usage of each phase.
+
+    Args:
+        snapshot: The snapshot.
+        device: The index of the device's trace.
+        history: The device's history; None if there is none.
+        peak: The entry of the history's usage at the device's peak; None without a history.
+
+    Returns:
+        The phases, sorted by the bytes they hold at the peak, then in the order of the trace.
+    """
+    trace = snapshot.traces[device]
+    allocs = trace.action == ALLOC
+    allocations = np.bincount(trace.user_metadata[allocs], minlength=len(snapshot.strings))
+    allocations_bytes = sum_by_group(
+        trace.user_metadata[allocs], trace.size_bytes[allocs], len(snapshot.strings)
+    )
+    runs = _runs(trace)
+    in_order = dict.fromkeys(trace.user_metadata[runs].tolist())
+    at_peak: dict[int | None, int] = {}
+    at_end: dict[int | None, int] = {}
+    own: dict[int | None, dict[str, Any]] = {}
+    more: int | None = 0
+    unsized: set[int | None] = set()
+    if history is not None and peak is not None:
+        at_peak, unsized = _held(snapshot, history, peak)
+        at_end, _ = _held(snapshot, history, len(trace))
+        own = _own_peaks(trace, runs, history)
+        more = history.uncertain_at(peak)
+    names: list[int | None] = [*in_order]
+    if None in at_peak or None in at_end:
+        names.append(None)
+    found = []
+    for name in names:
+        usage = own.get(name) or _no_usage(_PEAK)
+        if more is None or (more and name in unsized):
+            usage["inexact"].append("at_peak_bytes")
+        if more and name in unsized:
+            usage["bounds"]["at_peak_bytes"] = at_peak[name] + more
+        found.append(
+            Phase(
+                phase=None if name is None else snapshot.strings[name],
+                at_peak_bytes=None if history is None else at_peak.get(name, 0),
+                end_bytes=None if history is None else at_end.get(name, 0),
+                **usage,
+                allocations=0 if name is None else int(allocations[name]),
+                allocations_bytes=0 if name is None else int(allocations_bytes[name]),
+            )
+        )
+    return sorted(found, key=lambda phase: -(phase.at_peak_bytes or 0))
+
+
+def _held(
+    snapshot: Snapshot, history: History, entry: int
+) -> tuple[dict[int | None, int], set[int | None]]:
+    """Return the active bytes of each phase, and the phases that hold blocks of unknown size.
+
+    The phase None has the blocks older than the trace.
+    """
+    blocks, alive = history.blocks, active_at(history, entry)
+    known = alive & (blocks.alloc_event >= 0)
+    of_phase = sum_by_group(
+        blocks.user_metadata[known], blocks.size_bytes[known], len(snapshot.strings)
+    )
+    held: dict[int | None, int] = {int(i): int(of_phase[i]) for i in np.flatnonzero(of_phase)}
+    older = int(blocks.size_bytes[alive & ~known].sum())
+    unsized = alive & ~blocks.is_sized
+    phases: set[int | None] = {*blocks.user_metadata[unsized & known].tolist()}
+    if np.any(unsized & ~known):
+        phases.add(None)
+    return held | ({None: older} if older else {}), phases
+
+
+def _runs(trace: Trace) -> Column:
+    """Return where runs of events of one phase begin: far fewer than there are events."""
+    changes = np.flatnonzero(trace.user_metadata[1:] != trace.user_metadata[:-1]) + 1
+    return np.append(0, changes)[: len(trace)]
+
+
+def _own_peaks(trace: Trace, runs: Column, history: History) -> dict[int | None, dict[str, Any]]:
+    """Return the peak of each phase, after its own events."""
+    usage, most = history.usage, history.most_allocated()
+    highest, highest_reserved, highest_of_most = (
+        _highest(trace, runs, column[1:])
+        for column in (usage.allocated_bytes, usage.reserved_bytes, most)
+    )
+    return {
+        phase: _peak(
+            history, event + 1, highest_reserved[phase] + 1, int(most[highest_of_most[phase] + 1])
+        )
+        for phase, event in highest.items()
+    }
+
+
+def _highest(trace: Trace, runs: Column, after: Column) -> dict[int, int]:
+    """Return for each phase the first event after which a column of the usage was highest."""
+    if len(runs) == 0:
+        return {}
+    highest, phase = np.maximum.reduceat(after, runs), trace.user_metadata[runs]
+    order = np.lexsort((-highest, phase))  # stable: of equal values the earliest comes first
+    _, first = np.unique(phase[order], return_index=True)
+    ends = np.append(runs[1:], len(trace))
+    return {
+        int(phase[run]): int(runs[run] + after[runs[run] : ends[run]].argmax())
+        for run in order[first].tolist()
+    }

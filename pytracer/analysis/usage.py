@@ -1,0 +1,296 @@
+"""The usage of a device's memory: one sample, or a series of samples over a trace."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.history import History, Usage
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import Boundaries, step_at
+from pytracer.reading.snapshot import (
+    ALLOCATED,
+    INACTIVE,
+    NO_TIME,
+    TAKES_MEMORY,
+    Column,
+    Snapshot,
+    Trace,
+)
+
+
+def is_observable(trace: Trace) -> Column:
+    """Return for each entry of a trace's usage whether another thread could observe it.
+
+    The allocator holds its lock between a new segment and the block that the segment is for.
+
+    Returns:
+        bool, of shape `(events + 1,)`; entry 0 is before the first event.
+    """
+    return np.append(True, ~np.isin(trace.action, TAKES_MEMORY))
+
+
+@dataclass(frozen=True)
+class UsageSample:
+    """The usage of a device's memory after one event.
+
+    Attributes:
+        event: The index of the event before the sample; None if the sample is before the first
+            event.
+        time_us: The event's time; None if unknown.
+        step: The event's step; None if unknown.
+        phase: The event's phase; "" for no phase, None if unknown.
+        is_exact: Whether all values are exact. If not, the sizes of some blocks are unknown, except
+            for their requested bytes. Then `requested_bytes`, `reserved_bytes` and `segments` are
+            exact all the same, values of free memory are upper bounds, and the other values are
+            lower bounds. A file of one phase lacks the events of other threads in other phases: in
+            it, no value is exact, and none is a bound.
+        uncertain_bytes: The largest possible difference between a bound and the true value, such as
+            the number of bytes that may have been allocated in addition. 0: the sample is exact.
+            None: the file is of one phase.
+        requested_bytes: The bytes that the program requested for the active blocks.
+        allocated_bytes: The bytes of the blocks that the program held, as the allocator rounded
+            them.
+        active_bytes: `allocated_bytes`, and the bytes of freed blocks that a stream still used.
+        reserved_bytes: The bytes of the segments.
+        fragmentation_bytes: `reserved_bytes - allocated_bytes`.
+        rounding_bytes: `active_bytes - requested_bytes`.
+        inactive_split_bytes: The bytes of free blocks in segments that were in use.
+        largest_free_bytes: The size of the largest free block.
+        free_concentration: The sum of the squares of the free blocks' sizes, divided by the square
+            of the sum of these sizes: 1 for one block, near 0 for many small blocks. None if
+            nothing was free, or the sample is not exact.
+        segments: The number of segments, without expandable ones.
+    """
+
+    event: int | None
+    time_us: int | None
+    step: int | None
+    phase: str | None
+    is_exact: bool
+    uncertain_bytes: int | None
+    requested_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    fragmentation_bytes: int
+    rounding_bytes: int
+    inactive_split_bytes: int
+    largest_free_bytes: int
+    free_concentration: float | None
+    segments: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Return the bytes of all free blocks."""
+        return self.reserved_bytes - self.active_bytes
+
+
+@dataclass(frozen=True)
+class UsageSeries:
+    """Samples of a device's usage over a trace: lists of equal length.
+
+    Where `events` is less than the device's `lost.exact_from`, the values are bounds, as in a
+    `UsageSample` that is not exact.
+
+    Attributes:
+        events: The number of events before the sample; 0 is before the first event.
+        times_us: The time of the event before the sample; None if unknown, or before the first
+            event.
+        requested_bytes, allocated_bytes, active_bytes, reserved_bytes: As in a `UsageSample`.
+        fragmentation_bytes, inactive_split_bytes, largest_free_bytes: As in a `UsageSample`.
+        free_concentration, segments: As in a `UsageSample`.
+    """
+
+    events: list[int]
+    times_us: list[int | None]
+    requested_bytes: list[int]
+    allocated_bytes: list[int]
+    active_bytes: list[int]
+    reserved_bytes: list[int]
+    fragmentation_bytes: list[int]
+    inactive_split_bytes: list[int]
+    largest_free_bytes: list[int]
+    free_concentration: list[float | None]
+    segments: list[int]
+
+
+_COLUMNS = tuple(field.name for field in fields(UsageSeries))[2:]
+
+LEAST_POINTS = 4
+"""The samples of every series: the first, the last, and the peaks of allocated and reserved."""
+
+
+def time_of(trace: Trace, event: int) -> int | None:
+    """Return the time of an event; None if the file does not have it."""
+    time_us = int(trace.time_us[event])
+    return None if time_us == NO_TIME else time_us
+
+
+def sample_at(
+    snapshot: Snapshot, device: int, history: History, entry: int, boundaries: Boundaries
+) -> UsageSample:
+    """Return the usage of a device at an entry of its history.
+
+    Args:
+        snapshot: The snapshot.
+        device: The index of the device's trace.
+        history: The device's history.
+        entry: An entry of `history.usage`: 0 is before the first event, `i + 1` after event i.
+        boundaries: The boundaries of the device's steps.
+    """
+    usage = history.usage
+    return _sample(
+        snapshot,
+        device,
+        entry - 1,
+        boundaries,
+        uncertain_bytes=history.uncertain_at(entry),
+        requested_bytes=usage.requested_bytes[entry],
+        allocated_bytes=usage.allocated_bytes[entry],
+        active_bytes=usage.active_bytes[entry],
+        reserved_bytes=usage.reserved_bytes[entry],
+        inactive_split_bytes=usage.inactive_split_bytes[entry],
+        largest_free_bytes=usage.largest_free_bytes[entry],
+        free_squares=usage.free_squares[entry],
+        segments=usage.segments[entry],
+    )
+
+
+def final_sample(snapshot: Snapshot, device: int, boundaries: Boundaries) -> UsageSample:
+    """Return the usage of a device when the snapshot was taken, from its segments and blocks."""
+    segments, blocks = snapshot.segments, snapshot.blocks
+    of_device = segments.device == device
+    here = of_device[blocks.segment]
+    size, state = blocks.size_bytes[here], blocks.state[here]
+    is_free = state == INACTIVE
+    free = size[is_free]
+    # A free block is split if its segment has other blocks.
+    blocks_of = np.diff(np.append(segments.first_block, len(blocks)))
+    may_split = (blocks_of > 1) & ~segments.is_expandable
+    return _sample(
+        snapshot,
+        device,
+        len(snapshot.traces[device]) - 1 if 0 <= device < len(snapshot.traces) else -1,
+        boundaries,
+        uncertain_bytes=0,
+        requested_bytes=blocks.requested_bytes[here][~is_free].sum(),
+        allocated_bytes=size[state == ALLOCATED].sum(),
+        active_bytes=size[~is_free].sum(),
+        reserved_bytes=segments.size_bytes[of_device].sum(),
+        inactive_split_bytes=free[may_split[blocks.segment[here][is_free]]].sum(),
+        largest_free_bytes=free.max(initial=0),
+        free_squares=np.square(free, dtype=np.float64).sum(),
+        segments=int(np.count_nonzero(of_device & ~segments.is_expandable)),
+    )
+
+
+def _sample(
+    snapshot: Snapshot,
+    device: int,
+    event: int,
+    boundaries: Boundaries,
+    *,
+    uncertain_bytes: int | None,
+    requested_bytes: int,
+    allocated_bytes: int,
+    active_bytes: int,
+    reserved_bytes: int,
+    inactive_split_bytes: int,
+    largest_free_bytes: int,
+    free_squares: float,
+    segments: int,
+) -> UsageSample:
+    trace = snapshot.traces[device] if event >= 0 else None
+    free = int(reserved_bytes) - int(active_bytes)
+    has_concentration = uncertain_bytes == 0 and free > 0
+    return UsageSample(
+        event=None if trace is None else event,
+        time_us=None if trace is None else time_of(trace, event),
+        step=None if trace is None else step_at(boundaries, event),
+        phase=None if trace is None else snapshot.strings[trace.user_metadata[event]],
+        is_exact=uncertain_bytes == 0,
+        uncertain_bytes=uncertain_bytes,
+        requested_bytes=int(requested_bytes),
+        allocated_bytes=int(allocated_bytes),
+        active_bytes=int(active_bytes),
+        reserved_bytes=int(reserved_bytes),
+        fragmentation_bytes=int(reserved_bytes) - int(allocated_bytes),
+        rounding_bytes=int(active_bytes) - int(requested_bytes),
+        inactive_split_bytes=int(inactive_split_bytes),
+        largest_free_bytes=int(largest_free_bytes),
+        free_concentration=float(free_squares) / free**2 if has_concentration else None,
+        segments=int(segments),
+    )
+
+
+def series(trace: Trace, history: History, points: int) -> UsageSeries:
+    """Return at most `points` samples of a history.
+
+    These are the first sample, the last one, and for stretches of equal numbers of events those at
+    which any of the columns is highest or lowest.
+
+    Raises:
+        PytracerError: `points` is less than `LEAST_POINTS`.
+    """
+    if points < LEAST_POINTS:
+        raise PytracerError(f"points={points} is too few: a series has at least {LEAST_POINTS}")
+    usage = history.usage
+    entries = _chosen(usage, points)
+    chosen = entries.tolist()
+    values = {name: _values(usage, name, entries).tolist() for name in _COLUMNS}
+    values["free_concentration"] = [
+        value if value and entry >= history.exact_from else None
+        for entry, value in zip(chosen, values["free_concentration"], strict=True)
+    ]
+    times = [None if entry == 0 else time_of(trace, entry - 1) for entry in chosen]
+    return UsageSeries(chosen, times, **values)
+
+
+def _values(usage: Usage, name: str, entries: Column | slice) -> Column:
+    """Return a column at some entries; a concentration of 0 means that nothing was free."""
+    if name == "fragmentation_bytes":
+        return usage.reserved_bytes[entries] - usage.allocated_bytes[entries]
+    if name == "free_concentration":
+        free = (usage.reserved_bytes[entries] - usage.active_bytes[entries]).astype(np.float64)
+        squares = usage.free_squares[entries]
+        return np.divide(squares, free**2, out=np.zeros(len(free)), where=free > 0)
+    column: Column = getattr(usage, name)[entries]
+    return column
+
+
+def _chosen(usage: Usage, points: int) -> Column:
+    """Return the entries of a series, computed in stretches, which bounds the memory needed."""
+    entries = len(usage.allocated_bytes)
+    if entries <= points:
+        return np.arange(entries)
+    most = (usage.allocated_bytes.argmax(), usage.reserved_bytes.argmax())
+    always = np.unique([0, entries - 1, *most])
+    width = -(-entries // max((points - LEAST_POINTS) // 2, 1))
+    found = []  # lists of (entry, rank), for the lowest and the highest value of each column
+    for name in _COLUMNS:
+        low, high = [], []
+        for begin in range(0, entries, width):
+            values = _values(usage, name, slice(begin, begin + width))
+            lowest, highest = int(values.argmin()), int(values.argmax())
+            low.append((begin + lowest, values[lowest]))
+            high.append((begin + highest, -values[highest]))
+        if min(low, key=_rank)[1] != -min(high, key=_rank)[1]:  # else the column is constant
+            found += [low, high]
+    while True:
+        chosen = np.union1d(always, [entry for extremes in found for entry, _ in extremes]).astype(
+            np.int64
+        )
+        if len(chosen) <= points:
+            return chosen
+        if len(found[0]) == 1:
+            return always
+        # Join each two stretches, until there are few enough points.
+        found = [
+            [min(extremes[i : i + 2], key=_rank) for i in range(0, len(extremes), 2)]
+            for extremes in found
+        ]
+
+
+def _rank(extreme: tuple[int, Any]) -> Any:
+    return extreme[1]

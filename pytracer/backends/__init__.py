@@ -1,0 +1,1 @@
+"""torch's devices and their hooks."""

@@ -1,0 +1,155 @@
+"""The devices as torch shows them: which exist, and how full they are."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+
+from pytracer.backends.driver_memory import process_bytes
+from pytracer.backends.names import ACCELERATORS, MAX_ACCELERATORS, NO_CACHING_VARIABLE
+from pytracer.backends.running_torch import (
+    built_backends,
+    is_initialised_or_initialising,
+    is_lost_at_fork,
+    torch_module,
+)
+from pytracer.errors import HookError
+from pytracer.log import warn_once
+
+OomObserver = Callable[[int, int, int, int], None]
+"""Called with the device's index (-1: the CPU), the bytes asked for, its total and free bytes."""
+
+
+def present_accelerator() -> str | None:
+    """Return the accelerator that torch finds, or None.
+
+    Call this only in a process that does not fork afterwards: where NVML does not answer, torch
+    asks the driver, which initialises it. `automatic_backend` never does.
+
+    Raises:
+        HookError: torch cannot be imported.
+    """
+    accelerators = [backend for backend in built_backends() if backend != "cpu"]
+    for backend in reversed(accelerators):  # torch_npu next to a CUDA build means the NPU
+        if torch_module(backend).is_available():
+            return backend
+    return None
+
+
+def automatic_backend() -> str:
+    """Return the backend that `device="auto"` means: the accelerator that exists, else "cpu"."""
+    for backend in ACCELERATORS:
+        if (backend == "npu" and "torch_npu" not in sys.modules) or is_lost_at_fork(backend):
+            continue  # torch_npu may be installed, but this process does not run on it
+        try:
+            count = _count_without_initialising(backend)
+        except Exception:  # a backend that fails to count its devices is not the one in use
+            continue
+        if count is None:
+            warn_once(
+                f'device="auto" records the CPU until torch initialises {backend.upper()}. '
+                "pytracer cannot count the devices before that: counting them would initialise "
+                f'the driver, and forked children could not use it. Set device="{backend}" if the '
+                "job uses it"
+            )
+        elif count > 0:
+            return backend
+    return "cpu"
+
+
+def _count_without_initialising(backend: str) -> int | None:
+    """Return the number of devices; None if only an initialised driver knows.
+
+    `torch.cuda.device_count()` may initialise the driver, which a forked child then cannot use.
+    """
+    module = torch_module(backend)
+    if backend == "cuda" and not is_initialised_or_initialising(module):
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+            return 1  # a process can use one MIG part of one device
+        count: int = module._device_count_nvml()
+        return None if count < 0 else count
+    return int(module.device_count())
+
+
+def resolve(names: Iterable[str]) -> dict[str, list[int] | None]:
+    """Return the backends that `names` mean, and indices of their devices; None: all devices.
+
+    Args:
+        names: Values of the option `device`, such as "auto", "cpu" and "cuda:1".
+    """
+    wanted: dict[str, list[int] | None] = {}
+    for name in names:
+        backend, _, index = (automatic_backend() if name == "auto" else name).partition(":")
+        before = wanted.setdefault(backend, [])
+        wanted[backend] = None if before is None or not index else [*before, int(index)]
+    return wanted
+
+
+def indices(backend: str, wanted: list[int] | None) -> list[int]:
+    """Return the devices to record: `wanted`, or all.
+
+    Raises:
+        HookError: There is no device, one of `wanted` does not exist, or the allocator is bypassed.
+    """
+    module = torch_module(backend)
+    name = backend.upper()
+    if is_lost_at_fork(backend):
+        raise HookError(
+            f"this process was forked from one that used the {name} device, so it cannot use the "
+            'device; start it by spawn, or set device="cpu"'
+        )
+    count = _count_without_initialising(backend)
+    if count is None:
+        count = int(module.device_count())
+    if wanted is None and count > MAX_ACCELERATORS:
+        raise HookError(
+            f"torch finds {count} {name} devices, and pytracer records at most {MAX_ACCELERATORS}; "
+            f'name the devices to record, as in device=["{backend}:0"]'
+        )
+    if count == 0:
+        raise HookError(f'torch finds no {name} device; set device="cpu" or "auto"')
+    if (variable := NO_CACHING_VARIABLE[backend]) in os.environ:
+        raise HookError(
+            f"{variable} is set, and torch's allocator then reports no events; unset it"
+        )
+    if absent := [index for index in wanted or [] if index >= count]:
+        raise HookError(
+            f"{backend}:{absent[0]} does not exist: torch finds {count} {name} "
+            f"device{'s' if count > 1 else ''}; choose from {backend}:0 to {backend}:{count - 1}"
+        )
+    return sorted(set(range(count) if wanted is None else wanted))
+
+
+def attach_oom_observer(backend: str, observer: OomObserver) -> None:
+    """Have torch call `observer` when an allocation fails for good, before it raises.
+
+    The observer is called with the GIL and without the device's lock. The device must be
+    initialised. torch cannot detach an observer.
+    """
+    if backend == "cpu":
+        from pytracer import _core  # most of the package can be imported without the core
+
+        _core.observe_oom(observer)
+    elif backend == "cuda":
+        import torch
+
+        torch._C._cuda_attach_out_of_memory_observer(observer)
+    else:
+        sys.modules["torch_npu"]._C._npu_attach_out_of_memory_observer(observer)
+
+
+def memory(backend: str, index: int) -> dict[str, int | None]:
+    """Return how full a device is, in bytes. The device must be initialised and in use.
+
+    Returns:
+        `total_bytes` and `free_bytes`: what the driver reports for the device. `process_bytes`:
+        what the driver says this process holds on the device. None: unknown.
+    """
+    try:
+        free, total = torch_module(backend).mem_get_info(index)
+    except Exception:
+        free = total = None
+    return {
+        "total_bytes": total,
+        "free_bytes": free,
+        "process_bytes": process_bytes(backend, index),
+    }

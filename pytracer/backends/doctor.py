@@ -1,0 +1,155 @@
+"""Reports on what can be recorded here, and on what is missing where something cannot.
+
+Nothing in this module raises, builds a hook or records. It looks hooks up, and tries what it finds
+in a child process.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytracer.backends import devices
+from pytracer.backends.hook_attach import HOOKS, Hooks
+from pytracer.backends.hook_build import Found
+from pytracer.backends.names import ACCELERATORS, BACKENDS
+from pytracer.errors import HookError
+
+
+@dataclass(frozen=True)
+class BackendReport:
+    """Whether one allocator can be recorded.
+
+    Attributes:
+        backend: "cpu", "cuda" or "npu".
+        available: Whether a tracer can record the allocator: the hook exists and works, or can be
+            built when it is needed.
+        torch: The version of the running torch, for which the hook is built; None without torch.
+        hook: The hook's file; None if there is no hook for this torch yet.
+        folder: The name of the folder that has the hook; None without a hook.
+        message: What happens next, or what is missing and what to do about it.
+    """
+
+    backend: str
+    available: bool
+    torch: str | None
+    hook: str | None
+    folder: str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class InterpreterReport:
+    """Whether Python call stacks can be recorded.
+
+    Attributes:
+        python: The implementation and version of Python.
+        executable: The interpreter's path.
+        stacks: Whether events have call stacks.
+        message: Why events have no call stacks, and what to do about it; empty if they have them.
+    """
+
+    python: str
+    executable: str
+    stacks: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the doctor found.
+
+    Attributes:
+        requested: The backends that should be recorded.
+        interpreter: The report on call stacks.
+        backends: A report on each backend that pytracer knows, requested or not.
+    """
+
+    requested: tuple[str, ...]
+    interpreter: InterpreterReport
+    backends: tuple[BackendReport, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why something requested cannot be recorded; empty if all of it can."""
+        reports = {report.backend: report for report in self.backends}
+        lacking = [name for name in self.requested if not reports[name].available]
+        problems = [f"{name}: {reports[name].message}" for name in lacking]
+        if not self.interpreter.stacks:
+            problems.append(f"call stacks: {self.interpreter.message}")
+        return problems
+
+
+def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
+    """Examine this installation. It takes seconds, because torch is imported twice.
+
+    Args:
+        requested: The backends that should be recorded; empty: the accelerator that torch finds,
+            or else the CPU.
+        hooks: How hooks are found and attached.
+    """
+    return Examination(
+        tuple(dict.fromkeys(requested)) or (_present_backend(),),
+        _examine_interpreter(hooks),
+        _examine_backends(hooks),
+    )
+
+
+def _present_backend() -> str:
+    try:
+        return devices.present_accelerator() or "cpu"
+    except Exception:  # without a torch that works, the reports say so
+        return "cpu"
+
+
+def _examine_backends(hooks: Hooks) -> tuple[BackendReport, ...]:
+    try:
+        torch = hooks.builder.compiler.torch().version
+        hooks.load_core()
+    except HookError as error:
+        return tuple(_unavailable(backend, None, str(error)) for backend in BACKENDS)
+    return tuple(_examine_backend(backend, torch, hooks) for backend in BACKENDS)
+
+
+def _examine_interpreter(hooks: Hooks) -> InterpreterReport:
+    try:
+        problem = hooks.load_core().frame_walk_problem() or ""
+    except HookError as error:
+        problem = str(error)
+    except Exception as error:
+        problem = _failed(error)
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return InterpreterReport(python, sys.executable or "", not problem, problem)
+
+
+def _examine_backend(backend: str, torch: str, hooks: Hooks) -> BackendReport:
+    builder = hooks.builder
+    found = None
+    try:
+        builder.compiler.is_allowed()  # recording checks PYTRACER_BUILD first too
+        if backend in ACCELERATORS:
+            devices.indices(backend, None)
+        found = builder.find(backend)
+        if found is None:
+            command = " ".join(builder.compiler.find_command())
+            directory = builder.folders.destination().directory
+            message = f"not built yet: the first tracer compiles it with {command} into {directory}"
+            return BackendReport(backend, True, torch, None, None, message)
+        builder.probe(backend, found.path)
+    except HookError as error:
+        return _unavailable(backend, torch, str(error), found)
+    except Exception as error:
+        return _unavailable(backend, torch, _failed(error), found)
+    return BackendReport(backend, True, torch, os.fspath(found.path), found.folder, "ready")
+
+
+def _unavailable(
+    backend: str, torch: str | None, message: str, found: Found | None = None
+) -> BackendReport:
+    path, folder = (os.fspath(found.path), found.folder) if found else (None, None)
+    return BackendReport(backend, False, torch, path, folder, message)
+
+
+def _failed(error: Exception) -> str:
+    return f"the examination itself failed: {error!r}; please report this"

@@ -1,0 +1,113 @@
+"""Attaching hooks to torch's allocators, in a process that records.
+
+Whatever fails is a `HookError` that says what is missing and what to do about it. The caller
+continues without a recording.
+"""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+
+from pytracer.backends import oom, running_torch
+from pytracer.backends.hook_build import Found, HookBuilder
+from pytracer.backends.names import ACCELERATORS
+from pytracer.errors import HookError
+from pytracer.log import warn_once
+
+
+def load_core() -> ModuleType:
+    """Import the C++ core. Most of the package can be imported without it.
+
+    Raises:
+        HookError: The core is missing or does not load.
+    """
+    try:
+        from pytracer import _core
+    except ImportError as error:
+        raise HookError(
+            f"pytracer's core cannot be imported ({error}); install torch-pytracer again"
+        ) from error
+    core: ModuleType = _core
+    return core
+
+
+class Hooks:
+    """The hooks of one process. A hook stays attached until the process ends.
+
+    Attributes:
+        builder: Finds and builds the hooks to attach.
+        load_core: Returns the C++ core.
+    """
+
+    def __init__(
+        self,
+        builder: HookBuilder | None = None,
+        load_core: Callable[[], ModuleType] = load_core,
+        watch_oom: Callable[[str], None] = oom.watch,
+    ) -> None:
+        """Attach nothing yet.
+
+        Args:
+            builder: Finds and builds the hooks; None: for the running torch and this process.
+            load_core: Returns the C++ core, or raises HookError.
+            watch_oom: Called with the backend after its hook was attached.
+        """
+        self.builder = builder or HookBuilder()
+        self.load_core = load_core
+        self._watch_oom = watch_oom
+        self._attached: set[str] = set()
+        self._deferred: set[str] = set()  # until torch has initialised the device
+        self._late_problems: dict[str, str] = {}
+
+    def attach(self, backend: str) -> None:
+        """Attach the hook for `backend`, and build it first if no folder has it; idempotent.
+
+        The hook of an accelerator that torch has not initialised is attached when torch does.
+
+        Raises:
+            HookError: The backend cannot be recorded here; the message says why and what to do.
+        """
+        if backend in self._attached:
+            return
+        accelerators = {backend, *self._attached, *self._deferred} & set(ACCELERATORS)
+        if len(accelerators) > 1:
+            raise HookError(
+                f"{' and '.join(sorted(accelerators))} in one process: pytracer records one kind "
+                "of accelerator; trace the other in another process"
+            )
+        try:
+            found = self.builder.find_or_build(backend)
+        except OSError as error:
+            raise HookError(f"finding the hook for {backend!r} failed: {error}") from error
+        if not self._attach(found) and backend not in self._deferred:
+            self._deferred.add(backend)
+            running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
+
+    def late_problem(self, backend: str) -> str | None:
+        """Return why a deferred hook could not be attached when torch initialised the device."""
+        return self._late_problems.get(backend)
+
+    def _attach(self, found: Found) -> bool:
+        """Return whether the hook is attached; False: torch has not initialised the device yet."""
+        if not self.load_core().attach_hook(str(found.path)):
+            return False
+        self._attached.add(found.backend)
+        self._late_problems.pop(found.backend, None)
+        self._watch_oom(found.backend)
+        return True
+
+    def _attach_late(self, found: Found) -> None:
+        """Attach in the middle of torch's initialisation, which must not fail because of us."""
+        try:
+            if not self._attach(found):
+                raise HookError(
+                    f"torch's own {found.backend.upper()} allocator is not in use, but another, "
+                    "such as a pluggable one, which pytracer cannot record; run without it"
+                )
+        except Exception as error:
+            self._late_problems[found.backend] = str(error)
+            warn_once(f"not recording {found.backend}: {error}")
+
+
+HOOKS = Hooks()
+"""The hooks of this process."""

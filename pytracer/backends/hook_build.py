@@ -1,0 +1,218 @@
+"""Finding a hook, and building the hook that no folder has.
+
+A hook is a small shared library, compiled against the headers of the running torch because c10's
+C++ ABI changes between torch versions. Its file name carries a key made of everything it was
+compiled from, so that a hook made for another torch is never found, let alone loaded.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
+from pytracer.backends.probe_process import probe_in_child
+from pytracer.backends.running_torch import torch_module
+from pytracer.errors import HookError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+WAIT_SECONDS = 300.0
+
+Probe = Callable[[str, Path], None]
+"""Tries the hook of a backend; raises HookError if the hook must not be used."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A hook that fits the running torch.
+
+    Attributes:
+        backend: "cpu", "cuda" or "npu".
+        path: The hook's file.
+        folder: The name of the folder that has it, as in `HookFolder`.
+    """
+
+    backend: str
+    path: Path
+    folder: str
+
+
+class HookBuilder:
+    """Finds hooks and builds missing ones, one process of a node at a time.
+
+    Attributes:
+        folders: Where hooks are kept.
+        compiler: Names and compiles hooks.
+        probe: Tries a fresh hook before it gets its name.
+        wait_s: How long to wait for another process that builds the same hook.
+    """
+
+    def __init__(
+        self,
+        folders: HookFolders | None = None,
+        compiler: HookCompiler | None = None,
+        probe: Probe = probe_in_child,
+        wait_s: float = WAIT_SECONDS,
+    ) -> None:
+        """Find nothing yet. What is left out is made for the running torch and this process."""
+        self.folders = folders or HookFolders()
+        self.compiler = compiler or HookCompiler(self.folders)
+        self.probe = probe
+        self.wait_s = wait_s
+        self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
+
+    def find(self, backend: str) -> Found | None:
+        """Look the hook up. Nothing is built or written.
+
+        Raises:
+            HookError: There is no such hook, no torch, or no headers.
+        """
+        return self._look_up(backend, self.compiler.file_name(backend))
+
+    def _look_up(self, backend: str, name: str) -> Found | None:
+        for folder in self.folders.lookup():
+            if folder.has_loadable(name):
+                return Found(backend, folder.directory / name, folder.name)
+        return None
+
+    def find_or_build(self, backend: str) -> Found:
+        """Look the hook up, and build it if no folder has it.
+
+        A build that failed is not repeated in this process with the same compiler.
+
+        Raises:
+            HookError: The hook can be neither found nor built.
+        """
+        self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is an error even if nothing is compiled
+        name = self.compiler.file_name(backend)  # once, because it may read thousands of headers
+        if found := self._look_up(backend, name):
+            self.compiler.cache_keys()
+            return found
+        attempt = (name, *self.compiler.find_command())
+        if attempt in self._failures:
+            raise HookError(self._failures[attempt])
+        try:
+            found = self._build_in_turn(backend, name)
+        except HookError as error:
+            self._failures[attempt] = str(error)
+            raise
+        self.compiler.cache_keys()
+        return found
+
+    def build(self, backend: str, directory: Path, name: str | None = None) -> Path:
+        """Compile and probe the hook. `directory` gets the complete file or none.
+
+        Args:
+            backend: "cpu", "cuda" or "npu".
+            directory: The folder of the file, made if it is missing.
+            name: The compiler's `file_name`, where it is known.
+
+        Raises:
+            HookError: Compiling is forbidden, not possible or failed, or the hook failed its probe.
+        """
+        command = self.compiler.find_command()
+        target = directory.absolute() / (name or self.compiler.file_name(backend))
+        try:
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=".build-", dir=target.parent, ignore_cleanup_errors=True
+            ) as scratch:
+                fresh = Path(scratch) / target.name
+                self.compiler.compile(command, backend, fresh)
+                # An image may be built on a machine without the device.
+                if backend == "cpu" or torch_module(backend).device_count() > 0:
+                    self.probe(backend, fresh)
+                fresh.chmod(0o755)
+                with fresh.open("rb") as written:
+                    os.fsync(written.fileno())
+                os.replace(fresh, target)
+        except OSError as error:
+            raise HookError(
+                f"cannot write {target}: {error.strerror}; {PREBUILT_REMEDY}"
+            ) from error
+        return target
+
+    def _build_in_turn(self, backend: str, name: str) -> Found:
+        """Build the hook while other processes of this node wait.
+
+        A process that had to wait and finds no hook takes over the reason that the builder left,
+        so that not every process repeats the failure.
+        """
+        private = self.folders.private()
+        if private.unwritable() is not None:  # several may build at once, and all get a hook
+            return self._build_in_destination(backend, name)
+        lock_file = private.directory / f"{name}.lock"
+        reason_file = lock_file.with_suffix(".failed")
+        with self._turn(backend, lock_file) as waited:
+            if found := self._look_up(backend, name):
+                return found
+            with contextlib.suppress(OSError):
+                if waited and (reason := reason_file.read_text("utf-8", "replace")):
+                    raise HookError(reason)
+            with contextlib.suppress(OSError):
+                reason_file.unlink()
+            try:
+                return self._build_in_destination(backend, name)
+            except HookError as error:
+                with contextlib.suppress(OSError):
+                    reason_file.write_text(str(error), "utf-8", "replace")
+                raise
+
+    def _build_in_destination(self, backend: str, name: str) -> Found:
+        folder = self.folders.destination()
+        return Found(backend, self.build(backend, folder.directory, name), folder.name)
+
+    @contextlib.contextmanager
+    def _turn(self, backend: str, lock_file: Path) -> Iterator[bool]:
+        """Hold the node's lock. The value is whether another process had the lock first.
+
+        The lock file is in a folder of this node: locks on network file systems may not work, or
+        may block for good. `filelock` unlocks explicitly, which also ends the hold of children
+        that were forked meanwhile and inherited the open file.
+
+        If the lock fails, the hook is built without it. Several processes may then build the
+        same hook, which costs time, and all get a complete one.
+        """
+        lock, waited = self._acquire(backend, lock_file)
+        try:
+            yield waited
+        finally:
+            if lock is not None:
+                with contextlib.suppress(Exception):
+                    lock.release()
+
+    def _acquire(self, backend: str, lock_file: Path) -> tuple["FileLock | None", bool]:
+        """Return the acquired lock, or None if locking failed, and whether another process had it.
+
+        Raises:
+            HookError: Another process has had the lock for longer than `wait_s`.
+        """
+        waited = False
+        try:
+            # Only a process that builds needs the package, and it may be missing.
+            from filelock import FileLock, Timeout
+
+            lock = FileLock(lock_file)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                waited = True
+            if waited:
+                try:
+                    lock.acquire(timeout=self.wait_s)
+                except Timeout as error:
+                    raise HookError(
+                        f"another process has been building the hook for {backend!r} for more than "
+                        f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
+                    ) from error
+        except HookError:
+            raise
+        except Exception:
+            return None, False
+        return lock, waited

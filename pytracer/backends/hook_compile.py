@@ -1,0 +1,283 @@
+"""What a hook is compiled from, and the compiler's command.
+
+A new backend needs a source, `hooks/{backend}.cpp`, and its folders in `include_dirs`.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
+from pytracer.backends.hook_key import HookKeys
+from pytracer.backends.running_torch import TorchBuild, torch_build
+from pytracer.errors import HookError
+from pytracer.text import printable
+
+COMPILE_SECONDS = 300.0
+MAX_QUOTED_CHARACTERS = 300
+NPU_VERSIONS = (
+    "2.13.0 or newer, or 2.12.0.post3, 2.11.0.post3, 2.10.0.post7, 2.9.0.post9, 2.7.1.post11"
+)
+"""The releases of torch_npu whose allocator reports its events to a tracker."""
+
+STANDARDS = ("c++20", "c++17")
+"""The standards to compile with: the second is for compilers that do not know C++20."""
+
+_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+# CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.
+_BACKEND_FLAGS = {"cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)}
+
+
+class HookCompiler:
+    """Names and compiles the hooks for the running torch.
+
+    Attributes:
+        timeout_s: How long one run of the compiler may take.
+    """
+
+    def __init__(
+        self,
+        folders: HookFolders | None = None,
+        *,
+        environment: Mapping[str, str] = os.environ,
+        torch: Callable[[], TorchBuild] = torch_build,
+        standards: Sequence[str] = STANDARDS,
+    ) -> None:
+        """Compile nothing yet.
+
+        Args:
+            folders: The folders of hooks and of the package; None: those of this process.
+            environment: The variables that choose the compiler, read at each use.
+            torch: Describes the torch to compile for.
+            standards: The C++ standards to try, in order.
+        """
+        self._folders = folders or HookFolders(environment)
+        self._environment = environment
+        self._torch = torch
+        self._standards = standards
+        self._keys = HookKeys(self._folders)
+        self.timeout_s = COMPILE_SECONDS
+
+    def torch(self) -> TorchBuild:
+        """Return the torch to compile for.
+
+        Raises:
+            HookError: torch cannot be imported.
+        """
+        return self._torch()
+
+    def source_dir(self, backend: str) -> Path:
+        """Return the folder with `hooks/hook_abi.h` and `hooks/{backend}.cpp`.
+
+        Raises:
+            HookError: This version has no hook for the backend, or the installation lacks sources.
+        """
+        candidates = self._source_candidates()
+        has_sources = (path for path in candidates if (path / "hooks" / "hook_abi.h").is_file())
+        folder = next(has_sources, None)
+        if folder is None:
+            raise HookError(
+                f"the hooks' sources are missing ({candidates[0]}); install torch-pytracer again"
+            )
+        recorded = sorted(path.stem for path in (folder / "hooks").glob("*.cpp"))
+        if backend not in recorded:
+            raise HookError(
+                f"this version of pytracer records only the {' and '.join(recorded).upper()} "
+                f"allocator, not {backend!r}; trace another device, or install a newer pytracer"
+            )
+        return folder
+
+    def _source_candidates(self) -> list[Path]:
+        """Return the folders that may have the sources.
+
+        The checkout of an editable install comes first. It is newer than what the install copied.
+        """
+        package, *others = self._folders.package
+        candidates = [package / "_hook_source", package.parent / "csrc"]
+        return candidates + [folder / "_hook_source" for folder in others]
+
+    def include_dirs(self, backend: str) -> list[Path]:
+        """Return the folders in which the compiler finds the headers for `backend`.
+
+        Raises:
+            HookError: torch's headers are missing.
+        """
+        headers = self.torch().root / "include"
+        if not (headers / "c10").is_dir():
+            raise HookError(
+                f"torch's C++ headers are missing ({headers / 'c10'} is not a folder); "
+                "install torch from a wheel that has them"
+            )
+        if backend == "cuda":
+            return [headers, self.source_dir(backend) / "hooks" / "stand_in"]
+        if backend == "npu":
+            return [headers, *_torch_npu_headers()]
+        return [headers]
+
+    def key(self, backend: str) -> str:
+        """Return 20 hexadecimal digits that identify what the hook is compiled from.
+
+        The key is a hash of the hook's source, of every header of pytracer and torch that the
+        source includes, directly or not, and of what else decides the ABI. A version string would
+        not do, because vendors patch headers.
+
+        Raises:
+            HookError: There is no such hook, no torch, or no headers.
+        """
+        folder = self.source_dir(backend)
+        facts = {
+            "machine": platform.machine().encode(),
+            "cxx11_abi": str(self.torch().cxx11_abi).encode(),
+            "flags": " ".join(compiler_flags(backend)).encode(),
+        }
+        source = folder / "hooks" / f"{backend}.cpp"
+        return self._keys.key(source, [folder, *self.include_dirs(backend)], facts)
+
+    def file_name(self, backend: str) -> str:
+        """Return the hook's file name, which is the same in all folders.
+
+        Raises:
+            HookError: As for `key`.
+        """
+        return f"pytracer_{backend}-{self.key(backend)}.so"
+
+    def cache_keys(self) -> None:
+        """Cache the keys that were computed, for later processes."""
+        self._keys.cache()
+
+    def is_allowed(self) -> bool:
+        """Return whether `PYTRACER_BUILD` lets a hook be compiled here.
+
+        Raises:
+            HookError: The variable is neither `auto` nor `never`.
+        """
+        mode = self._environment.get("PYTRACER_BUILD") or "auto"
+        if mode not in ("auto", "never"):
+            raise HookError(
+                f"PYTRACER_BUILD is {mode!r}; set it to 'auto' (the default: a missing hook is "
+                "compiled) or 'never'"
+            )
+        return mode == "auto"
+
+    def find_command(self) -> list[str]:
+        """Return the C++ compiler's command: `$CXX`, else c++, g++ or clang++ on the PATH.
+
+        Raises:
+            HookError: There is no compiler, or `PYTRACER_BUILD` forbids compiling.
+        """
+        if not self.is_allowed():
+            searched = ", ".join(str(folder.directory) for folder in self._folders.lookup())
+            raise HookError(
+                "the hook for this torch is not built and PYTRACER_BUILD=never forbids compiling "
+                f"it (searched {searched}); unset PYTRACER_BUILD, or {PREBUILT_REMEDY}"
+            )
+        path = self._environment.get("PATH")
+        if command := self._environment.get("CXX", "").split():
+            if shutil.which(command[0], path=path) is None:
+                raise HookError(
+                    f"no C++ compiler: CXX is {' '.join(command)!r}, which cannot be run; "
+                    f"correct or unset it, or {PREBUILT_REMEDY}"
+                )
+            return command
+        for name in ("c++", "g++", "clang++"):
+            if found := shutil.which(name, path=path):
+                return [found]
+        raise HookError(
+            "no C++ compiler (searched $CXX, and c++, g++ and clang++ on the PATH); "
+            f"install g++, or {PREBUILT_REMEDY}"
+        )
+
+    def compile(self, command: Sequence[str], backend: str, output: Path) -> None:
+        """Compile the hook for `backend` into the file `output`.
+
+        Args:
+            command: The compiler, as `find_command` returns it.
+            backend: "cpu", "cuda" or "npu".
+            output: The library to write.
+
+        Raises:
+            HookError: The compiler failed; the message has its first error.
+        """
+        torch = self.torch()
+        library_dir = torch.root / "lib"
+        inputs = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}"]
+        inputs += [f"-I{folder}" for folder in self.include_dirs(backend)]
+        inputs += [str(self.source_dir(backend) / "hooks" / f"{backend}.cpp")]
+        inputs += [f"-L{library_dir}", "-lc10", f"-Wl,-rpath,{library_dir}", "-o", str(output)]
+        errors = []
+        for standard in self._standards:
+            flags = [*compiler_flags(backend), f"-std={standard}"]
+            done = self._run([*command, *flags, *inputs], output.parent)
+            if done.returncode == 0:
+                return
+            errors.append(done.stderr.strip())
+        # The first standard's error is the useful one, unless it is about the standard itself.
+        lacks_standard = f"-std={self._standards[0]}" in errors[0]
+        error = errors[-1] if lacks_standard else errors[0]
+        lines = error.splitlines() or ["it wrote no message"]
+        reason = quoted(next((line for line in lines if "error" in line), lines[-1]))
+        raise HookError(
+            f"compiling the hook for {backend!r} and torch {torch.version} with "
+            f"{' '.join(command)} failed: {reason}; set CXX to another compiler, or "
+            f"{PREBUILT_REMEDY}"
+        )
+
+    def _run(self, command: Sequence[str], scratch: Path) -> subprocess.CompletedProcess[str]:
+        """Run the compiler, with its temporary files in a folder that can be written."""
+        try:
+            return subprocess.run(
+                command,
+                timeout=self.timeout_s,
+                env={**self._environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HookError(f"the C++ compiler failed: {error}; {PREBUILT_REMEDY}") from error
+
+
+def compiler_flags(backend: str) -> list[str]:
+    """Return the compiler's options that decide what comes out."""
+    return [*_FLAGS, *_BACKEND_FLAGS.get(backend, ())]
+
+
+def quoted(line: str) -> str:
+    """Shorten a line of another program for a message, and remove terminal codes."""
+    if len(line) > MAX_QUOTED_CHARACTERS:
+        line = f"{line[:MAX_QUOTED_CHARACTERS]}…"
+    return printable(line)
+
+
+def _torch_npu_headers() -> list[Path]:
+    """Return the headers of torch_npu, if its allocator reports its events."""
+    spec = importlib.util.find_spec("torch_npu")
+    if spec is None or spec.origin is None:
+        raise HookError("torch_npu is not installed for this Python; pip install torch-npu")
+    headers = Path(spec.origin).parent / "include"
+    allocator = headers / "torch_npu/csrc/core/npu/NPUCachingAllocator.h"
+    if not allocator.is_file():
+        raise HookError(
+            f"torch_npu's C++ headers are missing ({allocator} is not a file); "
+            "install torch_npu from a wheel that has them"
+        )
+    if b"attachAllocatorTraceTracker" not in allocator.read_bytes():
+        raise HookError(
+            f"the allocator of torch_npu {_version('torch_npu')} reports no events to other "
+            f"libraries; install torch_npu {NPU_VERSIONS}"
+        )
+    return [headers, headers / "third_party" / "acl" / "inc"]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(of unknown version)"

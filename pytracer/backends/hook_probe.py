@@ -1,0 +1,66 @@
+"""Try a hook in this process: `python -m pytracer.backends.hook_probe BACKEND PATH`.
+
+The process prints `PASSED` and exits with 0 if the hook attached, torch could allocate and free
+under it, and the allocations were reported. `pytracer.backends.probe_process` starts it, with
+`PYTRACER=0`, so that nothing else records.
+"""
+
+import sys
+
+
+def main(backend: str, path: str) -> None:
+    """Attach the hook at `path`, and allocate and free with and without a recording.
+
+    Raises:
+        SystemExit: The hook cannot be attached (`REFUSED`, after the reason), it attached and does
+            not do its work, or the device cannot be used (`NOT_TRIED`).
+    """
+    import torch
+
+    from pytracer import _core
+    from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
+    from pytracer.backends.running_torch import torch_module
+    from pytracer.errors import HookError
+
+    def work() -> set[int]:
+        blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
+        blocks[1].resize_(5000)
+        blocks.append(blocks[1].clone())
+        if backend == "cpu" and any(block[:1].ne(1).any().item() for block in blocks):
+            raise SystemExit(f"torch computes wrong values under the hook {path}")
+        return {block.data_ptr() for block in blocks if block.numel()}
+
+    try:
+        if backend != "cpu":
+            torch_module(backend).init()
+        before = torch.ones(1000, device=backend)
+    except Exception as error:  # the device is full, or another process has it exclusively
+        if backend == "cpu":
+            raise
+        raise SystemExit(NOT_TRIED) from error
+    try:
+        _core.attach_hook(path)
+    except HookError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from error
+    del before  # this block was allocated without the hook and is freed under it
+    work()
+    device = _core.CPU_DEVICE if backend == "cpu" else 0
+    session = _core.Session(
+        [device], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
+    )
+    session.start()
+    addresses = work()
+    session.stop()
+    view = session.view()
+    if not addresses <= set(session.events()["address"].tolist()):
+        raise SystemExit(f"the hook {path} does not report allocations")
+    if view.problem:
+        raise SystemExit(f"the hook {path} does not report the allocator's state: {view.problem}")
+    print(PASSED)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,13 @@
+"""Names of the allocators that pytracer records, and what holds for each of them by name."""
+
+ACCELERATORS = ("cuda", "npu")
+BACKENDS = ("cpu", *ACCELERATORS)
+
+MAX_ACCELERATORS = 64
+"""How many accelerators of one process can be recorded."""
+
+NO_CACHING_VARIABLE = {
+    "cuda": "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "npu": "PYTORCH_NO_NPU_MEMORY_CACHING",
+}
+"""Variables that make torch's allocator bypass its cache. It then reports no events."""

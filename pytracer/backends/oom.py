@@ -1,0 +1,129 @@
+"""Report to tracers that a device has run out of memory, before the exception reaches Python."""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytracer.backends import devices, running_torch
+from pytracer.backends.devices import OomObserver
+from pytracer.log import warn_once
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """An allocation that failed for good.
+
+    Attributes:
+        device: Index of the device; -1: the CPU.
+        requested_bytes: The size of the allocation, as the allocator rounded it.
+        total_bytes: How much of the device the process may use.
+        free_bytes: How much the device's driver, or the system, had left.
+    """
+
+    device: int
+    requested_bytes: int
+    total_bytes: int
+    free_bytes: int
+
+
+Listener = Callable[[OutOfMemory], None]
+
+listeners: set[Listener] = set()
+_notifying = False
+_this_thread = threading.local()
+
+
+class Watch:
+    """The observer of one backend's allocator: calls other observers, then notifies the listeners.
+
+    If another observer takes a snapshot (`mark_snapshot`), the listeners are not notified, so that
+    there is one file.
+
+    Attributes:
+        observers: Observers of other code (`adopt`), called as torch calls them: in their order,
+            and an exception of theirs takes the place of torch's own.
+        attached: Whether attaching was tried.
+    """
+
+    def __init__(self) -> None:
+        """Watch nothing yet."""
+        self.observers: list[OomObserver] = []
+        self.attached = False
+
+    def __call__(self, device: int, requested: int, total: int, free: int) -> None:
+        """Handle an out-of-memory, on the thread that ran out."""
+        before = getattr(_this_thread, "has_snapshot", False)
+        _this_thread.has_snapshot = False
+        try:
+            for observer in list(self.observers):
+                observer(device, requested, total, free)
+        finally:
+            has_snapshot, _this_thread.has_snapshot = _this_thread.has_snapshot, before
+            if not has_snapshot:
+                _notify(OutOfMemory(device, requested, total, free))
+
+
+_watches: dict[str, Watch] = {}
+
+
+def watch(backend: str) -> None:
+    """Attach to the allocator, once. The device must be initialised. A failure is logged."""
+    watch = _watches.setdefault(backend, Watch())
+    if watch.attached:
+        return
+    watch.attached = True
+    try:
+        devices.attach_oom_observer(backend, watch)
+    except Exception as error:
+        warn_once(
+            f"no snapshot will be written when {backend.upper()} memory runs out: torch refused "
+            f"the observer ({error!r}). Everything else is recorded"
+        )
+
+
+def adopt(backend: str, observer: OomObserver) -> None:
+    """Attach an observer of other code, as soon as the device is initialised."""
+    _watches.setdefault(backend, Watch()).observers.append(observer)
+    running_torch.when_initialised(backend, functools.partial(watch, backend))
+
+
+def mark_snapshot() -> None:
+    """Note that this thread takes a snapshot. In an observer it replaces the listeners'."""
+    _this_thread.has_snapshot = True
+
+
+def _notify(event: OutOfMemory) -> None:
+    """Call the listeners. An exception from here would take the place of torch's own.
+
+    An out-of-memory in a listener, or on another thread meanwhile, gets no snapshot of its own.
+    Waiting for the other thread could deadlock: `on_snapshot` may need a lock that this thread
+    holds.
+    """
+    global _notifying
+    if _notifying:
+        warn_once(
+            "memory ran out again while the snapshot of an out-of-memory was being written. The "
+            "second out-of-memory gets no snapshot of its own"
+        )
+        return
+    _notifying = True
+    try:
+        for listener in list(listeners):
+            try:
+                listener(event)
+            except Exception as error:
+                kind = f"out-of-memory listener {hash(listener)}"
+                warn_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
+    finally:
+        _notifying = False
+
+
+def _reset_in_child() -> None:
+    """Reset what another thread of the parent may have set. A forked child lacks that thread."""
+    global _notifying
+    _notifying = False
+
+
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,0 +1,85 @@
+"""The trial of a hook in a child process, `pytracer.backends.hook_probe`.
+
+A hook that does not fit the running torch crashes the child, where it harms nobody.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytracer.backends.hook_compile import quoted
+from pytracer.backends.hook_folders import PREBUILT_REMEDY
+from pytracer.errors import HookError
+
+PROBE_SECONDS = 300.0
+
+REFUSED = 3
+"""The child's exit code if the hook cannot be attached. Its last line says why."""
+
+NOT_TRIED = 4
+"""The child's exit code if the device cannot be used, so that nothing is known of the hook."""
+
+PASSED = "the hook passed its probe"
+"""The end of the child's output. A library that calls `exit(0)` does not write it."""
+
+
+def probe_in_child(
+    backend: str,
+    hook: Path,
+    *,
+    python: Sequence[str] = (),
+    timeout_s: float = PROBE_SECONDS,
+) -> None:
+    """Try a hook in a child process: attach it, allocate and free.
+
+    Args:
+        backend: "cpu", "cuda" or "npu".
+        hook: The hook's file.
+        python: The interpreter's command; empty: the running one.
+        timeout_s: How long the child may take.
+
+    Raises:
+        HookError: The child died, failed or took too long; the message says which.
+    """
+    failed = f"the hook for {backend!r} is not used: its trial in a child process"
+    interpreter = python or [sys.executable or "python3"]
+    # The child imports what this process would import, and not what its working directory has.
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    try:
+        child = subprocess.run(
+            [*interpreter, "-m", "pytracer.backends.hook_probe", backend, str(hook)],
+            timeout=timeout_s,
+            env={**os.environ, "PYTHONPATH": path, "PYTRACER": "0"},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HookError(f"{failed} took longer than {timeout_s:g} s; {PREBUILT_REMEDY}") from error
+    except OSError as error:
+        raise HookError(f"{failed} could not start ({error}); {PREBUILT_REMEDY}") from error
+    passed = child.returncode == 0 and child.stdout.strip().endswith(PASSED)
+    if passed or child.returncode == NOT_TRIED:
+        return
+    last = (child.stderr.strip().splitlines() or ["it wrote no message"])[-1]
+    if child.returncode == REFUSED:
+        raise HookError(last)
+    end = f"exited with code {child.returncode}"
+    if child.returncode < 0:
+        end = f"died of {_signal_name(-child.returncode)}"
+    raise HookError(
+        f"{failed} {end} ({quoted(last)}); report this, with the output of `pytracer doctor`"
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,176 @@
+"""The torch of this process: its version, its backends, and their state."""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from pytracer.backends.names import ACCELERATORS
+from pytracer.errors import HookError
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What a hook must match of the running torch.
+
+    Attributes:
+        version: `torch.__version__`.
+        root: The folder of the package `torch`, with its headers and libraries.
+        cxx11_abi: Whether torch uses the C++11 ABI of libstdc++.
+    """
+
+    version: str
+    root: Path
+    cxx11_abi: bool
+
+
+def torch_build() -> TorchBuild:
+    """Describe the running torch, and import it if nothing has.
+
+    Raises:
+        HookError: torch is not installed, or its import fails.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise HookError("torch is not installed for this Python; pip install torch") from error
+        raise HookError(f"importing torch failed ({error}); install the missing module") from error
+    except Exception as error:
+        raise HookError(f"importing torch failed ({error}); repair the installation") from error
+    return TorchBuild(
+        torch.__version__, Path(torch.__file__).parent, bool(torch.compiled_with_cxx11_abi())
+    )
+
+
+def torch_module(backend: str) -> ModuleType:
+    """Return `torch.cuda` or `torch.npu`.
+
+    Raises:
+        HookError: The running torch has no such backend.
+    """
+    torch_build()
+    if backend == "cuda":
+        _require_cuda()
+    else:
+        _import_torch_npu()
+    module: ModuleType = getattr(sys.modules["torch"], backend)
+    return module
+
+
+def _require_cuda() -> None:
+    import torch
+
+    if torch.version.hip is not None:
+        raise HookError(
+            f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
+            'record; set device="cpu"'
+        )
+    if torch.version.cuda is None:
+        raise HookError(
+            f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or "
+            'set device="cpu"'
+        )
+
+
+def _import_torch_npu() -> None:
+    try:
+        importlib.import_module("torch_npu")
+    except ModuleNotFoundError as error:
+        if error.name == "torch_npu":
+            raise HookError(
+                'torch_npu is not installed for this Python; install it, or set device="cpu"'
+            ) from error
+        raise HookError(
+            f"importing torch_npu failed ({error}); install the missing module"
+        ) from error
+    except Exception as error:
+        version = sys.modules["torch"].__version__
+        raise HookError(
+            f"importing torch_npu failed ({error}); install the torch_npu that fits torch {version}"
+        ) from error
+
+
+def built_backends() -> list[str]:
+    """Return the backends that the running torch supports, with or without a device.
+
+    Raises:
+        HookError: torch cannot be imported.
+    """
+    torch_build()
+    backends = ["cpu"]
+    for backend in ACCELERATORS:
+        with contextlib.suppress(HookError):
+            torch_module(backend)
+            backends.append(backend)
+    return backends
+
+
+def is_initialised(module: ModuleType | None) -> bool:
+    """Return whether torch has initialised the devices of `torch.cuda` or `torch.npu`."""
+    try:
+        return module is not None and bool(module.is_initialized())
+    except Exception:  # torch is only half imported
+        return False
+
+
+def is_initialised_or_initialising(module: ModuleType) -> bool:
+    """Return whether torch uses the driver, which a forked child then cannot use."""
+    return is_initialised(module) or _is_initialising(module)
+
+
+def _is_initialising(module: ModuleType) -> bool:
+    """Return whether this thread is in the middle of torch's initialisation of the device."""
+    return hasattr(module._tls, "is_initializing")
+
+
+def uninitialised_accelerators() -> list[str]:
+    """Return the accelerators that torch may still initialise here. No driver is asked."""
+    torch = sys.modules.get("torch")
+    has_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
+    built = {"cuda": has_cuda, "npu": "torch_npu" in sys.modules}
+    modules: dict[str, ModuleType | None] = {
+        backend: getattr(torch, backend, None) for backend in ACCELERATORS if built[backend]
+    }
+    return [
+        backend
+        for backend, module in modules.items()
+        if module is not None and not is_lost_at_fork(backend) and not is_initialised(module)
+    ]
+
+
+def when_initialised(backend: str, action: Callable[[], None]) -> None:
+    """Have torch call `action`, which must not raise, as soon as it has initialised the device.
+
+    torch calls it before anything can be allocated. In the middle of torch's initialisation
+    `action` runs at once.
+    """
+    module = torch_module(backend)
+    if _is_initialising(module):  # torch holds the lock that `_lazy_call` would wait for
+        action()
+    else:
+        module._lazy_call(action)
+
+
+def is_lost_at_fork(backend: str) -> bool:
+    """Return whether a fork made the backend unusable here: the parent had initialised it."""
+    return backend in _lost_at_fork
+
+
+_initialised_before_fork: list[str] = []
+_lost_at_fork: set[str] = set()
+
+
+def _before_fork() -> None:
+    torch = sys.modules.get("torch")
+    modules = {backend: getattr(torch, backend, None) for backend in ACCELERATORS}
+    _initialised_before_fork[:] = [name for name, m in modules.items() if is_initialised(m)]
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_child=lambda: _lost_at_fork.update(_initialised_before_fork)
+)

@@ -1,0 +1,176 @@
+"""The output of `pytracer experiment` and `pytracer replay`: conclusions, a table, and notes."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.commands.json_output import write_json
+from pytracer.commands.table import new_table
+from pytracer.experiments.comparison import Comparison, Curve, Setting
+from pytracer.experiments.conclusions import (
+    conclusions,
+    is_comparable,
+    out_of_memory_runs,
+    report,
+    share,
+    wrapped_name,
+)
+from pytracer.experiments.plot import plot
+from pytracer.text import duration, number, printable, size
+from pytracer.tracing.options import variable
+
+SETTINGS_PER_TABLE = 3
+"""How many settings a table shows next to each other. With more settings there are several tables,
+and the first setting is in each."""
+
+NAME_WIDTH = 17
+"""The width of a setting's column."""
+
+
+def _size(value_bytes: float) -> str:
+    return size(round(value_bytes))
+
+
+def _seconds(value_s: float) -> str:
+    return duration(round(value_s * 1e6))
+
+
+def _microseconds(value_us: float) -> str:
+    return duration(round(value_us))
+
+
+_METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "peak_reserved_bytes": ("peak reserved", _size),
+    "peak_allocated_bytes": ("peak allocated", _size),
+    "peak_unallocated_bytes": ("peak unallocated", _size),
+    "oom_unallocated_bytes": ("OOM unallocated", _size),
+    "oom_requested_bytes": ("OOM requested", _size),
+    "device_allocs": ("device allocs", "{:,g}".format),
+    "retries": ("retries", "{:,g}".format),
+    "step_us": ("time per step", _microseconds),
+    "wall_s": ("wall time", _seconds),
+}
+
+
+def output_comparison(
+    comparison: Comparison,
+    as_json: bool = False,
+    json_path: str | None = None,
+    plot_path: Path | None = None,
+    *,
+    without: Collection[str] = (),
+    context: Sequence[str] = (),
+    curves: Mapping[str, Curve] | None = None,
+) -> None:
+    """Print a comparison, and write the files that were asked for.
+
+    Args:
+        comparison: The comparison.
+        as_json: Whether to print JSON, and nothing else.
+        json_path: The file for the JSON report; None: none.
+        plot_path: The file for the plot; None: none.
+        without: Attributes of outcomes that have no row in the table.
+        context: Lines to print between the conclusions and the table.
+        curves: The usage curves of the plot.
+    """
+    if not as_json:
+        show(comparison, without, context)
+    if as_json or json_path is not None:
+        write_json(report(comparison), to_stdout=as_json, path=json_path)
+    if plot_path is not None:
+        plot(comparison, plot_path, curves)
+
+
+def show(
+    comparison: Comparison, without: Collection[str] = (), context: Sequence[str] = ()
+) -> None:
+    """Print the conclusions, the table, and notes on what the table does not show."""
+    console = Console(highlight=False)
+    for sentence in conclusions(comparison):
+        console.print(Text(printable(sentence), "bold"), soft_wrap=True)
+    for line in context:
+        console.print(Text(printable(line)), soft_wrap=True)
+    first, *others = comparison.settings
+    step = SETTINGS_PER_TABLE - 1
+    for begin in range(0, max(len(others), 1), step):
+        console.print(_table([first, *others[begin : begin + step]], without))
+    for note in [*_notes(comparison), *comparison.notes]:
+        console.print(Text(printable(note)), soft_wrap=True)
+
+
+def _table(settings: list[Setting], without: Collection[str]) -> Table:
+    names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
+    table = new_table("", *names, text=1)
+    if any(len(setting.outcomes) != 1 for setting in settings):
+        table.add_row("runs", *(_runs(setting) for setting in settings))
+    table.add_row("out of memory", *(_out_of_memory(setting) for setting in settings))
+    has_ooms = any(out_of_memory_runs(setting)[0] for setting in settings)
+    for attribute, (name, shown) in _METRICS.items():
+        if attribute not in without and (has_ooms or not attribute.startswith("oom_")):
+            cells = (_cell(settings[0], setting, attribute, shown) for setting in settings)
+            table.add_row(name, *(Text(cell) for cell in cells))
+    return table
+
+
+def _runs(setting: Setting) -> str:
+    measured, ended = len(setting.measured), len(setting.outcomes)
+    return str(ended) if measured == ended else f"{measured} of {ended}"
+
+
+def _out_of_memory(setting: Setting) -> Text:
+    runs, known = out_of_memory_runs(setting)
+    if not known:
+        return Text("-")
+    ooms = setting.typical("ooms") or 0
+    if not runs:
+        return Text("no")
+    if known > 1:
+        return Text(f"in {runs} of {known} runs", "bold red")
+    return Text("yes" if ooms == 1 else f"{ooms:,g} times", "bold red")
+
+
+def _cell(first: Setting, setting: Setting, attribute: str, shown: Callable[[float], str]) -> str:
+    """Return the median, the range of several runs, and the difference to the first setting."""
+    value, spread = setting.typical(attribute), setting.spread(attribute)
+    if value is None or spread is None:
+        return "-"
+    lines = [f"≥ {shown(value)}" if setting.is_lower_bound(attribute) else shown(value)]
+    if spread[0] != spread[1]:
+        lines.append(_range(*map(shown, spread)))
+    before = first.typical(attribute)
+    if before is not None and value != before and is_comparable(first, setting, attribute):
+        lines.append(_difference(value - before, before, shown))
+    return "\n".join(lines)
+
+
+def _range(least: str, most: str) -> str:
+    """Return a range, with the unit once if both bounds have it."""
+    (least_number, _, least_unit), (_, _, most_unit) = least.partition(" "), most.partition(" ")
+    return f"{least_number if least_unit == most_unit else least} .. {most}"
+
+
+def _difference(difference: float, before: float, shown: Callable[[float], str]) -> str:
+    sign = "+" if difference > 0 else "-"
+    in_percent = f", {sign}{share(difference, before)}" if before else ""
+    return sign + shown(abs(difference)) + in_percent
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    for setting in comparison.settings:
+        for i, outcome in enumerate(setting.outcomes, 1):
+            if outcome.failure is not None:
+                which = f", run {i}" if len(setting.outcomes) > 1 else ""
+                yield f"{setting.name}{which} failed: {outcome.failure}"
+        if setting.is_lower_bound("peak_unallocated_bytes"):
+            yield (
+                f"{setting.name}: peak unallocated may have been higher, because the snapshots "
+                f"lack events. A larger {variable('trace_alloc_max_entries')} keeps more events."
+            )
+        if early := sum(run.ended_early and bool(run.ooms) for run in setting.measured):
+            yield (
+                f"{setting.name}: {number(early, 'run')} ended because memory ran out. Its "
+                "numbers cover only the part before, so the table shows no differences to them."
+            )

@@ -1,0 +1,43 @@
+"""The command `pytracer demo`."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("demo")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("pytracer_demo.pickle"),
+    show_default=True,
+    help="The snapshot file to write.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="The number of training steps.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda", "npu"]),
+    default="auto",
+    show_default=True,
+    help="The device to train on. auto: the accelerator of this machine, or else the CPU.",
+)
+def demo(output: Path, steps: int, device: str) -> None:
+    """Does pytracer work here, and what does it show?
+
+    \b
+    pytracer demo
+    pytracer demo --device cpu
+
+    Trains a small transformer under the tracer, writes a snapshot, and prints where the memory
+    went.
+    """
+    from pytracer.commands import demo_training  # imports torch, which `--help` does without
+
+    demo_training.run(output, steps, device)

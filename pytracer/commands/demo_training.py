@@ -1,0 +1,171 @@
+"""A small transformer that is trained under the tracer, for `pytracer demo`.
+
+The task is to predict the next token of a sequence that counts up by a constant stride, modulo the
+vocabulary. The last token leaves a few candidates; attention to the token before it decides.
+"""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pytracer.analysis.report import stats
+from pytracer.backends.devices import present_accelerator
+from pytracer.backends.running_torch import torch_module
+from pytracer.commands.stats_tables import sites_table
+from pytracer.errors import ConfigError, HookError
+from pytracer.reading import load
+from pytracer.reading.metadata import device_metadata
+from pytracer.text import number, size
+from pytracer.tracing.tracer import Tracer
+
+VOCABULARY, CONTEXT, BATCH = 64, 64, 16
+WIDTH, HEADS, LAYERS = 128, 4, 2
+
+
+class Attention(nn.Module):  # type: ignore[misc]  # torch is not followed
+    """Causal multi-head self-attention."""
+
+    def __init__(self) -> None:
+        """Make a projection to queries, keys and values, and one from the heads."""
+        super().__init__()
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, time, width) to the same shape."""
+        heads = self.query_key_value(x).unflatten(-1, (3, HEADS, WIDTH // HEADS))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (batch, head, time, width of head)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):  # type: ignore[misc]  # torch is not followed
+    """One layer: attention and an MLP, each with normalised input and a residual connection."""
+
+    def __init__(self) -> None:
+        """Make the two branches."""
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(WIDTH), Attention())
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, time, width) to the same shape."""
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
+    """A decoder: token and position embeddings, layers, and a score for every next token."""
+
+    def __init__(self) -> None:
+        """Make the model with random parameters."""
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.layers = nn.Sequential(*(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH))
+        self.scores = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, time) to scores (batch, time, vocabulary)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.scores(self.layers(self.tokens(tokens) + self.positions(positions)))
+
+
+def make_batch(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return sequences (batch, time), and the token that follows each token."""
+    start = torch.randint(VOCABULARY, (BATCH, 1), device=device)
+    stride = torch.randint(1, 5, (BATCH, 1), device=device)
+    counted = (start + stride * torch.arange(CONTEXT + 1, device=device)) % VOCABULARY
+    return counted[:, :-1], counted[:, 1:]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """Train the model on its device, and return the loss of each step."""
+    device = next(model.parameters()).device
+    losses = []
+    for _ in range(steps):
+        tokens, following = make_batch(device)
+        scores = model(tokens)
+        loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def run(output: Path, steps: int = 30, device: str = "auto") -> Path:
+    """Train under a tracer, write a snapshot, and print what took the memory.
+
+    Args:
+        output: The snapshot file to write, named `*.pickle`.
+        steps: The number of training steps, 1 or more.
+        device: "cpu", "cuda", "npu", or "auto": the accelerator of this machine, or else the CPU.
+
+    Returns:
+        `output`.
+
+    Raises:
+        ConfigError: `output` has another suffix, or cannot be written.
+        HookError: This machine has no such device, or its allocator cannot be recorded.
+    """
+    if output.suffix != ".pickle":
+        raise ConfigError(f"output={str(output)!r}: the demo writes one file, named *.pickle")
+    device = _found(device)
+    # The model and the optimizer outlive the `with`, so the snapshot at its end has their memory.
+    with Tracer(str(output), device=device) as tracer:
+        torch.manual_seed(0)
+        model = Transformer().to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = train(model, optimizer, steps)
+    untraced = tracer.stats()["untraced"]
+    if untraced is not None:
+        raise HookError(f"nothing was recorded: {untraced}")
+    report(output, losses)
+    return output
+
+
+def _found(device: str) -> str:
+    """Return the backend to train on; a missing device is an error of one line, not torch's."""
+    if device == "auto":
+        return present_accelerator() or "cpu"
+    if device != "cpu" and not torch_module(device).is_available():
+        raise HookError(f"torch finds no {device.upper()} device: give --device cpu, or auto")
+    return device
+
+
+def report(path: Path, losses: list[float]) -> None:
+    """Print the peak, the call sites that held memory at the peak, and how to see more."""
+    snapshot = load(path)
+    (device,) = stats(snapshot, device=0).devices
+    peak = device.peak_allocated
+    assert peak is not None  # the ring is large enough for all events
+
+    console = Console()
+    console.print(
+        f"peak {size(peak.allocated_bytes)}, after event {peak.event}; "
+        f"at the end {size(device.end.allocated_bytes)}"
+    )
+    console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
+    console.print(sites_table(device.sites, "Memory held at the peak", top=10))
+    recorded = device_metadata(snapshot, 0)
+    console.print(
+        f"{recorded['recorded']:,} allocations and frees recorded "
+        f"({number(device.events, 'event')} in the file), {recorded['overwritten']:,} overwritten"
+    )
+
+    console.print(Text(f"\n{path} ({size(path.stat().st_size)})"), soft_wrap=True)
+    console.print(
+        Text(
+            "Look at it: drag the file onto https://pytorch.org/memory_viz, or without a network\n"
+            f"  pytracer stats {path}\n"
+            f"  python -m torch.cuda._memory_viz stats {path}"
+        ),
+        soft_wrap=True,
+    )

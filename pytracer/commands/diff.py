@@ -1,0 +1,346 @@
+"""The command `pytracer diff`."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.analysis.diff import (
+    DeviceDifference,
+    Difference,
+    DirectoryDifference,
+    SnapshotSummary,
+    compare_directories,
+    compare_summaries,
+    summarise,
+)
+from pytracer.analysis.diff.changes import Change, PhaseChange, SiteChange
+from pytracer.analysis.diff.options import OptionChange
+from pytracer.commands.json_output import write_json
+from pytracer.commands.parallel import in_parallel, print_errors
+from pytracer.commands.shared_options import TOP, device_option, json_options, memory_option
+from pytracer.commands.table import Fitted, call_site_text, new_table
+from pytracer.errors import PytracerError
+from pytracer.reading.files import match
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Frame
+from pytracer.reading.to_json import SCHEMA_VERSION
+from pytracer.text import number, printable, size
+
+
+@click.command("diff")
+@click.argument("baseline", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@device_option
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=TOP,
+    show_default=True,
+    help="How many rows of each table to print. JSON has all rows.",
+)
+@json_options
+@memory_option
+@click.pass_context
+def diff_command(
+    context: click.Context,
+    baseline: Path,
+    new: Path,
+    device: int | None,
+    top: int,
+    as_json: bool,
+    json_path: str | None,
+    memory_bytes: int | None,
+) -> None:
+    """What changed between two recordings?
+
+    \b
+    pytracer diff before.pickle after.pickle
+    pytracer diff outputs/monday outputs/tuesday
+
+    Compares sizes, call sites, phases and options of two snapshots, each at its own peak, or both
+    at the end if the peak of one is unknown. In two directories, compares the files of the same
+    step, phase and rank.
+    """
+    are_directories = [os.path.isdir(path) for path in (baseline, new)]
+    if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):
+        raise click.UsageError(
+            f"{baseline} and {new} are a file and a directory: give two files or two directories"
+        )
+    report: Difference | DirectoryDifference
+    read = partial(_read, device=device)
+    failed = False
+    if are_directories[0]:
+        report, failed = _diff_directories(baseline, new, read, memory_bytes)
+    else:
+        results = in_parallel(read, [baseline, new], "Reading snapshots", memory_bytes)
+        summaries = [result for result in results if isinstance(result, SnapshotSummary)]
+        if len(summaries) < len(results):
+            raise next(result for result in results if isinstance(result, PytracerError))
+        report = compare_summaries(*summaries)
+    document = {"schema_version": SCHEMA_VERSION, **vars(report)}
+    write_json(document, to_stdout=as_json, path=json_path)
+    if not as_json:
+        show(report, top)
+    if failed:
+        context.exit(1)
+
+
+def _read(path: Path, device: int | None) -> SnapshotSummary:
+    return summarise(load(path), device)
+
+
+def _diff_directories(
+    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
+) -> tuple[DirectoryDifference, bool]:
+    """Return the difference of two directories, and whether a file could not be read."""
+    matched = match(baseline, new)
+    if not matched.pairs:
+        raise PytracerError(
+            f"no snapshot in {baseline} has a counterpart with the same step, phase and rank in "
+            f"{new}: give two files instead"
+        )
+    paths = [path for _, *pair in matched.pairs for path in pair]
+    results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
+    pairs: list[tuple[str, SnapshotSummary, SnapshotSummary]] = []
+    errors: list[str] = []
+    for (place, path, _), before, after in zip(
+        matched.pairs, results[::2], results[1::2], strict=True
+    ):
+        where = str(place) or str(path)
+        if isinstance(before, SnapshotSummary) and isinstance(after, SnapshotSummary):
+            pairs.append((where, before, after))
+        errors += (f"{where}: {e}" for e in (before, after) if isinstance(e, PytracerError))
+    report = compare_directories(
+        str(baseline),
+        str(new),
+        pairs,
+        map(str, matched.only_first),
+        map(str, matched.only_second),
+        errors,
+    )
+    return report, print_errors(results)
+
+
+def show(report: Difference | DirectoryDifference, top: int = TOP) -> None:
+    """Print a difference."""
+    console = Console(highlight=False)
+    for answer in _answers(report):
+        console.print(Text(printable(answer), "bold"))
+    title = Text(printable(f"{report.baseline} → {report.new}"))
+    console.print(title, soft_wrap=True)
+    if isinstance(report, Difference):
+        pairs = 1
+        for device in report.devices:
+            console.print()
+            _show_device(console, device, top)
+    else:
+        pairs = report.pairs
+        _show_directories(console, report, top)
+    for side, only in ((report.baseline, report.only_baseline), (report.new, report.only_new)):
+        for name in only:
+            console.print(Text(printable(f"Only in {side}: {name}")), soft_wrap=True)
+    if report.metadata:
+        console.print()
+        console.print(_facts(report.metadata, pairs))
+
+
+def _answers(report: Difference | DirectoryDifference) -> Iterator[str]:
+    """Yield what a reader wants to know first: how much usage changed, and where most."""
+    if isinstance(report, DirectoryDifference):
+        if report.files:
+            largest = max(report.files, key=lambda file: abs(file.delta_bytes))
+            yield (
+                f"The peaks of {number(report.pairs, 'pair')} of files differ by "
+                f"{_delta(largest.delta_bytes)} at most, in {largest.place}{_most(report.sites)}."
+            )
+        return
+    for device in report.devices:
+        amount = device.amounts["allocated_bytes"]
+        if amount.delta is not None and amount.before is not None and amount.after is not None:
+            yield (
+                f"{device.after}: {_delta(amount.delta)} allocated at {_AT[device.at]} "
+                f"({size(amount.before)} → {size(amount.after)}){_most(device.sites)}."
+            )
+
+
+def _most(sites: Sequence[SiteChange]) -> str:
+    """Name the call site that changed most; sites are sorted by their change."""
+    if not sites or not sites[0].delta_bytes:
+        return ""
+    frames = sites[0].after or sites[0].before
+    where = call_site_text(frames[0] if frames else None)
+    return f"; most by {where}: {_delta(sites[0].delta_bytes)}"
+
+
+def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
+    same = device.before == device.after
+    name = device.before if same else f"{device.before} → {device.after}"
+    for reason in device.reasons:
+        console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
+    _show_notes(console, device.notes)
+    console.print(_amounts(device, f"{printable(name)}, at {_AT[device.at]}"))
+    _show_changes(console, device.sites, device.phases, top)
+
+
+def _show_directories(console: Console, report: DirectoryDifference, top: int) -> None:
+    for reason in report.reasons:
+        console.print(Text(printable(f"Some are compared at the end, not at the peaks: {reason}")))
+    _show_notes(console, report.notes)
+    for error in report.errors:
+        console.print(Text(printable(f"Not compared: {error}")), soft_wrap=True)
+    console.print()
+    by_delta = sorted(report.files, key=lambda file: -abs(file.delta_bytes))
+    shown = {id(file) for file in by_delta[: max(top, 1)]}
+    table = new_table("delta", "baseline", "new", "file", title="Allocated at the peaks", text=-1)
+    for file in report.files:
+        if id(file) not in shown:
+            continue
+        name = file.place if file.at == "peak" else f"{file.place} (at the end)"
+        table.add_row(
+            _delta(file.delta_bytes),
+            size(file.before_bytes),
+            size(file.after_bytes),
+            Text(printable(name), overflow="fold"),
+        )
+    if others := len(report.files) - len(shown):
+        table.add_row("", "", "", f"({others:,} others, which differ less)")
+    if report.files:
+        console.print(table)
+    _show_changes(console, report.sites, report.phases, top)
+
+
+def _show_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"{note}.", markup=False)
+
+
+def _show_changes(
+    console: Console, sites: Sequence[SiteChange], phases: Sequence[PhaseChange], top: int
+) -> None:
+    if {phase.phase for phase in phases} <= {"", None}:
+        phases = []
+    for what, changes in (("call site", sites), ("phase", phases)):
+        if changes and top:
+            console.print()
+            console.print(_changes(what, changes, top))
+
+
+def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -> Table | str:
+    differing = [change for change in changes if change.is_change]
+    if not differing:
+        return f"Every {what} holds as much as before."
+    is_mean = differing[0].largest_in is not None
+    title = f"By {what}, on average" if is_mean else f"By {what}"
+    last = "most in" if is_mean else "blocks" if what == "call site" else "allocations"
+    table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
+    for change in differing[:top]:
+        table.add_row(
+            _delta(change.delta_bytes),
+            "(new)" if change.kind == "new" else size(change.before_bytes),
+            "(gone)" if change.kind == "gone" else size(change.after_bytes),
+            _most_in(change) if is_mean else _counts(change),
+            _name(change),
+        )
+    if others := differing[top:]:
+        total = sum(change.delta_bytes for change in others)
+        table.add_row(_delta(total), "", "", "", f"({len(others):,} others)")
+    return table
+
+
+def _counts(change: Change) -> str:
+    if change.before_count == change.after_count:
+        return f"{change.after_count:,}"
+    return f"{change.before_count:,} → {change.after_count:,}"
+
+
+def _most_in(change: Change) -> Text:
+    largest = f"{_delta(change.largest_delta_bytes or 0)}\n"
+    return Text(largest + printable(change.largest_in or ""), overflow="fold")
+
+
+def _name(change: SiteChange | PhaseChange) -> Text | Fitted:
+    if isinstance(change, PhaseChange):
+        phase = "(before the trace)" if change.phase is None else printable(change.phase)
+        return Text(phase or "(none)", overflow="fold")
+
+    def fitted(width: int | None) -> str:
+        if change.matched_by in (None, "line"):
+            return _frames(change.after or change.before, width)
+        was = None if width is None else width - len("was ")
+        return f"{_frames(change.after, width)}\nwas {_frames(change.before, was)}"
+
+    return Fitted(fitted, fitted(None))
+
+
+def _frames(frames: Sequence[Frame], width: int | None) -> str:
+    first = call_site_text(frames[0] if frames else None, width)
+    return first if len(frames) < 2 else f"{first}\nand {len(frames) - 1} more lines"
+
+
+_AT = {"peak": "the peaks", "end": "the end"}
+_AMOUNTS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "allocs": "allocations",
+    "frees": "frees",
+}
+_AMOUNTS_OF_ACCELERATORS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "reserved_bytes": "reserved",
+    "fragmentation_bytes": "reserved - allocated",
+    "rounding_bytes": "active - requested",
+    "inactive_split_bytes": "inactive split",
+    "largest_free_bytes": "largest free block",
+    "segments": "segments",
+    "peak_reserved_bytes": "reserved, own peak",
+    "allocs": "allocations",
+    "frees": "frees",
+    "device_allocs": "device allocs",
+    "device_frees": "device frees",
+    "ooms": "out of memory",
+    "retries": "retries",
+}
+
+
+def _amounts(device: DeviceDifference, title: str) -> Table:
+    is_cpu = device.before == device.after == "cpu"
+    table = new_table("delta", "baseline", "new", "", title=title, text=-1)
+    for key, name in (_AMOUNTS if is_cpu else _AMOUNTS_OF_ACCELERATORS).items():
+        amount = device.amounts[key]
+        if not amount.before and not amount.after:
+            continue
+        show = size if key.endswith("_bytes") else "{:,}".format
+        table.add_row(
+            "" if amount.delta is None else _signed(amount.delta, show),
+            "-" if amount.before is None else show(amount.before),
+            "-" if amount.after is None else show(amount.after),
+            name,
+        )
+    return table
+
+
+def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:
+    table = Table(title="Options and environment", title_justify="left")
+    for name in ("", "baseline", "new"):
+        table.add_column(name, overflow="fold")
+    for fact in facts:
+        name = fact.name if fact.pairs == pairs else f"{fact.name} ({fact.pairs} of {pairs} pairs)"
+        values = ("-" if value is None else value for value in (fact.before, fact.after))
+        table.add_row(*(Text(printable(text)) for text in (name, *values)))
+    return table
+
+
+def _delta(delta_bytes: int) -> str:
+    return _signed(delta_bytes, size)
+
+
+def _signed(delta: int, show: Callable[[int], str]) -> str:
+    return f"+{show(delta)}" if delta > 0 else show(delta)

@@ -1,0 +1,156 @@
+"""The command `pytracer experiment`."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from pytracer.commands.comparison_table import output_comparison
+from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.shared_options import json_options, plot_option
+from pytracer.experiments.comparison import Outcome
+from pytracer.experiments.experiment_runs import REPORT, Experiment, Run
+from pytracer.text import duration, printable, size
+
+
+@click.command(
+    "experiment",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--set",
+    "changes",
+    metavar="SETTINGS",
+    multiple=True,
+    required=True,
+    help="Allocator settings to try, as NAME:VALUE,NAME:VALUE, in addition to the environment's "
+    "own; `current`: the environment's settings alone. Repeat the option to compare further "
+    "settings with the first.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The number of runs of each setting. Every second repeat takes the settings in reverse "
+    "order. Times are compared only with 4 repeats or more.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A new or empty directory for snapshots and logs.  [default: experiment_{time}]",
+)
+@click.option(
+    "--step-from",
+    metavar="SOURCE",
+    help="What ends a step: optimizer, optimizer:Class or framework.  "
+    "[default: PYTRACER_STEP_FROM, else optimizer]",
+)
+@json_options
+@plot_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def experiment_command(
+    context: click.Context,
+    changes: tuple[str, ...],
+    repeat: int,
+    output: Path | None,
+    step_from: str | None,
+    as_json: bool,
+    json_path: str | None,
+    plot_path: Path | None,
+    command: tuple[str, ...],
+) -> None:
+    """Which allocator settings does this program need?
+
+    \b
+    pytracer experiment --set current --set expandable_segments:True \\
+        --repeat 4 -- python train.py
+
+    Runs the program under each of the settings, and compares peaks, out-of-memory errors and step
+    times. Each run is a new process, traced as by PYTRACER=1. An out-of-memory error is a result,
+    not a failure. The program's output is written to log files. Ctrl-C ends the current run, and
+    the earlier runs are reported.
+    """
+    experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
+    interruption: Interruption | None = None
+    try:
+        with signals_interrupt(), _progress(experiment) as progress:
+            experiment.prepare()
+            for run in experiment.runs:
+                progress.begin(run)
+                progress.end(run, experiment.run(run))
+    except Interruption as error:
+        interruption = error
+    if any(setting.outcomes for setting in experiment.comparison.settings):
+        output_comparison(experiment.comparison, as_json, json_path, plot_path)
+        report = printable(str(experiment.output / REPORT))
+        click.echo(f"The complete report is in {report}", err=True)
+    if interruption is not None:
+        context.exit(interruption.exit_code)
+    outcomes = [
+        outcome for setting in experiment.comparison.settings for outcome in setting.outcomes
+    ]
+    if any(outcome.failure is not None for outcome in outcomes):
+        context.exit(1)
+
+
+class _Progress:
+    """Progress on standard error: a bar in a terminal, or else a line for each ended run."""
+
+    def __init__(self, experiment: Experiment, bar: Progress) -> None:
+        self._experiment = experiment
+        self._bar = bar
+        self._task = bar.add_task("Checking the settings", total=len(experiment.runs))
+
+    def begin(self, run: Run) -> None:
+        self._bar.update(self._task, description=printable(self._name(run)))
+
+    def end(self, run: Run, outcome: Outcome) -> None:
+        self._bar.advance(self._task)
+        line = f"{self._name(run)}: {_outcome_text(outcome)}"
+        if outcome.failure is not None or not self._bar.console.is_terminal:
+            self._bar.console.print(Text(printable(line)), soft_wrap=True)
+
+    def _name(self, run: Run) -> str:
+        setting = self._experiment.comparison.settings[run.setting].name
+        return f"{self._experiment.runs.index(run) + 1}/{len(self._experiment.runs)} {setting}"
+
+
+@contextlib.contextmanager
+def _progress(experiment: Experiment) -> Iterator[_Progress]:
+    console = Console(stderr=True, highlight=False)
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()
+    with Progress(
+        *columns,
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        yield _Progress(experiment, bar)
+
+
+def _outcome_text(outcome: Outcome) -> str:
+    if outcome.failure is not None:
+        return f"failed: {outcome.failure}"
+    parts = [f"in {duration(round((outcome.wall_s or 0) * 1e6))}"]
+    if outcome.peak_reserved_bytes is not None:
+        parts.insert(0, f"peak reserved {size(outcome.peak_reserved_bytes)}")
+    if outcome.ooms:
+        parts.insert(0, "out of memory")
+    return ", ".join(parts)

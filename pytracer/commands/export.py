@@ -1,0 +1,168 @@
+"""The command `pytracer export`: snapshots in the formats of other tools."""
+
+import contextlib
+import functools
+import gzip
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import click
+
+from pytracer.atomic_file import remove_unfinished
+from pytracer.commands.parallel import in_parallel, print_errors
+from pytracer.commands.shared_options import files_argument, memory_option
+from pytracer.errors import PytracerError
+from pytracer.export import collapsed_stacks, parquet_arrow, perfetto
+from pytracer.export.origin import Origin, find_origin, unique_names
+from pytracer.export.output_file import open_output
+from pytracer.reading.files import SUFFIXES, find, parse_place
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Snapshot
+from pytracer.text import printable
+
+Result = list[str | PytracerError]
+"""Notes, one sentence each, and the errors of files."""
+
+
+@click.command("export")
+@files_argument
+@click.option(
+    "--to",
+    type=click.Choice(["parquet", "arrow", "collapsed", "perfetto"]),
+    required=True,
+    help="parquet, arrow: two tables, of events and blocks, in the folders OUTPUT/events and "
+    "OUTPUT/blocks. collapsed: stacks and their bytes, for flame graphs. perfetto: counters, "
+    "phases and steps, for ui.perfetto.dev and chrome://tracing.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The folder for tables, or the file for the other formats, which is compressed if its "
+    "name ends in .gz. Existing files are overwritten. '-' is standard output, for the other "
+    "formats.  [default, for collapsed stacks only: -]",
+)
+@memory_option
+@click.option(
+    "--at",
+    type=click.Choice(["peak", "end", "oom"]),
+    help="Which memory collapsed stacks show. peak: what was held at the peak of allocated bytes. "
+    "end: what was held when the snapshot was taken. oom: what was held when memory last ran out.  "
+    "[default: peak]",
+)
+def export(
+    paths: tuple[Path, ...],
+    to: str,
+    output: Path | None,
+    memory_bytes: int | None,
+    at: collapsed_stacks.At | None,
+) -> None:
+    """How do I open a recording in other tools?
+
+    \b
+    pytracer export snapshot.pickle --to perfetto -o trace.json.gz
+    pytracer export outputs/profile --to parquet -o tables
+    pytracer export snapshot.pickle --to collapsed | flamegraph.pl > memory.svg
+
+    Writes snapshots as tables for pandas and SQL, as stacks for flame graphs, or as a timeline.
+    """
+    if at is not None and to != "collapsed":
+        raise click.UsageError(f"--at {at} applies only to --to collapsed: leave it out")
+    if output is None and to != "collapsed":
+        raise click.UsageError(f"--to {to} needs --output: give a file or a folder to write")
+    output = output or Path("-")
+    if output.name.endswith(SUFFIXES):
+        raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
+    files = find(paths)
+    if to in ("parquet", "arrow"):
+        results = _tables(files, output, memory_bytes, cast(parquet_arrow.Format, to))
+    elif to == "collapsed":
+        results = _stacks(files, output, memory_bytes, at or "peak")
+    else:
+        results = _perfetto(files, output, memory_bytes)
+    for note in results:
+        if isinstance(note, str):
+            click.echo(printable(note), err=True)
+    if print_errors(results):
+        raise click.exceptions.Exit(1)
+
+
+def _tables(
+    files: Sequence[Path], output: Path, memory_bytes: int | None, to: parquet_arrow.Format
+) -> Result:
+    if str(output) == "-" or os.path.isfile(output):
+        raise click.UsageError(f"--output {output}: --to {to} writes files into a folder")
+    parquet_arrow.pyarrow()  # one error if it is missing, and not one for each file
+    write = functools.partial(parquet_arrow.write_tables, output=output, file_format=to)
+    return _export_files(files, write, memory_bytes)
+
+
+def _stacks(
+    files: Sequence[Path], output: Path, memory_bytes: int | None, at: collapsed_stacks.At
+) -> Result:
+    found: Counter[str] = Counter()
+    adding = threading.Lock()
+
+    def add(snapshot: Snapshot, origin: Origin) -> list[str]:
+        roots = [origin.name] if len(files) > 1 else []
+        stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots)
+        with adding:
+            found.update(stacks)
+        return []
+
+    results = _export_files(files, add, memory_bytes)
+    with _opened(output) as file:
+        file.writelines(line.encode() for line in collapsed_stacks.lines(found))
+    return results
+
+
+def _perfetto(files: Sequence[Path], output: Path, memory_bytes: int | None) -> Result:
+    with _opened(output) as file:
+        writer = perfetto.Writer(file)
+        results = _export_files(files, writer.add, memory_bytes)
+        writer.finish()
+    return results
+
+
+def _export_files(
+    files: Sequence[Path],
+    write: Callable[[Snapshot, Origin], list[str]],
+    memory_bytes: int | None,
+) -> Result:
+    """Call a function with each snapshot.
+
+    Raises:
+        PytracerError: The function failed with every snapshot.
+    """
+    titles = dict(zip(files, unique_names(files), strict=True))
+
+    def read_and_write(path: Path) -> list[str]:
+        snapshot = load(path)
+        return write(snapshot, find_origin(snapshot, titles[path], parse_place(path)))
+
+    results = in_parallel(
+        read_and_write, files, "Exporting", memory_bytes, on_interrupt=remove_unfinished
+    )
+    errors = [result for result in results if isinstance(result, PytracerError)]
+    if len(errors) == len(files):
+        print_errors(errors[:-1])
+        raise errors[-1]
+    return errors + [note for notes in results if isinstance(notes, list) for note in notes]
+
+
+@contextlib.contextmanager
+def _opened(output: Path) -> Iterator[BinaryIO]:
+    if str(output) == "-":
+        yield sys.stdout.buffer
+        return
+    with open_output(output) as file:
+        if output.suffix != ".gz":
+            yield file
+            return
+        with gzip.GzipFile("", "wb", compresslevel=3, fileobj=file, mtime=0) as compressed:
+            yield cast(BinaryIO, compressed)

@@ -1,0 +1,151 @@
+"""The commands about hooks: `pytracer build-hooks` and `pytracer doctor`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.backends.doctor import Examination, examine
+from pytracer.backends.hook_attach import HOOKS, Hooks
+from pytracer.backends.names import BACKENDS
+from pytracer.backends.running_torch import built_backends
+from pytracer.commands.json_output import write_json
+from pytracer.commands.shared_options import json_options
+from pytracer.errors import ConfigError, HookError
+from pytracer.reading.to_json import SCHEMA_VERSION
+from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import (
+    ENVIRONMENT_DEFAULTS,
+    PATCH_TORCH,
+    SWITCH,
+    switch,
+    switched_off,
+)
+
+
+@click.command("build-hooks")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder to write to, for PYTRACER_HOOK_DIR.  [default: the user's cache, or a private "
+    "temporary folder if the cache cannot be written]",
+)
+@click.option(
+    "--backend",
+    "backends",
+    type=click.Choice(BACKENDS),
+    multiple=True,
+    help="The allocator to build the hook for; may be repeated.  "
+    "[default: all allocators that torch supports]",
+)
+@click.pass_context
+def build_hooks(context: click.Context, output: Path | None, backends: tuple[str, ...]) -> None:
+    """How do I record on a machine that has no compiler?
+
+    \b
+    pytracer build-hooks --output /opt/pytracer-hooks
+    export PYTRACER_HOOK_DIR=/opt/pytracer-hooks
+
+    Compiles the allocator hooks for the installed torch ahead of time, for example when a
+    container image is built. Programs that find them through PYTRACER_HOOK_DIR need no compiler.
+    """
+    builder = _hooks(context).builder
+    failures = []
+    try:
+        for backend in backends or built_backends():
+            directory = output or builder.folders.destination().directory
+            try:
+                click.echo(f"{backend}: {builder.build(backend, directory)}")
+            except HookError as error:
+                failures.append(str(error))
+    except HookError as error:
+        failures.append(str(error))
+    if failures:
+        raise click.ClickException("\n".join(failures))
+
+
+@click.command("doctor")
+@click.option(
+    "--device",
+    "devices",
+    type=click.Choice(BACKENDS),
+    multiple=True,
+    help="A device that must be recordable; may be repeated.  [default: the accelerator that torch "
+    "finds, or else cpu]",
+)
+@json_options
+@click.pass_context
+def doctor(
+    context: click.Context, devices: tuple[str, ...], as_json: bool, json_path: str | None
+) -> None:
+    """What can be recorded on this machine?
+
+    \b
+    pytracer doctor
+    pytracer doctor --device cuda && python train.py
+
+    Checks each backend (CPU, CUDA, NPU), and reports what is missing where recording is impossible.
+    The exit code is 0 if the devices and their call stacks can be recorded. It is 1 if not, and 1
+    if an environment variable prevents recording. So a job script can check before it starts the
+    job.
+    """
+    examination = examine(devices, _hooks(context))
+    problems = [f"anything: {problem}" for problem in _variable_problems()] + examination.problems
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "requested": examination.requested,
+        "problems": problems,
+        "interpreter": examination.interpreter,
+        "backends": examination.backends,
+    }
+    write_json(report, to_stdout=as_json, path=json_path)
+    if not as_json:
+        _print(examination, problems)
+    if problems:
+        context.exit(1)
+
+
+def _hooks(context: click.Context) -> Hooks:
+    """Return the hooks that a test gave the command, or those of this process."""
+    return context.obj if isinstance(context.obj, Hooks) else HOOKS
+
+
+def _variable_problems() -> list[str]:
+    """Return what is wrong with the environment variables, so that no tracer records."""
+    problems = []
+    try:
+        for name in (SWITCH, PATCH_TORCH):
+            switch(name)
+    except ConfigError as error:
+        problems.append(str(error))
+    if switched_off():
+        problems.append(f"{SWITCH}=0 switches off tracing; unset {SWITCH}")
+    # The environment's tracer reads all variables, a tracer in the code at most as many.
+    if problem := Options.checked({}, **ENVIRONMENT_DEFAULTS).problem:
+        problems.append(problem)
+    return problems
+
+
+def _print(examination: Examination, problems: Sequence[str]) -> None:
+    for problem in problems:
+        click.echo(f"pytracer cannot record {problem}")
+    if not problems:
+        names = ", ".join(examination.requested)
+        click.echo(f"pytracer can record {names}, with call stacks")
+    interpreter = examination.interpreter
+    click.echo(f"{interpreter.python}: {interpreter.executable}")
+    table = Table("backend", "available", "torch", "hook")
+    for report in examination.backends:
+        details = [report.message]
+        if report.hook is not None:
+            details.append(f"{report.hook}\n(found in {report.folder})")
+        table.add_row(
+            report.backend,
+            Text("yes", "green") if report.available else Text("no", "red"),
+            report.torch or "-",
+            Text("\n".join(details), overflow="fold"),
+        )
+    Console().print(table)

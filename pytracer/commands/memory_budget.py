@@ -1,0 +1,99 @@
+"""The memory that commands may use to read several files at the same time."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from threading import Condition
+
+SHARE_OF_FREE = 4
+"""The default budget is the free memory divided by this number."""
+
+# The names of two files, and of a line in the file `memory.stat`, in each version of cgroups.
+_CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+class MemoryBudget:
+    """Memory that several threads share."""
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        """Make a budget of which nothing is taken.
+
+        Args:
+            limit_bytes: The memory that all threads may take together. None: a share of the free
+                memory.
+        """
+        self._limit_bytes = free_bytes() // SHARE_OF_FREE if limit_bytes is None else limit_bytes
+        self._used_bytes = 0
+        self._holders = 0
+        self._changed = Condition()
+
+    @contextlib.contextmanager
+    def taken(self, needed_bytes: int) -> Iterator[None]:
+        """Hold memory, after waiting until it is available or no other thread holds any."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._holders or self._used_bytes + needed_bytes <= self._limit_bytes
+            )
+            self._holders += 1
+            self._used_bytes += needed_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._used_bytes -= needed_bytes
+                self._changed.notify_all()
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return how much memory this process may still use, in the machine and in its cgroups.
+
+    A system that reports neither (macOS) counts as having all of its memory free.
+
+    Args:
+        root: The folder that contains `proc` and `sys`.
+    """
+    return min(
+        [*_free_in_machine(root), *_free_in_cgroups(root)],
+        default=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def _free_in_machine(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
+
+def _free_in_cgroups(root: Path) -> Iterator[int]:
+    """Yield the free memory of each cgroup around this process that has a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mount, names = root / "sys/fs/cgroup", _CGROUP_V2
+        elif "memory" in controllers.split(","):
+            mount, names = root / "sys/fs/cgroup/memory", _CGROUP_V1
+        else:
+            continue
+        # A container may see its own cgroup as the root, although the path names its parents.
+        group = PurePosixPath(path.lstrip("/"))
+        for folder in {group, *group.parents, PurePosixPath()}:
+            with contextlib.suppress(OSError, ValueError):  # the limit "max" is not a number
+                limit, used = (int((mount / folder / name).read_text()) for name in names[:2])
+                yield max(limit - used + _cached(mount / folder, names[2]), 0)
+
+
+def _cached(cgroup: Path, name: str) -> int:
+    """Return how much of a cgroup's memory is file cache, which the kernel drops when needed."""
+    for line in (cgroup / "memory.stat").read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

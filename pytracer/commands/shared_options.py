@@ -1,0 +1,99 @@
+"""Options and arguments that several commands have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pytracer.errors import PytracerError
+from pytracer.reading.files import SUFFIXES
+from pytracer.text import parsed_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+TOP = 10
+"""How many rows of a table are shown by default."""
+
+
+def json_options(command: Command) -> Command:
+    """Give a command `--json` and `--json-output`, as `as_json` and `json_path`."""
+    for option in (_json_output_option, _json_option):
+        command = option(command)
+    return command
+
+
+def _check_json_path(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    if path is not None and path.endswith(SUFFIXES):
+        raise click.BadParameter(
+            f"{path!r} is named like a snapshot, which the report would overwrite: give a name "
+            "such as report.json"
+        )
+    return path
+
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else."
+)
+
+_json_output_option = click.option(
+    "--json-output",
+    "json_path",
+    metavar="PATH",
+    callback=_check_json_path,
+    help="Also write the report as JSON to PATH; '-' is standard output.",
+)
+
+files_argument = click.argument(
+    "paths",
+    metavar="FILE_OR_DIRECTORY...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+
+device_option = click.option(
+    "--device", type=click.IntRange(min=0), help="Report only the device with this index."
+)
+
+
+def parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes that the text of an option means, such as "8GiB"."""
+    try:
+        return None if text is None else parsed_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+memory_option = click.option(
+    "--memory",
+    "memory_bytes",
+    metavar="SIZE",
+    callback=parse_size,
+    help="The most memory to use for files that are read at the same time, such as 8GiB. Further "
+    "files wait. A file that alone needs more is read by itself.  "
+    "[default: a quarter of the free memory]",
+)
+
+
+def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    from pytracer.experiments.plot import check_plot
+
+    try:
+        check_plot(path)
+    except PytracerError as error:
+        raise click.UsageError(str(error)) from None
+    return path
+
+
+plot_option = click.option(
+    "--plot",
+    "plot_path",
+    metavar="PATH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_check_plot_path,
+    help="Draw peaks, limits and failed requests to PATH, a .png, .svg or .pdf file. Needs "
+    "matplotlib.",
+)

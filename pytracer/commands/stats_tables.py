@@ -1,0 +1,230 @@
+"""The tables of `pytracer stats` about one device."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from pytracer.analysis.call_sites import Site
+from pytracer.analysis.report import DeviceReport
+from pytracer.analysis.steps_and_phases import Phase, Step
+from pytracer.analysis.usage import UsageSample
+from pytracer.commands.table import Fitted, add_row, call_site, new_table
+from pytracer.text import duration, number, printable, size, size_range
+
+SHOWN_OOMS = 3
+
+# Samples have one bound and an uncertainty. The bound of these is the upper one, and the numbers in
+# _EXACT have no uncertainty.
+_UPPER = {"fragmentation_bytes", "inactive_split_bytes", "largest_free_bytes", "free_bytes"}
+_EXACT = {"requested_bytes", "reserved_bytes", "segments"}
+
+
+def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> str:
+    """Return a number of bytes as text.
+
+    Returns:
+        The number; a range if only bounds are known; with "~" if even the bounds are unknown; "-"
+        if the number is unknown.
+    """
+    count_bytes: int | None = getattr(source, name)
+    if count_bytes is None:
+        return "-"
+    if _is_guess(device, source, name):
+        return f"~ {size(count_bytes)}"
+    bound = _second_bound(source, name, count_bytes)
+    return size_range(*sorted((count_bytes, bound)))
+
+
+def _is_guess(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> bool:
+    """Return whether the number lacks what other threads did, and may be too low or too high."""
+    is_exact = source.is_exact if isinstance(source, UsageSample) else name not in source.inexact
+    return device.only_phase is not None and not is_exact
+
+
+def _second_bound(source: UsageSample | Step | Phase, name: str, count_bytes: int) -> int:
+    """Return the second bound of a number that is a bound; an exact number is its own."""
+    if not isinstance(source, UsageSample):
+        return source.bounds.get(name, count_bytes)
+    if name in _EXACT:
+        return count_bytes
+    more = source.uncertain_bytes or 0
+    return max(count_bytes - more, 0) if name in _UPPER else count_bytes + more
+
+
+def has_steps(device: DeviceReport) -> bool:
+    """Return whether the program counts steps; without steps, everything is in the first one."""
+    numbers = {step.step for step in device.steps}
+    return len(numbers) > 1 or not numbers <= {None, 0, 1}
+
+
+def usage_table(device: DeviceReport) -> Table:
+    """Make the table of the peaks and the end, one column each."""
+    samples: dict[str, UsageSample | None] = {
+        "peak allocated": device.peak_allocated,
+        "peak reserved": device.peak_reserved,
+        "end": device.end,
+    }
+    if device.is_cpu:
+        del samples["peak reserved"]
+    shown = {name: sample for name, sample in samples.items() if sample is not None}
+    table = new_table("", *shown, text=1)
+
+    def row(name: str, values: list[str]) -> None:
+        if any(values):
+            add_row(table, name, *values)
+
+    def usage(name: str, key: str) -> None:
+        row(name, [usage_text(device, sample, key) for sample in columns])
+
+    columns = list(shown.values())
+    row("after event", ["" if column.event is None else f"{column.event:,}" for column in columns])
+    row("time", [_since(device, column) for column in columns])
+    if has_steps(device):
+        row("step", ["" if column.step is None else str(column.step) for column in columns])
+    row("phase", [printable(column.phase or "") for column in columns])
+    usage("requested", "requested_bytes")
+    usage("allocated", "allocated_bytes")
+    if device.is_cpu:
+        return table
+    usage("active", "active_bytes")
+    usage("reserved", "reserved_bytes")
+    usage("reserved - allocated", "fragmentation_bytes")
+    usage("active - requested", "rounding_bytes")
+    usage("inactive split", "inactive_split_bytes")
+    usage("largest free block", "largest_free_bytes")
+    row("Σ free² / (Σ free)²", [_ratio(column.free_concentration) for column in columns])
+    row("segments", [_segments(device, column) for column in columns])
+    return table
+
+
+def _segments(device: DeviceReport, sample: UsageSample) -> str:
+    return ("~ " if _is_guess(device, sample, "segments") else "") + f"{sample.segments:,}"
+
+
+def _since(device: DeviceReport, sample: UsageSample) -> str:
+    if sample.time_us is None or device.first_us is None:
+        return ""
+    return "+ " + duration(sample.time_us - device.first_us)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def steps_table(device: DeviceReport, top: int) -> Table:
+    """Make the table of the last steps."""
+    title = "Steps" if len(device.steps) <= top else f"Steps, the last {top} of {len(device.steps)}"
+    device_columns = () if device.is_cpu else ("device\nallocs", "\nfrees")
+    table = new_table("step", "peak", "end", "allocs", "requested", *device_columns, title=title)
+    for step in device.steps[-top:]:
+        counts = (step.device_allocs, step.device_frees)
+        add_row(
+            table,
+            _step_name(step),
+            usage_text(device, step, "peak_bytes"),
+            usage_text(device, step, "end_bytes"),
+            f"{step.allocations:,}",
+            size(step.allocations_bytes),
+            *(f"{count:,}" for count in counts[: len(device_columns)]),
+        )
+    return table
+
+
+def _step_name(step: Step) -> str:
+    name = "none" if step.step is None else str(step.step)
+    return name if step.begins_in_trace else f"{name} (…)"
+
+
+def phases_table(device: DeviceReport, top: int) -> Table:
+    """Make the table of the phases that hold most at the peak."""
+    table = new_table(
+        "phase",
+        "at the peak",
+        "own peak",
+        "at the end",
+        "allocs",
+        "requested",
+        title="Phases",
+        text=1,
+    )
+    for phase in device.phases[:top]:
+        add_row(
+            table,
+            _phase_name(device, phase),
+            usage_text(device, phase, "at_peak_bytes"),
+            usage_text(device, phase, "peak_bytes"),
+            usage_text(device, phase, "end_bytes"),
+            f"{phase.allocations:,}",
+            size(phase.allocations_bytes),
+        )
+    return table
+
+
+def _phase_name(device: DeviceReport, phase: Phase) -> str:
+    if phase.phase is None:
+        return "(before the trace)" if device.only_phase is None else "(before, or other phases)"
+    return printable(phase.phase) or "(none)"
+
+
+def ooms_table(device: DeviceReport) -> Table:
+    """Make the table of the last out-of-memory errors, one column each."""
+    count, shown = len(device.ooms), device.ooms[-SHOWN_OOMS:]
+    title = "Out of memory" + (f", the last {SHOWN_OOMS} of {count}" if count > SHOWN_OOMS else "")
+    table = new_table("", *(f"event {oom.event:,}" for oom in shown), title=title, text=1)
+
+    def sizes(name: str, values: Iterable[int | None]) -> None:
+        add_row(table, name, *("unknown" if value is None else size(value) for value in values))
+
+    def usage(name: str, key: str) -> None:
+        samples = (oom.sample for oom in shown)
+        add_row(
+            table,
+            name,
+            *("unknown" if at is None else usage_text(device, at, key) for at in samples),
+        )
+
+    def answers(name: str, values: Iterable[bool | None]) -> None:
+        add_row(table, name, *(_ANSWERS[value] for value in values))
+
+    sizes("requested", (oom.requested_bytes for oom in shown))
+    free = "free in the system" if device.is_cpu else "free on the device"
+    sizes(free, (oom.device_free_bytes for oom in shown))
+    if any(oom.available_bytes != oom.device_free_bytes for oom in shown):
+        sizes("free within the limit", (oom.available_bytes for oom in shown))
+    usage("allocated", "allocated_bytes")
+    if not device.is_cpu:
+        usage("reserved", "reserved_bytes")
+        usage("free in segments", "free_bytes")
+        usage("largest free block", "largest_free_bytes")
+        sizes("held elsewhere", (oom.elsewhere_bytes for oom in shown))
+        answers("fits in one block", (oom.fits_in_largest_block for oom in shown))
+        answers("fits if joined", (oom.fits_if_joined for oom in shown))
+    if has_steps(device):
+        add_row(table, "step", *("-" if oom.step is None else str(oom.step) for oom in shown))
+    if any(oom.phase for oom in shown):
+        add_row(table, "phase", *(printable(oom.phase) or "-" for oom in shown))
+    table.add_row("call site", *(call_site(oom.call_site) for oom in shown))
+    return table
+
+
+_ANSWERS = {True: "yes", False: "no", None: "unknown"}
+
+
+def sites_table(sites: list[Site], title: str, top: int) -> Table:
+    """Make the table of the largest call sites, and of what the others hold together."""
+    is_rounded = any(site.size_bytes != site.requested_bytes for site in sites)
+    names = ("bytes", "requested", "blocks") if is_rounded else ("bytes", "blocks")
+    table = new_table(*names, "call site", title=title, text=-1)
+
+    def row(group: list[Site], where: str | Fitted) -> None:
+        numbers = [size(sum(site.size_bytes for site in group))]
+        if is_rounded:
+            numbers.append(size(sum(site.requested_bytes for site in group)))
+        numbers.append(f"{sum(site.count for site in group):,}")
+        table.add_row(*numbers, where)
+
+    for site in sites[:top]:
+        row([site], call_site(site.call_site))
+    if others := sites[top:]:
+        row(others, f"({number(len(others), 'other call site')})")
+    return table

@@ -1,0 +1,107 @@
+"""Tables for the terminal: numbers, ranges and call sites that fit their columns."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.reading.snapshot import Frame
+from pytracer.text import printable
+
+_RANGE = re.compile(r"[\d.]+(?: \w+)?-[\d.]+ \w+")
+_LEAST_WIDTH = 12
+
+
+def new_table(*names: str, title: str | None = None, text: int = 0) -> Table:
+    """Make a table of numbers.
+
+    Args:
+        names: The headers of the columns.
+        title: The title above the table.
+        text: 1: the first column is text; -1: the last column is text; 0: none is.
+    """
+    # Titles and cells may hold names from a file, whose brackets are not markup.
+    table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
+    for i, name in enumerate(names):
+        is_text = i == (0 if text > 0 else len(names) - 1) and text != 0
+        if is_text:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right")
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row without markup; a range that is too wide breaks between its bounds."""
+    table.add_row(
+        *(_range(cell) if _RANGE.fullmatch(cell) else Text(cell, overflow="fold") for cell in cells)
+    )
+
+
+def _range(cell: str) -> "Fitted":
+    return Fitted(lambda width: cell if len(cell) <= width else cell.replace("-", "-\n"), cell)
+
+
+class Fitted:
+    """A cell that fits its text to the width of its column."""
+
+    def __init__(self, fit: Callable[[int], str], longest: str) -> None:
+        """Make a cell.
+
+        Args:
+            fit: Returns the text for a width.
+            longest: The text for a column that is wide enough.
+        """
+        self._fit = fit
+        self._width = max(map(len, longest.split("\n")))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the least width of the cell, and the width of its longest text."""
+        width = min(self._width, options.max_width)
+        return Measurement(min(width, _LEAST_WIDTH), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the text for the width of the column."""
+        yield Text(self._fit(options.max_width), overflow="fold")
+
+
+def call_site(frame: Frame | None) -> Fitted:
+    """Make the cell of a call site; its file name and line number stay on one line."""
+    return Fitted(partial(call_site_text, frame), call_site_text(frame))
+
+
+def call_site_text(frame: Frame | None, width: int | None = None) -> str:
+    """Return a call site as text, as in "models/llama.py:123 forward".
+
+    Args:
+        frame: The call site's frame; None if the call site is unknown.
+        width: The length of the longest line. A text that does not fit is shortened: first the path
+            from the left, then the function from the right. The file name and the line number stay
+            together, and the function gets a line of its own where they leave no room for it.
+    """
+    if frame is None:
+        return "(unknown)"
+    if frame.filename in ("", "??"):  # a C++ function has no file
+        return _shortened(printable(frame.name), width)
+    folder, name = ["", *re.split(r"[/\\]", printable(frame.filename))][-2:]
+    file, function = f"{name}:{frame.line}", printable(frame.name)
+    path = f"{folder}/{file}" if folder else file
+    if width is None or len(path) + 1 + len(function) <= width:
+        return f"{path} {function}"
+    if len(file) + 1 + min(len(function), _LEAST_FUNCTION) <= width:
+        return f"{file} {_shortened(function, width - len(file) - 1)}"
+    if len(file) > width:
+        file = "…" + file[1 - width :]
+    return f"{file}\n{_shortened(function, width)}"
+
+
+_LEAST_FUNCTION = 12
+"""The least number of characters that are shown of a function's name."""
+
+
+def _shortened(text: str, width: int | None) -> str:
+    return text if width is None or len(text) <= width else text[: max(width - 1, 0)] + "…"

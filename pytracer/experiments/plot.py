@@ -1,0 +1,222 @@
+"""Plot a comparison with matplotlib, which is optional."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.experiments.comparison import Comparison, Curve, Setting
+from pytracer.experiments.conclusions import ended_early, out_of_memory_runs, wrapped_name
+from pytracer.reading.snapshot import Column
+from pytracer.text import size
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+MAX_POINTS = 4000
+"""The most points of a curve in a plot."""
+
+Style = dict[str, Any]
+"""Keyword arguments for matplotlib's functions."""
+
+_PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"}
+_COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
+_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_NAME_WIDTH = 24
+_LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
+_OUT_OF_MEMORY = "#b3261e"
+_FAILED: Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
+_BEHIND: Style = {"linewidth": 5, "alpha": 0.3}
+_LABEL: Style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+_READABLE: Style = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be written to a file, before anything is run.
+
+    Raises:
+        ConfigError: The file's suffix is unknown, or its directory does not exist.
+        PytracerError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            f"{path} is not a file name of a plot: give a name that ends in {', '.join(SUFFIXES)}"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"{path}: the directory {path.parent} does not exist: make it, or give another path"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PytracerError(
+            "a plot needs matplotlib, which is not installed: run "
+            "`pip install 'torch-pytracer[plot]'`"
+        )
+
+
+def plot(comparison: Comparison, path: Path, curves: Mapping[str, Curve] | None = None) -> None:
+    """Draw the peaks of each setting, with the range of its runs, below its usage curves.
+
+    Args:
+        comparison: What to draw.
+        path: The file; its suffix is the format.
+        curves: The usage under each setting, by name; None: only the peaks are drawn.
+
+    Raises:
+        PytracerError: The file cannot be written, or `check_plot` refuses it.
+    """
+    check_plot(path)
+    from matplotlib.figure import (
+        Figure,  # unlike pyplot, it opens no window and has no global state
+    )
+
+    settings = comparison.settings
+    width = max(8.0, 3.5 + 1.7 * len(settings))
+    figure = Figure((width, 8.0 if curves else 4.0), layout="constrained")
+    axes = figure.subplots(2 if curves else 1, squeeze=False)[:, 0]
+    _draw_peaks(axes[-1], settings)
+    if curves:
+        _draw_curves(axes[0], curves, max(map(_limit, settings)))
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
+    from matplotlib.patches import Patch
+
+    most_bytes = max(
+        *(spread[1] for s in settings for name in _PEAKS if (spread := s.spread(name))),
+        *(sum(_last_oom(setting)) for setting in settings),
+        0,
+    )
+    unit, unit_bytes = _unit(most_bytes)
+    bar = 0.4
+    for at, (attribute, label) in zip((-bar / 2, bar / 2), _PEAKS.items(), strict=True):
+        for i, setting in enumerate(settings):
+            value, spread = setting.typical(attribute), setting.spread(attribute)
+            if value is None or spread is None:
+                continue
+            height, is_early = value / unit_bytes, ended_early(setting)
+            style = {"facecolor": "white", "hatch": "///"} if is_early else {}
+            colour = _COLOURS[label]
+            (drawn,) = axes.bar(i + at, height, bar, color=colour, edgecolor=colour)
+            drawn.set(**style)
+            text = f"≥ {height:.3g}" if is_early else f"{height:.3g}"
+            axes.annotate(text, (i + at, height), (0, 3), bbox=_READABLE, **_LABEL)
+            if spread[0] != spread[1]:
+                low, high = (abs(value - bound) / unit_bytes for bound in spread)
+                axes.errorbar(i + at, height, [[low], [high]], ecolor="black", capsize=4)
+    for i, setting in enumerate(settings):
+        if _is_near(_limit(setting), most_bytes):
+            axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **_LIMIT)
+        reserved, requested = (value / unit_bytes for value in _last_oom(setting))
+        if requested:
+            _draw_failures(axes, [i], np.array([reserved]), np.array([requested]))
+            top = i, reserved + requested
+            axes.annotate("out of memory", top, (0, 6), color=_OUT_OF_MEMORY, **_LABEL)
+    axes.set_xticks(range(len(settings)), [_name(setting) for setting in settings], fontsize=8)
+    axes.set_ylabel(unit)
+    axes.margins(y=0.15)
+    handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
+    if any(map(ended_early, settings)):
+        label = "ended by out of memory:\npeaks are lower bounds"
+        handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
+    _draw_legend(axes, handles, max(map(_limit, settings)), most_bytes)
+
+
+def _draw_curves(axes: Any, curves: Mapping[str, Curve], limit_bytes: int) -> None:
+    most_bytes = max(map(_highest, curves.values()))
+    unit, unit_bytes = _unit(most_bytes)
+    handles = []
+    for i, (name, curve) in enumerate(curves.items()):
+        x, reserved, allocated, failures = thinned(curve)
+        if (
+            len(failures.request) and len(x) and failures.request[-1] > x[-1]
+        ):  # the replay ended there
+            x = np.append(x, failures.request[-1])
+            reserved = np.append(reserved, failures.reserved_bytes[-1])
+            allocated = np.append(allocated, allocated[-1])
+        style = {"color": f"C{i}", "where": "post"}
+        axes.step(x, allocated / unit_bytes, ":", **style)
+        # The first curve is wide and pale, because the next one often covers it.
+        style |= {"label": wrapped_name(name, _NAME_WIDTH), **({} if i else _BEHIND)}
+        handles += axes.step(x, reserved / unit_bytes, "-", **style)
+        bottom, requested = failures.reserved_bytes, failures.requested_bytes
+        _draw_failures(axes, failures.request, bottom / unit_bytes, requested / unit_bytes)
+    for line, label in zip(("-", ":"), _PEAKS.values(), strict=True):
+        handles += axes.plot([], [], line, color="grey", label=label)
+    if any(len(curve.failures.request) for curve in curves.values()):
+        label = "out of memory: requested,\non top of reserved"
+        handles += axes.plot([], [], "-x", label=label, **_FAILED)
+    if _is_near(limit_bytes, most_bytes):
+        axes.axhline(limit_bytes / unit_bytes, **_LIMIT)
+    axes.set_ylabel(unit)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("request")
+    _draw_legend(axes, handles, limit_bytes, most_bytes)
+
+
+def _draw_failures(axes: Any, x: Any, reserved: Column, requested: Column) -> None:
+    """Draw the bytes that each failed allocation requested, on top of the reserved bytes."""
+    axes.vlines(x, reserved, reserved + requested, color=_OUT_OF_MEMORY, linewidth=2)
+    axes.plot(x, reserved + requested, "x", **_FAILED)
+
+
+def _draw_legend(axes: Any, handles: list[Any], limit_bytes: int, most_bytes: float) -> None:
+    """Draw the legend, which includes the limit, to the right of the axes."""
+    if limit_bytes:
+        above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"
+        handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **_LIMIT)
+    outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+    axes.legend(handles=handles, fontsize=8, **outside)
+
+
+def _last_oom(setting: Setting) -> tuple[float, float]:
+    """Return the bytes reserved and requested when memory ran out; zeros: it did not run out."""
+    reserved = setting.typical("oom_reserved_bytes")
+    return reserved or 0.0, setting.typical("oom_requested_bytes") or 0.0
+
+
+def _limit(setting: Setting) -> int:
+    """Return the bytes that the allocator could reserve; 0: unknown."""
+    return round(setting.typical("limit_bytes") or 0)
+
+
+def _is_near(limit_bytes: int, most_bytes: float) -> bool:
+    """Return whether a line at the limit leaves the rest of the picture readable."""
+    return 0 < limit_bytes <= 2 * most_bytes
+
+
+def _highest(curve: Curve) -> int:
+    failures = curve.failures
+    requested = failures.reserved_bytes + failures.requested_bytes
+    return max(int(curve.reserved_bytes.max(initial=0)), int(requested.max(initial=0)))
+
+
+def thinned(curve: Curve) -> Curve:
+    """Return a curve of at most `MAX_POINTS`, each the highest of the points that it replaces."""
+    points = len(curve.request)
+    if points <= MAX_POINTS:
+        return curve
+    first = np.linspace(0, points, MAX_POINTS, endpoint=False).astype(np.intp)
+    return curve._replace(
+        request=curve.request[first],
+        reserved_bytes=np.maximum.reduceat(curve.reserved_bytes, first),
+        allocated_bytes=np.maximum.reduceat(curve.allocated_bytes, first),
+    )
+
+
+def _unit(most_bytes: float) -> tuple[str, int]:
+    return next((unit for unit in _BYTES if most_bytes >= unit[1]), _BYTES[-1])
+
+
+def _name(setting: Setting) -> str:
+    """Return the text below a setting's bars."""
+    name = wrapped_name(setting.name, _NAME_WIDTH)
+    runs, known = out_of_memory_runs(setting)
+    if not setting.measured:
+        return f"{name}\n(unknown)"
+    return f"{name}\nout of memory in {runs} of {known}" if runs else name

@@ -1,0 +1,214 @@
+"""Read the numbers of a run from the snapshots that it wrote."""
+
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.history import History, replay
+from pytracer.analysis.requests import limit_bytes_of
+from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
+from pytracer.errors import PytracerError
+from pytracer.reading.files import find
+from pytracer.reading.metadata import (
+    annotations,
+    device_metadata,
+    only_phase,
+    read_number,
+    settings_text,
+)
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import OOM, TAKES_MEMORY, Snapshot, Trace
+
+_COUNTS = ("device_allocs", "retries", "ooms")
+_PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes")
+_OOM = ("oom_unallocated_bytes", "oom_reserved_bytes", "oom_requested_bytes")
+_ENVIRONMENT = ("host", "torch", "torch_npu", "python", "backends")
+
+Process = tuple[Any, Any]
+"""The host and the pid of a process, as its files have them."""
+
+
+@dataclass
+class _Device:
+    """What the files of one process have about one device.
+
+    Attributes:
+        numbers: The largest value of each number in any file.
+        written_ns: When the last file was written.
+        is_complete: Whether the trace of the last file has every event of the process.
+        oom_ns: When the last file with an out-of-memory was written.
+        oom: Its unallocated, reserved and requested bytes; None: no file has the trace of one.
+        limit_bytes: The least limit of any file.
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    written_ns: int = -1
+    is_complete: bool = False
+    oom_ns: int = -1
+    oom: tuple[int, int, int] | None = None
+    limit_bytes: int | None = None
+
+    def add(self, snapshot: Snapshot, index: int, statistics: dict[str, Any]) -> None:
+        """Add the numbers of a file and of the allocator's own statistics in it."""
+        trace, history = snapshot.traces[index], _history(snapshot, index)
+        # The program may have reset its statistics; the trace may still show larger numbers.
+        traced = _traced(trace, history)
+        for name in (*_PEAKS, *_COUNTS):
+            if (value := read_number(statistics, name)) is not None:
+                self._add(name, max(value, traced.get(name, 0)))
+        written_ns = read_number(snapshot.metadata, "written_ns") or 0
+        if written_ns >= self.written_ns:
+            self.written_ns = written_ns
+            self.is_complete = history is not None and _is_complete(snapshot, index, history)
+        if history is None:
+            return
+        if (peak := peak_unallocated(history, trace)) is not None:
+            self._add("peak_unallocated_bytes", peak)
+        limits = self.limit_bytes, limit_bytes_of(snapshot, index, history)
+        self.limit_bytes = min((limit for limit in limits if limit is not None), default=None)
+        ooms = np.flatnonzero(trace.action == OOM)
+        if len(ooms) and written_ns >= self.oom_ns:
+            last = int(ooms[-1])
+            unallocated = unallocated_after(history, last)
+            if unallocated is not None:
+                reserved = int(history.usage.reserved_bytes[last + 1])
+                self.oom_ns = written_ns
+                self.oom = unallocated, reserved, int(trace.size_bytes[last])
+
+    def _add(self, name: str, value: int) -> None:
+        self.numbers[name] = max(self.numbers.get(name, 0), value)
+
+
+@dataclass
+class RunFiles:
+    """What the snapshots of a run have.
+
+    Attributes:
+        paths: The snapshots that could be read.
+        problems: Why other files could not be read, and why devices were not recorded.
+        numbers: The numbers of the run's `Outcome`; {}: no file is from a process that used an
+            accelerator.
+        settings: The allocators' settings when the processes ended, as far as known.
+        environment: The versions, the host and the devices of the run.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    settings: set[str] = field(default_factory=set)
+    environment: dict[str, Any] | None = None
+
+
+def read_run(directory: Path) -> RunFiles:
+    """Read all snapshots in a directory. Problems of files are returned, and not raised."""
+    files = RunFiles()
+    devices: dict[tuple[Process, int], _Device] = defaultdict(_Device)
+    last: dict[Process, tuple[int, float | None, str | None]] = {}
+    for path in _paths(directory):
+        try:
+            snapshot = load(path)
+        except PytracerError as error:
+            files.problems.append(str(error))
+            continue
+        metadata = snapshot.metadata
+        files.paths.append(path)
+        files.problems += [str(metadata["untraced"])] if metadata.get("untraced") else []
+        process = str(metadata.get("host")), str(metadata.get("pid"))
+        for index in range(len(snapshot.traces)):
+            statistics = device_metadata(snapshot, index).get("statistics")
+            if isinstance(statistics, dict):  # only accelerators have them
+                files.environment = files.environment or _environment(snapshot)
+                devices[process, index].add(snapshot, index, statistics)
+        settings = settings_text(snapshot)
+        written = read_number(metadata, "written_ns") or 0
+        if process not in last or last[process][0] <= written:
+            last[process] = written, _step_us(snapshot), settings
+    files.numbers = _largest(devices.values())
+    steps_us = [step_us for _, step_us, _ in last.values() if step_us is not None]
+    if files.numbers and steps_us:
+        files.numbers["step_us"] = max(steps_us)
+    files.settings = {settings for _, _, settings in last.values() if settings is not None}
+    return files
+
+
+def _paths(directory: Path) -> list[Path]:
+    try:
+        return find([directory])
+    except PytracerError:  # the directory has no snapshot
+        return []
+
+
+def _history(snapshot: Snapshot, device: int) -> History | None:
+    """Return the history of a device; None: the file lacks events that changed its usage."""
+    if only_phase(snapshot) is not None:
+        return None
+    try:
+        return replay(snapshot, device)
+    except PytracerError:
+        return None
+
+
+def _traced(trace: Trace, history: History | None) -> dict[str, int]:
+    """Return the numbers that a trace shows, each a lower bound."""
+    numbers = {
+        "device_allocs": int(np.isin(trace.action, TAKES_MEMORY).sum()),
+        "ooms": int((trace.action == OOM).sum()),
+    }
+    if history is not None:
+        numbers["peak_reserved_bytes"] = int(history.usage.reserved_bytes.max())
+        numbers["peak_allocated_bytes"] = int(history.usage.allocated_bytes.max())
+    return numbers
+
+
+def _is_complete(snapshot: Snapshot, device: int, history: History) -> bool:
+    overwritten = read_number(device_metadata(snapshot, device), "overwritten")
+    begins_empty = int(history.usage.reserved_bytes[0]) == 0
+    return overwritten == 0 and begins_empty and history.exact_from == 0
+
+
+def _largest(devices: Collection[_Device]) -> dict[str, Any]:
+    """Return the largest value of each number over all devices."""
+    numbers: dict[str, Any] = {}
+    for device in devices:
+        for name, value in device.numbers.items():
+            numbers[name] = max(numbers.get(name, 0), value)
+    if ooms := [device.oom for device in devices if device.oom is not None]:
+        numbers.update(zip(_OOM, max(ooms), strict=True))  # all of the same out-of-memory
+    if limits := [device.limit_bytes for device in devices if device.limit_bytes is not None]:
+        numbers["limit_bytes"] = max(limits)
+    if "peak_unallocated_bytes" in numbers and not all(device.is_complete for device in devices):
+        numbers["lower_bounds"] = ["peak_unallocated_bytes"]
+    return numbers
+
+
+def _step_us(snapshot: Snapshot) -> float | None:
+    """Return the median time of the complete steps, without the first.
+
+    The first step may include warm-up, or may have begun before the recording.
+    """
+    begun: dict[str, int] = {}
+    durations: list[int] = []
+    for annotation in annotations(snapshot):
+        if not re.fullmatch(r"step \d+", annotation.name):
+            continue
+        if annotation.stage == "START":
+            begun[annotation.name] = annotation.time_us
+        elif annotation.name in begun:
+            durations.append(annotation.time_us - begun.pop(annotation.name))
+    return median(durations[1:]) if len(durations) > 1 else None
+
+
+def _environment(snapshot: Snapshot) -> dict[str, Any]:
+    devices = (device_metadata(snapshot, index) for index in range(len(snapshot.traces)))
+    totals = [read_number(device, "total_bytes") for device in devices]
+    return {
+        "pytracer": snapshot.metadata.get("version"),
+        **{name: snapshot.metadata.get(name) for name in _ENVIRONMENT},
+        "device_bytes": [total for total in totals if total is not None],
+    }

@@ -1,0 +1,1 @@
+"""Snapshots in other formats: tables, flame graphs, Perfetto traces."""

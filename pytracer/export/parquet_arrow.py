@@ -1,0 +1,325 @@
+"""Snapshots as tables in Parquet or Arrow's IPC format, for DuckDB, pandas, Spark and Ray.
+
+There are two tables, `events` and `blocks`, with one file for each snapshot. Rows are written in
+groups, and each distinct text (stack, name) is stored once, so that no Python object is made for an
+event.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.history import History
+from pytracer.errors import PytracerError
+from pytracer.export.histories import replay_all
+from pytracer.export.origin import Origin
+from pytracer.export.output_file import open_output
+from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
+from pytracer.reading.metadata import backend, step_boundaries
+from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
+
+Format = Literal["parquet", "arrow"]
+
+ROWS = 1 << 17
+"""The number of rows in a row group, or record batch."""
+
+_ORIGIN = {
+    "snapshot": "text",
+    "rank": "int32",
+    "host": "text",
+    "pid": "int64",
+    "backend": "text",
+    "device": "int32",
+}
+EVENTS = {
+    **_ORIGIN,
+    "event": "int64",
+    "time": "time",
+    "step": "int64",
+    "phase": "text",
+    "action": "text",
+    "address": "int64",
+    "size_bytes": "int64",
+    "stream": "int64",
+    "pool": "text",
+    "site": "text",
+    "stack": "text",
+    "compile_context": "text",
+    "requested_bytes": "int64",
+    "allocated_bytes": "int64",
+    "active_bytes": "int64",
+    "reserved_bytes": "int64",
+}
+"""The columns of `events`, and their kinds: "text" is dictionary-encoded, "time" is UTC."""
+BLOCKS = {
+    **_ORIGIN,
+    "address": "int64",
+    "size_bytes": "int64",
+    "requested_bytes": "int64",
+    "stream": "int64",
+    "pool": "text",
+    "site": "text",
+    "stack": "text",
+    "phase": "text",
+    "step": "int64",
+    "alloc_event": "int64",
+    "free_requested_event": "int64",
+    "free_event": "int64",
+    "alloc_time": "time",
+    "free_requested_time": "time",
+    "free_time": "time",
+}
+"""The columns of `blocks`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Texts:
+    """Texts that rows refer to by index; the distinct ones form the dictionary."""
+
+    distinct: Any  # a pyarrow array
+    code: Column  # for each text its index in `distinct`
+
+
+@dataclass(frozen=True, eq=False)
+class _Coded:
+    """A column of texts: for each row the index of its text, and whether it has none."""
+
+    index: Column
+    texts: _Texts
+    is_null: Column | bool = False
+
+
+Rows = Mapping[str, Any]  # _Coded for texts; else an array, masked where it is unknown
+
+
+def write_tables(
+    snapshot: Snapshot, origin: Origin, output: Path, file_format: Format
+) -> list[str]:
+    """Write `{output}/events/{name}.{format}` and `{output}/blocks/{name}.{format}`.
+
+    Returns:
+        A sentence for each device that lacks data.
+
+    Raises:
+        PytracerError: pyarrow is not installed, or a file cannot be written.
+    """
+    tables = _Tables(snapshot, origin)
+    paths = [output / table / f"{origin.name}.{file_format}" for table in ("events", "blocks")]
+    with open_output(paths[0]) as events, open_output(paths[1]) as blocks:
+        tables.write(events, file_format, EVENTS, tables.events())
+        tables.write(blocks, file_format, BLOCKS, tables.blocks())
+    return tables.notes
+
+
+def pyarrow() -> Any:
+    """Return the package, which is optional.
+
+    Raises:
+        PytracerError: It is not installed.
+    """
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise PytracerError(
+            f"tables need pyarrow ({error}): pip install 'torch-pytracer[arrow]'"
+        ) from error
+
+
+class _Tables:
+    def __init__(self, snapshot: Snapshot, origin: Origin) -> None:
+        self._arrow = pyarrow()
+        self._snapshot, self._origin = snapshot, origin
+        check_stack_texts(snapshot)
+        self._histories, self.notes = replay_all(snapshot, "no blocks, and no bytes after events")
+        stacks, strings = snapshot.stacks, snapshot.strings
+        frames = frame_texts(stacks, lambda filename, name, line: f"{filename}:{line} {name}")
+        self._stacks = self._texts(stack_texts(stacks, frames, "\n"))
+        self._sites, self._site_of = self._texts(frames), call_sites(stacks)
+        self._strings = self._texts(strings)
+        self._actions = self._texts(snapshot.actions)
+        self._pools = self._texts(f"{high}.{low}" for high, low in snapshot.pools.tolist())
+        self._name, self._host = self._texts([origin.name]), self._texts([origin.host])
+        self._backends = self._texts(backend(snapshot, d) for d in range(len(snapshot.traces)))
+
+    def events(self) -> Iterator[Rows]:
+        for device, (trace, history) in enumerate(
+            zip(self._snapshot.traces, self._histories, strict=True)
+        ):
+            step_of = self._steps(device)
+            for begin in range(0, len(trace), ROWS):
+                rows = slice(begin, begin + ROWS)
+                event = np.arange(begin, min(begin + ROWS, len(trace)))
+                yield {
+                    **self._origin_columns(device, len(event)),
+                    "event": event,
+                    "time": np.ma.masked_equal(trace.time_us[rows], NO_TIME),
+                    "step": step_of(event),
+                    "phase": _Coded(trace.user_metadata[rows], self._strings),
+                    "action": _Coded(trace.action[rows], self._actions),
+                    "address": trace.address[rows],
+                    "size_bytes": trace.size_bytes[rows],
+                    "stream": trace.stream[rows],
+                    "pool": _Coded(trace.pool[rows], self._pools),
+                    **self._stack(trace.stack[rows]),
+                    "compile_context": _Coded(trace.compile_context[rows], self._strings),
+                    **_usage(history, event),
+                }
+
+    def blocks(self) -> Iterator[Rows]:
+        for device, history in enumerate(self._histories):
+            if history is None:
+                continue
+            blocks, step_of = history.blocks, self._steps(device)
+            time_us = self._snapshot.traces[device].time_us
+            for begin in range(0, len(blocks), ROWS):
+                rows = slice(begin, begin + ROWS)
+                alloc, free_requested, free = (
+                    np.ma.masked_where((column < 0) | (column >= len(time_us)), column)
+                    for column in (
+                        blocks.alloc_event[rows],
+                        blocks.free_requested_event[rows],
+                        blocks.free_event[rows],
+                    )
+                )
+                is_older = np.ma.getmaskarray(alloc)
+                yield {
+                    **self._origin_columns(device, len(alloc)),
+                    "address": blocks.address[rows],
+                    "size_bytes": np.ma.array(blocks.size_bytes[rows], mask=~blocks.is_sized[rows]),
+                    "requested_bytes": blocks.requested_bytes[rows],
+                    "stream": blocks.stream[rows],
+                    "pool": _Coded(blocks.pool[rows], self._pools, is_older),
+                    **self._stack(blocks.stack[rows]),
+                    "phase": _Coded(blocks.user_metadata[rows], self._strings, is_older),
+                    "step": step_of(blocks.alloc_event[rows]),
+                    "alloc_event": alloc,
+                    "free_requested_event": free_requested,
+                    "free_event": free,
+                    "alloc_time": _times(time_us, alloc),
+                    "free_requested_time": _times(time_us, free_requested),
+                    "free_time": _times(time_us, free),
+                }
+
+    def write(
+        self, file: BinaryIO, file_format: Format, kinds: Mapping[str, str], groups: Iterator[Rows]
+    ) -> None:
+        pa = self._arrow
+        types = {
+            "text": pa.dictionary(pa.int32(), pa.string()),
+            "time": pa.timestamp("us", tz="UTC"),
+            "int32": pa.int32(),
+            "int64": pa.int64(),
+        }
+        metadata = json.dumps(self._snapshot.metadata, default=str)
+        schema = pa.schema(
+            {name: types[kind] for name, kind in kinds.items()}, metadata={"pytracer": metadata}
+        )
+        if file_format == "arrow":
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            writer = pa.ipc.new_file(file, schema, options=options)
+        else:
+            texts = [name for name, kind in kinds.items() if kind == "text"]
+            writer = pa.parquet.ParquetWriter(
+                file,
+                schema,
+                compression="zstd",
+                use_dictionary=texts,
+                dictionary_pagesize_limit=1 << 30,  # beyond it each row stores its own text
+            )
+        with writer:
+            for rows in groups:
+                arrays = [
+                    self._array(rows[field.name], field.type, file_format) for field in schema
+                ]
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+    def _array(self, values: Any, kind: Any, file_format: Format) -> Any:
+        pa = self._arrow
+        if not isinstance(values, _Coded):
+            mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+            return pa.array(np.ma.getdata(values), mask=mask).cast(kind)
+        codes, texts = values.texts.code[values.index], values.texts.distinct
+        if file_format == "parquet":  # a row group stores its own dictionary: the texts it needs
+            is_used = np.zeros(len(texts), bool)
+            is_used[codes] = True
+            codes = (np.cumsum(is_used, dtype=np.int32) - 1)[codes]
+            texts = texts.take(np.flatnonzero(is_used))
+        mask = np.broadcast_to(values.is_null, len(codes))
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=mask), texts)
+
+    def _texts(self, texts: Iterable[str]) -> _Texts:
+        codes: dict[str, int] = {}
+        # Arrow has no lone surrogates, which names of files may contain: they are replaced.
+        valid = (text.encode(errors="replace").decode() for text in texts)
+        code = np.array([codes.setdefault(text, len(codes)) for text in valid], np.int32)
+        if not codes:  # rows without a text refer to index 0
+            codes, code = {"": 0}, np.zeros(1, np.int32)
+        return _Texts(self._arrow.array(list(codes), self._arrow.string()), code)
+
+    def _origin_columns(self, device: int, count: int) -> Rows:
+        first = np.zeros(count, np.int32)
+        return {
+            "snapshot": _Coded(first, self._name),
+            "rank": _constant(self._origin.rank, count),
+            "host": _Coded(first, self._host, not self._origin.host),
+            "pid": _constant(self._origin.pid, count),
+            "backend": _Coded(first + device, self._backends),
+            "device": first + device,
+        }
+
+    def _stack(self, stack: Column) -> Rows:
+        is_empty = stack == 0
+        sites = np.where(is_empty, 0, self._site_of[stack])
+        return {
+            "site": _Coded(sites, self._sites, is_empty),
+            "stack": _Coded(stack, self._stacks, is_empty),
+        }
+
+    def _steps(self, device: int) -> Callable[[Column], Any]:
+        """Return a function from events to their steps."""
+        boundaries = step_boundaries(self._snapshot, device)
+        if not boundaries and self._origin.step is not None:
+            boundaries = [(self._origin.step, 0)]
+        steps = np.array([0, *(step for step, _ in boundaries)])
+        firsts = np.array([first for _, first in boundaries])
+
+        def step_of(event: Column) -> Any:
+            boundary = np.searchsorted(firsts, event, side="right")
+            return np.ma.array(steps[boundary], mask=boundary == 0)
+
+        return step_of
+
+
+def _constant(value: int | None, count: int) -> Any:
+    return np.ma.array(np.full(count, value or 0), mask=value is None)
+
+
+def _usage(history: History | None, event: Column) -> Rows:
+    if history is None:
+        return dict.fromkeys(
+            ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"),
+            _constant(None, len(event)),
+        )
+    usage, after = history.usage, event + 1
+    is_bound = after < history.exact_from
+    return {
+        "requested_bytes": usage.requested_bytes[after],
+        "allocated_bytes": np.ma.array(usage.allocated_bytes[after], mask=is_bound),
+        "active_bytes": np.ma.array(usage.active_bytes[after], mask=is_bound),
+        "reserved_bytes": usage.reserved_bytes[after],
+    }
+
+
+def _times(time_us: Column, event: Any) -> Any:
+    """Return the times of events, masked where the event is masked or its time is unknown."""
+    if len(time_us) == 0:
+        return _constant(None, len(event))
+    found = time_us[event.filled(0)]
+    return np.ma.array(found, mask=np.ma.getmaskarray(event) | (found == NO_TIME))

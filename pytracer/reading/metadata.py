@@ -1,0 +1,133 @@
+"""The metadata of a file. The file is not trusted: any value may have any type."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pytracer.reading.snapshot import NO_TIME, Snapshot
+
+
+def device_metadata(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
+    """Return the metadata of a device; {} if there is none, as in files of other recorders."""
+    devices = snapshot.metadata.get("devices")
+    for entry in devices if isinstance(devices, list | tuple) else ():
+        if isinstance(entry, dict) and entry.get("index") == device:
+            return entry
+    return {}
+
+
+def backend(snapshot: Snapshot, device: int) -> str:
+    """Return the backend of a device: "cuda", "npu" or "cpu"; "" if unknown."""
+    if device_metadata(snapshot, device).get("is_cpu"):
+        return "cpu"
+    backends = snapshot.metadata.get("backends")
+    accelerators = (
+        [name for name in backends if name != "cpu"] if isinstance(backends, list) else []
+    )
+    return str(accelerators[0]) if accelerators else ""
+
+
+def device_name(snapshot: Snapshot, device: int) -> str:
+    """Return the name of a device, as in "cuda:1" and "cpu"; "device 1" if unknown."""
+    kind = backend(snapshot, device)
+    if kind == "cpu":
+        return kind
+    return f"{kind}:{device}" if kind else f"device {device}"
+
+
+def only_phase(snapshot: Snapshot) -> str | None:
+    """Return the phase of a file with the events of one phase (`discrete`), as "outer/inner"."""
+    window = snapshot.metadata.get("window")
+    phase = window.get("phase") if isinstance(window, dict) else None
+    return phase if isinstance(phase, str) else None
+
+
+def settings_text(snapshot: Snapshot) -> str | None:
+    """Return the allocator's settings in the form of its variable; None if unknown."""
+    texts = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]
+    by_backend = snapshot.metadata.get("settings")  # for allocators without a read-back
+    texts += by_backend.values() if isinstance(by_backend, dict) else ()
+    return next((text for text in texts if isinstance(text, str)), None)
+
+
+def read_number(metadata: Mapping[str, Any], name: str) -> int | None:
+    """Return an integer of the metadata; None if it is missing, not an integer, or too large."""
+    value = metadata.get(name)
+    return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is an integer in the range of steps, ranks and pids."""
+    return type(value) is int and 0 <= value < 2**31
+
+
+class Annotation(NamedTuple):
+    """An entry of `external_annotations`: a beginning (stage "START") or an end ("END")."""
+
+    time_us: int
+    name: str
+    stage: str
+    device: str
+
+
+def annotations(snapshot: Snapshot) -> Iterator[Annotation]:
+    """Yield the valid annotations of a snapshot."""
+    for entry in snapshot.external_annotations:
+        if (
+            isinstance(entry, dict)
+            and type(entry.get("time_us")) is int
+            and 0 <= entry["time_us"] < 2**63
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("stage"), str)
+        ):
+            yield Annotation(
+                entry["time_us"], entry["name"], entry["stage"], str(entry.get("device"))
+            )
+
+
+Boundaries = list[tuple[int, int]]
+"""The beginnings of steps in a trace: (step, index of its first event), in the order of events."""
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+def step_boundaries(snapshot: Snapshot, device: int) -> Boundaries:
+    """Return the boundaries of the steps in a trace.
+
+    pytracer's files contain them. In files of other recorders they are the annotations
+    `ProfilerStep#N`, which torch's recorder writes while torch.profiler is on and the recorder was
+    started with `global_record_annotations=True`.
+    """
+    events = len(snapshot.traces[device])
+    if snapshot.metadata:
+        steps = device_metadata(snapshot, device).get("steps")
+        boundaries = [
+            (pair[0], pair[1])
+            for pair in (steps if isinstance(steps, list | tuple) else ())
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_count, pair))
+        ]
+    else:
+        boundaries = list(_profiler_steps(snapshot, device))
+    return sorted(
+        ((step, first) for step, first in boundaries if 0 <= first < events),
+        key=lambda boundary: boundary[1],
+    )
+
+
+def step_at(boundaries: Boundaries, event: int) -> int | None:
+    """Return the step of an event; None if the event is before the first boundary."""
+    after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])
+    return boundaries[after - 1][0] if after else None
+
+
+def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]]:
+    time_us = snapshot.traces[device].time_us
+    if len(time_us) == 0 or time_us.min() == NO_TIME:
+        return
+    for annotation in annotations(snapshot):
+        step = _PROFILER_STEP.fullmatch(annotation.name)
+        if step and annotation.stage == "START":
+            yield int(step[1][:10]), int(np.searchsorted(time_us, annotation.time_us))

@@ -1,0 +1,294 @@
+"""Reading, merging and changing the settings of the accelerator's allocator at run time.
+
+torch's allocators *replace* their settings when they are given a string: some keys that the string
+does not name are reset to their defaults, others stay as they are. A change is therefore sent
+together with all settings in force, and restoring names each key that was changed.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+from types import TracebackType
+
+from pytracer.backends import devices
+from pytracer.backends.names import ACCELERATORS
+from pytracer.backends.running_torch import torch_build, torch_module
+from pytracer.errors import ConfigError, HookError, PytracerError
+from pytracer.log import warn_once
+from pytracer.settings import running
+from pytracer.settings.hazards import warn_of_expandable_segments
+from pytracer.settings.keys import (
+    BACK_TO_DEFAULT,
+    DEFAULTS,
+    READ_ONCE,
+    VARIABLE,
+    format_settings,
+    not_in_force_error,
+    parse_settings,
+    refusal,
+)
+
+
+def merge_settings(settings: str, change: str) -> str:
+    """Return the settings after `change`, both in the form of the environment variable.
+
+    Keys keep their order, and new keys come last. The last value of a repeated key counts.
+
+    Raises:
+        ConfigError: A string is not of the form `key:value,key:[value,value]`.
+    """
+    return format_settings(parse_settings(settings) | parse_settings(change))
+
+
+def variables(change: str, settings: str | None = None) -> dict[str, str]:
+    """Return the variables that give a new process's allocator the settings with `change`.
+
+    They are right for every torch and torch_npu that pytracer records, and none is imported. Each
+    variable that is set already is changed separately, because versions differ in which of them
+    counts. A torch before 2.9 ignores `PYTORCH_ALLOC_CONF`, so its settings are also written to
+    the older variable.
+
+    Args:
+        change: The change.
+        settings: The settings to change; None: those in this process's environment.
+
+    Returns:
+        Values by the names of variables.
+
+    Raises:
+        ConfigError: `change`, `settings`, or a variable that is set, is malformed.
+    """
+    general = os.environ.get("PYTORCH_ALLOC_CONF")
+    cuda = os.environ.get(VARIABLE["cuda"], general or "")
+    found = {} if general is None else {"PYTORCH_ALLOC_CONF": general}
+    found[VARIABLE["cuda"]] = cuda
+    # A torch_npu that knows the general variable refuses to start if both are set.
+    if general is None or VARIABLE["npu"] in os.environ or running.torch_npu_is_older():
+        found[VARIABLE["npu"]] = os.environ.get(VARIABLE["npu"], cuda)
+    if settings is not None:
+        return dict.fromkeys(found, merge_settings(settings, change))
+    changed = parse_settings(change)
+    return {
+        name: format_settings(_of_variable(name, value) | changed) for name, value in found.items()
+    }
+
+
+def _of_variable(name: str, value: str) -> dict[str, str]:
+    try:
+        return parse_settings(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def check_in_new_process(change: str, settings: str | None = None) -> str | None:
+    """Have a new process's allocator read its settings, `variables(change, settings)`.
+
+    Returns:
+        The accelerator, "cuda" or "npu"; None without one.
+
+    Raises:
+        ConfigError: The allocator refuses the settings, or reads other values.
+        HookError: torch cannot be imported.
+        PytracerError: The process failed for another reason.
+    """
+    from pytracer.child_process import last_exception, python_command  # slow imports, rarely needed
+
+    torch_build()
+    done = subprocess.run(
+        python_command("pytracer.settings.try_process", change),
+        env={**os.environ, **variables(change, settings), "PYTRACER": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+        backend, refused, read = answer["backend"], answer["refused"], answer["read"]
+    except (IndexError, ValueError, KeyError, TypeError) as error:
+        raise PytracerError(
+            f'a new process could not try the allocator settings "{change}": '
+            f"{last_exception(done.stderr)}"
+        ) from error
+    if refused is not None:
+        raise refusal(backend, parse_settings(change), refused)
+    if read:
+        raise not_in_force_error(parse_settings(change), read)
+    return None if backend is None else str(backend)
+
+
+def in_force(backend: str) -> str | None:
+    """Return the settings of this process's allocator, in the form of the environment variable.
+
+    Nothing is initialised. The allocators report the string that was *tried* last, refused or not.
+    For CUDA, the string is checked against the values that the allocator shows, which leaves a
+    `snapshot` event of each device in recordings. For an NPU, the string is returned unchecked.
+
+    Returns:
+        The settings; "" means the defaults; None: unknown, or the backend has none ("cpu").
+    """
+    try:
+        if backend == "cpu" or torch_module(backend)._is_in_bad_fork():
+            return None  # CUDA's allocator may have been forked with its locks held
+        return running.in_force(backend)
+    except Exception:  # torch or its backend is missing, or the variable is malformed
+        return None
+
+
+def expandable_segments(on: bool, *, device: str = "auto") -> "AllocatorSettings":
+    """Switch expandable segments on or off, from now on. Other settings stay as they are.
+
+        pytracer.expandable_segments(True)  # for good
+        with pytracer.expandable_segments(False): ...  # for a while
+
+    Existing segments stay as they are. A warning is logged on the logger "pytracer" if expandable
+    segments are known to break something that this process uses. For `device`, the return value
+    and errors see `allocator_settings`.
+    """
+    if not isinstance(on, bool):
+        raise ConfigError(f"expandable_segments takes True or False, got {on!r}")
+    return allocator_settings(f"expandable_segments:{on}", device=device)
+
+
+def allocator_settings(settings: str, *, device: str = "auto") -> "AllocatorSettings":
+    """Change settings of the accelerator's allocator, from now on, in the entire process.
+
+    Settings that are not named stay as they are. CUDA's allocator is asked for its values
+    afterwards, which leaves `snapshot` events in a recording. On an initialised NPU, a temporary
+    allocation in a separate pool shows whether segments are expandable.
+
+    Args:
+        settings: As in `PYTORCH_CUDA_ALLOC_CONF`: `"max_split_size_mb:128"`.
+        device: "auto" (the accelerator that is there), "cuda" or "npu", initialised or not.
+
+    Returns:
+        A context manager that restores the earlier settings at the end of its block. It may be
+        ignored.
+
+    Raises:
+        ConfigError: The settings are malformed, the allocator refuses them, or they cannot be
+            changed while the program runs. The settings in force are unchanged.
+        HookError: There is no accelerator, or torch does not support one.
+        PytracerError: The settings did not take effect, or a graph is being captured.
+    """
+    return AllocatorSettings(_accelerator(device), settings)
+
+
+def _accelerator(device: str) -> str:
+    if device == "cpu":
+        raise ConfigError('the CPU allocator has no settings; give device="cuda" or "npu"')
+    if device not in ("auto", *ACCELERATORS):
+        raise ConfigError(
+            f'device must be "auto", "cuda" or "npu", got {device!r}: settings apply to all '
+            "devices of the process"
+        )
+    backend = devices.automatic_backend() if device == "auto" else device
+    if backend == "cpu":
+        torch_build()
+        raise HookError(
+            "no accelerator was found, and the CPU allocator has no settings; if this machine has "
+            'an accelerator, set device="cuda" or "npu"'
+        )
+    devices.indices(backend, None)
+    return backend
+
+
+class AllocatorSettings(contextlib.AbstractContextManager[None]):
+    """A change of the allocator's settings. The end of its block restores the earlier settings."""
+
+    def __init__(self, backend: str, change: str) -> None:
+        """Make the change; raises as `allocator_settings` does."""
+        self._backend = backend
+        self._change = parse_settings(change)
+        self._before: str | None = None  # None: restored
+        self._make()
+
+    def __enter__(self) -> None:
+        """Make the change again if it was undone."""
+        if self._before is None:
+            self._make()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Restore the settings in force before the change."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            try:
+                self._restore(before)
+            except Exception as problem:  # this must not replace the block's own exception
+                warn_once(f'the allocator settings "{before}" could not be restored: {problem}')
+
+    def _make(self) -> None:
+        backend, module = self._backend, torch_module(self._backend)
+        if (allocator := str(module.get_allocator_backend())) != "native":
+            raise ConfigError(
+                f"the {backend.upper()} allocator is {allocator}, whose settings cannot be changed "
+                "while the program runs"
+            )
+        if module.is_initialized() and module.is_current_stream_capturing():
+            raise PytracerError(
+                "a graph is being captured, and its pool would mix segments of both kinds; change "
+                "allocator settings before or after the capture"
+            )
+        try:
+            before = running.in_force(backend)
+        except Exception as error:
+            raise ConfigError(
+                f"the allocator cannot read the settings it was started with: {error}"
+            ) from error
+        items = parse_settings(before)
+        new = items | self._change
+        self._refuse_unchangeable(items, new)
+        known = DEFAULTS | running.environment_settings(backend) | items
+        self._old = {key: known[key] for key in self._change if key in known}
+        try:
+            running.send(backend, self._change, new)
+        except Exception as error:
+            self._give_up(before)
+            raise refusal(backend, self._change, str(error)) from error
+        if unmet := running.unmet_settings(backend, self._change):
+            self._give_up(before)
+            raise not_in_force_error(self._change, unmet)
+        for key in self._change.keys() - known.keys() - set(BACK_TO_DEFAULT):
+            warn_once(f"{key} will keep its new value: pytracer does not know the earlier one")
+        if "True" == self._change.get("expandable_segments") != items.get("expandable_segments"):
+            warn_of_expandable_segments(backend)
+        self._before = before
+
+    def _refuse_unchangeable(self, items: dict[str, str], new: dict[str, str]) -> None:
+        for key, value in self._change.items():
+            if key in READ_ONCE[self._backend] and value != items.get(key, DEFAULTS.get(key)):
+                raise ConfigError(
+                    f"{key} cannot be changed while the program runs: the allocator reads it once; "
+                    f"start the program with {VARIABLE[self._backend]}={key}:{value}"
+                )
+        if lost := running.reset_by(self._backend, self._change, new):
+            raise ConfigError(
+                f"this torch_npu resets {lost} to its default with any change while the program "
+                f"runs; start the program with {format_settings(self._change)} in {VARIABLE['npu']}"
+            )
+        if self._backend == "npu" and new.get("expandable_segments") == "True":
+            for key in ("max_split_size_mb", "garbage_collection_threshold"):
+                if key in new:
+                    raise ConfigError(
+                        f"torch_npu has no expandable segments together with {key}, which is "
+                        f"{new[key]}; start the program without it in {VARIABLE['npu']}"
+                    )
+
+    def _give_up(self, before: str) -> None:
+        with contextlib.suppress(Exception):  # the earlier settings may be refused too
+            self._restore(before)
+
+    def _restore(self, before: str) -> None:
+        # First each key by name, because a string that does not name a key may leave it unchanged,
+        # and in a string of its own, because one unknown key makes the allocator refuse all. Then
+        # the earlier string, so that the allocator reports the same as before.
+        backend, items = self._backend, parse_settings(before)
+        for key, value in self._old.items():
+            with contextlib.suppress(Exception):
+                running.send_back(backend, {key: value}, format_settings(items | {key: value}))
+        running.send_back(backend, {}, before)

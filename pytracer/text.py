@@ -1,0 +1,88 @@
+"""Sizes, times and names as text for people, and sizes that people wrote."""
+
+import re
+
+END_LINE = "pytracer: wrote "
+"""The beginning of the line on stderr that names the snapshot at a tracer's end."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_DURATIONS = (
+    (10**3, 1, "µs"),
+    (10**6, 10**3, "ms"),
+    (10**10, 10**6, "s"),
+    (10**99, 36 * 10**8, "h"),
+)
+
+
+def size(count_bytes: int) -> str:
+    """Return bytes to four digits, as in "12.05 MiB"."""
+    number, unit = float(count_bytes), 0
+    while abs(number) >= 1024 and unit + 1 < len(_UNITS):
+        number, unit = number / 1024, unit + 1
+    return f"{number:.4g} {_UNITS[unit]}"
+
+
+def size_range(least_bytes: int, most_bytes: int) -> str:
+    """Return two bounds, as in "25.13-26 MiB"; one figure if both have the same four digits."""
+    least, most = size(least_bytes), size(most_bytes)
+    if least == most:
+        return most
+    (number, unit), (_, most_unit) = least.split(" "), most.split(" ")
+    return f"{number}-{most}" if unit == most_unit else f"{least}-{most}"
+
+
+def parsed_size(text: str) -> int:
+    """Return the bytes that a text means: "80GiB", "79.5 GiB", "80G" or "512".
+
+    Units are powers of 1024, with or without "iB".
+
+    Raises:
+        ValueError: The text is not a size, or the size is zero.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGTPE])(?:iB)?|B)?\s*", text)
+    count_bytes = 0
+    if found is not None:
+        power = 0 if found[2] is None else " KMGTPE".index(found[2])
+        count_bytes = round(float(found[1]) * 1024**power)
+    if count_bytes <= 0:
+        raise ValueError(f"{text!r} is not a size: give one such as 80GiB, 512MiB or 1073741824")
+    return count_bytes
+
+
+def number(count: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun, as in "1 free" and "2 frees"."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def utc_time(time_us: int) -> str:
+    """Return a time in microseconds since the Unix epoch as a date and time in UTC."""
+    import numpy as np  # `datetime` ends with the year 9999, a damaged file's times do not
+
+    return f"{np.datetime64(time_us, 'us')}".replace("T", " ") + " UTC"
+
+
+def duration(duration_us: int) -> str:
+    """Return microseconds to four digits, as in "1.5 ms"."""
+    _, unit_us, unit = next(row for row in _DURATIONS if abs(duration_us) < row[0])
+    return f"{duration_us / unit_us:.4g} {unit}"
+
+
+def printable(text: str) -> str:
+    """Replace characters that would control the terminal.
+
+    A snapshot file's author chooses the names in it.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
+def wrapped_text(text: str, width: int, ends: str = "/_") -> str:
+    """Break a text into lines of at most `width`, each after one of the characters `ends`.
+
+    A part without one of `ends` stays in one line, however long. The default suits paths.
+    """
+    lines = [""]
+    for part in re.findall(rf"[^{ends}]*[{ends}]|[^{ends}]+", text):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

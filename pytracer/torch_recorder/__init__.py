@@ -1,0 +1,1 @@
+"""pytracer in the place of torch's recorder."""

@@ -1,0 +1,87 @@
+"""Stand in for torch's own memory recorder: programs that use it record with pytracer instead.
+
+`patch_torch()` replaces, on `torch.cuda.memory` and `torch.npu.memory` and wherever else torch
+holds the same functions, `_record_memory_history` (with torch's signature and a `stack_depth`),
+`_snapshot`, `_dump_snapshot` and `memory_snapshot`; and, on `torch._C` and `torch_npu._C`,
+`_{device}_isHistoryEnabled` and `_{device}_attach_out_of_memory_observer`.
+
+Each caller has a session of its own: each module of torch that records (inductor, for example) is
+one owner of a session, and the program is another. An owner enables, changes and ends only its own
+session. A caller reads its own session, else the program's, else any that is enabled, and without
+one torch's own recorder.
+
+As in torch, a session that is disabled has no events any more, live blocks keep their stacks, and
+blocks allocated until the session is enabled again have none. For that, live blocks stay known,
+without stack walks and without a ring. In the mode "state" there are no events at all (torch shows
+the last one). A `max_entries` beyond pytracer's limit, as torch's default is, means the default of
+`trace_alloc_max_entries`.
+
+Stacks have Python frames only. For what only torch's C++ recorder has (`compile_context`,
+`global_record_annotations`, `record_pinned_host_memory`), torch's recorder is switched on without
+events of the device, and what it recorded is added to pytracer's snapshots. Where pytracer cannot
+record, and for arguments that it does not know, torch's own functions answer.
+
+Out of reach are calls of `torch._C._cuda_record_memory_history` and the like, names imported from
+these modules earlier (`from torch.cuda.memory import _snapshot`), and observers attached earlier.
+
+`torch.npu.memory._dump_snapshot` runs no profiler, which torch_npu's own may do, and writes no CSV.
+"""
+
+import os
+import sys
+import threading
+
+from pytracer.log import warn_once
+from pytracer.torch_recorder.replaced_functions import ReplacedFunctions
+from pytracer.tracing import verl
+from pytracer.tracing.options import switched_off
+
+_lock = threading.RLock()  # reentrant, because a signal handler may patch in the middle of a change
+_patches: dict[str, ReplacedFunctions] = {}  # by backend
+
+
+def patch_torch() -> None:
+    """Replace torch's recorder functions for each backend that torch supports; idempotent.
+
+    torch_npu's functions exist once it is imported: call this again then. Under `PYTRACER=0` this
+    does nothing.
+    """
+    if switched_off():
+        return
+    with _lock:
+        for backend in _backends():
+            if backend not in _patches:
+                try:
+                    _patches[backend] = ReplacedFunctions(backend, _lock)
+                except Exception as error:  # this torch lacks one of the functions
+                    warn_once(
+                        f"the recorder of torch.{backend} is not replaced, and records itself: "
+                        f"{error!r}"
+                    )
+
+
+def unpatch_torch() -> None:
+    """End all sessions and restore torch's functions wherever pytracer's are still in place."""
+    with _lock:
+        while _patches:
+            _patches.popitem()[1].undo()
+        verl.remove_annotate()
+
+
+def _backends() -> list[str]:
+    import torch
+
+    cuda = ["cuda"] if torch.version.cuda is not None else []
+    npu = ["npu"] if "torch_npu" in sys.modules and hasattr(torch, "npu") else []
+    return [*cuda, *npu]
+
+
+def _reset_in_child() -> None:
+    """Replace the lock, which another thread of the parent may hold, and forget its sessions."""
+    global _lock
+    _lock = threading.RLock()
+    for patch in _patches.values():
+        patch.reset_in_child(_lock)
+
+
+os.register_at_fork(after_in_child=_reset_in_child)

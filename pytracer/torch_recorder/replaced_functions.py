@@ -1,0 +1,296 @@
+"""The functions that replace those of torch's recorder, for one backend."""
+
+import functools
+import inspect
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytracer.atomic_file import open_atomically
+from pytracer.backends import oom
+from pytracer.backends.running_torch import torch_module
+from pytracer.log import warn_once
+from pytracer.torch_recorder.caller import PROGRAM, calling_owner
+from pytracer.torch_recorder.sessions import RecordArguments, TorchSession
+from pytracer.tracing import verl
+
+RECORD = "_record_memory_history"
+SNAPSHOT = "_snapshot"
+DUMP = "_dump_snapshot"
+SEGMENTS = "memory_snapshot"
+
+ONLY_IN_TORCH = ("external_annotations", "host_segments", "host_traces")
+"""The keys of a snapshot that only torch's own recorder fills."""
+
+
+Function = Callable[..., Any]
+Snapshot = dict[str, Any]
+
+
+class ReplacedFunctions:
+    """The replaced functions of one backend, and the sessions behind them.
+
+    Attributes:
+        backend: "cuda" or "npu".
+        active: True until `undo()`. Later calls, through a wrapper of another library for example,
+            are answered by torch's own functions.
+    """
+
+    def __init__(self, backend: str, lock: threading.RLock) -> None:
+        """Replace the functions.
+
+        Args:
+            backend: "cuda" or "npu".
+            lock: Held while sessions change. The caller holds it now.
+        """
+        self.backend = backend
+        self._lock = lock
+        self._module = torch_module(backend)
+        self._memory = self._module.memory
+        self._core = sys.modules["torch" if backend == "cuda" else "torch_npu"]._C
+        self._sessions: dict[str, TorchSession] = {}  # by owner
+        self._torchs_owners: set[str] = set()  # owners for whom torch's own recorder is on
+        self._torchs: dict[str, Function] = {}  # torch's own functions, by name
+        self._placed: list[tuple[Any, str, Function]] = []  # pytracer's functions
+        self._is_enabled_name = f"_{backend}_isHistoryEnabled"
+        self._attach_name = f"_{backend}_attach_out_of_memory_observer"
+        self.active = True
+        self._modern = inspect.signature(self._memory._record_memory_history_impl)
+        legacy = getattr(self._memory, "_record_memory_history_legacy", None)
+        self._legacy = None if legacy is None else inspect.signature(legacy)
+        self._prepare(self._memory, RECORD, self._record).__signature__ = self._with_depth()
+        self._prepare(self._memory, SNAPSHOT, self._snapshot)
+        self._prepare(self._memory, DUMP, self._dump)
+        self._prepare(self._memory, SEGMENTS, self._segments)
+        self._prepare(self._core, self._is_enabled_name, self._is_enabled)
+        self._prepare(self._core, self._attach_name, self._attach)
+        for holder, name, ours in self._placed:
+            setattr(holder, name, ours)
+
+    def _prepare(self, home: Any, name: str, answer: Function) -> Any:
+        """Make the function that replaces torch's, wherever torch or transfer_to_npu holds it."""
+        import torch
+
+        original = self._torchs[name] = getattr(home, name)
+
+        @functools.wraps(original, assigned=("__name__", "__qualname__", "__doc__"))
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            if self.active:
+                return answer(*args, **kwargs)
+            kwargs.pop("stack_depth", None)  # torch's own function has none
+            return original(*args, **kwargs)
+
+        for holder in dict.fromkeys((home, self._module, torch.cuda, torch.cuda.memory)):
+            if getattr(holder, name, None) is original:
+                self._placed.append((holder, name, ours))
+        return ours
+
+    def _with_depth(self) -> inspect.Signature:
+        depth = inspect.Parameter(
+            "stack_depth", inspect.Parameter.KEYWORD_ONLY, default=32, annotation=int
+        )
+        return self._modern.replace(parameters=[*self._modern.parameters.values(), depth])
+
+    def undo(self) -> None:
+        """Restore torch's functions and end all sessions. The caller holds the lock."""
+        self.active = False
+        for holder, name, ours in self._placed:
+            if getattr(holder, name, None) is ours:
+                setattr(holder, name, self._torchs[name])
+        for session in self._sessions.values():
+            session.stop()
+        if self._torchs_owners:
+            self._torchs[RECORD](None)
+        self._forget_sessions()
+
+    def reset_in_child(self, lock: threading.RLock) -> None:
+        """Forget the sessions of the parent in a forked child."""
+        self._lock = lock
+        self._forget_sessions()
+
+    def _forget_sessions(self) -> None:
+        self._sessions.clear()
+        self._torchs_owners.clear()
+
+    # The functions that replace torch's.
+
+    def _record(self, *args: Any, **kwargs: Any) -> None:
+        verl.add_annotate()  # verl's profiler is imported if it is the caller
+        depth = {"stack_depth": kwargs.pop("stack_depth")} if "stack_depth" in kwargs else {}
+        torchs = functools.partial(self._torchs[RECORD], *args, **kwargs)
+        owner = calling_owner()
+        arguments = self._checked_arguments(args, kwargs)
+        with self._lock:
+            if arguments is None:  # torch refuses or serves these arguments
+                torchs()
+                self._torchs_owners.add(owner)
+            elif arguments.enabled is None:
+                self._end(owner, torchs)
+            elif not arguments.record_cuda:
+                self._end_ours(owner)
+                torchs()
+                self._torchs_owners.add(owner)
+            elif problem := self._begin(owner, arguments, depth):
+                torchs()
+                self._torchs_owners.add(owner)
+                warn_once(f"torch's own recorder is used for torch.{self.backend}: {problem}")
+            else:
+                self._begin_torchs_part(owner, arguments)
+
+    def _checked_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordArguments | None:
+        enabled = args[0] if args else kwargs.get("enabled")
+        if isinstance(enabled, bool):
+            given = None if self._legacy is None else _bound_arguments(self._legacy, args, kwargs)
+            return None if given is None else RecordArguments.of_legacy_call(given)
+        given = _bound_arguments(self._modern, args, kwargs)
+        return None if given is None else RecordArguments.of_call(given)
+
+    def _begin(self, owner: str, arguments: RecordArguments, depth: dict[str, Any]) -> str | None:
+        """Begin or change the owner's session, or end it and return why it cannot record."""
+        try:
+            self._module.init()  # torch's own function initialises the device too
+            session = self._sessions.get(owner) or TorchSession(self.backend, owner)
+            problem = session.begin(arguments, depth)
+        except Exception as error:
+            problem = str(error) or repr(error)
+        if problem is not None:
+            if failed := self._sessions.pop(owner, None):
+                failed.stop()
+            return problem
+        self._sessions[owner] = session
+        if arguments.stacks == "all":
+            warn_once(
+                'stacks="all" is not supported: pytracer records Python frames, and no C++ frames'
+            )
+        return None
+
+    def _begin_torchs_part(self, owner: str, arguments: RecordArguments) -> None:
+        if arguments.needs_torch:
+            part = arguments.torchs_part(self._sessions[owner].max_entries)
+            known = self._modern.parameters
+            self._torchs[RECORD](**{name: part[name] for name in part if name in known})
+            self._torchs_owners.add(owner)
+        else:
+            self._end_torchs(owner)
+
+    def _end(self, owner: str, torchs: Function) -> None:
+        """End the owner's session.
+
+        `torchs` ends torch's own recording, which may have begun before the patch.
+        """
+        if not self._end_ours(owner) and not self._torchs_owners:
+            torchs()
+        self._end_torchs(owner)
+
+    def _end_ours(self, owner: str) -> bool:
+        session = self._sessions.get(owner)
+        if session is None or not session.enabled:
+            return False
+        session.end()
+        return True
+
+    def _end_torchs(self, owner: str) -> None:
+        if owner in self._torchs_owners:
+            self._torchs_owners.discard(owner)
+            if not self._torchs_owners:
+                self._torchs[RECORD](None)
+
+    def _readable(self) -> TorchSession | None:
+        """Return the session that the caller reads.
+
+        The lock is not taken, because an observer may read in the middle of a change.
+        """
+        sessions = dict(self._sessions)
+        enabled = (session for session in sessions.values() if session.enabled)
+        return sessions.get(calling_owner()) or sessions.get(PROGRAM) or next(enabled, None)
+
+    def _snapshot(self, device: Any = None, augment_with_fx_traces: bool = False) -> Snapshot:
+        oom.mark_snapshot()
+        session = self._readable()
+        if session is None:
+            return self._torchs_snapshot(augment_with_fx_traces)
+        return self._complete(session, augment_with_fx_traces)
+
+    def _torchs_snapshot(self, augmented: bool = False) -> Snapshot:
+        # Not every torch has the argument.
+        more = {"augment_with_fx_traces": True} if augmented else {}
+        snapshot: Snapshot = self._torchs[SNAPSHOT](**more)
+        return snapshot
+
+    def _complete(self, session: TorchSession, augmented: bool) -> Snapshot:
+        import torch
+
+        snapshot = session.snapshot()
+        if self._torchs_owners:
+            torchs = self._torchs_snapshot()
+            snapshot.update({key: torchs[key] for key in ONLY_IN_TORCH if key in torchs})
+        if augmented:
+            name = "_augment_memory_snapshot_stack_traces"
+            augment = getattr(self._memory, name, None) or getattr(torch._utils, name)
+            snapshot = augment(snapshot)
+        return snapshot
+
+    def _dump(
+        self,
+        filename: str | os.PathLike[str] = "dump_snapshot.pickle",
+        augment_with_fx_traces: bool = False,
+    ) -> None:
+        oom.mark_snapshot()
+        session = self._readable()
+        if session is None:  # torch_npu's own dump may run a profiler
+            _write_snapshot(self._torchs_snapshot(augment_with_fx_traces), filename)
+        elif augment_with_fx_traces or session.skips or self._torchs_owners:
+            _write_snapshot(self._complete(session, augment_with_fx_traces), filename)
+        else:
+            session.dump(filename)
+
+    def _segments(
+        self, mempool_id: tuple[int, int] | None = None, include_traces: bool = True
+    ) -> list[dict[str, Any]]:
+        session = self._readable()
+        if session is not None:
+            # torch's own function drops references of the id's numbers (2.12.1, torch_npu 2.13.0).
+            of_all_pools = mempool_id is None or tuple(mempool_id) == (0, 0)
+            return [
+                segment
+                for segment in session.segments()
+                if of_all_pools or segment["segment_pool_id"] == mempool_id
+            ]
+        # Not every torch has the argument.
+        more = {} if include_traces else {"include_traces": False}
+        segments: list[dict[str, Any]] = self._torchs[SEGMENTS](mempool_id, **more)
+        return segments
+
+    def _is_enabled(self) -> bool:
+        enabled = any(session.enabled for session in dict(self._sessions).values())
+        return enabled or bool(self._torchs[self._is_enabled_name]())
+
+    def _attach(self, observer: Any) -> None:
+        if isinstance(observer, oom.Watch):
+            self._torchs[self._attach_name](observer)
+        else:
+            oom.adopt(self.backend, observer)
+
+
+def _bound_arguments(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return all arguments by name; None where torch's own function refuses them."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str]) -> None:
+    """Write a complete file or none. Viewers read no pickle protocol later than 4."""
+    with open_atomically(Path(os.path.abspath(os.fsdecode(filename)))) as file:
+        pickle.dump(snapshot, file, protocol=4)

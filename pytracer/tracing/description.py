@@ -1,0 +1,145 @@
+"""One-line texts about a tracer for people: its `repr`, and the line about its file."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from pytracer import ACTIONS, _core, log, text
+from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.step_recording import StepRecording
+
+MAX_SUMMED_EVENTS = 250_000
+"""How many events are read at most for the CPU's peak: the copy takes about 100 bytes an event."""
+
+_reporting_pid: int | None = None
+
+
+def state(recording: DeviceRecording, steps: StepRecording) -> str:
+    """Return what a tracer does, how many events it holds and where it writes."""
+    session = recording.session
+    output = f"output={recording.options.output!r}"
+    if not session.is_ours:
+        return f"of the parent process, {output}"
+    why_untraced = recording.why_untraced
+    if recording.is_going_on:
+        doing = "recording" if steps.are_recorded else "waiting for a selected step"
+        doing += f" on {_names(recording)}"
+    elif steps.started:
+        doing = "waiting for a device" if why_untraced is None else "not recording"
+    else:
+        doing = "stopped" if recording.indices or why_untraced is not None else "not started"
+    if why_untraced is not None:
+        doing += f" (untraced: {' '.join(why_untraced.split())})"
+    return f"{doing}, {text.number(_sum(recording, 'held'), 'event')}, {output}"
+
+
+def _names(recording: DeviceRecording) -> str:
+    return ", ".join(
+        backend if backend == "cpu" else f"{backend}:{index}"
+        for backend, indices in recording.indices.items()
+        for index in indices
+    )
+
+
+def _sum(recording: DeviceRecording, count: str) -> int:
+    return sum(device[count] for device in recording.session.stats()["devices"])
+
+
+def report_file(
+    path: Path, recording: DeviceRecording, view: _core.View | None, is_cleared: bool
+) -> None:
+    """Print to stderr which snapshot at the end was written; once in a process. Never raises.
+
+    The line also comes after an exception in the `with` body, and when the process exits with an
+    error. Where there is no stderr, nothing is printed.
+
+    Args:
+        path: The file.
+        recording: What was recorded.
+        view: What the file has; None: unknown.
+        is_cleared: Whether `Tracer.clear()` dropped events.
+    """
+    global _reporting_pid
+    if _reporting_pid == os.getpid() or sys.stderr is None:
+        return
+    _reporting_pid = os.getpid()
+    with contextlib.suppress(Exception):
+        events = _events(recording)
+        if overwritten := _sum(recording, "overwritten"):
+            events += f" ({overwritten:,} older ones were overwritten)"
+        parts = [f"{text.END_LINE}{text.printable(str(_shown(path)))}: {events}"]
+        with contextlib.suppress(Exception):  # a peak that cannot be read is left out
+            used = () if view is None else view.used_devices
+            peak = _accelerator_peak(recording, used) or _cpu_peak(recording, is_cleared)
+            parts += [peak] if peak else []
+        log.print_line(", ".join(parts))
+
+
+def _events(recording: DeviceRecording) -> str:
+    """Return how many events are held.
+
+    The events of the CPU are counted as allocations and frees, because a file has two or three
+    events for each of them.
+    """
+    devices = recording.session.stats()["devices"]
+    on_cpu = sum(each["held"] for each in devices if each["device"] == _core.CPU_DEVICE)
+    counts = []
+    if {*recording.indices} != {"cpu"}:
+        counts = [text.number(_sum(recording, "held") - on_cpu, "event")]
+    if "cpu" in recording.indices:
+        where = " on the CPU" if counts else ""
+        counts += [text.number(on_cpu, "allocation or free", "allocations and frees") + where]
+    return " and ".join(counts)
+
+
+def _shown(path: Path) -> Path:
+    with contextlib.suppress(ValueError, OSError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _accelerator_peak(recording: DeviceRecording, used_devices: Collection[int]) -> str | None:
+    """Return the highest of torch's own peaks. Devices that are not in use are not initialised."""
+    peaks: list[tuple[int, str]] = []
+    for backend, indices in recording.indices.items():
+        module = None if backend == "cpu" else getattr(sys.modules.get("torch"), backend, None)
+        if module is not None and module.is_initialized():
+            peaks += [
+                (module.max_memory_allocated(index), f"{backend}:{index}")
+                for index in indices
+                if index in used_devices
+            ]
+    if not peaks:
+        return None
+    most_bytes, name = max(peaks, key=lambda peak: peak[0])
+    backend = name.partition(":")[0]
+    among = f", the most of {len(peaks)} devices" if len(peaks) > 1 else ""
+    function = f"torch.{backend}.max_memory_allocated"
+    return f"peak {text.size(most_bytes)} allocated on {name}{among} ({function})"
+
+
+def _cpu_peak(recording: DeviceRecording, is_cleared: bool) -> str | None:
+    """Return the peak of the recorded CPU allocations; a lower bound if events are missing.
+
+    None: the CPU is not recorded, or has no events, or there are too many events to read.
+    """
+    if "cpu" not in recording.indices or _sum(recording, "held") > MAX_SUMMED_EVENTS:
+        return None
+    devices = recording.session.stats()["devices"]
+    (counts,) = (each for each in devices if each["device"] == _core.CPU_DEVICE)
+    events = recording.session.events()
+    events = events[events["device"] == _core.CPU_DEVICE]
+    if not events.size:
+        return None
+    size_bytes = events["size_bytes"].astype(np.int64)
+    is_free = events["action"] == ACTIONS.index("free_completed")
+    is_alloc = events["action"] == ACTIONS.index("alloc")
+    usage_bytes = np.cumsum(np.where(is_alloc, size_bytes, 0) - np.where(is_free, size_bytes, 0))
+    before_bytes = counts["live_block_bytes"] - int(usage_bytes[-1])
+    peak_bytes = before_bytes + max(0, int(usage_bytes.max()))
+    is_bound = is_cleared or counts["overwritten"] or counts["live_dropped"]
+    return f"peak {'at least ' if is_bound else ''}{text.size(peak_bytes)} allocated on the CPU"

@@ -1,0 +1,166 @@
+"""The recording of one tracer: a session of the core's recorder, and the devices it is on."""
+
+from pytracer import _core
+from pytracer.backends import devices
+from pytracer.backends.hook_attach import HOOKS
+from pytracer.errors import ConfigError, HookError, PytracerError
+from pytracer.log import warn_once
+from pytracer.settings import change
+from pytracer.tracing import process
+from pytracer.tracing.option_checks import CONTEXTS
+from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import switched_off
+
+Indices = dict[str, list[int]]
+"""Indices of devices by backend; the index of the CPU is `_core.CPU_DEVICE`."""
+
+
+class DeviceRecording:
+    """The recording of one tracer.
+
+    Attributes:
+        options: The tracer's options.
+        session: The session of the core; replaced when other devices are recorded.
+        indices: The devices that are or were recorded; empty until the first start.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Record nothing yet."""
+        self.options = options
+        self._untraced: dict[str, str] = {}  # reasons by backend; "all": for all devices
+        self._final_memory: dict[int, dict[str, int | None]] = {}  # when the recording stopped
+        self.indices: Indices = {}
+        self.session = self.new_session()
+
+    def new_session(self) -> _core.Session:
+        """Return a session for the current devices and options."""
+        return _core.Session(
+            [index for indices in self.indices.values() for index in indices],
+            self.options.trace_alloc_max_entries,
+            self.options.stack_depth,
+            self.options.max_stack_bytes,
+            CONTEXTS.index(self.options.context),
+        )
+
+    def change(self, options: Options) -> None:
+        """Use other options from now on: the number of entries, the depth and the context."""
+        self.options = options
+        self.session.change(
+            options.trace_alloc_max_entries, options.stack_depth, CONTEXTS.index(options.context)
+        )
+
+    def is_forbidden(self) -> bool:
+        """Return whether `PYTRACER=0` or a wrong variable, which is logged, forbids recording."""
+        self._untraced = {}
+        if switched_off():
+            self._untraced = {"all": "PYTRACER=0"}
+        elif self.options.problem is not None:
+            self._untraced = {"all": self.options.problem}
+            warn_once(f"not recording: {self.options.problem}")
+        return bool(self._untraced)
+
+    def attach(self) -> Indices:
+        """Attach to the devices that can be recorded and return them; warn about the others."""
+        self._untraced = {}
+        attached = {}
+        for backend, wanted in devices.resolve(self.options.device).items():
+            try:
+                attached[backend] = (
+                    [_core.CPU_DEVICE] if backend == "cpu" else devices.indices(backend, wanted)
+                )
+                HOOKS.attach(backend)
+            except Exception as error:  # a HookError, or one from torch itself
+                attached.pop(backend, None)
+                self.leave_out(backend, error)
+        if {*self.options.device} != {"cpu"}:
+            process.await_devices()
+        return attached
+
+    def attach_to_new(self) -> Indices | None:
+        """Attach again; return the devices if there are new ones to record, else None."""
+        attached = self.attach()
+        before = self.indices if self.session.recording else {}
+        new = [
+            f"{backend}:{index}"
+            for backend, present in attached.items()
+            for index in present
+            if index not in before.get(backend, [])
+        ]
+        if new and before and "cpu" in self.options.device:
+            error = HookError(
+                "the device appeared when the CPU was already being recorded, and recording it "
+                "would end that recording; make all devices visible before the tracer starts, or "
+                "give the CPU a tracer of its own"
+            )
+            self.leave_out(", ".join(new), error)
+            return None
+        return attached if new else None
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        """Warn that a device is not recorded, and remember why."""
+        reason = str(error) if isinstance(error, PytracerError) else repr(error)
+        self._untraced[name] = reason
+        warn_once(f"not recording {name}: {reason}")
+
+    def start(self, indices: Indices, step: int, history: bool) -> None:
+        """Record these devices from now on.
+
+        Args:
+            indices: The devices.
+            step: The number of the current step.
+            history: Whether events are recorded; else only live blocks are tracked.
+
+        Raises:
+            ConfigError: There is no room for the ring.
+        """
+        if self.indices != indices:
+            self.indices = indices
+            self.session = self.new_session()
+        self.session.begin_step(step)
+        try:
+            self.session.start(history)
+        except PytracerError as error:
+            entries = self.options.trace_alloc_max_entries
+            raise ConfigError(
+                f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
+            ) from None
+
+    def stop(self) -> None:
+        """End the recording.
+
+        Raises:
+            MemoryError: There is no memory to keep the live blocks; the recording has ended.
+        """
+        self.session.stop()
+        if any(backend != "cpu" for backend in self.indices):
+            self._final_memory = self._memory_now(self.session.view())
+
+    def memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+        """Return how full the devices are, or were when the recording stopped, by index."""
+        return self._memory_now(view) if self.session.recording else self._final_memory
+
+    def _memory_now(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+        """Ask only devices that are in use: the question would initialise the others."""
+        return {
+            index: devices.memory(backend, index)
+            for backend, indices in self.indices.items()
+            for index in indices
+            if backend != "cpu" and index in view.used_devices
+        }
+
+    @property
+    def settings(self) -> dict[str, str | None]:
+        """Settings of allocators whose state does not contain them, by backend."""
+        return {"npu": change.in_force("npu")} if "npu" in self.indices else {}
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether anything is recorded; hooks that wait for torch to initialise may fail later."""
+        return self.session.recording and not all(map(HOOKS.late_problem, self.indices))
+
+    @property
+    def why_untraced(self) -> str | None:
+        """Why a device, or all devices, are not recorded; None: all are."""
+        late = [HOOKS.late_problem(backend) for backend in self.indices]
+        reasons = [*self._untraced.values(), *filter(None, late)]
+        return "; ".join(dict.fromkeys(reasons)) or None  # without duplicates

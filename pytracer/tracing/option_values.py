@@ -1,0 +1,149 @@
+"""The values of a tracer's options: what is given, else the variable, else the default."""
+
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from pytracer.errors import ConfigError
+from pytracer.tracing.option_checks import OnSnapshot
+from pytracer.tracing.options import ENVIRONMENT_OPTIONS, OPTIONS, switched_on
+from pytracer.tracing.step_windows import Schedule
+
+Output = str | os.PathLike[str] | None
+Device = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked options.
+
+    Attributes:
+        given: The names of the options that the code gave.
+        problem: What is wrong with a variable and what to do, or None. If there is a problem,
+            nothing may be recorded.
+
+    The other attributes are the options of `pytracer.tracing.options.OPTIONS`, as their checks
+    return them.
+    """
+
+    output: str | None
+    device: tuple[str, ...]  # never empty
+    trace_alloc_max_entries: int
+    stack_depth: int
+    context: str | None
+    max_stack_bytes: int
+    metadata: dict[str, Any]
+    steps: Sequence[int] | None
+    memory_snapshot_num_steps: int
+    schedule: Schedule | None
+    step_from: str | None
+    discrete: bool | tuple[str, ...]
+    ranks: tuple[int, ...]
+    all_ranks: bool
+    oom_ranks: tuple[int, ...] | None
+    role: str | None
+    on_oom: bool
+    max_oom_snapshots: int
+    keep_last: int | None
+    on_snapshot: OnSnapshot
+    dump_signal: signal.Signals | None
+    trigger_file: str | None
+    given: frozenset[str]
+    problem: str | None = None
+
+    @classmethod
+    def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
+        """Check every option. A wrong variable is reported in `problem`, and the default is used.
+
+        Args:
+            given: The options that the code gives, by name.
+            defaults: Defaults that replace those of `OPTIONS`, for the environment's tracer.
+
+        Raises:
+            ConfigError: A given option is wrong; the message names it, its value and the remedy.
+        """
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        shown_names: dict[str, str] = {}  # the variable's name if the value comes from it
+        for name, option in OPTIONS.items():
+            shown_names[name] = name
+            values[name] = option.check(name, defaults.get(name, option.default))
+            text = os.environ.get(option.variable, "")
+            if name in ENVIRONMENT_OPTIONS and not defaults and switched_on():
+                text = ""
+            if name in given:
+                values[name] = option.check(name, given[name])
+            elif text:
+                shown_names[name] = option.variable
+                try:
+                    values[name] = option.check(option.variable, option.parse(text))
+                except ConfigError as error:
+                    problems.append(str(error))
+        for names, problem in [] if problems else [*_contradictions(values, shown_names)]:
+            from_variables = [name for name in names if shown_names[name] != name]
+            if not from_variables:
+                raise ConfigError(problem)
+            if not given.keys() & {*names, "steps", "schedule"}:  # the code overrides variables
+                problems.append(problem)
+            for name in from_variables:
+                values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
+        return cls(**values, given=frozenset(given), problem="; ".join(problems) or None)
+
+
+def _contradictions(
+    values: Mapping[str, Any], shown_names: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names of options that do not go together, and a message that says what to do."""
+
+    def shown(name: str) -> str:
+        return f"{shown_names[name]}={values[name]!r}"
+
+    if values["steps"] is not None and values["schedule"] is not None:
+        problem = f"{shown('steps')} and {shown('schedule')} both select steps: give one of them"
+        yield ("steps", "schedule"), problem
+    elif values["memory_snapshot_num_steps"] > 1 and not values["steps"]:
+        remedy = "give `steps`, or leave it out"
+        if values["schedule"] is not None:
+            remedy = "leave it out: a schedule's `active` says how many steps share a file"
+        problem = f"{shown('memory_snapshot_num_steps')} has no effect without `steps`: {remedy}"
+        yield ("memory_snapshot_num_steps",), problem
+    if values["discrete"] and not values["steps"] and values["schedule"] is None:
+        problem = (
+            f"{shown('discrete')} needs selected steps, which bound the number of files: give "
+            "`steps` or `schedule`, or leave it out"
+        )
+        yield ("discrete",), problem
+
+
+class HasGivenOptions(Protocol):
+    """A tracer, for `with_given`."""
+
+    _given: dict[str, object]
+
+
+Self = TypeVar("Self", bound=HasGivenOptions)
+Parameters = ParamSpec("Parameters")
+
+
+def with_given(
+    init: Callable[Concatenate[Self, Parameters], None],
+) -> Callable[Concatenate[Self, Parameters], None]:
+    """Have `__init__` find the options that a call of `Tracer()` gives in `_given`.
+
+    The signature of `__init__` has the real defaults, so that `help()` shows them. Its arguments
+    therefore do not tell whether an option was given, which must override its variable. `_given`
+    ends with `__init__`, so that a tracer does not keep the caller's objects.
+    """
+
+    @functools.wraps(init)
+    def init_with_given(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        self._given = {**dict(zip(OPTIONS, args, strict=False)), **kwargs}
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            del self._given
+
+    return init_with_given

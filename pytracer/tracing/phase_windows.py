@@ -1,0 +1,156 @@
+"""Discrete windows: a snapshot for each time a phase occurs, next to the one of its step."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import get_ident
+
+from pytracer import _core
+from pytracer.tracing.phases import path_of
+
+MAX_OCCURRENCES = 100
+"""How many occurrences in a step get a file at most; each file has all live blocks."""
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An occurrence of a phase that was entered and not left yet.
+
+    Attributes:
+        session: A session that started when the phase was entered.
+        phase: The number of the phase.
+        path: The names of the phases around it, outermost first, and its own.
+        step: The step in which the phase was entered.
+        number: Counts the occurrences of the name in the step, from 1.
+        thread: The thread that entered the phase.
+    """
+
+    session: _core.Session
+    phase: int
+    path: tuple[str, ...]
+    step: int
+    number: int
+    thread: int
+
+
+class DiscreteWindows:
+    """A listener of `phases`, for one tracer. Any thread may call it; it never raises.
+
+    An occurrence is recorded if it begins in a recorded step, and written when it ends.
+
+    Attributes:
+        total: How many occurrences began in recorded steps, whether there was room for them or not.
+    """
+
+    def __init__(
+        self,
+        wanted: bool | tuple[str, ...],
+        new_session: Callable[[], _core.Session | None],
+        write: Callable[[Occurrence, bool], None],
+        fail: Callable[[str, str], None],
+    ) -> None:
+        """Record nothing yet.
+
+        Args:
+            wanted: The option `discrete`.
+            new_session: Returns a session for an occurrence; None: nothing is recorded.
+            write: Writes an occurrence; its second argument is whether the occurrence is complete.
+            fail: Counts a failure; gets a message, and a kind of which one message is logged.
+        """
+        self._wanted = wanted
+        self._new_session = new_session
+        self._write = write
+        self._fail = fail
+        self.total = 0
+        self._writing = threading.local()
+        self._changing = threading.RLock()  # guards all below
+        self._step = 0
+        self._is_recorded = False
+        self._counts: Counter[str] = Counter()  # occurrences by name, in this step
+        self._open: dict[int, Occurrence] = {}  # by number of the entry
+
+    def begin_step(self, step: int, is_recorded: bool) -> None:
+        """Begin a step. Open occurrences continue, unless the core knows that they are over."""
+        with self._changing:
+            self._step = step
+            self._is_recorded = is_recorded and step > 0
+            self._counts.clear()
+            for entry, occurrence in [*self._open.items()]:
+                if _core.is_entered(entry):
+                    occurrence.session.begin_step(step)
+                else:  # its thread ended inside of the phase
+                    del self._open[entry]
+
+    def follow_devices(self) -> None:
+        """Drop the open occurrences, which began on other devices."""
+        with self._changing:
+            self._open.clear()
+
+    def entered(self, entry: int, phase: int) -> None:
+        """Open an occurrence, on the thread that entered the phase; called by `phases`."""
+        if not self._is_recorded or getattr(self._writing, "is_active", False):
+            return
+        name = ""
+        try:
+            path = path_of(phase)
+            if not self._is_wanted(path):
+                return
+            name = path[-1]
+            with self._changing:
+                self._open_occurrence(entry, phase, path)
+        except Exception as failure:
+            self._fail(f"the phase {name} gets no file: {failure!r}", f"entered: {type(failure)}")
+
+    def _open_occurrence(self, entry: int, phase: int, path: tuple[str, ...]) -> None:
+        thread = get_ident()
+        open_ones = [*self._open.values()]
+        if any((outer.phase, outer.thread) == (phase, thread) for outer in open_ones):
+            return  # nested in itself: it belongs to the outer occurrence
+        if self._counts.total() >= MAX_OCCURRENCES:
+            message = (
+                f"discrete: more than {MAX_OCCURRENCES} phases occurred in a step; the later ones "
+                "get no file of their own. Name fewer phases"
+            )
+            self._fail(message, message)
+            return
+        self.total += 1
+        session = self._new_session()
+        if session is None:
+            return
+        session.begin_step(self._step)
+        session.start()
+        self._counts[path[-1]] += 1
+        number = self._counts[path[-1]]
+        self._open[entry] = Occurrence(session, phase, path, self._step, number, thread)
+
+    def _is_wanted(self, path: tuple[str, ...]) -> bool:
+        if isinstance(self._wanted, bool):
+            return self._wanted and len(path) == 1
+        return len(path) > 0 and path[-1] in self._wanted
+
+    def left(self, entry: int) -> None:
+        """Write the occurrence, on the thread that left the phase; called by `phases`."""
+        with self._changing:
+            occurrence = self._open.pop(entry, None)
+        if occurrence is not None:
+            self._save(occurrence, True)
+
+    def finish(self) -> None:
+        """Write the open occurrences, which are incomplete."""
+        with self._changing:
+            occurrences = [*self._open.values()]
+            self._open.clear()
+        for occurrence in occurrences:
+            self._save(occurrence, False)
+
+    def _save(self, occurrence: Occurrence, complete: bool) -> None:
+        """Write an occurrence. Phases that the user's `on_snapshot` enters get no file."""
+        self._writing.is_active = True
+        try:
+            self._write(occurrence, complete)
+        except Exception as failure:
+            message = f"the phase {occurrence.path[-1]} gets no file: {failure!r}"
+            self._fail(message, f"left: {type(failure)}")
+        finally:
+            self._writing.is_active = False

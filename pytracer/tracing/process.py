@@ -1,0 +1,103 @@
+"""The tracers of this process, for what is done for all: at its start, for new devices, at exit."""
+
+import atexit
+import contextlib
+import multiprocessing.util
+import os
+import sys
+import weakref
+from typing import NoReturn, Protocol
+
+from pytracer import _core
+from pytracer.backends import running_torch
+from pytracer.log import print_line, warn_once
+
+
+class Registered(Protocol):
+    """What this module calls of a tracer in `recording` or `waiting`."""
+
+    def _follow_devices(self) -> None:
+        """Look again at which devices there are."""
+
+    def _finish(self) -> None:
+        """Write the snapshot at the end, and stop."""
+
+
+recording: set[Registered] = set()
+waiting: weakref.WeakSet[Registered] = weakref.WeakSet()  # started, without a device to record
+_awaited: set[str] = set()  # backends
+_prepared_pid: int | None = None
+
+
+def await_devices() -> None:
+    """Call `follow_devices` when torch initialises the devices; idempotent.
+
+    The visible devices may change until then: Ray's workers set `CUDA_VISIBLE_DEVICES` late.
+    """
+    for backend in running_torch.uninitialised_accelerators():
+        if backend not in _awaited:
+            _awaited.add(backend)
+            running_torch.when_initialised(backend, follow_devices)
+
+
+def follow_devices() -> None:
+    """Have all tracers look again at which devices there are. A failure is logged, not raised.
+
+    It runs in the middle of torch's initialisation, after hooks that waited for it are attached.
+    """
+    try:
+        for tracer in [*recording, *waiting]:
+            tracer._follow_devices()
+    except Exception as error:  # another thread starts a tracer, say
+        warn_once(f"new devices are not recorded, because looking for them failed: {error!r}")
+
+
+def prepare_process() -> None:
+    """Enable stacks and register what is done at exit; once in a process."""
+    global _prepared_pid
+    if _prepared_pid == os.getpid():
+        return
+    forked = _prepared_pid is not None  # what follows is inherited, except for the last part
+    _prepared_pid = os.getpid()
+    if not forked:
+        problem = _core.frame_walk_problem()
+        if problem is None:
+            _core.enable_stacks()
+        else:
+            warn_once(f"recording without stacks: {problem}")
+        atexit.register(_at_exit)
+    if multiprocessing.parent_process() is not None:
+        # A child of multiprocessing may end without `atexit`, but not without this.
+        multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
+
+
+def end_forked_child(request: SystemExit | None = None) -> NoReturn:
+    """End a child that an `on_snapshot` forked, as children of `multiprocessing` end.
+
+    What the child printed is written, and no function that the program registered for its exit
+    runs: the child has none of the threads that such a function may wait for.
+
+    Args:
+        request: What `sys.exit()` raised in the child; None: the function returned.
+    """
+    code = None if request is None else request.code
+    if not (code is None or isinstance(code, int)):
+        with contextlib.suppress(Exception):
+            print_line(str(code))
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
+def _at_exit() -> None:
+    try:
+        for tracer in list(recording):
+            try:
+                tracer._finish()
+            except Exception as failure:  # the other tracers still have to write
+                warn_once(f"no snapshot was written at the end: {failure!r}")
+    finally:
+        # The interpreter frees thread states soon, so no stack may be walked from here on.
+        _core.prepare_for_exit()

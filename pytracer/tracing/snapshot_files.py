@@ -1,0 +1,350 @@
+"""Where snapshots go.
+
+`output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
+the layout of verl's `torch_memory` profiler. {file} is `torch_memory_{who}_pid{P}.pickle`, and
+{who} is `rank{R}`, of a process without a rank its role, if it was given one, and its host's name:
+
+| snapshot | in a directory | next to `name.pickle` |
+|---|---|---|
+| at the end | `exit/{file}` | `name.pickle` itself |
+| of a step | `step{N}/{file}` | `name.step{N}.pickle` |
+| of a window of steps | `steps{A}-{B}/{file}` | `name.steps{A}-{B}.pickle` |
+| of a phase in a step | `step{N}/{phase}/{file}` | `name.step{N}.{phase}.pickle` |
+| out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
+| on demand | `demand_{time}/{file}` | `name.demand-{time}.pickle` |
+
+With several ranks, each has `name.rank{R}` for `name`. A process that the environment traces adds
+`.pid{P}` if a traced process of the same rank, or without a rank like itself, started it. So does a
+forked child whose parent had used the name before the fork.
+
+A name that this process has already used gets `_2`: the file of a second tracer, of a tracer that
+was started again, of a step whose number comes again. A second tracer in a directory begins with
+`_2`. A phase's name gets `_2` when the phase occurs again in its step. No directory is listed and
+no file is locked, so any number of processes may share a directory; a second run of a program
+overwrites the first run's `name.pickle`.
+
+`max_oom_snapshots` keeps the first files and the last one, `keep_last` the last ones. Only files
+that were written count, and a file is deleted only after the file that replaces it is complete.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import operator
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from pytracer.errors import ConfigError
+from pytracer.log import warn_once
+from pytracer.tracing import ranks
+from pytracer.tracing.option_values import Options
+from pytracer.tracing.step_windows import Window
+
+FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
+"""Variable, "rank:pid:output", that the environment's tracer leaves to the process's children."""
+
+MAX_PHASE_LENGTH = 50  # characters of a phase's name in a file name, which may have 255 bytes
+MAX_CLAIMED = 10_000
+
+_directories: dict[str, int] = {}  # how many tracers of this process write to each
+_claimed: dict[Path, object] = {}  # who used a name in this process; the last MAX_CLAIMED
+_parents_names: frozenset[Path] = frozenset()  # used before this process was forked
+
+
+def _forget_the_parents() -> None:
+    global _parents_names
+    _parents_names |= _claimed.keys()
+    _claimed.clear()
+    _directories.clear()
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
+
+
+class _Kept:
+    """The files of one kind that are on the disk, in the order in which they were written.
+
+    Attributes:
+        replaced: How many files were replaced by later ones.
+    """
+
+    def __init__(self, most: int | None, replaces: int) -> None:
+        """Keep at most `most` files; a further one replaces the file at the index `replaces`."""
+        self._most = most
+        self._replaces = replaces
+        self._paths: list[Path] = []
+        self.replaced = 0
+
+    def add(self, path: Path) -> Path | None:
+        """Add a file that was written; return the file that it replaces."""
+        old = None
+        if self._most is not None and len(self._paths) >= self._most:
+            old = self._paths.pop(self._replaces)
+            self.replaced += 1
+        self._paths.append(path)
+        return old
+
+
+class Files:
+    """The files of one tracer: their names, which are wanted, and which are deleted.
+
+    Any thread may call the methods: `_changing` is held while a file is added to those kept.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Take the options; `output` is not None, and relative to the present working directory."""
+        assert options.output is not None
+        ranks.remember_group()
+        self._options = options
+        self._output = Path(os.path.abspath(options.output))
+        self._is_file = self._output.suffix == ".pickle"
+        self._number = 1 if self._is_file else _count(str(self._output))
+        self._end_claim = object()  # claims the name of the snapshot at the end
+        self._oom_snapshots = 0
+        self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
+        self._kept_demand = _Kept(options.keep_last, replaces=0)
+        self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
+        self._changing = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin another recording, whose snapshot at the end is another file."""
+        self._end_claim = object()
+
+    def prepare(self, make: bool) -> None:
+        """Check that files can be written, so that an error comes before the training, not after.
+
+        Args:
+            make: Whether the directory is made now, or else when there is something to write.
+
+        Raises:
+            ConfigError: the directory cannot be made or written to.
+        """
+        directory = self._output.parent if self._is_file else self._output
+        try:
+            if make:
+                directory.mkdir(parents=True, exist_ok=True)
+            while not directory.exists():
+                directory = directory.parent
+            with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"output={self._options.output!r} cannot be written: {directory}: "
+                f"{error.strerror}; give a path in a directory that exists and is writable, or "
+                "None to write nothing"
+            ) from None
+        if self._is_file and self._output.is_dir():
+            raise ConfigError(
+                f"output={self._options.output!r} is a directory: give another file name, or a "
+                "directory whose name does not end in .pickle"
+            )
+
+    def at_the_end(self) -> Path | None:
+        """Return the path of the snapshot at the end; None: only other ranks write one.
+
+        During a recording the path stays the same.
+        """
+        if not self.are_wanted():
+            return None
+        return self._unclaimed("exit", "", claim=self._end_claim)
+
+    def are_wanted(self) -> bool:
+        """Return whether this rank writes the snapshots of steps and at the end."""
+        return ranks.current().selected(self._options.ranks, self._options.all_ranks)
+
+    def of_window(self, window: Window) -> Path:
+        """Return the path of a window's snapshot."""
+        return self._unclaimed(window.name, window.name)
+
+    def of_phase(self, step: int, phase: str, occurrence: int) -> Path:
+        """Return the path of the snapshot of an occurrence of a phase in a step."""
+        name = re.sub(r"[^\w.-]+", "_", phase).lstrip(".")[:MAX_PHASE_LENGTH] or "phase"
+        number = f"_{occurrence}" if occurrence > 1 else ""
+        return self._unclaimed(f"step{step}/{name}{number}", f"step{step}.{name}{number}")
+
+    def out_of_memory(self, now: datetime) -> Path | None:
+        """Return the path of the snapshot of an out-of-memory; None: no snapshot is wanted.
+
+        If `max_oom_snapshots` files exist when it is written, it replaces the latest of them.
+        """
+        rank = ranks.current()
+        chosen = self._options.oom_ranks
+        if self._options.max_oom_snapshots == 0 or not (
+            chosen is None or rank.rank is None or rank.rank in chosen
+        ):
+            return None
+        self._oom_snapshots += 1
+        time = f"{now:%Y%m%d-%H%M%S-%f}"
+        path = self._unclaimed(f"oom_{time}", f"oom-{time}", "torch_memory_oom")
+        self._kept[path] = self._kept_oom
+        return path
+
+    def on_demand(self, now: datetime) -> Path:
+        """Return the path of a snapshot on demand.
+
+        If `keep_last` files exist when it is written, it replaces the oldest of them.
+        """
+        time = f"{now:%Y%m%d-%H%M%S-%f}"
+        path = self._unclaimed(f"demand_{time}", f"demand-{time}")
+        self._kept[path] = self._kept_demand
+        return path
+
+    def claim_first(self) -> bool:
+        """Mark this process as the first of its rank for its children; return whether it is."""
+        rank = ranks.current()
+        if self._first_process(rank) is None:
+            os.environ[FIRST_PROCESS] = f"{rank.rank}:{os.getpid()}:{self._output}"
+        return self._first_process(rank) == str(os.getpid())
+
+    @property
+    def is_of_first_process(self) -> bool:
+        """Whether no other traced process of this rank started this one."""
+        return self._first_process(ranks.current()) in (None, str(os.getpid()))
+
+    def _first_process(self, rank: ranks.Rank) -> str | None:
+        """Return the pid of the rank's first process; None: unknown, or of another rank."""
+        first_rank, _, mark = os.environ.get(FIRST_PROCESS, "").partition(":")
+        pid, _, output = mark.partition(":")
+        return pid if (first_rank, output) == (str(rank.rank), str(self._output)) else None
+
+    @property
+    def oom_snapshots(self) -> int:
+        """How many snapshots of an out-of-memory were tried."""
+        return self._oom_snapshots
+
+    @property
+    def replaced_oom_snapshots(self) -> int:
+        """How many of them were replaced by later ones."""
+        return self._kept_oom.replaced
+
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Make the directory of a file while its body writes the file.
+
+        If the body raises, the file does not count, and the directories that were made for it are
+        removed if they are empty.
+        """
+        missing = [*itertools.takewhile(lambda folder: not folder.exists(), path.parents)]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield
+        except BaseException:
+            self._kept.pop(path, None)
+            _claimed.pop(path, None)  # the name is free
+            with contextlib.suppress(OSError):
+                for directory in missing:
+                    directory.rmdir()
+            raise
+
+    def written(self, path: Path) -> None:
+        """Delete the file that this one replaces, and call the user's function with the path."""
+        with self._changing:
+            kept = self._kept.pop(path, None)
+            old = None if kept is None else kept.add(path)
+        if old is not None:
+            _claimed.pop(old, None)
+            with contextlib.suppress(OSError):
+                old.unlink(missing_ok=True)
+                if not self._is_file:
+                    old.parent.rmdir()
+        if self._is_file and _claimed.get(path) is self._end_claim:
+            self._report_number(path)
+        call = self._options.on_snapshot
+        if isinstance(call, str):
+            call = imported(call)
+        if call is not None:
+            call(os.fspath(path))
+
+    def _report_number(self, path: Path) -> None:
+        """Log once that the snapshot at the end has another name than was asked for."""
+        first = self._path("exit", "")
+        if path != first:
+            warn_once(
+                f"{first} already has a snapshot of this process, which is kept: the next snapshot "
+                f"is {path}, and later ones are numbered on. For other names, give each tracer its "
+                "own output",
+                f"numbered: {first}",
+            )
+
+    def _unclaimed(
+        self, event: str, suffix: str, tag: str = "torch_memory", claim: object = None
+    ) -> Path:
+        """Return a name that is unused in this process, or that `claim` has used."""
+        claim = object() if claim is None else claim
+        first = self._path(event, suffix, tag)
+        number = self._number
+        path = _numbered(first, number)
+        while _claimed.setdefault(path, claim) is not claim:
+            number += 1
+            path = _numbered(first, number)
+        if len(_claimed) > MAX_CLAIMED:
+            _claimed.pop(next(iter(_claimed)), None)
+        return path
+
+    def _path(self, event: str, suffix: str, tag: str = "torch_memory") -> Path:
+        """Return the first choice of a name; `suffix`: the event in a name next to the file."""
+        rank = ranks.current()
+        pid = os.getpid()
+        if not self._is_file:
+            who = rank.name(self._options.role)
+            return self._output / event / f"{tag}_{who}_pid{pid}.pickle"
+        parts = [self._output.stem]
+        if rank.is_one_of_several:
+            parts.append(f"rank{rank.rank}")
+        path = self._next_to([*parts, suffix])
+        if self._first_process(rank) in (None, str(pid)) and path not in _parents_names:
+            return path
+        return self._next_to([*parts, f"pid{pid}", suffix])
+
+    def _next_to(self, parts: list[str]) -> Path:
+        return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}_{number}.pickle") if number > 1 else path
+
+
+def imported(name: str) -> Callable[[str], object]:
+    """Import the module of "package.module:function" and return the function."""
+    module, _, function = name.partition(":")
+    found: Callable[[str], object] = operator.attrgetter(function)(importlib.import_module(module))
+    return found
+
+
+def problem_of_function(name: str, may_import: bool) -> str | None:
+    """Return why "package.module:function" cannot be used; None: no problem is known.
+
+    Without `may_import` no code of a module runs: the function is looked for only in a module that
+    was imported already. It is never looked for in a module that is still being imported.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = sys.modules.get(module) or (importlib.import_module(module) if may_import else None)
+        if found is None:
+            return _missing_module(module)
+        spec = getattr(found, "__spec__", None)
+        if module == "__main__" or getattr(spec, "_initializing", False):
+            return None
+        if not callable(operator.attrgetter(function)(found)):
+            return f"{function} is not a function"
+    except (Exception, SystemExit) as error:  # an import may raise anything
+        return str(error) or repr(error)
+    return None
+
+
+def _missing_module(name: str) -> str | None:
+    """Look for the outermost part of a module's name that was not imported yet."""
+    parts = itertools.accumulate(name.split("."), "{}.{}".format)
+    outermost = next(part for part in parts if part not in sys.modules)
+    return None if importlib.util.find_spec(outermost) else f"No module named {outermost!r}"
+
+
+def _count(directory: str) -> int:
+    _directories[directory] = _directories.get(directory, 0) + 1
+    return _directories[directory]

@@ -1,0 +1,218 @@
+"""Writes the snapshots of one tracer, and counts and reports what fails."""
+
+import os
+import pickle
+import platform
+import socket
+import sys
+import time
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytracer
+from pytracer import _core
+from pytracer.backends import oom
+from pytracer.errors import ConfigError
+from pytracer.log import warn_once
+from pytracer.tracing import process, ranks
+from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.options import variable
+from pytracer.tracing.snapshot_files import Files, problem_of_function
+
+FORMAT_VERSION = (1, 4)
+"""The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
+
+Metadata = dict[str, Any]
+
+
+def metadata(recording: DeviceRecording) -> Metadata:
+    """Return what a snapshot says about the process and the recording."""
+    options = recording.options
+    return {
+        "format_version": FORMAT_VERSION,
+        "version": pytracer.__version__,
+        "written_ns": time.time_ns(),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "rank": ranks.current().rank,
+        "role": options.role,
+        "window": None,
+        "torch": getattr(sys.modules.get("torch"), "__version__", None),
+        "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
+        "python": platform.python_version(),
+        "backends": [*recording.indices],
+        "trace_alloc_max_entries": options.trace_alloc_max_entries,
+        "stack_depth": options.stack_depth,
+        "context": options.context,
+        "max_stack_bytes": options.max_stack_bytes,
+        "untraced": recording.why_untraced,
+        "settings": recording.settings,
+        "metadata": options.metadata,
+    }
+
+
+class SnapshotWriter:
+    """The writer of one tracer's snapshots. Any thread may call its methods.
+
+    Attributes:
+        files: The names of the tracer's files; None before the start, and without an output.
+        failures: How many snapshots could not be written, or lack their segments.
+        written: How many files were written, those of `Tracer.dump()` included.
+    """
+
+    def __init__(self, recording: DeviceRecording, only_if_used: bool) -> None:
+        """Open no file yet.
+
+        Args:
+            recording: What the snapshots are taken of; it has the options.
+            only_if_used: Whether a process that used no device leaves nothing on the disk.
+        """
+        self._recording = recording
+        self._only_if_used = only_if_used
+        self.files: Files | None = None
+        self.failures = 0
+        self.written = 0
+
+    def open(self, function_is_given: bool) -> None:
+        """Check that the output can be written to, and begin a recording's files.
+
+        Args:
+            function_is_given: Whether `on_snapshot` comes from the code, not from its variable.
+
+        Raises:
+            ConfigError: The output cannot be written to, or `on_snapshot` names no function.
+        """
+        if self._recording.options.output is None:
+            return
+        self.files = self.files or Files(self._recording.options)
+        self.files.prepare(make=not self._only_if_used)
+        self.files.begin()
+        self._check_function(function_is_given)
+
+    def _check_function(self, is_given: bool) -> None:
+        """Find out now, not when memory runs out, whether `on_snapshot` names a function.
+
+        A variable may be read in the middle of `import torch`, where nothing else may be imported,
+        and before the program has changed `sys.path`. A problem with it is therefore only logged,
+        and may be gone when the function is needed.
+        """
+        name = self._recording.options.on_snapshot
+        if not isinstance(name, str):
+            return
+        problem = problem_of_function(name, may_import=is_given)
+        if problem is not None and is_given:
+            raise ConfigError(
+                f"on_snapshot={name!r} cannot be used: {problem}; give a function, or "
+                '"package.module:function" of a module that can be imported, or None'
+            )
+        if problem is not None:
+            warn_once(
+                f"{variable('on_snapshot')}={name!r} cannot be used: {problem}. Snapshots are "
+                "written, but no function is called with their paths. Correct the variable, or "
+                "add the module's folder to PYTHONPATH"
+            )
+
+    def claim_first(self) -> bool:
+        """Mark this process as the first of its rank for its children; return whether it is."""
+        return self.files is not None and self.files.claim_first()
+
+    @property
+    def writes_steps(self) -> bool:
+        """Whether this rank writes files of steps and at the end; a rank may be set late."""
+        return self.files is not None and self.files.are_wanted()
+
+    def is_worth_writing(self, view: _core.View | None) -> bool:
+        """Return whether a view has anything that this tracer writes; None: unknown, so True."""
+        return view is None or not self._only_if_used or bool(view.used_devices)
+
+    def save(self, path: Path, more: Metadata, view: _core.View | None = None) -> bool:
+        """Write a file of the tracer's own accord. Return whether it was written; never raise.
+
+        Args:
+            path: A path from `files`.
+            more: Metadata of this file, in addition to that of `metadata()`.
+            view: What to write; None: the present.
+        """
+        assert self.files is not None
+        try:
+            with self.files.writing(path):
+                try:
+                    self.write(path, more, view)
+                except FileNotFoundError:  # another process failed to write, and removed the folder
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self.write(path, more, view)
+        except Exception as failure:
+            kind = f"not written: {getattr(failure, 'strerror', None) or type(failure)}"
+            self.fail(f"the snapshot {path} was not written: {failure}", kind)
+            return False
+        try:
+            self.files.written(path)
+        except (Exception, SystemExit) as failure:  # from the user's function
+            if isinstance(failure, SystemExit) and not self._recording.session.is_ours:
+                process.end_forked_child(failure)  # or the child would continue as the program
+            self.fail(f"on_snapshot failed: {failure!r}", f"on_snapshot: {type(failure)}")
+        return True
+
+    def write(
+        self, path: str | os.PathLike[str], more: Metadata, view: _core.View | None = None
+    ) -> None:
+        """Write a file; see `save`.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        view = self._recording.session.view() if view is None else view
+        view.write(os.fsencode(path), {**self._described(view), **more}, self._memory(view))
+        self.written += 1
+
+    def as_dict(self, more: Metadata) -> dict[str, Any]:
+        """Return the snapshot of the present, as `write` would write it."""
+        view = self._recording.session.view()
+        content: dict[str, Any] = pickle.loads(
+            view.to_bytes({**self._described(view), **more}, self._memory(view))
+        )
+        return content
+
+    def _described(self, view: _core.View) -> Metadata:
+        if view.problem:
+            self.fail(
+                f"a snapshot has no segments: the allocator did not report them: {view.problem}",
+                "without segments",
+            )
+        return metadata(self._recording)
+
+    def _memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+        return self._recording.memory(view)
+
+    def fail(self, message: str, kind: str | None = None) -> None:
+        """Count a failure and log it once; the job continues."""
+        self.failures += 1
+        warn_once(message, kind)
+
+    def on_oom(self, event: oom.OutOfMemory, more: Metadata) -> None:
+        """Write a snapshot on the thread that ran out of memory; `more`: see `save`."""
+        if not self._recording.session.recording or all(
+            event.device not in indices for indices in self._recording.indices.values()
+        ):
+            return
+        assert self.files is not None
+        path = self.files.out_of_memory(datetime.now())
+        if path is None or not self.save(path, {**more, "oom": asdict(event)}):
+            return
+        if not self.files.replaced_oom_snapshots:
+            warn_once(f"out of memory: wrote {path}; `pytracer stats` shows what held the memory")
+        elif self.files.replaced_oom_snapshots == 1:
+            most = self._recording.options.max_oom_snapshots
+            first = f"; the first {most - 1} stay" if most > 1 else ""
+            warn_once(
+                f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
+                "latest snapshot. From now on each further out-of-memory replaces the latest "
+                f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
+            )
+
+    def on_demand(self, when: datetime, more: Metadata) -> None:
+        """Write a snapshot on the thread that watches for demands; `more`: see `save`."""
+        if self._recording.session.recording and self.files is not None:
+            self.save(self.files.on_demand(when), more)

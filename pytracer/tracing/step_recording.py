@@ -1,0 +1,247 @@
+"""The steps of one tracer: which step it is in, what is recorded, and the files of windows."""
+
+import threading
+from dataclasses import asdict
+
+from pytracer import _core
+from pytracer.log import warn_once
+from pytracer.tracing import phases, step_sources
+from pytracer.tracing.device_recording import DeviceRecording, Indices
+from pytracer.tracing.phase_windows import DiscreteWindows, Occurrence
+from pytracer.tracing.snapshot_writer import Metadata, SnapshotWriter
+from pytracer.tracing.step_windows import Steps, Window
+
+
+class StepRecording:
+    """Has the session of a tracer follow the steps, and writes a file when a window ends.
+
+    Any thread may call the methods. `changing` guards all attributes and the session's window.
+
+    Attributes:
+        changing: The lock.
+        started: Whether the tracer is started, even if there is nothing to record yet.
+    """
+
+    def __init__(self, recording: DeviceRecording, writer: SnapshotWriter) -> None:
+        """Begin no step yet."""
+        self._recording = recording
+        self._writer = writer
+        self.changing = threading.RLock()
+        self.started = False
+        self._steps = Steps()
+        self._source = step_sources.Source()
+        self._discrete: DiscreteWindows | None = None
+        self._late_steps: threading.Timer | None = None
+
+    @property
+    def current(self) -> int:
+        """The number of the step; 0: none."""
+        return self._steps.current
+
+    @property
+    def are_recorded(self) -> bool:
+        """Whether events are recorded in the current step."""
+        return self._steps.are_recorded
+
+    @property
+    def are_selected(self) -> bool:
+        """Whether the options select steps; else everything is recorded."""
+        return self._steps.are_selected
+
+    def described(self) -> Metadata:
+        """Return what a snapshot of the present says about the steps."""
+        return {
+            "current_step": self._steps.current,
+            "step_from": self._source.name,
+            "waiting": not self._steps.are_recorded,
+        }
+
+    def begin(self, step_from: str | None) -> None:
+        """Begin the first step."""
+        options = self._recording.options
+        with self.changing:
+            self._end()  # the tracer may have been started before, with nothing to record
+            number = options.memory_snapshot_num_steps
+            self._steps = Steps(options.steps, number, options.schedule)
+            if options.discrete and self._writer.files is not None:
+                self._discrete = DiscreteWindows(
+                    options.discrete, self._new_session, self._save_occurrence, self._writer.fail
+                )
+                phases.listeners.add(self._discrete)
+            self._source = step_sources.follow(step_from, self.enter)
+            self.started = True
+            self._move_to(self._source.first_step)
+
+    def record(self, indices: Indices) -> None:
+        """Record these devices in the current step.
+
+        Raises:
+            ConfigError: There is no room for the ring.
+        """
+        with self.changing:
+            try:
+                self._recording.start(indices, self._steps.current, self._steps.are_recorded)
+            except Exception:
+                self._end()
+                raise
+
+    def follow_devices(self) -> None:
+        """Drop open windows of phases, which began on other devices."""
+        with self.changing:
+            if self._discrete is not None:
+                self._discrete.follow_devices()
+
+    def stop(self) -> None:
+        """End the steps and the recording."""
+        with self.changing:
+            self._end()
+            if self._recording.session.recording:
+                self._recording.stop()
+
+    def _end(self) -> None:
+        self.started = False
+        self._source.close()
+        self._end_warning()
+        if self._discrete is not None:
+            phases.listeners.discard(self._discrete)
+            self._discrete = None
+
+    def await_first_step(self) -> None:
+        """Warn later, if no step has come by then."""
+        with self.changing:
+            if self.are_selected and self._steps.entered <= self._source.first_step:
+                self._late_steps = step_sources.warn_late(self._report_late_steps)
+
+    def _end_warning(self) -> None:
+        if self._late_steps is not None:
+            self._late_steps.cancel()
+            self._late_steps = None
+
+    def _report_late_steps(self) -> None:
+        """Warn, on a thread of its own, that the steps to be recorded may never come."""
+        with self.changing:
+            if self._late_steps is None:  # a step came
+                return
+            devices = self._recording.session.stats()["devices"]
+            if not any(device["recorded"] or device["live_blocks"] for device in devices):
+                self._late_steps = step_sources.warn_late(self._report_late_steps)
+                return
+        if self._writer.writes_steps and not self._source.may_be_late:
+            warn_once(
+                f"no step has been reported for {step_sources.NO_STEP_SECONDS:g} s, so no snapshot "
+                f"of the selected steps has been written: {self._source.remedy}. Steps that come "
+                "later are recorded as usual",
+                "late steps",
+            )
+
+    def enter(self, step: int | None, by_program: bool = False) -> None:
+        """End the current step and begin another. Never raises.
+
+        Args:
+            step: The number of the step that begins; 0: none begins; None: the next one.
+            by_program: Whether the program calls, rather than a framework or an optimizer.
+        """
+        if not self._recording.session.is_ours:
+            return
+        with self.changing:
+            if not self.started:
+                return
+            self._end_warning()
+            if by_program:
+                self._source.program_steps()
+            before = self._steps.current
+            try:
+                ended = self._move_to(before + 1 if step is None else step)
+                view = self._end_window(ended)
+            except Exception as failure:
+                kind = f"a step: {type(failure)}"
+                message = f"step {self._steps.current} is not recorded: {failure!r}"
+                self._writer.fail(message, kind)
+                return
+        if ended is not None and view is not None:
+            self._save_window(ended, before, view)
+
+    def _move_to(self, step: int) -> Window | None:
+        """Return the window that ends."""
+        ended = self._steps.enter(step)
+        if self._discrete is not None:
+            self._discrete.begin_step(step, self._steps.are_recorded)
+        return ended
+
+    def _end_window(self, ended: Window | None) -> _core.View | None:
+        """Move the session to the new step; return the view of the window to be written, if any."""
+        session = self._recording.session
+        if not session.recording:
+            return None
+        if ended is not None and self._writer.writes_steps:
+            return session.end_window(self._steps.are_recorded, self._steps.current)
+        session.begin_step(self._steps.current)
+        session.start(self._steps.are_recorded)
+        if ended is not None:
+            session.clear()
+        return None
+
+    def _save_window(self, window: Window, step: int, view: _core.View | None) -> None:
+        assert self._writer.files is not None
+        if self._writer.is_worth_writing(view):
+            if view is not None and view.overwritten:
+                entries = self._recording.options.trace_alloc_max_entries
+                warn_once(
+                    f"{window.name} has more events than trace_alloc_max_entries={entries}: the "
+                    "file of such a window has only the latest events. Raise "
+                    "trace_alloc_max_entries to keep all",
+                    "overwritten",
+                )
+            described = {**asdict(window), "phase": None, "occurrence": None}
+            more = {**self.described(), "window": described, "current_step": step, "waiting": False}
+            self._writer.save(self._writer.files.of_window(window), more, view)
+
+    def _new_session(self) -> _core.Session | None:
+        recording = self._recording
+        return recording.new_session() if recording.session.recording else None
+
+    def _save_occurrence(self, occurrence: Occurrence, complete: bool) -> None:
+        """Write a phase's file, on the thread that leaves the phase."""
+        assert self._writer.files is not None
+        if not self._writer.writes_steps:
+            return
+        view = occurrence.session.view(phase=occurrence.phase)
+        if self._writer.is_worth_writing(view):
+            first, last = occurrence.step, max(occurrence.step, self._steps.current)
+            window = {
+                **asdict(Window(first, last, complete)),
+                "phase": "/".join(occurrence.path),
+                "occurrence": occurrence.number,
+            }
+            path = self._writer.files.of_phase(first, occurrence.path[-1], occurrence.number)
+            self._writer.save(path, {**self.described(), "window": window, "waiting": False}, view)
+
+    def finish_phases(self) -> None:
+        """Write the files of phases that are not over yet."""
+        discrete = self._discrete
+        if discrete is None:
+            return
+        discrete.finish()
+        if self._steps.windows and not discrete.total and self._writer.writes_steps:
+            wanted = self._recording.options.discrete
+            warn_once(f"discrete={wanted!r} wrote no file: no such phase began in a recorded step")
+
+    def finish_window(self, view: _core.View | None) -> None:
+        """Write the window that is open at the end; warn if no selected step came."""
+        window = self._steps.cut_short()
+        if window is not None and (view is None or view.has_events) and self._writer.writes_steps:
+            self._save_window(window, self._steps.current, view)
+        if view is None or not view.used_devices:
+            return
+        if self._steps.entered <= self._source.first_step:
+            warn_once(
+                "no step was reported, so no snapshot of the selected steps was written: "
+                f"{self._source.remedy}",
+                "no step",
+            )
+        elif not self._steps.windows:
+            warn_once(
+                "no snapshot of the selected steps was written: none of them came, and the "
+                f"recording ended in step {self._steps.current}",
+                "no selected step",
+            )

@@ -1,0 +1,149 @@
+"""Who reports that a step is over: the program by `step()`, a framework, torch's optimizers."""
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from pytracer.log import warn_once
+from pytracer.tracing import verl
+
+NO_STEP_SECONDS = 300.0
+"""How long a tracer waits for the first step before it warns that none has come."""
+
+EnterStep = Callable[[int | None], None]
+"""Called with the number of the step that begins; 0: none begins; None: the next one begins."""
+
+
+def _ignore(_step: int | None) -> None:
+    """Replace the function of a source that was closed, which would form a reference cycle."""
+
+
+class Source:
+    """The program itself, which calls `step()`; the base of other sources.
+
+    Attributes:
+        name: The name of the source in a file.
+        first_step: The step that a tracer begins in; 0: none.
+        remedy: What to do if no step was reported.
+    """
+
+    name = "step()"
+    first_step = 1
+    remedy = "call tracer.step() at the end of each step, or give step_from"
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether the first step may come at any time, so that a warning would be wrong."""
+        return False
+
+    def program_steps(self) -> None:
+        """Take note that the program itself calls `step()`."""
+
+    def close(self) -> None:
+        """Report no more steps."""
+
+
+class FrameworkSteps(Source):
+    """The steps that verl profiles."""
+
+    name = "framework"
+    first_step = 0
+    remedy = (
+        "verl reports the steps of its global_profiler.steps (with profile_continuous_steps only "
+        "the first of consecutive ones); without verl, give another step_from"
+    )
+
+    def __init__(self, enter: EnterStep) -> None:
+        """Report steps from now on."""
+        self._enter = enter
+        verl.listeners.add(enter)
+        verl.follow()
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether verl is there, which reports only the steps that it profiles."""
+        return verl.PROFILE in sys.modules
+
+    def close(self) -> None:
+        """Report no more steps."""
+        verl.listeners.discard(self._enter)
+        self._enter = _ignore
+
+
+class OptimizerSteps(Source):
+    """The steps of one optimizer: the first of its class that steps. Others do not count.
+
+    A step that a `GradScaler` skips does not count, except for optimizers that scale gradients
+    themselves (fused ones).
+    """
+
+    def __init__(self, enter: EnterStep, class_name: str) -> None:
+        """Report steps from now on; an empty name stands for all classes."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._enter = enter
+        self._wanted = class_name
+        self._followed: weakref.ref[Any] | None = None
+        self._process = os.getpid()
+        self.name = f"optimizer {class_name}".rstrip()
+        self.remedy = f"{self.name}: none has stepped"
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Report a step, on the thread that steps."""
+        if self._process != os.getpid():  # a forked child
+            return
+        if self._followed is None or self._followed() is None:
+            name = type(optimizer).__name__
+            if self._wanted not in ("", name):
+                return
+            self._followed = weakref.ref(optimizer)
+            self.name = f"optimizer {name}"
+            warn_once(
+                f"steps are counted by the first {name} that steps, and by no other optimizer"
+            )
+        if self._followed() is optimizer:
+            self._enter(None)
+
+    def program_steps(self) -> None:
+        """Warn once if both this optimizer and the program end steps."""
+        if self._followed is not None:
+            warn_once(
+                f"steps are counted twice: the program calls tracer.step(), and step_from counts "
+                f"each step of the {self.name}. Remove one of them, or the numbers of steps are "
+                "not those of the program",
+                "steps twice",
+            )
+
+    def close(self) -> None:
+        """Report no more steps."""
+        self._handle.remove()
+        self._enter = _ignore
+
+
+def follow(step_from: str | None, enter: EnterStep) -> Source:
+    """Return the source that the option `step_from` asks for. A failure is logged, not raised."""
+    try:
+        if step_from == "framework":
+            return FrameworkSteps(enter)
+        if step_from is not None:
+            return OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
+    except Exception as error:  # for example, there is no torch
+        warn_once(
+            f"step_from={step_from!r} reports no steps: {error!r}. Only tracer.step() ends a step"
+        )
+    return Source()
+
+
+def warn_late(report: Callable[[], None]) -> threading.Timer:
+    """Have `report` called on another thread after `NO_STEP_SECONDS`, unless it is cancelled."""
+    timer = threading.Timer(NO_STEP_SECONDS, report)
+    timer.name = "pytracer steps"
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no more threads: `stop()` reports it, only later
+        timer.start()
+    return timer

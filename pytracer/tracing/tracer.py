@@ -1,0 +1,350 @@
+"""The tracer: the class that people use."""
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pytracer import _core
+from pytracer.backends import oom
+from pytracer.log import warn_once
+from pytracer.tracing import description, on_demand, phases, process
+from pytracer.tracing.device_recording import DeviceRecording, Indices
+from pytracer.tracing.option_checks import OnSnapshot
+from pytracer.tracing.option_docs import with_options
+from pytracer.tracing.option_values import Device, Options, Output, with_given
+from pytracer.tracing.options import switched_off
+from pytracer.tracing.snapshot_writer import SnapshotWriter
+from pytracer.tracing.step_recording import StepRecording
+from pytracer.tracing.step_windows import Schedule
+
+
+@with_options
+class Tracer:
+    """Records what the allocator does, and which Python code asked for it, in a bounded ring.
+
+    Use it as a context manager, or call `start()` and `stop()`. Several tracers, nested or at the
+    same time, share one recorder and do not disturb each other. A tracer that is still recording
+    when the process exits writes its snapshot then. In a forked child the parent's tracers do
+    nothing; the child can make its own.
+
+    An option that is not given is taken from its variable, `PYTRACER_` and the option's name in
+    capitals; without a variable it has its default. `PYTRACER=0` switches every tracer off.
+
+    Args:
+        ...: see `pytracer.tracing.options.OPTIONS`.
+
+    Raises:
+        ConfigError: An option cannot be used; the message names its value and the remedy.
+    """
+
+    _given: dict[str, object]  # while `__init__` runs
+    # For subclasses: defaults of options that replace the documented ones, and whether a process
+    # that used no device writes no file.
+    _defaults: ClassVar[dict[str, object]] = {}
+    _only_if_used: ClassVar[bool] = False
+
+    @with_given
+    def __init__(
+        self,
+        output: Output = None,
+        *,
+        device: Device = "auto",
+        trace_alloc_max_entries: int = 100_000,
+        stack_depth: int = 32,
+        context: str | None = "all",
+        max_stack_bytes: int = 2**25,
+        metadata: dict[str, Any] | None = None,
+        steps: Sequence[int] | None = None,
+        memory_snapshot_num_steps: int = 1,
+        schedule: Schedule | None = None,
+        step_from: str | None = None,
+        discrete: bool | Sequence[str] = False,
+        ranks: Sequence[int] = (),
+        all_ranks: bool = False,
+        oom_ranks: Sequence[int] | None = None,
+        role: str | None = None,
+        on_oom: bool = True,
+        max_oom_snapshots: int = 3,
+        keep_last: int | None = None,
+        on_snapshot: OnSnapshot = None,
+        dump_signal: str | int | None = None,
+        trigger_file: Output = None,
+    ) -> None:
+        """Check the options; record nothing yet."""
+        self._recording = DeviceRecording(Options.checked(self._given, **self._defaults))
+        self._writer = SnapshotWriter(self._recording, self._only_if_used)
+        self._step_recording = StepRecording(self._recording, self._writer)
+        self._bodies = 0  # `with` statements whose body runs
+        self._is_cleared = False
+
+    @property
+    def _options(self) -> Options:
+        return self._recording.options
+
+    def __repr__(self) -> str:
+        """Return a line with the state, the number of events held, and the output."""
+        if not hasattr(self, "_step_recording"):  # the constructor raised
+            return "<pytracer.Tracer not constructed>"
+        return f"<pytracer.Tracer {description.state(self._recording, self._step_recording)}>"
+
+    @property
+    def _session(self) -> _core.Session:
+        return self._recording.session
+
+    def start(self) -> "Tracer":
+        """Begin to record. After `stop()`, begin anew; while recording, do nothing.
+
+        Where recording is impossible, for example because there is no hook for the running torch,
+        a warning is logged once, and the job continues untraced.
+
+        Raises:
+            ConfigError: The output cannot be written to, `on_snapshot` names no function, or there
+                is no room for the ring.
+        """
+        if self._session.recording or not self._session.is_ours:
+            return self
+        self._is_cleared = False
+        if self._options.dump_signal is not None and not switched_off():
+            on_demand.defuse(self._options.dump_signal)
+        if self._recording.is_forbidden():
+            self._step_recording.begin(None)
+            return self
+        self._writer.open(function_is_given="on_snapshot" in self._options.given)
+        self._step_recording.begin(self._options.step_from)
+        if indices := self._recording.attach():
+            self._record(indices)
+        else:
+            process.waiting.add(self)
+        return self
+
+    def _record(self, indices: Indices) -> None:
+        process.prepare_process()
+        self._step_recording.record(indices)
+        process.waiting.discard(self)
+        if self in process.recording:  # it recorded other devices until now
+            return
+        process.recording.add(self)
+        if self._writer.files is not None:
+            if self._options.on_oom:
+                oom.listeners.add(self._on_oom)
+            on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
+            self._step_recording.await_first_step()
+
+    def _follow_devices(self) -> None:
+        """Begin anew if there are devices to record by now that are not recorded. Never raises.
+
+        Nothing is lost: no accelerator has allocated yet, and "auto" meant the CPU only because
+        there was no accelerator.
+        """
+        if not self._session.is_ours:
+            return
+        try:
+            if indices := self._recording.attach_to_new():
+                with self._step_recording.changing:
+                    if self._step_recording.started:  # else it was stopped meanwhile
+                        self._session.stop()
+                        self._record(indices)
+                        self._step_recording.follow_devices()
+        except Exception as error:
+            self._recording.leave_out("all", error)
+
+    def stop(self) -> None:
+        """End the recording; what was recorded stays readable as long as this tracer lives.
+
+        It writes no snapshot. If nothing else has written one to the output, a warning is logged.
+        """
+        if self._loses_the_end():
+            warn_once(
+                f"stop() writes no snapshot, and nothing was written to "
+                f"output={self._options.output!r}. Call dump() to write what was recorded, or use "
+                'the tracer in a "with" statement, which writes the snapshot at its end',
+                "stop() without a snapshot",
+            )
+        self._stop()
+
+    def _loses_the_end(self) -> bool:
+        """Return whether a snapshot at the end, or of a window of steps, is wanted but missing."""
+        options = self._options
+        on_demand_only = options.dump_signal is not None or options.trigger_file is not None
+        return (
+            self._session.recording
+            and not self._bodies
+            and not self._writer.written
+            and not on_demand_only
+            and (options.steps is None or self._step_recording.are_selected)
+            and self._writer.writes_steps
+        )
+
+    def _stop(self) -> None:
+        process.waiting.discard(self)
+        process.recording.discard(self)
+        oom.listeners.discard(self._on_oom)
+        on_demand.unwatch(self._on_demand)
+        if self._session.is_ours:  # in a forked child another thread of the parent may have locks
+            self._step_recording.stop()
+
+    def step(self) -> None:
+        """End a step, and begin the next; `start()` begins step 1.
+
+        Where the options select steps, the file of a window is written when its last step ends. A
+        failure to write is logged and counted, not raised. Any thread may call it; what other
+        threads do counts to the step that began last. With a `step_from`, it counts on from the
+        step that was reported last. Steps are counted even where nothing can be recorded; in a
+        forked child, and while the tracer is not started, it does nothing.
+        """
+        self._step_recording.enter(None, by_program=True)
+
+    @property
+    def current_step(self) -> int:
+        """The number of the current step, or of the last one before `stop()`; 0: none."""
+        return self._step_recording.current
+
+    def __enter__(self) -> "Tracer":
+        """Begin to record; see `start()`."""
+        self.start()
+        self._bodies += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop and write the snapshot, whether the body raised or not."""
+        self._bodies -= 1
+        self._finish()
+
+    def _finish(self) -> None:
+        """Stop and write. A failure is logged and counted, not raised: the job continues."""
+        if not self._session.is_ours:
+            return
+        view: _core.View | None = None
+        try:
+            self._step_recording.finish_phases()
+            self._stop()
+            view = self._session.view()
+        except Exception as failure:
+            self._writer.fail(
+                f"no memory for the blocks alive at the end: {failure}", "no memory at the end"
+            )
+        files = self._writer.files
+        if files is None or not self._writer.is_worth_writing(view):
+            return
+        if self._step_recording.are_selected:
+            self._step_recording.finish_window(view)
+        elif self._options.steps is None:
+            path = files.at_the_end()
+            if path is None or not self._writer.save(path, self._metadata()):
+                return
+            if files.is_of_first_process:
+                description.report_file(path, self._recording, view, self._is_cleared)
+
+    def clear(self) -> None:
+        """Forget the events so far, for this tracer only; live blocks keep their stacks."""
+        self._session.clear()
+        self._is_cleared = True
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Write a PyTorch memory snapshot of what is recorded now, or was recorded at `stop()`.
+
+        The file is written under a temporary name and renamed, so that it is complete or missing.
+        Format: `torch.cuda.memory._snapshot()`, and the key `pytracer`
+        (docs/reference/snapshot-format.md).
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._writer.write(path, self._metadata())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what `dump()` would write, as a dict.
+
+        Frames and lists of frames are shared objects: do not change them.
+        """
+        return self._writer.as_dict(self._metadata())
+
+    def events(self) -> npt.NDArray[np.void]:
+        """Return the events that are held, in order of time: a structured array of shape `(n,)`.
+
+        Fields:
+            sequence (u8): The number of the event on its device, from 0, without gaps.
+            time_ns (i8): The wall time, in nanoseconds since the epoch.
+            address (u8): The address of the block or segment; for `oom`, the free bytes of the
+                device or system.
+            size_bytes (u8): The bytes that were requested; for a free, those of the allocation.
+            stream (u8): The handle of the stream; 0: the default stream.
+            autograd_sequence (u8): Reserved for autograd's sequence number; always 0, unknown.
+            stack (u4): The stack of the event, for `frames()`; 0: none.
+            alloc_stack (u4): For a free, the stack of the allocation; 0: none.
+            pool_high, pool_low (u8): The id of the memory pool, as in a snapshot's `pool_id`.
+            step (u4): The step of the event; 0: none.
+            phase (u2): The phase of the event, for `phase()`; 0: none.
+            action (u1): An index into `pytracer.ACTIONS`. The CPU has `alloc`, `free_completed`
+                and `oom`.
+            device (i1): The index of the accelerator; -1: the CPU.
+        """
+        return self._session.events()
+
+    def frames(self, stack: int) -> list[dict[str, Any]]:
+        """Return the frames of a `stack` of `events()`, innermost first: dicts as in a snapshot.
+
+        Raises:
+            IndexError: This tracer has no such stack. Stack 0 means no stack, and has no frames.
+        """
+        return [
+            {"filename": filename, "name": name, "line": line}
+            for filename, name, line in self._session.frames(stack)
+        ]
+
+    def phase(self, number: int) -> tuple[str, ...]:
+        """Return the names of a `phase` of `events()` and of the phases around it, outermost first.
+
+        Raises:
+            IndexError: This process has no such phase. Phase 0 means no phase, and has no names.
+        """
+        return phases.path_of(number)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, and the bytes held against their bounds.
+
+        Returns:
+            `recording`: whether anything is recorded. `waiting`: whether only live blocks are
+            tracked, between windows. `untraced`: why a device, or all devices, are not recorded, or
+            None. `failures`: snapshots that could not be written, or lack their segments.
+            `oom_snapshots`: out-of-memory snapshots that were tried, replaced ones included.
+            `devices`: a dict per device: events `recorded`, `held` and `overwritten`;
+            `unknown_frees`: frees of unknown blocks, for example of blocks older than the
+            recording, which the CPU's events leave out; `live_dropped`: allocations that found the
+            live table full: the CPU's events leave them out, on other devices their blocks have no
+            stack; `labels_dropped`: memory pools and metadata that found their table full and are
+            shown as none; `live_blocks` and `live_block_bytes`: what is live now; `ring_bytes` of
+            `max_ring_bytes`, `live_table_bytes` of `max_live_table_bytes`.
+            `stacks`: distinct `stacks`, `frames` and `codes`; `truncated`: stacks cut at
+            `stack_depth`; `dropped`: events that have no stack because the table was full; `bytes`
+            of `max_bytes`.
+        """
+        files = self._writer.files
+        return {
+            "recording": self._recording.is_going_on,
+            "waiting": not self._step_recording.are_recorded,
+            "untraced": self._recording.why_untraced,
+            "failures": self._writer.failures,
+            "oom_snapshots": 0 if files is None else files.oom_snapshots,
+            **self._session.stats(),
+        }
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return what a snapshot of the present says in addition to `snapshot_writer.metadata`."""
+        return self._step_recording.described()
+
+    def _on_oom(self, event: oom.OutOfMemory) -> None:
+        self._writer.on_oom(event, self._metadata())
+
+    def _on_demand(self, when: datetime) -> None:
+        self._writer.on_demand(when, self._metadata())

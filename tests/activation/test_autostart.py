@@ -1,0 +1,545 @@
+"""Test `PYTRACER=1` and `pytracer run` with unmodified programs, started in various ways."""
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import processes
+import pytest
+import viewers
+from click.testing import CliRunner
+from processes import HANG_S, Done
+
+from pytracer.activation import import_hook
+from pytracer.commands.main import main
+from pytracer.tracing.options import OPTIONS
+
+Env = dict[str, str]
+
+JOB = """
+import torch
+
+def work(size):
+    global held
+    held = torch.empty(size, dtype=torch.uint8)
+
+def nth(number):
+    work(2000 + number)
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.ones(4000)
+"""
+FINDER = """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            spec.loader = Loader(spec.loader)
+            return spec
+
+sys.meta_path.insert(1, Finder())
+"""
+"""Finds torch and loads it with the program's own `Loader`."""
+
+ALONE = "import job\njob.work(1000)\nprint('done')"
+PARENT = """
+import multiprocessing, os, subprocess, sys
+import job
+import torch
+
+if __name__ == "__main__":
+    job.work(1000)
+    {}
+    print('done')
+"""
+CHILD = """child = multiprocessing.get_context("{}").Process(target=job.work, args=(2000,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0"""
+LOADER = """loader = torch.utils.data.DataLoader(
+        job.Items(), num_workers=2, multiprocessing_context="{}")
+    assert len(list(loader)) == 4"""
+FORK = """if os.fork() == 0:
+        job.work(2000)
+        sys.exit()
+    assert os.wait()[1] == 0"""
+SUBPROCESS = 'subprocess.run([sys.executable, "-c", "import job; job.work(2000)"], check=True)'
+
+
+class Form(NamedTuple):
+    """A way to start: Python's arguments, the content of program.py, and each snapshot's bytes."""
+
+    command: list[str]
+    program: str
+    expected: list[int]
+
+
+SCRIPT = ["program.py"]
+FORMS = {
+    "script": Form(SCRIPT, ALONE, [1000]),
+    "module": Form(["-m", "program"], ALONE, [1000]),
+    "command": Form(["-c", ALONE], "", [1000]),
+    "standard input": Form(["-"], ALONE, [1000]),
+    "pytracer run": Form(["-m", "pytracer", "run", "program.py"], ALONE, [1000]),
+    "no device used": Form(["-c", "import torch.distributed.run; print('done')"], "", []),
+    "fork": Form(SCRIPT, PARENT.format(CHILD.format("fork")), [1000, 2000]),
+    "spawn": Form(SCRIPT, PARENT.format(CHILD.format("spawn")), [1000, 2000]),
+    "forkserver": Form(SCRIPT, PARENT.format(CHILD.format("forkserver")), [1000, 2000]),
+    "torch's spawn": Form(
+        SCRIPT, PARENT.format("torch.multiprocessing.spawn(job.nth, nprocs=2)"), [1000, 2000, 2001]
+    ),
+    "loader, fork": Form(SCRIPT, PARENT.format(LOADER.format("fork")), [1000]),
+    "loader, spawn": Form(SCRIPT, PARENT.format(LOADER.format("spawn")), [1000]),
+    "loader, forkserver": Form(SCRIPT, PARENT.format(LOADER.format("forkserver")), [1000]),
+    "os.fork": Form(SCRIPT, PARENT.format(FORK), [1000]),
+    "another Python": Form(SCRIPT, PARENT.format(SUBPROCESS), [1000, 2000]),
+    "torchrun": Form(
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"],
+        ALONE,
+        [1000],
+    ),
+}
+QUICK = ("script", "command", "fork")
+forms = pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, form in FORMS.items()
+    ],
+)
+
+
+@pytest.fixture
+def env(tmp_path_factory: pytest.TempPathFactory) -> Env:
+    return processes.installed(tmp_path_factory.mktemp("installed"))
+
+
+def python(*arguments: str, cwd: Path, env: Env, program: str = ALONE) -> Done:
+    """Run Python in a folder with the program, which is also its standard input."""
+    (cwd / "job.py").write_text(JOB)
+    (cwd / "program.py").write_text(program)
+    done = subprocess.run(
+        # From 3.12 on, Python warns of a fork in a process with threads; torch starts some.
+        [sys.executable, "-W", "ignore::DeprecationWarning", *arguments],
+        cwd=cwd,
+        env=env,
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    done.stderr = processes.without_end_line(done.stderr)
+    return done
+
+
+def snapshots(cwd: Path) -> dict[str, int]:
+    """Return the files, and for each the live bytes that `work` allocated."""
+    found = {}
+    for path in cwd.rglob("*.pickle"):
+        snapshot = pickle.loads(path.read_bytes())
+        viewers.check_snapshot(snapshot)
+        found[str(path.relative_to(cwd))] = sum(
+            block["size"]
+            for segment in snapshot["segments"]
+            for block in segment["blocks"]
+            if block["frames"] and block["frames"][0]["name"] == "work"
+        )
+    return found
+
+
+# --- ways to start --------------------------------------------------------------------------------
+
+
+def assert_done(done: processes.Done) -> None:
+    """Check that each process printed "done"; concurrent writes may share one line."""
+    assert "".join(done.stdout.split()).replace("done", "", 2) == ""
+    assert "done" in done.stdout
+
+
+@forms
+def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
+    # WHEN the environment requests tracing
+    env["PYTRACER"] = "1"
+    done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
+    # THEN the program works, and each process that uses a device writes a snapshot
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_done(done)
+    found = snapshots(tmp_path)
+    assert sorted(found.values()) == form.expected
+    assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}
+
+
+@forms
+def test_a_bad_variable_disables_tracing_only(form: Form, tmp_path: Path, env: Env) -> None:
+    # WHEN a variable has an invalid value
+    env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
+    done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
+    # THEN the program runs untraced, and logs the reason
+    assert done.returncode == 0
+    assert_done(done)
+    assert set(done.stderr.splitlines()) == {
+        "pytracer: not recording: PYTRACER_STACK_DEPTH='deep' is not an integer: "
+        "give an integer from 1 to 1024 (default 32)"
+    }
+    assert snapshots(tmp_path) == {}
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_a_variable_set_by_the_program(tmp_path: Path, env: Env, autoload: str) -> None:
+    # GIVEN a program, such as a notebook, that sets the variable itself before it imports torch
+    program = f"import os\nos.environ['PYTRACER'] = '1'\n{ALONE}"
+    # WHEN it runs with torch's autoload, THEN it is traced; without, pytracer is never imported
+    env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = autoload
+    done = python("-c", program, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000] * int(autoload)
+
+
+def test_a_program_without_torchs_autoload(tmp_path: Path, env: Env) -> None:
+    env.update(PYTRACER="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    done = python("program.py", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_a_program_that_traces_itself_too(tmp_path: Path, env: Env) -> None:
+    # GIVEN a program with a tracer of its own that writes into the same directory
+    program = f"{ALONE}\nimport pytracer\npytracer.Tracer('outputs/profile').start()"
+    env["PYTRACER"] = "1"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    # THEN both tracers write the live blocks
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(snapshots(tmp_path).values()) == [1000, 1000]
+
+
+def test_a_compile_worker_is_not_traced(tmp_path: Path, env: Env) -> None:
+    # GIVEN inductor's worker process, and a variable that a traced process would reject
+    find = "import torch._inductor.compile_worker as found; print(found.__path__[0])"
+    worker = Path(python("-c", find, cwd=tmp_path, env=env).stdout.strip(), "__main__.py")
+    env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
+    # WHEN it starts, THEN nothing is logged
+    done = python(str(worker), "--help", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_children_do_not_overwrite_the_file(tmp_path: Path, env: Env) -> None:
+    # GIVEN one output file for a process and its child
+    env.update(PYTRACER="1", PYTRACER_OUTPUT="kept/job.pickle")
+    program = PARENT.format(SUBPROCESS)
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    # THEN the first process writes this file, and the child a file next to it
+    assert (done.returncode, done.stderr) == (0, "")
+    found = snapshots(tmp_path)
+    assert found.pop("kept/job.pickle") == 1000
+    ((name, size),) = found.items()
+    assert name.startswith("kept/job.pid")
+    assert size == 2000
+
+
+@pytest.mark.slow
+def test_every_rank_writes_its_own_file(tmp_path: Path, env: Env) -> None:
+    env.update(PYTRACER="1", PYTRACER_OUTPUT="job.pickle", PYTRACER_ALL_RANKS="yes")
+    command = FORMS["torchrun"].command
+    done = python(*command, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert snapshots(tmp_path) == {"job.rank0.pickle": 1000, "job.rank1.pickle": 1000}
+
+
+# --- switches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["0", "off", ""])
+def test_switched_off(tmp_path: Path, env: Env, value: str) -> None:
+    env.update(PYTRACER=value, PYTRACER_STACK_DEPTH="deep", PYTRACER_UNKNOWN="1")
+    program = f"{ALONE}\nimport sys; print([name for name in sys.modules if 'pytracer.' in name])"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    # THEN no module of pytracer is imported
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n[]\n")
+    assert snapshots(tmp_path) == {}
+
+
+def test_the_switch_also_disables_tracers_in_the_code(tmp_path: Path, env: Env) -> None:
+    # GIVEN a program that traces and patches torch itself
+    env["PYTRACER"] = "0"
+    program = f"""
+import pytracer, torch
+original = torch.cuda.memory._snapshot
+pytracer.patch_torch()
+with pytracer.Tracer("own.pickle", device="cpu") as tracer:
+    torch.empty(10)
+print(tracer.stats()["recording"], tracer.stats()["untraced"])
+assert torch.cuda.memory._snapshot is original
+{ALONE}"""
+    # WHEN the environment disables pytracer, THEN it does neither, and works
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "False PYTRACER=0\ndone\n")
+    assert snapshots(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("PYTRACER", "maybe", "PYTRACER='maybe' is not a boolean: give True or False (1 or 0)"),
+        ("PYTRACER_OUTPUT", "job.py/x", "PYTRACER_OUTPUT='job.py/x' cannot be written: "),
+    ],
+)
+def test_a_wrong_value_is_reported(
+    tmp_path: Path, env: Env, variable: str, value: str, reason: str
+) -> None:
+    env.update({"PYTRACER": "1", variable: value})
+    done = python("program.py", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"pytracer: not recording: {reason}")
+
+
+def test_a_missing_function_is_logged_at_the_start(tmp_path: Path, env: Env) -> None:
+    # GIVEN a variable with a function of a missing module, or one that its module does not define
+    job = f"{ALONE}\nimport sys\nprint('at work', file=sys.stderr)"
+    for name, problem in (
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("os:f", "module 'os' has no attribute 'f'"),
+    ):
+        env.update(PYTRACER="1", PYTRACER_ON_SNAPSHOT=name)
+        done = python("program.py", cwd=tmp_path, env=env, program=job)
+        # THEN one line is logged before the job begins, and another at the first file
+        assert (done.returncode, done.stdout) == (0, "done\n")
+        start, at_work, end = done.stderr.splitlines()
+        expected = f"pytracer: PYTRACER_ON_SNAPSHOT={name!r} cannot be used: {problem}"
+        assert start.startswith(expected)
+        assert at_work == "at work"
+        assert end.startswith("pytracer: on_snapshot failed: ")
+    # GIVEN a module next to the program, THEN it is imported only when a file was written
+    (tmp_path / "uploads.py").write_text("print('imported')\ndef f(path): print('got it')")
+    env.update(PYTRACER_ON_SNAPSHOT="uploads:f")
+    done = python("program.py", cwd=tmp_path, env=env)
+    assert (done.stderr, done.stdout) == ("", "done\nimported\ngot it\n")
+    assert [*snapshots(tmp_path).values()] == [1000] * 3
+
+
+def test_an_unknown_variable_is_reported_once(tmp_path: Path, env: Env) -> None:
+    # GIVEN a misspelt variable, and a process that starts another process
+    env.update(PYTRACER="1", PYTRACER_STACK_DEPT="7", PYTRACER_COLOUR="red")
+    done = python("program.py", cwd=tmp_path, env=env, program=PARENT.format(SUBPROCESS))
+    # THEN the first process suggests the correct name, and both processes are traced
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert sorted(done.stderr.splitlines()) == [
+        "pytracer: PYTRACER_COLOUR is not a variable of pytracer and has no effect",
+        "pytracer: PYTRACER_STACK_DEPT is not a variable of pytracer and has no effect; "
+        "did you mean PYTRACER_STACK_DEPTH?",
+    ]
+    assert sorted(snapshots(tmp_path).values()) == [1000, 2000]
+
+
+# --- no side effects ------------------------------------------------------------------------------
+
+IMPORTED = """import sys
+# The import hook of an editable install belongs to the build tool and has pytracer in its name.
+pytracer_modules = {
+    name for name in sys.modules if "pytracer" in name and not name.startswith("_editable_")
+}
+print(pytracer_modules)"""
+WITHOUT_EDITABLE_INSTALL = """import sys
+sys.meta_path[:] = [
+    finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")
+]
+"""
+
+
+def test_no_module_is_imported_without_a_request(tmp_path: Path, env: Env) -> None:
+    assert python("-c", IMPORTED, cwd=tmp_path, env=env).stdout == "set()\n"
+    with_torch = python("-c", f"import torch\n{IMPORTED}", cwd=tmp_path, env=env).stdout
+    assert with_torch == "{'_torch_pytracer'}\n"
+
+
+def test_a_process_without_torch_imports_little(tmp_path: Path, env: Env) -> None:
+    env["PYTRACER"] = "1"
+    program = "import sys; print({'numpy', 'pytracer.tracing.tracer', 'torch'} & {*sys.modules})"
+    assert python("-c", program, cwd=tmp_path, env=env).stdout == "set()\n"
+
+
+def test_a_user_module_with_the_name_of_the_package(tmp_path: Path, env: Env) -> None:
+    # GIVEN a file of the user that hides the package
+    (tmp_path / "pytracer.py").write_text("raise ValueError('mine')")
+    # WHEN torch is imported, with and without a request to trace, THEN the import works
+    untraced = WITHOUT_EDITABLE_INSTALL + ALONE
+    assert python("program.py", cwd=tmp_path, env=env, program=untraced).stderr == ""
+    program = f"import os\nos.environ['PYTRACER'] = '1'\n{untraced}"
+    done = python("-c", program, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr == "pytracer: not recording: ValueError('mine')\n"
+
+
+def test_a_torch_that_cannot_be_imported(tmp_path: Path, env: Env) -> None:
+    # GIVEN
+    env["PYTRACER"] = "1"
+    (tmp_path / "torch.py").write_text("raise OSError('libfoo.so')")
+    # WHEN the program imports it twice, THEN it gets torch's own error both times
+    program = "for _ in range(2):\n try:\n  import torch\n except OSError as error:\n  print(error)"
+    done = python("-c", program, cwd=tmp_path, env=env)
+    assert (done.stderr, done.stdout) == ("", "libfoo.so\nlibfoo.so\n")
+
+
+def test_a_torch_npu_that_cannot_be_imported(tmp_path: Path, env: Env) -> None:
+    # GIVEN a program that tries torch_npu first, and continues without it
+    env["PYTRACER"] = "1"
+    (tmp_path / "torch_npu.py").write_text("import torch\nraise OSError('libascendcl.so')")
+    program = f"try:\n    import torch_npu\nexcept OSError as error:\n    print(error)\n{ALONE}"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    # THEN the program is traced on the CPU
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "libascendcl.so\ndone\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_other_import_hooks(tmp_path: Path, env: Env) -> None:
+    # GIVEN an import hook of another package that asks all hooks, as pytracer's hook does
+    program = f"""
+import importlib.util, pickle, sys
+
+class Old:  # the interface before Python 3.4, which Python supported until 3.12
+    def find_module(self, name, path=None):
+        return None
+
+class Finder:
+    asking = False
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" and not self.asking:
+            self.asking = True
+            return importlib.util.find_spec(name)
+
+sys.meta_path[:0] = [Finder(), Old()]
+{ALONE}
+loader = sys.modules["torch"].__spec__.loader
+assert type(loader).__name__ == "SourceFileLoader"
+assert loader.get_source("torch")
+assert pickle.dumps(loader)
+"""
+    env["PYTRACER"] = "1"
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_a_loader_that_cannot_be_changed(tmp_path: Path, env: Env) -> None:
+    # GIVEN a loader of torch that pytracer cannot modify
+    program = f"""
+import importlib.machinery, sys
+
+class Loader:
+    __slots__ = ("loader",)
+    def __init__(self, loader):
+        self.loader = loader
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        self.loader.exec_module(module)
+
+{FINDER}{ALONE}"""
+    env["PYTRACER"] = "1"
+    # WHEN torch is imported, THEN torch's entry point starts the tracer
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_a_loader_without_exec_module(tmp_path: Path, env: Env) -> None:
+    # GIVEN a loader of torch with the interface before Python 3.4
+    program = f"""
+import importlib.machinery, importlib.util, sys, warnings
+
+warnings.simplefilter("ignore")
+
+class Loader:
+    def __init__(self, loader):
+        self.loader = loader
+    def load_module(self, name):
+        found = importlib.machinery.PathFinder.find_spec(name)
+        module = sys.modules[name] = importlib.util.module_from_spec(found)
+        self.loader.exec_module(module)
+        return module
+
+{FINDER}{ALONE}"""
+    env["PYTRACER"] = "1"
+    # WHEN torch is imported, THEN the import works, and torch's entry point starts the tracer
+    done = python("program.py", cwd=tmp_path, env=env, program=program)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert [*snapshots(tmp_path).values()] == [1000]
+
+
+def test_any_loader_is_accepted() -> None:
+    class Raising:
+        @property
+        def exec_module(self) -> None:
+            raise ValueError
+
+    for loader in (None, object(), Raising()):
+        import_hook._note_import(loader, "torch")  # type: ignore[arg-type]
+
+
+# --- pytracer run ---------------------------------------------------------------------------------
+
+REPORT = """
+import job, sys
+job.work(1000)
+print(__name__, sys.argv[1:])
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("program", [["program.py"], ["-m", "program"], ["--", "program.py"]])
+def test_run_becomes_the_program(tmp_path: Path, env: Env, program: list[str]) -> None:
+    # WHEN a program is run with options of pytracer and of its own
+    command = ["-m", "pytracer", "run", "-o", "job.pickle", "--stack-depth", "1", "--no-on-oom"]
+    arguments = ["--output", "mine", "-m", "--", "x y"]
+    done = python(*command, *program, *arguments, cwd=tmp_path, env=env, program=REPORT)
+    # THEN it has its own arguments, and its exit code is that of the command
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"__main__ {arguments}\n"
+    # AND pytracer's options were applied
+    assert snapshots(tmp_path) == {"job.pickle": 1000}
+    snapshot = pickle.loads((tmp_path / "job.pickle").read_bytes())
+    assert snapshot["pytracer"]["stack_depth"] == 1
+
+
+def test_run_obeys_the_off_switch(tmp_path: Path, env: Env) -> None:
+    env["PYTRACER"] = "0"
+    done = python("-m", "pytracer", "run", "program.py", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+    assert snapshots(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--stack-depth", "deep"], "--stack-depth='deep' is not an integer"),
+        (["--device", "gpu"], "--device=['gpu'] is unknown"),
+        (["--output", ""], "--output is empty: give a value, or leave it out"),
+        (["--schedule", "active=1", "--steps", "3"], "both select steps: give one of them"),
+        (["--discrete", "rollout"], "give `steps` or `schedule`, or leave it out"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_run_refuses_bad_options(arguments: list[str], problem: str) -> None:
+    # WHEN an option is wrong, THEN the error is reported before the program is looked up
+    result = CliRunner().invoke(main, ["run", *arguments, "nowhere.py"])
+    assert result.exit_code == 2
+    assert problem in result.output
+
+
+def test_run_has_every_option() -> None:
+    text = CliRunner().invoke(main, ["run", "--help"], terminal_width=300).output
+    for name in OPTIONS:
+        flag = re.escape(f"--{name.replace('_', '-')} ")
+        (description,) = re.findall(rf"^ +(?:-o, )?{flag}.*?\s\s+(\S.*)$", text, re.MULTILINE)
+        assert len(description) > 10, f"{name} is not described"

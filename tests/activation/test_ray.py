@@ -1,0 +1,135 @@
+"""Test Ray actors that environment variables trace, and the ways in which actors end."""
+
+import importlib.util
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import installed, run
+
+pytestmark = pytest.mark.slow
+
+SIZE = 1_234_567  # the size of each actor's allocation
+
+JOB = """
+import json, os, sys, time
+from pathlib import Path
+import ray
+
+output, where, trigger = sys.argv[1:]
+variables = {"PYTRACER": "1", "PYTRACER_OUTPUT": output, "PYTRACER_ALL_RANKS": "1"}
+variables["PYTRACER_TRIGGER_FILE"] = trigger
+if where == "exported":
+    os.environ.update(variables)
+ray.init(
+    "local",  # not a cluster that another test run has started
+    num_cpus=2,
+    include_dashboard=False,
+    runtime_env={"env_vars": variables} if where == "runtime_env" else None,
+)
+
+@ray.remote(num_cpus=0.1)
+class Worker:
+    def work(self):
+        import torch
+        self.kept = torch.empty(1_234_567, dtype=torch.uint8)
+        return os.getpid()
+
+    def rest(self):
+        return os.getpid()
+
+    def leave(self):
+        ray.actor.exit_actor()
+
+def worker(**variables):
+    return Worker.options(runtime_env={"env_vars": variables}).remote()
+
+workers = {name: worker() for name in ("dropped", "left", "terminated", "killed", "idle")}
+workers["bad variable"] = worker(PYTRACER_STACK_DEPTH="deep")
+workers |= {f"rank{rank}": worker(RANK=str(rank), WORLD_SIZE="2") for rank in range(2)}
+pids = {
+    name: ray.get(actor.rest.remote() if name == "idle" else actor.work.remote())
+    for name, actor in workers.items()
+}
+print(json.dumps(pids))
+
+# Request a snapshot of all actors.
+Path(trigger).touch()
+deadline = time.monotonic() + 300
+while len(list(Path(output).glob("demand_*/*.pickle"))) < 6 and time.monotonic() < deadline:
+    time.sleep(0.1)
+
+workers["left"].leave.remote()
+workers["terminated"].__ray_terminate__.remote()
+ray.kill(workers["killed"])
+del workers
+deadline = time.monotonic() + 300
+while len(list(Path(output).glob("exit/*.pickle"))) < 5 and time.monotonic() < deadline:
+    time.sleep(0.1)
+ray.shutdown()
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The process ids of a job's actors by name, and the folder of their snapshots."""
+
+    pids: dict[str, int]
+    output: Path
+
+    def actors(self, pattern: str) -> list[str]:
+        """Return the names of the actors that wrote the files, and check the files' names."""
+        names = {str(pid): name for name, pid in self.pids.items()}
+        found = []
+        for path in self.output.glob(pattern):
+            matched = re.fullmatch(r"torch_memory_(.+)_pid(\d+)\.pickle", path.name)
+            assert matched is not None
+            role, pid = matched.groups()
+            assert role.startswith("rank") == names[pid].startswith("rank")
+            assert not role.startswith("rank") or role == names[pid]
+            found.append(names[pid])
+        return sorted(found)
+
+
+@pytest.fixture(scope="module", params=["runtime_env", "exported"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Run actors with different ends, an idle one, one with a bad variable, and two ranks."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    output = folder / "profile"
+    done = run(
+        JOB,
+        output,
+        request.param,
+        folder / "now",
+        cwd=folder,
+        env=installed(folder, RAY_USAGE_STATS_ENABLED="0"),
+    )
+    assert done.returncode == 0, done.stderr
+    return Job(json.loads(done.stdout.splitlines()[0]), output)
+
+
+def test_actors_leave_their_files(job: Job) -> None:
+    # GIVEN actors that used torch, one that did not, one that cannot be traced, and Ray's processes
+    # WHEN they end: the last reference is dropped, they exit, or they are terminated
+    # THEN each that used torch has written a file, with its rank in the name if it has a rank
+    # (A killed actor mostly has not, because none of its code runs after the kill.)
+    left = [name for name in job.actors("exit/*") if name != "killed"]
+    assert left == ["dropped", "left", "rank0", "rank1", "terminated"]
+    # AND the file has the actor's allocation
+    for path in job.output.glob("exit/*"):
+        (trace,) = pickle.loads(path.read_bytes())["device_traces"]
+        (event,) = (event for event in trace if (event["action"], event["size"]) == ("alloc", SIZE))
+        assert event["frames"][0]["name"] == "work"
+
+
+def test_actors_write_on_demand(job: Job) -> None:
+    # GIVEN the same job
+    # WHEN its trigger file is touched
+    # THEN all actors that used torch have written a file, including the one that is killed later
+    written = job.actors("demand_*/*")
+    assert written == ["dropped", "killed", "left", "rank0", "rank1", "terminated"]

@@ -1,0 +1,388 @@
+"""Test `pytracer diff` and `pytracer export` through the command line."""
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from commands import cells, invoke
+from synthetic_snapshots import Program, file_metadata
+
+import pytracer
+from pytracer.analysis.history import replay
+from pytracer.reading.reader import load
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CUDA = GOLDEN / "snapshot-1.3-cuda.pickle"
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def record(path: Path, sizes: list[int], **metadata: object) -> Path:
+    """Record allocations of these sizes with the real CPU allocator."""
+    with pytracer.Tracer(path, device="cpu", metadata=metadata):
+        for size in sizes:
+            grow(size)
+        shrink()
+    return path
+
+
+def grow(size: int) -> None:
+    kept.append(torch.empty(size, dtype=torch.uint8))
+
+
+def shrink() -> None:
+    kept.clear()
+
+
+kept: list[torch.Tensor] = []
+
+
+def write_run(root: Path, ranks: dict[int, int]) -> Path:
+    """Write a run in verl's layout: two steps of ranks that hold `blocks` blocks in the second."""
+    for rank, blocks in ranks.items():
+        for step in (1, 2):
+            program = Program()
+            program.metadata = file_metadata(rank=rank)
+            for _ in range(blocks if step == 2 else 1):
+                program.alloc(MIB, ("/a/train.py", "step", 7), phase="update")
+            program.write(root / f"step{step}" / f"torch_memory_rank{rank}_pid{os.getpid()}.pickle")
+    return root
+
+
+# --- diff ----------------------------------------------------------------------------------------
+
+
+def test_diff_of_recordings(tmp_path: Path) -> None:
+    # GIVEN two recordings, the second with a higher peak
+    before = record(tmp_path / "before.pickle", [3 * MIB], lr=0.1)
+    after = record(tmp_path / "after.pickle", [3 * MIB, 2 * MIB], lr=0.2)
+    # WHEN they are compared
+    result = invoke("diff", before, after)
+    # THEN the tables show the difference, and fit into the terminal
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert all(len(line) <= 80 for line in result.output.splitlines() if str(before) not in line)
+    answer = " ".join(result.output.partition(str(before))[0].split())
+    assert answer.startswith("cpu: +2 MiB allocated at the peaks (3 MiB → 5 MiB); most by ")
+    assert answer.endswith("test_diff_export_commands.py:41 grow: +2 MiB.")
+    rows = cells(result.output)
+    assert ["+2 MiB", "3 MiB", "5 MiB", "allocated"] in rows
+    assert ["+2 MiB", "3 MiB", "5 MiB", "1 → 2"] in [row[:4] for row in rows]
+    assert ["metadata.lr", "0.1", "0.2"] in rows
+    # AND with swapped arguments, the opposite difference
+    assert ["-2 MiB", "5 MiB", "3 MiB", "allocated"] in cells(invoke("diff", after, before).output)
+    # AND a comparison of a file with itself shows no difference
+    result = invoke("diff", before, before)
+    assert "Every call site holds as much as before." in result.output
+    assert "Options and environment" not in result.output
+
+
+def test_diff_as_json(tmp_path: Path) -> None:
+    # WHEN the difference is printed as JSON, THEN it is complete
+    npu = GOLDEN / "native/npu-2.14.0.pickle"
+    result = invoke("diff", GOLDEN / "native/cuda-2.15.0.pickle", npu, "--top", 1, "--json")
+    report = json.loads(result.stdout)
+    assert [(device["before"], device["after"]) for device in report["devices"]] == [
+        ("device 0", "device 0"),
+        ("device 1", "device 1"),
+    ]
+    device = report["devices"][0]
+    [site] = device["sites"]
+    assert site["delta_bytes"] == device["amounts"]["active_bytes"]["delta"] == 1536
+    assert site["after"] == [{"filename": "train.py", "name": "make", "line": 5}]
+    # AND its notes say what cannot be compared
+    assert device["notes"] == ["The new one has no phases: phases are not compared"]
+    assert device["phases"] == []
+    # AND the schema version comes first
+    assert next(iter(report)) == "schema_version"
+    assert report["schema_version"] == 2
+    # AND the JSON file has the same keys
+    invoke("diff", CUDA, CUDA, "--json-output", tmp_path / "d.json")
+    report = json.loads((tmp_path / "d.json").read_text())
+    assert report["metadata"] == []
+    assert len(report["devices"][0]["phases"]) > 1
+
+
+def test_diff_of_directories(tmp_path: Path) -> None:
+    # GIVEN two runs: in the second, one rank holds more and another rank is missing
+    before = write_run(tmp_path / "a", {0: 2, 1: 2, 2: 2})
+    after = write_run(tmp_path / "b", {0: 2, 1: 6})
+    # WHEN they are compared
+    result = invoke("diff", before, after)
+    # THEN each pair has a row, and files without a counterpart are named
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = cells(result.output)
+    assert rows[1:4] == [
+        ["0 B", "1 MiB", "1 MiB", "step 1, rank 1"],
+        ["0 B", "2 MiB", "2 MiB", "step 2, rank 0"],
+        ["+4 MiB", "2 MiB", "6 MiB", "step 2, rank 1"],
+    ]
+    missing = [line for line in result.output.splitlines() if line.startswith("Only in")]
+    assert [line.partition(": ")[2].removeprefix(str(before)) for line in missing] == [
+        f"/step{step}/torch_memory_rank2_pid{os.getpid()}.pickle" for step in (1, 2)
+    ]
+    # AND sites and phases have means, and the pair with the largest difference
+    for name in ("a/train.py:7 step", "update"):
+        [row] = [i for i, row in enumerate(rows) if row[-1] == name]
+        assert rows[row][:4] == ["+1 MiB", "1.5 MiB", "2.5 MiB", "+4 MiB"]
+        assert rows[row + 1][3] == "step 2, rank 1"
+    # AND with fewer rows than pairs, the pairs with the largest differences are shown
+    rows = cells(invoke("diff", before, after, "--top", 1).output)
+    assert [row[-1] for row in rows[:2]] == ["step 2, rank 1", "(3 others, which differ less)"]
+    report = json.loads(invoke("diff", before, after, "--json").stdout)
+    assert report["files"][0]["place"] == "step 1, rank 0"
+    assert len(report["only_baseline"]) == 2
+
+
+def test_diff_of_directories_with_a_damaged_file(tmp_path: Path) -> None:
+    before, after = write_run(tmp_path / "a", {0: 1, 1: 1}), write_run(tmp_path / "b", {0: 1, 1: 1})
+    [damaged] = (after / "step1").glob("*rank1*")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    # WHEN they are compared, THEN the other pairs are, the file is named, and the command fails
+    result = invoke("diff", before, after)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {damaged} is cut short")
+    assert [row[-1] for row in cells(result.stdout)[:3]] == [
+        "step 1, rank 0",
+        "step 2, rank 0",
+        "step 2, rank 1",
+    ]
+    assert f"Not compared: step 1, rank 1: {damaged} is cut short" in result.stdout
+    # AND JSON has the error
+    [error] = json.loads(invoke("diff", before, after, "--json").stdout)["errors"]
+    assert error.startswith(f"step 1, rank 1: {damaged} is cut short")
+
+
+def test_diff_of_ranks_that_swapped_their_blocks(tmp_path: Path) -> None:
+    # GIVEN two runs in which two ranks swap the number of blocks that they hold
+    before, after = write_run(tmp_path / "a", {0: 2, 1: 6}), write_run(tmp_path / "b", {0: 6, 1: 2})
+    # WHEN they are compared, THEN the largest difference is shown, although the mean is the same
+    rows = cells(invoke("diff", before, after).output)
+    for name in ("a/train.py:7 step", "update"):
+        [row] = [i for i, row in enumerate(rows) if row[-1] == name]
+        assert rows[row][:4] == ["0 B", "2.5 MiB", "2.5 MiB", "+4 MiB"]
+
+
+def test_diff_of_files_with_two_devices(tmp_path: Path) -> None:
+    # GIVEN two runs with another option, whose files have two devices each
+    for run, depth in (("a", 1), ("b", 2)):
+        first_device, second_device = Program(0), Program(1)
+        for program in (first_device, second_device):
+            program.alloc(MIB)
+        content = second_device.content()
+        content["segments"] += first_device.content()["segments"]
+        content["device_traces"][0] = first_device.events
+        content["pytracer"] = file_metadata(stack_depth=depth)
+        for rank in (0, 1):
+            path = tmp_path / run / "step1" / f"torch_memory_rank{rank}_pid7.pickle"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pickle.dumps(content, protocol=4))
+    # THEN the difference of all pairs of files is shown
+    rows = cells(invoke("diff", tmp_path / "a", tmp_path / "b").output)
+    assert ["stack_depth", "1", "2"] in rows
+
+
+def test_diff_reports_what_cannot_be_compared(tmp_path: Path) -> None:
+    # GIVEN a file with stacks and phases, and one without, of one phase and an unknown backend
+    complete, reduced = Program(), Program()
+    complete.alloc(MIB, ("/t.py", "f", 1), phase="p")
+    reduced.alloc(MIB)
+    reduced.metadata = file_metadata("[/x]", window={"first": 1, "last": 1, "phase": "p"})
+    paths = complete.write(tmp_path / "complete.pickle"), reduced.write(tmp_path / "reduced.pickle")
+    # WHEN they are compared, THEN each limit is a sentence, and names are printed literally
+    result = invoke("diff", *paths)
+    assert (result.exit_code, result.stderr) == (0, "")
+    text = " ".join(result.output.split())
+    assert "device 0 → [/x]:0, at the peaks" in text
+    for sentence in (
+        "The new one is of one phase: it lacks the allocations of other threads in other phases, "
+        "so its peak may be too low or too high.",
+        "The new one has no stacks: call sites are not compared.",
+        "The new one has no phases: phases are not compared.",
+    ):
+        assert sentence in text
+
+
+def test_diff_of_incomparable_arguments(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a", {0: 1}), write_run(tmp_path / "b", {1: 1})
+    for arguments, message in (
+        ((first, second), "has a counterpart with the same step, phase and rank"),
+        ((first, CUDA), "give two files or two directories"),
+        ((CUDA, tmp_path / "no"), "cannot read"),
+        ((first, tmp_path / "no"), "no does not exist"),
+        ((CUDA, CUDA, "--device", 9), "device 9"),
+    ):
+        result = invoke("diff", *arguments)
+        assert result.exit_code in (1, 2)
+        assert result.output.splitlines()[-1].startswith("Error: ")
+        assert message in result.output
+
+
+# --- export --------------------------------------------------------------------------------------
+
+
+def test_export_to_tables(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # GIVEN a run
+    run = write_run(tmp_path / "run", {0: 2, 3: 2})
+    # WHEN it is exported
+    result = invoke("export", run, "--to", "parquet", "--output", tmp_path / "out")
+    # THEN each table is a dataset with one file per snapshot
+    assert (result.exit_code, result.output) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["blocks", "events"]
+    who = f"torch_memory_rank{{}}_pid{os.getpid()}"
+    assert {path.stem for path in (tmp_path / "out" / "blocks").iterdir()} == {
+        f"step{step}.{who.format(rank)}" for step in (1, 2) for rank in (0, 3)
+    }
+    blocks = parquet.read_table(tmp_path / "out" / "blocks").to_pylist()
+    assert sorted(
+        (row["rank"], row["step"], row["phase"], row["size_bytes"]) for row in blocks
+    ) == [
+        *[(0, 1, "update", MIB), (0, 2, "update", MIB), (0, 2, "update", MIB)],
+        *[(3, 1, "update", MIB), (3, 2, "update", MIB), (3, 2, "update", MIB)],
+    ]
+    # AND Arrow's format has the same layout
+    result = invoke("export", run, "--to", "arrow", "--output", tmp_path / "out2")
+    assert result.exit_code == 0
+    assert len(list((tmp_path / "out2" / "events").glob("*.arrow"))) == 4
+
+
+def test_export_of_collapsed_stacks(tmp_path: Path) -> None:
+    # WHEN no output is named, THEN the stacks are written to standard output
+    result = invoke("export", CUDA, "--to", "collapsed")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    active, allocated = (
+        getattr(replay(load(CUDA)).usage, f"{name}_bytes") for name in ("active", "allocated")
+    )
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == active[allocated.argmax()]
+    assert lines[0].startswith("<listcomp> (train.py:12)")
+    # AND with `--at end` they are those of the end
+    at_end = invoke("export", CUDA, "--to", "collapsed", "--at", "end").stdout
+    assert sum(int(line.rpartition(" ")[2]) for line in at_end.splitlines()) == active[-1]
+    assert active[-1] < active.max()
+    # AND of several files, each is a frame, and an existing output file is overwritten
+    output = tmp_path / "stacks.txt"
+    output.write_text("old")
+    other = shutil.copy(CUDA, tmp_path / "other.pickle")
+    invoke("export", CUDA, other, "--to", "collapsed", "-o", output)
+    starts = {line.split(";")[0].rpartition(".")[2] for line in output.read_text().splitlines()}
+    assert starts == {"3-cuda", "other"}
+
+
+def test_export_to_perfetto(tmp_path: Path) -> None:
+    # WHEN a recording is exported
+    path = record(tmp_path / "a.pickle", [3 * MIB])
+    result = invoke("export", path, "--to", "perfetto", "-o", tmp_path / "t.json.gz")
+    # THEN the output is a compressed trace
+    assert (result.exit_code, result.output) == (0, "")
+    events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    counter = [e["args"]["bytes"] for e in events if e["name"] == "cpu allocated"]
+    assert max(counter) == 3 * MIB
+    assert counter[-1] == 0
+
+
+def test_export_of_files_that_cannot_be_read(tmp_path: Path) -> None:
+    bad, output = tmp_path / "bad.pickle", tmp_path / "out.json"
+    bad.write_bytes(b"nothing")
+    # WHEN one of several files cannot be read, THEN the error names it, and the others are exported
+    result = invoke("export", bad, CUDA, "--to", "perfetto", "-o", output)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {bad} is damaged")
+    assert json.loads(output.read_text())["traceEvents"]
+    # WHEN no file can be read, THEN no output is written, and an old one is left
+    output.write_text("old")
+    result = invoke("export", bad, "--to", "perfetto", "-o", output)
+    assert (result.exit_code, output.read_text()) == (1, "old")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pickle", "out.json"]
+
+
+def test_files_without_a_trace(tmp_path: Path) -> None:
+    # GIVEN the oldest kind of file, which has segments alone
+    old, new = GOLDEN / "native/cuda-1.13.1.pickle", GOLDEN / "native/cuda-2.0.1.pickle"
+    # WHEN it is compared, THEN the ends are compared, and its number of allocations is unknown
+    result = invoke("diff", old, new, "--device", 0)
+    assert "Compared at the end, not at the peaks: device 0 has no trace in it" in result.output
+    assert ["", "-", "37", "allocations"] in cells(result.output)
+    # WHEN it is exported, THEN a message says that it has no events
+    result = invoke("export", old, "--to", "perfetto", "-o", tmp_path / "t.json")
+    assert (result.exit_code, result.stderr) == (0, f"{old}: it has no events\n")
+    assert invoke("export", old, "--to", "collapsed", "--at", "end").exit_code == 0
+    result = invoke("export", old, "--to", "collapsed")
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert 'has no events, and so no peak: use "--at end"' in (result.output)
+
+
+def test_names_with_invalid_unicode_and_terminal_control_codes(tmp_path: Path) -> None:
+    # GIVEN a file with such a name, without events
+    pytest.importorskip("pyarrow")
+    path = tmp_path / os.fsdecode(b"\x1b[2Jn\xff.pickle")
+    shutil.copy(GOLDEN / "native/cuda-1.13.1.pickle", path)
+    # WHEN it is exported, THEN messages have printable characters only
+    for file_format in ("parquet", "arrow", "perfetto"):
+        result = invoke("export", path, "--to", file_format, "-o", tmp_path / f"out.{file_format}")
+        assert result.exit_code == 0
+        assert result.stderr.endswith("\N{REPLACEMENT CHARACTER}.pickle: it has no events\n")
+        assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize("to", ["parquet", "perfetto"])
+def test_control_c_leaves_no_file(tmp_path: Path, to: str) -> None:
+    # GIVEN an export whose thread has begun to write, and takes a long time
+    code = f"""
+import signal, time
+from pytracer.commands.main import main
+from pytracer.export import parquet_arrow, perfetto
+
+def wait(*_):
+    print("writing", flush=True)
+    time.sleep(600)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+perfetto.Writer.add = parquet_arrow._Tables.write = wait
+main(["export", {str(CUDA)!r}, "--to", {to!r}, "-o", {str(tmp_path / "out")!r}])
+"""
+    (tmp_path / "program").mkdir()
+    with processes.start(code, cwd=tmp_path / "program") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        assert list(tmp_path.rglob(".pytracer-*.tmp"))
+        # WHEN it is interrupted, THEN it ends immediately, and leaves no file
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == -signal.SIGINT
+    assert [path for path in (tmp_path / "out").rglob("*") if not path.is_dir()] == []
+    assert not list(tmp_path.rglob(".pytracer-*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "perfetto"], "--to perfetto needs --output"),
+        (["--to", "parquet"], "--to parquet needs --output"),
+        (["--to", "parquet", "-o", str(CUDA.with_name("make.py"))], "into a folder"),
+        (["--to", "perfetto", "-o", str(CUDA)], "is named like a snapshot"),
+        (
+            ["--to", "perfetto", "-o", "x.json", "--at", "end"],
+            "--at end applies only to",
+        ),
+        (["--to", "collapsed", "--at", "oom"], "has no out-of-memory"),
+        (["--to", "excel", "-o", "x"], "excel"),
+        ([], "--to"),
+    ],
+)
+def test_export_with_invalid_options(arguments: list[str], message: str) -> None:
+    before = CUDA.read_bytes()
+    result = invoke("export", CUDA, *arguments)
+    assert result.exit_code in (1, 2)
+    assert message in result.output
+    assert CUDA.read_bytes() == before

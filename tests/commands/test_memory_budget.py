@@ -1,0 +1,152 @@
+"""Test how much memory the commands may use: free memory, and files that wait for one another."""
+
+import gzip
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from commands import invoke
+from synthetic_snapshots import Program
+
+from pytracer.commands import memory_budget, parallel
+from pytracer.commands.memory_budget import MemoryBudget, free_bytes
+from pytracer.reading.reader import estimated_bytes
+
+GIB = 2**30
+
+
+def write_root(root: Path, files: dict[str, object]) -> Path:
+    """Write a folder with the parts of /proc and /sys that `free_bytes` reads."""
+    for name, content in {"proc/meminfo": f"MemAvailable: {8 * GIB // 1024} kB\n", **files}.items():
+        (path := root / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return root
+
+
+def v2(folder: str, limit: object, used: int, cached: int = 0) -> dict[str, object]:
+    return {
+        f"sys/fs/cgroup/{folder}/memory.max": limit,
+        f"sys/fs/cgroup/{folder}/memory.current": used,
+        f"sys/fs/cgroup/{folder}/memory.stat": f"anon 1\ninactive_file {cached}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        pytest.param({}, 8 * GIB, id="no cgroups"),
+        pytest.param({"proc/self/cgroup": "0::/a", **v2("a", "max", GIB)}, 8 * GIB, id="no limit"),
+        pytest.param(
+            {"proc/self/cgroup": "0::/a/b", **v2("a/b", "max", 1), **v2("a", 3 * GIB, GIB)},
+            2 * GIB,
+            id="an outer limit",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/a", **v2("a", 3 * GIB, 2 * GIB, GIB)},
+            2 * GIB,
+            id="cached memory is free",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/../else", **v2("", 4 * GIB, GIB)},
+            3 * GIB,
+            id="limit of a container",
+        ),
+        pytest.param({"proc/self/cgroup": "0::/", **v2("", GIB, 2 * GIB)}, 0, id="no free memory"),
+        pytest.param(
+            {
+                "proc/self/cgroup": "3:cpu:/a\n2:hugetlb,memory:/a",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": GIB,
+                "sys/fs/cgroup/memory/a/memory.usage_in_bytes": 1000,
+                "sys/fs/cgroup/memory/a/memory.stat": "total_inactive_file 400",
+            },
+            GIB - 600,
+            id="version 1",
+        ),
+    ],
+)
+def test_free_memory(tmp_path: Path, files: dict[str, object], free: int) -> None:
+    assert free_bytes(write_root(tmp_path, files)) == free
+
+
+def test_a_system_without_proc(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_for_reading_a_file_is_estimated(tmp_path: Path) -> None:
+    # GIVEN an uncompressed and a compressed file
+    content = os.urandom(1000)
+    (uncompressed := tmp_path / "uncompressed").write_bytes(content)
+    (compressed := tmp_path / "compressed").write_bytes(gzip.compress(content))
+    assert estimated_bytes(uncompressed) == 4000
+    assert estimated_bytes(compressed) == 60 * compressed.stat().st_size
+    # AND missing files, and pipes, which may have no end
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("nothing", "pipe", "x" * 300):
+        assert estimated_bytes(tmp_path / name) == 0
+
+
+def max_concurrent(folder: Path, sizes: list[int], memory_bytes: int, expected: int) -> int:
+    """Return how many files of `sizes` bytes are read concurrently.
+
+    Each read waits until `expected` reads run, and a little longer for any unexpected one.
+    """
+    running, highest, changing, all_running = 0, 0, threading.Lock(), threading.Event()
+
+    def read(_: Path) -> None:
+        nonlocal running, highest
+        with changing:
+            running += 1
+            highest = max(highest, running)
+            if running == expected:
+                all_running.set()
+        assert all_running.wait(60)
+        time.sleep(0.05)  # for unexpected reads
+        with changing:
+            running -= 1
+
+    paths = [folder / str(i) for i in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(bytes(size))
+    parallel.in_parallel(read, paths, "Reading", memory_bytes)
+    return highest
+
+
+def test_files_are_read_concurrently_if_their_memory_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a machine with four cores
+    monkeypatch.setattr(parallel, "_cores", lambda: 4)
+    # THEN files that fit into the memory are read concurrently, others one after the other
+    for memory_bytes, expected in ((16_000, 4), (11_999, 2), (1, 1)):
+        assert max_concurrent(tmp_path, [1000] * 4, memory_bytes, expected) == expected
+
+
+def test_a_quarter_of_the_free_memory_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[int] = []
+
+    class LoggingBudget(MemoryBudget):
+        def __init__(self, limit_bytes: int | None) -> None:
+            super().__init__(limit_bytes)
+            budgets.append(self._limit_bytes)
+
+    monkeypatch.setattr(memory_budget, "MemoryBudget", LoggingBudget)
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda: 8 * GIB)
+    path = Program().write(tmp_path / "a.pickle")
+    other = Program().write(tmp_path / "b.pickle")
+    # GIVEN the commands that read several files, WHEN they run without and with --memory
+    files = [path, other]
+    commands = (["stats", *files], ["diff", *files], ["export", *files, "--to", "collapsed"])
+    for command in commands:
+        for option in ([], ["--memory", "3GiB"]):
+            assert invoke(*command, *option).exit_code == 0
+    # THEN they use a quarter of the free memory, or the given size
+    assert budgets == [2 * GIB, 3 * GIB] * 3
+    # AND the help documents the default
+    assert "a quarter of the free memory" in " ".join(invoke("stats", "--help").output.split())
+    refused = invoke("stats", path, "--memory", "much")
+    assert (refused.exit_code, "'much' is not a size" in refused.output) == (2, True)
+    assert memory_budget.SHARE_OF_FREE == 4

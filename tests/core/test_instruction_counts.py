@@ -1,0 +1,40 @@
+"""Check that recording an allocation and its free in the core takes no more instructions."""
+
+import pytest
+from instructions import CannotCountError, Figure, count, limit
+
+# The counted instructions of a pair (with g++ 12), and the number of frames of each recorded stack.
+# `pytest -rP` prints the current counts.
+CASES = {
+    "without stacks": (448, []),
+    "one stack, 5 frames": (831, [5]),
+    "one stack, 40 frames": (1530, [40]),
+    "two stacks, 5 frames": (1026, [5, 5]),
+    "two stacks, 40 frames": (1726, [40, 40]),
+    "two paths, 25 frames": (2310, [25, 25]),
+    "two paths, 84 frames, 64 kept": (5540, [64, 64]),
+}
+COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=COUNTERS)
+def figures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Figure]:
+    try:
+        return count("cpu", request.param, tmp_path_factory.mktemp("counts"))
+    except CannotCountError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pair_takes_no_more_instructions(case: str, figures: dict[str, Figure]) -> None:
+    # GIVEN pairs of an allocation and a free, recorded into a full ring
+    figure = figures[case]
+    counted, frames = CASES[case]
+    # THEN both events of each pair are recorded, with their stacks
+    assert figure["events"] == 2
+    assert figure["frames"] == frames
+    # AND the instruction count is within the limit
+    print(f"{case}: {figure['instructions']} instructions, at most {limit(counted):.0f}")
+    assert 0 < figure["instructions"] <= limit(counted)

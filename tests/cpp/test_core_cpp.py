@@ -1,0 +1,58 @@
+"""Run the C++ tests of the core, and the fuzzing of the reader, also under each sanitizer."""
+
+import fcntl
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "address", "undefined", "thread"])
+def test_core(sanitizer: str) -> None:
+    # GIVEN the C++ tests, built with the sanitizer
+    tests = built("core_tests", sanitizer)
+    # WHEN they run
+    output = run(str(tests))
+    # THEN all pass, and there were some
+    assert int(output.splitlines()[-1].removesuffix(" passed")) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "address", "undefined"])
+def test_the_reader_survives_any_file(sanitizer: str) -> None:
+    # GIVEN all golden files, and a fixed seed, except in `make fuzz`
+    files = sorted(map(str, (ROOT / "tests" / "golden").rglob("*.pickle")))
+    count = int(os.environ.get("FUZZ_FILES", 20_000))
+    seed = time.time_ns() // 1000 if "FUZZ_FILES" in os.environ else 0
+    # WHEN mutations of them are read and replayed
+    output = run(str(built("fuzz_reader", sanitizer)), str(count), str(seed), *files)
+    # THEN each gives a result or an error, and there are many of both
+    read, replayed, refused = (int(part.split()[0]) for part in output.split(", "))
+    assert read + refused == count + len(files)
+    assert min(read, replayed, refused) > count // 20
+
+
+def built(program: str, sanitizer: str) -> Path:
+    """Build a program of tests/cpp; the build is kept, and other test runs wait for it."""
+    build = ROOT / "build" / f"cpp-{sanitizer or 'plain'}"
+    options = ["-DPYTRACER_TESTS_ONLY=ON", "-DPYTRACER_WERROR=ON"]
+    options += [f"-DPYTRACER_SANITIZER={sanitizer}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+    build.mkdir(parents=True, exist_ok=True)
+    with open(build / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options)
+        run("cmake", "--build", str(build), "--target", program)
+    return build / "tests" / "cpp" / program
+
+
+def run(*command: str) -> str:
+    """Run a command and return its output; fail with its output on an error."""
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

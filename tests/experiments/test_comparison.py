@@ -1,0 +1,422 @@
+"""Tests of synthetic comparisons: the table, the conclusions, the JSON, the plot."""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import cells
+
+from pytracer.commands.comparison_table import output_comparison
+from pytracer.errors import PytracerError
+from pytracer.experiments.comparison import Comparison, Curve, Failures, Outcome, Setting
+from pytracer.experiments.conclusions import conclusions
+from pytracer.experiments.plot import MAX_POINTS, check_plot, plot, thinned
+
+GIB = 1 << 30
+OFF, ON = "expandable_segments:False", "expandable_segments:True"
+
+
+def outcome(reserved_gib: float, **others: Any) -> Outcome:
+    defaults = {
+        "peak_reserved_bytes": int(reserved_gib * GIB),
+        "peak_allocated_bytes": 8 * GIB,
+        "peak_unallocated_bytes": int((reserved_gib - 8) * GIB),
+        "limit_bytes": 16 * GIB,
+        "device_allocs": 1500,
+        "retries": 0,
+        "ooms": 0,
+        "step_us": 12_000.0,
+        "wall_s": 80.0,
+    }
+    return Outcome(**{**defaults, **others})
+
+
+def ran_out(reserved_gib: float, **others: Any) -> Outcome:
+    oom = {
+        "ooms": 1,
+        "oom_reserved_bytes": 14 * GIB,
+        "oom_unallocated_bytes": 4 * GIB,
+        "oom_requested_bytes": 3 * GIB,
+    }
+    return outcome(reserved_gib, ended_early=True, **{**oom, **others})
+
+
+FAILED = Outcome(wall_s=1.0, failure="exit code 1, KeyError: 'x' (log.txt)")
+
+
+def compared(*outcomes: Sequence[Outcome], names: Sequence[str] = (OFF, ON)) -> Comparison:
+    return Comparison(
+        [Setting(name, name, [*runs]) for name, runs in zip(names, outcomes, strict=True)]
+    )
+
+
+def rows(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> dict[str, list[list[str]]]:
+    """Return the cells of each row by the row's name: [[first setting's, second's], ...]."""
+    output_comparison(comparison)
+    found: dict[str, list[list[str]]] = {}
+    name = ""
+    for first, *others in cells(capsys.readouterr().out):
+        name = first or name
+        found.setdefault(name, []).append(others)
+    return found
+
+
+REST = "1 of 1 runs ran out of memory; with expandable_segments:False, 0 of 1"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (
+            [outcome(10)],
+            [outcome(8)],
+            "peak reserved is 2 GiB (20 %) lower; no run ran out of memory",
+        ),
+        (
+            [outcome(8)],
+            [outcome(10)],
+            "peak reserved is 2 GiB (25 %) higher; no run ran out of memory",
+        ),
+        ([outcome(8)], [outcome(8)], "peak reserved is the same; no run ran out of memory"),
+        (  # the medians differ, but the ranges overlap
+            [outcome(10), outcome(12)],
+            [outcome(9), outcome(10.5)],
+            "peak reserved differs no more than from run to run; no run ran out of memory",
+        ),
+        (
+            [outcome(10), outcome(12)],
+            [outcome(9), outcome(9.5)],
+            "peak reserved is 1.75 GiB (15.9 %) lower; no run ran out of memory",
+        ),
+        (  # a run that ended early would have reached more
+            [ran_out(10)],
+            [outcome(8)],
+            "peak reserved is at least 2 GiB (20 %) lower; "
+            "0 of 1 runs ran out of memory; with expandable_segments:False, 1 of 1",
+        ),
+        ([outcome(8)], [ran_out(10)], f"peak reserved is at least 2 GiB (25 %) higher; {REST}"),
+        # an equal peak of a run that ended early gives no conclusion
+        (
+            [ran_out(8)],
+            [outcome(10)],
+            "0 of 1 runs ran out of memory; with expandable_segments:False, 1 of 1",
+        ),
+        ([outcome(10)], [ran_out(8)], REST),
+        ([outcome(10)], [ran_out(10)], REST),
+        (
+            [ran_out(10), outcome(12)],
+            [ran_out(8), ran_out(8.5), FAILED],
+            "2 of 2 runs ran out of memory; with expandable_segments:False, 1 of 2",
+        ),
+        (  # a program that continued after memory ran out
+            [outcome(10, ooms=2)],
+            [outcome(8)],
+            "peak reserved is 2 GiB (20 %) lower; "
+            "0 of 1 runs ran out of memory; with expandable_segments:False, 1 of 1",
+        ),
+        (  # unknown values are left out
+            [outcome(10)],
+            [outcome(8, ooms=None)],
+            "peak reserved is 2 GiB (20 %) lower",
+        ),
+        (
+            [Outcome(wall_s=1.0)],
+            [outcome(8)],
+            "unknown, because the numbers to compare are missing",
+        ),
+    ],
+)
+def test_conclusions(first: list[Outcome], second: list[Outcome], text: str) -> None:
+    assert conclusions(compared(first, second)) == [f"{ON}: {text}."]
+
+
+@pytest.mark.parametrize(
+    ("runs", "slower", "is_compared"),
+    [(4, 1000, True), (3, 1000, False), (4, 150, False)],
+    ids=["apart", "apart by chance", "overlap"],
+)
+def test_times_are_compared_where_runs_show_them(runs: int, slower: int, is_compared: bool) -> None:
+    first = [outcome(8, step_us=10_000.0 + 100 * i) for i in range(runs)]
+    second = [outcome(8, step_us=10_000.0 + slower + 100 * i) for i in range(runs)]
+    (text,) = conclusions(compared(first, second))
+    assert ("; a step is 1 ms (9.85 %) longer." in text) == is_compared
+    assert ("step" in text) == is_compared
+    # AND no time is compared with that of a program that ended early
+    second[0] = ran_out(8, step_us=20_000.0)
+    assert "step" not in conclusions(compared(first, second))[0]
+
+
+def test_nothing_to_conclude() -> None:
+    # GIVEN two settings, one of which failed or was not run
+    assert conclusions(compared([FAILED], [outcome(8)])) == [
+        f"Nothing can be compared: every run of {OFF} failed."
+    ]
+    assert conclusions(compared([outcome(8)], [FAILED])) == [
+        f"{ON} cannot be compared: every run of {ON} failed."
+    ]
+    assert conclusions(compared([outcome(8)], [])) == [
+        f"{ON} cannot be compared: no run of {ON} has ended."
+    ]
+    # AND only one setting
+    assert conclusions(compared([outcome(8)], names=[OFF])) == []
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN two runs of each setting, one of which failed
+    first = [outcome(10), outcome(12, device_allocs=2000, retries=3)]
+    second = [outcome(9, step_us=13_200.0), FAILED]
+    table = rows(compared(first, second), capsys)
+    # THEN the table has medians, ranges and differences to the first setting
+    assert table == {
+        "runs": [["2", "1 of 2"]],
+        "out of memory": [["no", "no"]],
+        "peak reserved": [["11 GiB", "9 GiB"], ["10 .. 12 GiB", "-2 GiB, -18.2 %"]],
+        "peak allocated": [["8 GiB", "8 GiB"]],
+        "peak unallocated": [["3 GiB", "1 GiB"], ["2 .. 4 GiB", "-2 GiB, -66.7 %"]],
+        "device allocs": [["1,750", "1,500"], ["1,500 .. 2,000", "-250, -14.3 %"]],
+        "retries": [["1.5", "0"], ["0 .. 3", "-1.5, -100 %"]],
+        "time per step": [["12 ms", "13.2 ms"], ["", "+1.2 ms, +10 %"]],
+        "wall time": [["80 s", "80 s"]],
+    }
+
+
+def test_the_conclusions_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    # WHEN a comparison is printed, THEN its first line is the conclusion
+    comparison = compared([outcome(10)], [outcome(8)])
+    output_comparison(comparison, context=["Error bar: none."])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [*conclusions(comparison), "Error bar: none."]
+    assert lines[2].startswith("┏")
+
+
+def test_runs_that_ended_early_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN a setting under which memory ran out, in one run or in one of several
+    table = rows(compared([ran_out(10)], [outcome(8)]), capsys)
+    # THEN the table says so, and shows no difference
+    assert table["out of memory"] == [["yes", "no"]]
+    assert table["peak reserved"] == [["10 GiB", "8 GiB"]]
+    # AND it shows the fragmented and the requested bytes
+    assert table["OOM unallocated"] == [["4 GiB", "-"]]
+    assert table["OOM requested"] == [["3 GiB", "-"]]
+    table = rows(compared([outcome(10)] * 2, [ran_out(8), outcome(8)]), capsys)
+    assert table["out of memory"] == [["no", "in 1 of 2 runs"]]
+    assert table["peak reserved"] == [["10 GiB", "8 GiB"]]
+    # AND a note explains why
+    output_comparison(compared([ran_out(10)], [outcome(8)]))
+    assert f"{OFF}: 1 run ended because memory ran out." in capsys.readouterr().out
+    # AND a program that continued can be compared
+    table = rows(compared([outcome(10, ooms=3)], [outcome(8)]), capsys)
+    assert table["out of memory"] == [["3 times", "no"]]
+    assert table["peak reserved"][1] == ["", "-2 GiB, -20 %"]
+
+
+def test_unknown_values_are_not_invented(capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN a run without numbers, and one that failed
+    comparison = compared([Outcome(wall_s=1.0)], [FAILED])
+    comparison.notes.append("There is no reason.")
+    table = rows(comparison, capsys)
+    assert table.pop("wall time") == [["1 s", "-"]]
+    assert table.pop("out of memory") == [["-", "-"]]
+    assert table.pop("peak reserved") == [["-", "-"]]
+    # THEN the reason of the failure is printed, with the last lines of its log
+    output_comparison(comparison)
+    output = capsys.readouterr().out
+    assert f"{ON} failed: exit code 1, KeyError: 'x' (log.txt)\nThere is no reason.\n" in output
+
+
+def test_a_trace_that_lost_events_gives_a_lower_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN a setting whose snapshots lack events
+    first = [outcome(10, lower_bounds=["peak_unallocated_bytes"])]
+    table = rows(compared(first, [outcome(9)]), capsys)
+    # THEN the value is marked as a lower bound, without a difference
+    assert table["peak unallocated"] == [["≥ 2 GiB", "1 GiB"]]
+    assert table["peak reserved"][1] == ["", "-1 GiB, -10 %"]
+    # AND the reason and the remedy are printed
+    output_comparison(compared(first, [outcome(9)]))
+    output = capsys.readouterr().out
+    assert f"{OFF}: peak unallocated may have been higher" in output
+    assert "PYTRACER_TRACE_ALLOC_MAX_ENTRIES" in output
+    assert f"{ON}: peak unallocated" not in output
+
+
+def test_rows_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    output_comparison(compared([outcome(8)], [outcome(8)]), without=["step_us", "wall_s"])
+    output = capsys.readouterr().out
+    assert "retries" in output
+    assert "time" not in output
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_it_fits_into_80_columns(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN long names, long numbers, and more settings than fit next to each other
+    names = [f"max_split_size_mb:{i},garbage_collection_threshold:0.8" for i in range(count)]
+    runs = [
+        [outcome(10.123 + i / 7, device_allocs=10**7 + i), outcome(11.117 + i / 7)]
+        for i in range(count)
+    ]
+    output_comparison(compared(*runs, names=names))
+    output = capsys.readouterr().out
+    lines = [line for line in output.splitlines() if line[:1] in set("┏┃┡│└")]
+    # THEN no line of a table is too long, and nothing is cut off
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    # AND each table has the first setting and two others
+    headers = []
+    for table in output.split("┏")[1:]:
+        rows = [line.split("┃")[2:-1] for line in table.splitlines() if line.startswith("┃")]
+        headers.append(["".join(map(str.strip, column)) for column in zip(*rows, strict=True)])
+    assert headers == [[names[0], *names[i : i + 2]] for i in range(1, count, 2)]
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # GIVEN a comparison with all kinds of results
+    comparison = compared([ran_out(10)], [outcome(8), FAILED])
+    comparison.metadata = {"kind": "experiment", "command": ["python", "train.py"]}
+    comparison.notes = ["A note."]
+    # WHEN its JSON is written to a file, or to standard output
+    output_comparison(comparison, json_path=str(tmp_path / "report.json"))
+    table = capsys.readouterr().out
+    output_comparison(comparison, as_json=True)
+    printed = capsys.readouterr().out
+    # THEN both have everything; the table is printed only next to the file
+    assert "peak reserved" in table
+    report = json.loads(printed)
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert (report["schema_version"], report["kind"]) == (2, "experiment")
+    assert (report["command"], report["notes"]) == (["python", "train.py"], ["A note."])
+    assert report["conclusions"] == conclusions(comparison)
+    assert [setting["name"] for setting in report["settings"]] == [OFF, ON]
+    first = report["settings"][0]["outcomes"][0]
+    assert (first["peak_reserved_bytes"], first["ended_early"]) == (10 * GIB, True)
+    assert report["settings"][1]["outcomes"][1]["failure"] == FAILED.failure
+
+
+def curve(*reserved: int, failed: Sequence[tuple[int, int, int]] = ()) -> Curve:
+    """Return a curve; each of `failed` is (request, requested bytes, reserved bytes)."""
+    column = np.array(reserved, np.int64)
+    failures = Failures(*np.array(failed, np.int64).reshape(-1, 3).T)
+    return Curve(np.arange(len(column)), column, column // 2, failures)
+
+
+BEGINS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("suffix", BEGINS)
+def test_the_plot(suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    # GIVEN settings: one with a range, one that ran out of memory, one that failed, one not run
+    comparison = compared(
+        *([outcome(10), outcome(12)], [ran_out(8)], [FAILED], []),
+        names=[OFF, ON, "max_split_size_mb:100", "max_split_size_mb:200"],
+    )
+    path = tmp_path / f"plot.{suffix}"
+    plot(comparison, path)
+    assert path.read_bytes().startswith(BEGINS[suffix])
+    # WHEN there are curves too
+    alone = path.stat().st_size
+    plot(comparison, path, {OFF: curve(GIB, 2 * GIB, GIB)})
+    # THEN they are drawn next to the bars
+    assert path.stat().st_size > alone
+
+
+def test_the_texts_of_the_plot(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    # GIVEN a picture whose text is not converted to paths
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        failed = [(2, 4 * GIB, 14 * GIB)]
+        curves = {"recorded": curve(3 * GIB, 15 * GIB, failed=failed), "nothing": curve()}
+        plot(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg", curves)
+        plot(compared([outcome(2)], names=[OFF]), tmp_path / "far.svg", {"all": curve(2 * GIB)})
+        plot(compared([outcome(10)], [outcome(9)]), tmp_path / "peaks.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    # THEN it has the peaks, the unit, and the names of the curves
+    for words in ("peak reserved", "peak allocated", ">10<", "GiB", "False", "True"):
+        assert words in text, words
+    for words in (">recorded<", ">reserved<", ">allocated<", ">limit: 16 GiB<"):
+        assert words in text, words
+    # AND the settings that ran out of memory, whose peaks are bounds, and the failed request
+    assert "out of memory in 1 of 1" in text
+    for words in (
+        ">≥ 12<",
+        ">out of memory<",
+        ">ended by out of memory:<",
+        ">out of memory: requested,<",
+    ):
+        assert words in text, words
+    # AND none of that if memory was sufficient
+    text = (tmp_path / "peaks.svg").read_text()
+    for words in ("≥", "OOM", "out of memory"):
+        assert words not in text, words
+    # AND a limit far above the curves is only in the legend
+    assert "(above the picture)" in (tmp_path / "far.svg").read_text()
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: Any) -> list[Any]:
+    """Draw a plot and return its axes."""
+    figure = pytest.importorskip("matplotlib.figure")
+    figures: list[Any] = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(
+        figure.Figure, "savefig", lambda self, to: (figures.append(self), save(self, to))
+    )
+    plot(arguments[0], path, *arguments[1:])
+    axes: list[Any] = figures[0].axes
+    return axes
+
+
+def test_the_plot_shows_the_request_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a replay that ended at request 2, which requested 4 GiB with 14 of 16 GiB reserved
+    failed_curve = curve(3 * GIB, 15 * GIB, failed=[(2, 4 * GIB, 14 * GIB)])
+    comparison = compared([ran_out(15)], names=[OFF])
+    above, below = drawn(monkeypatch, tmp_path / "plot.png", comparison, {OFF: failed_curve})
+    # THEN its curve extends to that request
+    reserved = above.lines[1]
+    assert reserved.get_xdata().tolist() == [0, 1, 2]
+    assert reserved.get_ydata().tolist() == [3, 15, 14]
+    # AND the request is drawn on top of the reserved bytes, across the limit
+    (requested,) = above.collections
+    assert requested.get_segments()[0].tolist() == [[2, 14], [2, 18]]
+    assert any(list(line.get_ydata()) == [16, 16] for line in above.lines)
+    # AND it is drawn on the bars too, which are not filled, because the run ended early
+    requested = below.collections[-1]
+    assert requested.get_segments()[0][:, 1].tolist() == [14, 17]
+    assert {bar.get_hatch() for bar in below.patches} == {"///"}
+    # AND no legend covers data
+    for axes in (above, below):
+        legend = axes.get_legend().get_window_extent()
+        assert legend.x0 >= axes.get_window_extent().x1
+
+
+def test_a_long_curve_is_drawn_by_its_highest_points() -> None:
+    # GIVEN a curve of many points, one of which is high
+    reserved = [*range(10_001)]
+    reserved[3_333] = GIB
+    x, thin, allocated, _ = thinned(curve(*reserved))
+    # THEN few points are drawn, among them the high one at its position
+    assert len(x) == len(thin) == len(allocated) == MAX_POINTS
+    assert np.all(np.diff(x) > 0)
+    assert abs(int(x[thin.argmax()]) - 3_333) < 3
+    assert (int(thin.max()), int(thin[-1]), int(allocated.max())) == (GIB, 10_000, GIB // 2)
+    # AND all points of a short curve are drawn
+    short = curve(1, 2)
+    assert thinned(short) is short
+
+
+def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PytracerError, match=r"plot\.jpeg is not a file name of a plot: .*\.png"):
+        check_plot(Path("plot.jpeg"))
+    if importlib.util.find_spec("matplotlib") is not None:
+        (tmp_path / "plot.png").mkdir()
+        with pytest.raises(PytracerError, match=r"cannot write .*Is a directory"):
+            plot(compared([outcome(8)], [outcome(9)]), tmp_path / "plot.png")
+    with pytest.raises(PytracerError, match=r"the directory .*no does not exist"):
+        check_plot(tmp_path / "no" / "plot.png")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PytracerError, match="pip install 'torch-pytracer\\[plot\\]'"):
+        check_plot(Path("plot.png"))

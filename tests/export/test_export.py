@@ -1,0 +1,590 @@
+"""Tests of exports, compared with a simple computation from the same events."""
+
+import json
+import os
+import random
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference_reader
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.analysis.history import replay
+from pytracer.atomic_file import remove_unfinished
+from pytracer.errors import PytracerError
+from pytracer.export import parquet_arrow
+from pytracer.export.collapsed_stacks import collapse_stacks, lines
+from pytracer.export.origin import find_origin, unique_names
+from pytracer.export.output_file import open_output
+from pytracer.export.parquet_arrow import write_tables
+from pytracer.export.perfetto import Writer
+from pytracer.reading.files import Place
+from pytracer.reading.snapshot import NO_TIME, Snapshot
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STACK = (("/a/ops.py", "relu", 3), ("/a/train.py", "step", 9))
+
+
+def random_program(seed: int, count: int = 200) -> Program:
+    """Return a program with blocks older than the trace, phases, steps, and blocks that stay."""
+    rng = random.Random(seed)
+    program = Program()
+    alive = [program.alloc(700, *STACK, events=False) for _ in range(3)]
+    for _ in range(count):
+        if alive and rng.random() < 0.45:
+            program.free(alive.pop(rng.randrange(len(alive))), phase=rng.choice(["", "p"]))
+        else:
+            frames = [("/a/ops.py", rng.choice("fg"), rng.randrange(3)), STACK[1]]
+            requested = rng.randrange(1, 9000)
+            alive.append(program.alloc(requested, *frames, phase=rng.choice(["", "p", "q"])))
+    program.metadata = file_metadata(
+        devices=[{"index": 0, "is_cpu": False, "steps": [[4, 10], [5, 100]]}], rank=3
+    )
+    return program
+
+
+def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
+    # GIVEN small files with a long name in one stack, or in many frames
+    name = "n" * 20_000
+    stacks, frames = Program(), Program()
+    stacks.alloc(700, *[("/a/ops.py", name, 3)] * 1000)
+    for line in range(1000):
+        frames.alloc(700, ("/a/ops.py", name, line))
+    for program, what in ((stacks, "stacks"), (frames, "frames")):
+        snapshot = program.snapshot()
+        # WHEN they are exported, THEN they are refused
+        with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
+            collapse_stacks(snapshot)
+        pytest.importorskip("pyarrow")
+        with pytest.raises(PytracerError, match=f"is refused: its {what} would take 19.* MiB"):
+            tables(snapshot, tmp_path)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def tables(
+    snapshot: Snapshot, folder: Path, file_format: parquet_arrow.Format = "parquet", **place: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of both tables as Python dictionaries."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    feather = pytest.importorskip("pyarrow.feather")
+    write_tables(snapshot, find_origin(snapshot, "name", Place(**place)), folder, file_format)
+    paths = [folder / table / f"name.{file_format}" for table in ("events", "blocks")]
+    read = parquet.read_table if file_format == "parquet" else feather.read_table
+    return tuple(read(path).to_pylist() for path in paths)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+@pytest.mark.parametrize("rows", [7, 1 << 17])
+def test_tables_of_random_programs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    file_format: parquet_arrow.Format,
+) -> None:
+    # GIVEN more events than a row group has
+    monkeypatch.setattr(parquet_arrow, "ROWS", rows)
+    program = random_program(rows)
+    # WHEN they are exported
+    events, blocks = tables(program.snapshot(), tmp_path, file_format)
+
+    # THEN each event is a row, in order
+    def steps_of(index: int) -> int | None:
+        return None if index < 10 else 4 if index < 100 else 5
+
+    def text(frames: list[dict[str, Any]]) -> str | None:
+        return "\n".join("{filename}:{line} {name}".format(**f) for f in frames) or None
+
+    for index, (row, event) in enumerate(zip(events, program.events, strict=True)):
+        expected = {
+            **{"snapshot": "name", "rank": 3, "host": "n1", "pid": 7, "backend": "cuda"},
+            **{
+                "device": 0,
+                "event": index,
+                "step": steps_of(index),
+                "phase": event["user_metadata"],
+            },
+            **{"action": event["action"], "address": event["addr"], "size_bytes": event["size"]},
+            **{"stream": 0, "pool": "0.0", "compile_context": ""},
+            "stack": text(event["frames"]),
+            "site": text(event["frames"][:1]),
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert row["time"].timestamp() == pytest.approx(event["time_us"] / 1e6, abs=1e-6)
+        assert row["time"].utcoffset().total_seconds() == 0
+
+    # AND the bytes after the event are those of the blocks that are then alive
+    requested = 3 * 700
+    for row in events:
+        requested += {"alloc": 1, "free_completed": -1}.get(row["action"], 0) * row["size_bytes"]
+        assert row["requested_bytes"] == requested
+    final = program.content()["segments"]
+    assert events[-1]["reserved_bytes"] == sum(segment["total_size"] for segment in final)
+    assert events[-1]["allocated_bytes"] == sum(
+        block["size"] for s in final for block in s["blocks"] if block["state"] != "inactive"
+    )
+
+    # AND each block is a row, from its allocation to its free
+    allocs = {e["addr"]: i for i, e in enumerate(program.events) if e["action"] == "alloc"}
+    frees = defaultdict(dict)
+    for i, event in enumerate(program.events):
+        frees[event["action"]][event["addr"]] = i
+    assert len(blocks) == len(allocs) + 3
+    for block in blocks:
+        alloc, free = allocs.get(block["address"]), frees["free_completed"].get(block["address"])
+        assert (block["alloc_event"], block["free_event"]) == (alloc, free)
+        assert block["free_requested_event"] == frees["free_requested"].get(block["address"])
+        for name, index in (("alloc", alloc), ("free", free)):
+            assert block[f"{name}_time"] == (None if index is None else events[index]["time"])
+        same = ("phase", "step", "site", "stack", "stream", "pool")
+        if alloc is None:  # older than the trace: only its stack is known, if it is in the file
+            assert block["requested_bytes"] == 700
+            assert {block[name] for name in ("phase", "step", "pool")} == {None}
+            assert (block["stack"] is None) == (free is not None)
+        else:
+            assert [block[name] for name in same] == [events[alloc][name] for name in same]
+            assert block["size_bytes"] == -(-events[alloc]["size_bytes"] // 512) * 512
+
+
+def test_tables_of_golden_files(tmp_path: Path) -> None:
+    feather = pytest.importorskip("pyarrow.feather")
+    # GIVEN files of all kinds: without times, without traces, of several devices
+    for path in sorted(GOLDEN.rglob("*.pickle")):
+        snapshot = reference_reader.read(path)
+        # WHEN they are exported, THEN they have a row for each event and each block
+        events, blocks = tables(snapshot, tmp_path, "arrow", first=6, last=6)
+        assert len(events) == sum(map(len, snapshot.traces))
+        counts = [len(replay(snapshot, d).blocks) for d in range(len(snapshot.traces))]
+        assert len(blocks) == sum(counts)
+        known = [time_us != NO_TIME for trace in snapshot.traces for time_us in trace.time_us]
+        assert [row["time"] is not None for row in events] == known
+        # AND dictionaries have each text once, because pandas reads no others
+        for table in ("events", "blocks"):
+            for column in feather.read_table(tmp_path / table / "name.arrow").columns:
+                for chunk in column.chunks if hasattr(column.type, "index_type") else []:
+                    assert len(set(chunk.dictionary.to_pylist())) == len(chunk.dictionary)
+        if not snapshot.metadata:
+            assert {row["step"] for row in events} <= {6}
+            assert {(row["rank"], row["host"], row["pid"]) for row in events} <= {
+                (None, None, None)
+            }
+
+
+def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(1024, *STACK)
+    program.events.append({**program.events[-1], "action": "free_completed"})
+    snapshot = program.snapshot("x.pickle")
+    # WHEN it is exported, THEN without blocks, and with a note
+    [note] = write_tables(snapshot, find_origin(snapshot, "name", Place()), tmp_path, "parquet")
+    assert note.startswith("x.pickle: no blocks, and no bytes after events: ")
+    events, blocks = tables(snapshot, tmp_path)
+    assert (len(events), blocks) == (3, [])
+    assert {row["allocated_bytes"] for row in events} == {None}
+
+
+def test_tables_need_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(PytracerError, match=r"pip install 'torch-pytracer\[arrow\]'") as error:
+        write_tables(
+            Program().snapshot(), find_origin(Program().snapshot(), "n", Place()), tmp_path, "arrow"
+        )
+    assert "\n" not in str(error.value)
+
+
+# --- collapsed stacks ----------------------------------------------------------------------------
+
+
+def alive(program: Program, event_count: int) -> Counter[str]:
+    """Return the live bytes by stack after `event_count` events, by a simple computation."""
+    found: Counter[str] = Counter()
+    by_address: dict[int, tuple[str, int]] = {}
+    for event in program.events[:event_count]:
+        if event["action"] == "alloc":
+            frames = reversed(event["frames"])
+            stack = ";".join("{name} ({filename}:{line})".format(**frame) for frame in frames)
+            by_address[event["addr"]] = stack, -(-event["size"] // 512) * 512
+        elif event["action"] == "free_completed":
+            del by_address[event["addr"]]
+    for stack, size in by_address.values():
+        found[stack] += size
+    return found
+
+
+def test_collapsed_stacks_of_random_programs() -> None:
+    # GIVEN a program whose memory runs out twice
+    rng, program, blocks = random.Random(3), Program(), []
+    for turn in range(150):
+        frames = [("/a/ops.py", rng.choice("fg"), rng.randrange(3)), STACK[1]]
+        blocks.append(program.alloc(rng.randrange(1, 9000), *frames))
+        if rng.random() < 0.6:
+            program.free(blocks.pop(rng.randrange(len(blocks))))
+        if turn in (40, 90):
+            program.out_of_memory(1 << 30, 5)
+    snapshot = program.snapshot()
+    # WHEN the live bytes are exported, THEN they equal the simple computation
+    count = len(program.events)
+    peak = max(range(count + 1), key=lambda n: alive(program, n).total())
+    oom = max(i for i, event in enumerate(program.events) if event["action"] == "oom")
+    assert collapse_stacks(snapshot) == alive(program, peak)
+    assert collapse_stacks(snapshot, "end") == alive(program, count)
+    assert collapse_stacks(snapshot, "oom") == alive(program, oom)
+    assert len({str(collapse_stacks(snapshot, at)) for at in ("peak", "end", "oom")}) == 3
+
+
+def test_lines_of_collapsed_stacks() -> None:
+    # GIVEN names with characters that have a meaning in the format, and a block without a stack
+    program = Program()
+    program.alloc(512, ("<a;b>\n.py", "f g", 1), ("/t.py", "step", 2))
+    program.alloc(1024)
+    # THEN the lines are well-formed
+    assert list(lines(collapse_stacks(program.snapshot(), roots=["x;y"]))) == [
+        "x:y;(no stack) 1024\n",
+        "x:y;step (/t.py:2);f g (<a:b>�.py:1) 512\n",
+    ]
+    # AND several devices are distinguished
+    several = reference_reader.read(GOLDEN / "native/cuda-2.15.0.pickle")
+    assert {stack.split(";")[0] for stack in collapse_stacks(several)} == {"device 0", "device 1"}
+    # AND a device is distinguished only from other used devices
+    content = program.content()
+    content["device_traces"].append([{"action": "snapshot"}])
+    assert collapse_stacks(reference_reader.convert(content)) == collapse_stacks(program.snapshot())
+    # AND a file without an out-of-memory is refused with a message
+    with pytest.raises(PytracerError, match=r"made\.pickle has no out-of-memory"):
+        collapse_stacks(program.snapshot(), "oom")
+
+
+# --- Perfetto ------------------------------------------------------------------------------------
+
+
+def trace(path: Path, *snapshots: Snapshot) -> list[dict[str, Any]]:
+    with open_output(path) as file:
+        writer = Writer(file)
+        for number, snapshot in enumerate(snapshots):
+            writer.add(snapshot, find_origin(snapshot, f"name{number}", Place()))
+        writer.finish()
+    found = json.loads(path.read_bytes())
+    assert found["displayTimeUnit"] == "ms"
+    check_trace_events(found["traceEvents"])
+    return found["traceEvents"]
+
+
+def check_trace_events(events: list[dict[str, Any]]) -> None:
+    """Check the rules of the Trace Event Format and of its readers for the exported events."""
+    named, threads = set(), {}
+    for event in events:
+        assert type(event["pid"]) is int
+        assert 0 < event["pid"] < 2**32
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert set(event["args"]) == {"name"}
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        assert type(event["ts"]) is int
+        assert event["ts"] >= 0
+        if event["ph"] == "C":
+            assert all(type(value) is int for value in event["args"].values())
+        elif event["ph"] == "i":
+            assert event["s"] == "p"
+        else:
+            assert event["ph"] == "X"
+            assert event["dur"] >= 0
+            assert ("thread_name", event["pid"], event["tid"]) in named
+            # Perfetto identifies threads by their number only.
+            assert threads.setdefault(event["tid"], event["pid"]) == event["pid"]
+    # Slices of a thread nest, and follow the slices that contain them.
+    for tid in threads:
+        around: list[int] = []
+        began = 0
+        for event in (e for e in events if e["ph"] == "X" and e["tid"] == tid):
+            assert event["ts"] >= began
+            began, ends = event["ts"], event["ts"] + event["dur"]
+            while around and around[-1] <= began:
+                around.pop()
+            assert not around or ends <= around[-1]
+            around.append(ends)
+
+
+def at(counter: list[dict[str, Any]], time_us: int) -> int:
+    """Return the value that a viewer shows at a time: the last value before it."""
+    return [event["args"]["bytes"] for event in counter if event["ts"] <= time_us][-1]
+
+
+def test_counters_of_random_programs(tmp_path: Path) -> None:
+    # GIVEN a program with several events in a microsecond
+    rng, program = random.Random(1), random_program(5)
+    for before, event in pairwise(program.events):
+        event["time_us"] = before["time_us"] + rng.choice([0, 0, 1, 5])
+    snapshot = program.snapshot()
+    # WHEN it is exported
+    events = trace(tmp_path / "t.json", snapshot)
+    # THEN a counter has the last value of each microsecond
+    usage, times = replay(snapshot).usage, snapshot.traces[0].time_us
+    for name in ("requested", "allocated", "active", "reserved"):
+        counter = [e for e in events if e["ph"] == "C" and e["name"] == f"cuda:0 {name}"]
+        expected = getattr(usage, f"{name}_bytes")
+        assert counter[0]["args"]["bytes"] == expected[0]
+        for index, time_us in enumerate(times[:-1]):
+            if times[index + 1] != time_us:
+                assert at(counter, time_us) == expected[index + 1]
+        assert at(counter, times[-1]) == expected[-1]
+        # AND no redundant values
+        assert len({event["ts"] for event in counter}) == len(counter)
+        values = [event["args"]["bytes"] for event in counter]
+        assert all(earlier != later for earlier, later in pairwise(values))
+    [process] = [event for event in events if event["ph"] == "M"]
+    assert process["args"]["name"] == "rank 3, n1, pid 7"
+
+
+def test_times_before_the_epoch(tmp_path: Path) -> None:
+    # GIVEN a file of another recorder, whose first event has an invalid time
+    program = Program()
+    program.alloc(512, *STACK)
+    program.events[0]["time_us"] = -(2**63)
+    # THEN counters begin at 0, which `trace` checks
+    events = trace(tmp_path / "t.json", program.snapshot())
+    assert next(event["ts"] for event in events if event["ph"] == "C") == 0
+
+
+def test_devices_of_several_kinds(tmp_path: Path) -> None:
+    # GIVEN a file of an accelerator with an arbitrary name, and of the CPU
+    accelerator, cpu = Program(0), Program(1)
+    for program in (accelerator, cpu):
+        program.alloc(512, *STACK)
+    content, cpu_content = accelerator.content(), cpu.content()
+    content["segments"] += cpu_content["segments"]
+    content["device_traces"].append(cpu.events)
+    content["pytracer"] = file_metadata(
+        backends=['%d"', "cpu"],
+        devices=[{"index": 0, "is_cpu": False}, {"index": 1, "is_cpu": True}],
+    )
+    snapshot = reference_reader.convert(content)
+    # THEN tables and counters have their names
+    events, blocks = tables(snapshot, tmp_path)
+    for rows in (events, blocks):
+        assert {(row["device"], row["backend"]) for row in rows} == {(0, '%d"'), (1, "cpu")}
+    counters = {e["name"] for e in trace(tmp_path / "t.json", snapshot) if e["ph"] == "C"}
+    assert {name.rpartition(" ")[0] for name in counters} == {'%d":0', "cpu"}
+
+
+def test_texts_that_are_not_unicode(tmp_path: Path) -> None:
+    # GIVEN file names with lone surrogates, which differ only in these
+    program = Program()
+    for name in ("/\udce9.py", "/\udcea.py"):
+        program.alloc(512, (name, "f", 1))
+    # WHEN they are exported, THEN the surrogates are removed, and each text occurs once
+    for file_format in ("parquet", "arrow"):
+        _, blocks = tables(program.snapshot(), tmp_path, file_format)
+        assert [block["site"] for block in blocks] == ["/?.py:1 f"] * 2
+
+
+def test_an_unknown_value_is_left_out(tmp_path: Path) -> None:
+    # GIVEN an allocator with unknown rules, and a block older than the trace that is freed in it
+    program = Program()
+    program.alloc(1 << 20, *STACK, events=False)
+    older = program.alloc(700, *STACK, events=False)
+    program.alloc(1 << 20, *STACK)  # in another segment
+    program.free(older)
+    program.alloc(700, *STACK)
+    content = program.content()
+    *_, last, rest = content["segments"][1]["blocks"]
+    last["size"] += 512
+    rest["address"] += 512
+    rest["size"] -= 512
+    snapshot = reference_reader.convert(content)
+    history = replay(snapshot)
+    assert history.exact_from == 4
+    # THEN counters of inexact values begin where the values become exact
+    first: dict[str, dict[str, Any]] = {}
+    for event in trace(tmp_path / "t.json", snapshot):
+        first.setdefault(event["name"], event)
+    time_us = snapshot.traces[0].time_us
+    assert first["device 0 allocated"]["ts"] == time_us[3]
+    assert first["device 0 requested"]["ts"] == time_us[0] - 1
+    # AND tables have no inexact values, and no size of that block
+    events, blocks = tables(snapshot, tmp_path)
+    assert [row["active_bytes"] is None for row in events] == [True] * 3 + [False] * 2
+    assert None not in [row["requested_bytes"] for row in events]
+    assert [block["size_bytes"] is None for block in blocks] == [False, True, False, False]
+
+
+def test_phases_steps_and_ooms(tmp_path: Path) -> None:
+    # GIVEN phases that nest, overlap, and are cut by the ends of the file
+    program = Program()
+    program.metadata = file_metadata("npu")
+    for name, stage in (
+        *[("step 1", "START"), ("lost", "END"), ("a%d", "START"), ("b", "START")],
+        *[("b", "END"), ("a%d", "END"), ("c", "START"), ("d", "START"), ("c", "END")],
+        *[("step 1", "END"), ("step 2", "START"), ("b", "START")],
+    ):
+        program.annotate(name, stage)
+        program.alloc(512, *STACK)
+    program.out_of_memory(1 << 40, 77)
+    # WHEN they are exported
+    events = trace(tmp_path / "t.json", program.snapshot())
+    # THEN each is a slice, on a thread in which it nests
+    begin = program.annotations[0]["time_us"]
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = {
+        (threads[e["tid"]], e["name"], e["ts"] - begin, e["ts"] - begin + e["dur"])
+        for e in events
+        if e["ph"] == "X"
+    }
+    times = [annotation["time_us"] - begin for annotation in program.annotations]
+    assert slices == {
+        ("steps", "step 1", 0, times[9]),
+        ("steps", "step 2", times[10], times[11]),
+        ("phases", "lost", 0, times[1]),
+        ("phases", "a%d", times[2], times[5]),
+        ("phases", "b", times[3], times[4]),
+        ("phases", "c", times[6], times[8]),
+        ("phases 2", "d", times[7], times[11]),
+        ("phases", "b", times[11], times[11]),
+    }
+    # AND an out-of-memory is an instant
+    [oom] = [event for event in events if event["ph"] == "i"]
+    assert oom["name"] == "npu:0 out of memory"
+    assert oom["ts"] == program.events[-1]["time_us"]
+    assert (oom["args"]["requested_bytes"], oom["args"]["device_free_bytes"]) == (1 << 40, 77)
+
+
+def test_invalid_annotations(tmp_path: Path) -> None:
+    # GIVEN a file of another recorder, in which only one annotation has the known form
+    program = Program()
+    program.alloc(512, *STACK)
+    good = {"name": "x", "stage": "START", "time_us": 5}
+    program.annotations = [
+        *(good | {"device": device} for device in (0, None, [0])),
+        *({**good, key: odd} for key in good for odd in (None, [], -1, True)),
+        *({k: v for k, v in good.items() if k != key} for key in good),
+        *(5, "x", None),
+    ]
+    # WHEN it is exported, THEN only the known annotation is a slice
+    events = trace(tmp_path / "t.json", program.snapshot())
+    slices = [(event["name"], event["ts"]) for event in events if event["ph"] == "X"]
+    assert slices == [("x", 5)] * 3
+
+
+def test_several_files_in_a_trace(tmp_path: Path) -> None:
+    # GIVEN two steps of a process, one of its phases, and a step of another process
+    def step(pid: int, phase: str | None = None, begin_us: int = 0) -> Snapshot:
+        program = Program(begin_us=10**15 + begin_us)
+        program.annotate(f"step {begin_us}", "START")
+        program.alloc(512, *STACK)
+        program.annotate(f"step {begin_us}", "END")
+        program.metadata = file_metadata(pid=pid, window={"first": 1, "last": 1, "phase": phase})
+        return program.snapshot()
+
+    # THEN the steps of one process are in one process of the trace, and all else is separate
+    snapshots = step(7, begin_us=1), step(7), step(7, "rollout"), step(8)
+    events = trace(tmp_path / "t.json", *snapshots)
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert [name.rpartition(" ")[2] for name in processes.values()] == ["7", "7", "8"]
+    # AND a step ends where the next one begins
+    steps = [(e["name"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 1]
+    assert steps == [("step 0", 1), ("step 1", 2)]
+
+
+def test_golden_files_in_a_trace(tmp_path: Path) -> None:
+    # GIVEN files with and without times
+    for path in GOLDEN.rglob("*.pickle"):
+        snapshot = reference_reader.read(path)
+        events = trace(tmp_path / "t.json", snapshot)
+        # THEN each has its counters; an event without a time lasts a microsecond
+        counters = {event["name"] for event in events if event["ph"] == "C"}
+        used = {d for d, trace in enumerate(snapshot.traces) if len(trace)}
+        assert len(counters) == 4 * len(used & set(snapshot.segments.device.tolist()))
+        if not any(snapshot.has_times(d) for d in range(len(snapshot.traces))):
+            assert all(e["ts"] <= max(map(len, snapshot.traces)) for e in events if e["ph"] == "C")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_files_are_complete_or_missing(tmp_path: Path) -> None:
+    # GIVEN an existing file
+    path = tmp_path / "new" / "x.json"
+    with open_output(path) as file:
+        file.write(b"old")
+    # WHEN writing its replacement fails, THEN the old file is unchanged, and no other file is left
+    with pytest.raises(TypeError), open_output(path) as file:
+        file.writelines([b"half", None])
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+    # WHEN writing succeeds, THEN the new file replaces the old one
+    with open_output(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    # AND a file that cannot be written raises an error with a message
+    with (
+        pytest.raises(PytracerError, match=r"cannot write .*x\.json"),
+        open_output(path / "x.json"),
+    ):
+        pass
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a file, and a record of the calls of fsync
+    path = tmp_path / "x.json"
+    synced: list[int] = []
+
+    def fsync(fd: int) -> None:
+        assert not path.exists()
+        synced.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    # WHEN the file is written
+    with open_output(path) as file:
+        file.write(b"new")
+    # THEN it was on the disk before it was renamed
+    assert synced == [3]
+    assert path.read_bytes() == b"new"
+
+
+def test_unfinished_files_can_be_removed(tmp_path: Path) -> None:
+    # GIVEN a process that is about to end while it writes files
+    with open_output(tmp_path / "done"):
+        pass
+    writing = open_output(tmp_path / "x.json")
+    writing.__enter__()
+    assert len(list(tmp_path.iterdir())) == 2
+    # WHEN unfinished files are removed, THEN finished files are kept
+    remove_unfinished()
+    assert [path.name for path in tmp_path.iterdir()] == ["done"]
+    assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+def test_an_output_that_is_not_a_regular_file_is_written_to(tmp_path: Path) -> None:
+    # GIVEN a pipe with a reader
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    # WHEN the pipe is written to, THEN it is not replaced
+    with open_output(pipe) as file:
+        file.write(b"content")
+    assert os.read(reader, 100) == b"content"
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
+def test_names_of_outputs() -> None:
+    names_of = [
+        "/r/step1/m_rank0.pickle",
+        "/r/step2/m_rank0.pickle.gz",
+        "/r/x.pickle",
+        "/r/x.pickle.zst",
+    ]
+    assert unique_names([Path(name) for name in names_of]) == [
+        "step1.m_rank0",
+        "step2.m_rank0",
+        "x",
+        "x_2",
+    ]
+    assert unique_names([Path("a/b.pickle")]) == ["b"]

@@ -1,0 +1,328 @@
+"""Count the instructions that recording adds to an allocation and its free.
+
+Unlike times, instruction counts are the same in every run. Only user space is counted, with full
+rings and stacks that the stack table already has. Each count is the difference between two loops,
+one twice as long as the other, so that the code around the loop cancels out.
+
+The processor counts, if the system lets us read its counters. Otherwise callgrind does, but only
+for the core, because torch is too large for it. To print the figures, run `pytest -rP` with the
+tests that use this module, or
+
+    python tests/helpers/instructions.py cpu
+    tests/devices/simulate cuda PYTHON tests/helpers/instructions.py cuda
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from core_events import ALLOC, CONTEXTS, FREE, chain
+from processes import environment
+
+from pytracer import _core
+
+PAIRS, RING, DEPTH, STACK_BYTES = 2_000, 1_000, 64, 2**25
+ADDRESS = 0x1000
+
+
+class CannotCountError(Exception):
+    """Instructions cannot be counted; the message says what is missing."""
+
+
+class Counter(Protocol):
+    """A counter of instructions from start() to stop(), on the thread that created it."""
+
+    def start(self) -> None: ...
+    def stop(self) -> int: ...
+
+
+# A function that makes the given number of pairs and returns the instructions that were counted.
+Body = Callable[[Counter, int], int]
+Figure = dict[str, Any]
+
+# perf_event_open(2): its system call numbers, and the values that are needed here.
+PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+HARDWARE, INSTRUCTIONS = 0, 1
+PINNED, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR = 1 << 2, 1 << 5, 1 << 6
+
+
+class _Attributes(ctypes.Structure):
+    """The first version of struct perf_event_attr."""
+
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("config", ctypes.c_uint64),
+        ("sample_period", ctypes.c_uint64),
+        ("sample_type", ctypes.c_uint64),
+        ("read_format", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+        ("wakeup_events", ctypes.c_uint32),
+        ("bp_type", ctypes.c_uint32),
+        ("bp_addr", ctypes.c_uint64),
+    ]
+
+
+class HardwareCounter:
+    """The processor's count of this thread's instructions in user space."""
+
+    def __init__(self) -> None:
+        number = PERF_EVENT_OPEN.get(platform.machine())
+        if number is None:
+            raise CannotCountError(f"no hardware counters (not known: {platform.machine()})")
+        attributes = _Attributes(
+            type=HARDWARE,
+            size=ctypes.sizeof(_Attributes),
+            config=INSTRUCTIONS,
+            # A pinned counter either counts all the time or cannot be read.
+            flags=PINNED | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR,
+        )
+        libc = ctypes.CDLL(None, use_errno=True)
+        this_thread, any_cpu, no_group, no_flags = 0, -1, -1, 0
+        self._file = libc.syscall(
+            number, ctypes.byref(attributes), this_thread, any_cpu, no_group, no_flags
+        )
+        if self._file < 0:
+            error = os.strerror(ctypes.get_errno())
+            raise CannotCountError(f"no hardware counters (perf_event_open: {error})")
+        self.start()
+        sum(range(10_000))
+        if self.stop() < 10_000:  # a virtual machine may have them and leave them at zero
+            raise CannotCountError("no hardware counters (they do not count)")
+
+    def start(self) -> None:
+        self._before = self._read()
+
+    def stop(self) -> int:
+        return self._read() - self._before
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _read(self) -> int:
+        value = os.read(self._file, 8)
+        if not value:
+            raise CannotCountError("no hardware counters (others use them all)")
+        return int.from_bytes(value, sys.byteorder)
+
+
+class Callgrind:
+    """Callgrind's count of this process's instructions.
+
+    Whenever getppid() is called, callgrind writes its count so far to a file and restarts at zero.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._dumps = 0
+
+    @staticmethod
+    def command(folder: Path) -> list[str]:
+        """Return the command that runs a program under callgrind."""
+        valgrind = shutil.which("valgrind")
+        if valgrind is None:
+            raise CannotCountError("no valgrind")
+        output = f"--callgrind-out-file={folder / 'counts'}"
+        return [valgrind, "--quiet", "--tool=callgrind", "--dump-before=getppid", output]
+
+    def start(self) -> None:
+        os.getppid()
+
+    def stop(self) -> int:
+        os.getppid()
+        self._dumps += 2
+        dump = (self._folder / f"counts.{self._dumps}").read_text()
+        (total,) = re.findall(r"^totals: (\d+)$", dump, re.MULTILINE)
+        return int(total)
+
+
+def count(device: str, way: str, folder: Path) -> dict[str, Figure]:
+    """Count the instructions added to a pair, by case, in a separate process.
+
+    Args:
+        device: "cpu" for the core without an allocator; "cuda" or "npu" for torch's caching
+            allocator.
+        way: "hardware" or "callgrind".
+        folder: The folder for callgrind's files.
+
+    Raises:
+        CannotCountError: Instructions cannot be counted in this way on this machine.
+    """
+    command, arguments = [], [device]
+    if way == "hardware":
+        HardwareCounter().close()
+    else:
+        command = Callgrind.command(folder)
+        arguments.append(str(folder))
+    done = subprocess.run(
+        [*command, sys.executable, __file__, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    result: dict[str, Figure] = json.loads(done.stdout)
+    return result
+
+
+def limit(counted: float) -> float:
+    """Return the upper limit for a count that was taken with Python 3.11 on x86-64.
+
+    The limit is a tenth above the count; half above it for other Pythons and processors, whose
+    machine code differs.
+    """
+    same_platform = sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"
+    return counted * (1.1 if same_platform else 1.5)
+
+
+def at_depth(frames: int, body: Callable[..., int], *arguments: Any) -> int:
+    """Call `body` so that it runs at a depth of `frames` Python frames."""
+    here = len(chain(sys._getframe()))
+    if here == frames - 1:
+        return body(*arguments)
+    return at_depth(frames, body, *arguments)
+
+
+def one_stack(counter: Counter, pairs: int) -> int:
+    counter.start()
+    _core.testing.record_pairs(pairs, ADDRESS)
+    return counter.stop()
+
+
+def two_stacks(counter: Counter, pairs: int) -> int:
+    record = _core.testing.record
+    counter.start()
+    for _ in range(pairs):
+        record(ALLOC, ADDRESS, 512)
+        record(FREE, ADDRESS, 0)
+    return counter.stop()
+
+
+def two_paths(counter: Counter, pairs: int, calls: int = 20) -> int:
+    """Make pairs from two paths in turn, each `calls` calls deep, with no frame in common."""
+    record = _core.testing.record_pairs
+
+    def first_path(more: int) -> None:
+        if more:
+            first_path(more - 1)
+        else:
+            record(1, ADDRESS)
+
+    def second_path(more: int, *_: int) -> None:  # its frames have another size
+        if more:
+            second_path(more - 1, 1, 2, 3)
+        else:
+            record(1, ADDRESS)
+
+    counter.start()
+    for _ in range(pairs // 2):
+        first_path(calls - 1)
+        second_path(calls - 1)
+    return counter.stop()
+
+
+def deep_paths(counter: Counter, pairs: int) -> int:
+    """Make pairs from two paths so deep that the kept frames have none in common."""
+    return two_paths(counter, pairs, calls=DEPTH + 15)
+
+
+def torch_pairs(device: str) -> Body:
+    """Attach the hook and return a body that makes pairs through torch's caching allocator.
+
+    Each pair is three events with two stacks.
+    """
+    import torch
+
+    from pytracer.backends.hook_attach import HOOKS
+
+    module = getattr(torch, device)
+    module.init()
+    HOOKS.attach(device)
+    stream = getattr(module.current_stream(), f"{device}_stream")
+    if device == "cuda":
+        allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
+        release = torch._C._cuda_cudaCachingAllocator_raw_delete
+    else:
+        native = importlib.import_module("torch_npu._C")
+        allocate = native._npu_npuCachingAllocator_raw_alloc
+        release = native._npu_npuCachingAllocator_raw_delete
+
+    def body(counter: Counter, pairs: int) -> int:
+        counter.start()
+        for _ in range(pairs):
+            release(allocate(512, stream))
+        return counter.stop()
+
+    return body
+
+
+def per_pair(counter: Counter, body: Body, frames: int) -> float:
+    counts = []
+    # The first loop fills the ring and the stack table; its count is not used.
+    for pairs in (PAIRS, PAIRS, 2 * PAIRS):
+        counts.append(at_depth(frames, body, counter, pairs))
+    return (counts[2] - counts[1]) / PAIRS
+
+
+def added(counter: Counter, device: int, body: Body, frames: int, context: str | None) -> Figure:
+    """Return what recording adds to a pair, the events of a pair and the frames of each stack."""
+    recorder = _core.Session([device], RING, DEPTH, STACK_BYTES, CONTEXTS[context])
+    off = per_pair(counter, body, frames)
+    recorder.start()
+    on = per_pair(counter, body, frames)
+    (counts,) = recorder.stats()["devices"]
+    stacks = set(recorder.events()["stack"].tolist()) - {0}
+    recorder.stop()
+    return {
+        "instructions": round(on - off, 1),
+        "events": counts["recorded"] / (4 * PAIRS),
+        "frames": [len(recorder.frames(stack)) for stack in stacks],
+    }
+
+
+# By name: the body that makes the pairs, the number of Python frames, and the option `context`.
+CORE = {
+    "without stacks": (one_stack, 5, None),
+    "one stack, 5 frames": (one_stack, 5, "all"),
+    "one stack, 40 frames": (one_stack, 40, "all"),
+    "two stacks, 5 frames": (two_stacks, 5, "all"),
+    "two stacks, 40 frames": (two_stacks, 40, "all"),
+    "two paths, 25 frames": (two_paths, 5, "all"),
+    "two paths, 84 frames, 64 kept": (deep_paths, 5, "all"),
+}
+TORCH = {
+    "without stacks": (5, None),
+    "allocations' stacks, 5 frames": (5, "alloc"),
+    "allocations' stacks, 40 frames": (40, "alloc"),
+    "all stacks, 5 frames": (5, "all"),
+    "all stacks, 40 frames": (40, "all"),
+}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] not in (["cpu"], ["cuda"], ["npu"]):
+        sys.exit(__doc__)
+    gc.disable()
+    backend, *folder = sys.argv[1:]
+    way: Counter = Callgrind(Path(folder[0])) if folder else HardwareCounter()
+    results: dict[str, Figure] = {}
+    if backend == "cpu":
+        for name, case in CORE.items():
+            results[name] = added(way, _core.CPU_DEVICE, *case)
+    else:
+        body = torch_pairs(backend)
+        for name, (frames, context) in TORCH.items():
+            results[name] = added(way, 0, body, frames, context)
+    print(json.dumps(results, indent=2))

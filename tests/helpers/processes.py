@@ -1,0 +1,131 @@
+"""Run Python programs in separate processes, for the tests."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytracer
+from pytracer.text import END_LINE
+
+Done = subprocess.CompletedProcess[str]
+
+HANG_S = 900
+"""The time after which a program hangs. A busy machine is slow, which is no failure."""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a user who has set no option of pytracer.
+
+    The user's programs import the same packages as the tests, and torch uses one thread.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTRACER") and name != "RANK"
+    }
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Reset the ignored and blocked signals that this process inherited, also for its children.
+
+    A shell without job control starts background processes with SIGINT ignored. SIGHUP is not
+    reset, because nohup ignores it on purpose.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        is_interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def run(
+    program: str,
+    *arguments: object,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    timeout: int = HANG_S,
+) -> Done:
+    """Run the text of a program, written to a file in `cwd`, to its end."""
+    return run_python(*_command(program, arguments, cwd)[1:], cwd=cwd, env=env, timeout=timeout)
+
+
+def run_python(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, timeout: int = HANG_S
+) -> Done:
+    """Run Python with these arguments to its end; the end line is taken out of its stderr."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment() if env is None else env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    done.stderr = without_end_line(done.stderr)
+    return done
+
+
+def without_end_line(text: str) -> str:
+    """Remove the line that names the snapshot at the program's end, which has its own tests."""
+    return re.sub(rf"^{re.escape(END_LINE)}.*\n", "", text, flags=re.MULTILINE)
+
+
+@contextlib.contextmanager
+def start(program: str, *, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the program as `run` does, with pipes; kill it on leaving the `with` statement."""
+    pipe = subprocess.PIPE
+    command = _command(program, (), cwd)
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _command(program: str, arguments: tuple[object, ...], cwd: Path) -> list[str]:
+    file = cwd / "program.py"
+    file.write_text(program)
+    # Since Python 3.12, a fork in a process with threads warns, and torch starts threads.
+    options = ["-W", "ignore::DeprecationWarning"]
+    return [sys.executable, *options, file.name, *map(str, arguments)]
+
+
+def installed(folder: Path, **changes: str) -> dict[str, str]:
+    """Return the environment of a user who has installed pytracer.
+
+    When the tests run from a source tree, `folder` gets files that imitate an installation.
+    """
+    if importlib.util.find_spec("_torch_pytracer") is None:
+        root = Path(pytracer.__file__).parents[1]
+        about = folder / "torch_pytracer-0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Name: torch-pytracer\nVersion: 0\n")
+        project = (root / "pyproject.toml").read_text()
+        (entry,) = re.findall(r'entry-points."torch.backends"\]\npytracer = "(.+)"', project)
+        (about / "entry_points.txt").write_text(f"[torch.backends]\npytracer = {entry}\n")
+        startup = str(root / "startup")
+        (folder / "sitecustomize.py").write_text(
+            f"import site\nsite.addpackage({startup!r}, 'torch_pytracer.pth', None)\n"
+        )
+        path = os.pathsep.join((str(folder), startup, environment()["PYTHONPATH"]))
+        changes = {"PYTHONPATH": path, **changes}
+    return environment(**changes)

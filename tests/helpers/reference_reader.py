@@ -1,0 +1,128 @@
+"""A reference reader of snapshots: short and slow. `load` is compared with it.
+
+The reader unpickles files with Python's own pickle, so it is for trusted files only.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytracer.reading.snapshot import (
+    ACTIONS,
+    ALLOCATED,
+    INACTIVE,
+    NO_TIME,
+    PENDING_FREE,
+    Blocks,
+    Segments,
+    Snapshot,
+    Stacks,
+    Trace,
+)
+
+STATES = {"active_allocated": ALLOCATED, "inactive": INACTIVE}
+
+
+class Numbers(dict[Any, int]):
+    """A dictionary that numbers its keys in the order of their first use."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = len(self)
+        return self[key]
+
+
+def read(path: str | Path) -> Snapshot:
+    return convert(pickle.loads(Path(path).read_bytes()), str(path))
+
+
+def convert(content: Any, path: str = "") -> Snapshot:
+    """Turn the result of `torch.cuda.memory._snapshot()` or `Tracer.snapshot()` into columns."""
+    top = {"segments": content, "device_traces": []} if isinstance(content, list) else content
+    strings, frames, stacks, pools = (
+        Numbers({"": 0}),
+        Numbers(),
+        Numbers({(): 0}),
+        Numbers({(0, 0): 0}),
+    )
+    actions = Numbers({name: value for value, name in enumerate(ACTIONS)})
+
+    def stack(found: list[dict[str, Any]]) -> int:
+        return stacks[tuple(frames[f["filename"], f["name"], f["line"]] for f in found)]
+
+    traces = []
+    for events in top["device_traces"]:
+        rows = [
+            (
+                actions[e["action"]],
+                e["device_free"] if "device_free" in e else e.get("addr", 0),
+                e.get("size", 0),
+                e.get("stream", 0),
+                e.get("time_us", NO_TIME),
+                stack(e.get("frames", [])),
+                pools[tuple(e.get("pool_id", (0, 0)))],
+                strings[e.get("compile_context", "")],
+                strings[e.get("user_metadata", "")],
+            )
+            for e in events
+        ]
+        traces.append(Trace(*columns(rows, "u1 i8 i8 i8 i8 u4 u4 u4 u4")))
+
+    segments, blocks = [], []
+    for s in top["segments"]:
+        segments.append(
+            (
+                s.get("device", 0),
+                s["address"],
+                s["total_size"],
+                s.get("stream", 0),
+                strings[s.get("segment_type", "")],
+                pools[tuple(s.get("segment_pool_id", (0, 0)))],
+                s.get("is_expandable", False),
+                stack(s.get("frames", [])),
+                len(blocks),
+            )
+        )
+        address = s["address"]
+        for b in s["blocks"]:
+            history = b.get("history") or [{}]
+            blocks.append(
+                (
+                    len(segments) - 1,
+                    b.get("address", address),
+                    b["size"],
+                    b.get("requested_size", history[0].get("real_size", b["size"])),
+                    STATES.get(b["state"], PENDING_FREE),
+                    stack(b.get("frames", history[0].get("frames", []))),
+                )
+            )
+            address += b["size"]
+
+    names = columns([(strings[f], strings[n], line) for f, n, line in frames], "u4 u4 i8")
+    texts = list(strings)
+    return Snapshot(
+        path=path,
+        traces=tuple(traces),
+        segments=Segments(*columns(segments, "i8 i8 i8 i8 u4 u4 ?1 u4 i8")),
+        blocks=Blocks(*columns(blocks, "i8 i8 i8 i8 u1 u4")),
+        stacks=Stacks(
+            np.cumsum([0] + [len(numbers) for numbers in stacks], dtype=np.int64),
+            np.array([frame for numbers in stacks for frame in numbers], np.uint32),
+            *names,
+            texts,
+        ),
+        strings=texts,
+        pools=np.array(list(pools), np.int64),
+        actions=tuple(actions),
+        allocator_settings=top.get("allocator_settings", {}),
+        external_annotations=top.get("external_annotations", []),
+        metadata=top.get("pytracer", {}),
+        unknown_keys=(),
+    )
+
+
+def columns(rows: list[tuple[Any, ...]], types: str) -> list[np.ndarray]:
+    kinds = [kind.replace("?1", "?") for kind in types.split()]
+    values = list(zip(*rows, strict=True)) if rows else [()] * len(kinds)
+    return [np.array(column, kind) for column, kind in zip(values, kinds, strict=True)]

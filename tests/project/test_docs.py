@@ -1,0 +1,91 @@
+"""Tests of docs/: links resolve, and generated pages agree with the code."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("generate")
+
+
+@pytest.fixture
+def run_examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("run_examples")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_resolves(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        # The site has only what is in docs/.
+        if page.is_relative_to(DOCS):
+            assert target.is_relative_to(DOCS), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+def test_every_page_can_be_reached() -> None:
+    # GIVEN the index of the documentation and the navigation of the site
+    index = {(DOCS / link).resolve() for link in LINK.findall((DOCS / "index.md").read_text())}
+    navigation = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    # THEN each page is in both
+    pages = set(DOCS.rglob("*.md"))
+    assert pages == {DOCS / name for name in navigation}
+    assert pages - {DOCS / "index.md"} <= index
+
+
+def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
+    assert generate.out_of_date() == []
+
+
+def test_an_outdated_page_is_found(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "reference/options.md"
+    monkeypatch.setitem(generate.PAGES, page, lambda: "another page")
+    assert generate.out_of_date() == [page]
+
+
+def test_commands_of_a_page_are_run(run_examples: ModuleType, tmp_path: Path) -> None:
+    # GIVEN a page with a program, a command that works and one that fails
+    page = tmp_path / "page.md"
+    page.write_text(
+        '```python title="two.py"\nprint(1 + 1)\n```\n\n'
+        "```console\n$ python two.py\nold output\n$ false\n```\n"
+    )
+    # WHEN the page is run
+    text, failures = run_examples.run_page(page, lambda line: None, sys.executable)
+    # THEN it has the new output, and the failure is reported
+    assert "```console\n$ python two.py\n2\n$ false\n```\n" in text
+    assert failures == ["$ false\n"]
+
+
+@pytest.mark.slow
+def test_the_tutorial_works(run_examples: ModuleType) -> None:
+    text, failures = run_examples.run_page(DOCS / "tutorial.md", lambda line: None, sys.executable)
+    assert failures == []
+    assert "Memory held at the peak" in text
+    assert "out of memory" not in text

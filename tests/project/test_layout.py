@@ -1,0 +1,228 @@
+"""Tests of the direction of imports between folders of pytracer/, and of includes in csrc/."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Two chains, from top to bottom: a folder may import those below it in its chains.
+RECORDING = (
+    "commands",
+    "experiments",
+    "activation",
+    "torch_recorder",
+    "tracing",
+    "settings",
+    "backends",
+)
+READING = ("commands", "experiments", "export", "analysis", "reading")
+
+# The modules next to the folders, below all of them. Reading, which needs no recorder and works
+# without the compiled core, may import only the second group.
+BASE = ("child_process", "log", "text", "atomic_file", "errors")
+BASE_OF_READING = ("text", "atomic_file", "errors")
+
+INCLUDES = {
+    "python": ("session", "snapshot", "view", "record", "frames", "support", "hooks"),
+    "session": ("view", "record", "frames", "support", "hooks"),
+    "snapshot": ("view", "record", "frames", "support", "hooks"),
+    "view": ("record", "frames", "support", "hooks"),
+    "record": ("frames", "support", "hooks"),
+    "frames": ("support", "hooks"),
+    "reading": ("support",),
+    "support": (),
+    "hooks": (),
+}
+"""The folders of csrc/ that each folder may include; of hooks/ only the C interface, hook_abi.h."""
+
+
+def allowed(folder: str) -> set[str]:
+    """Return the folders and modules of pytracer/ that one of them may import."""
+    if folder in BASE:
+        return set(BASE[BASE.index(folder) + 1 :])
+    below = {
+        lower
+        for chain in (RECORDING, READING)
+        if folder in chain
+        for lower in chain[chain.index(folder) + 1 :]
+    }
+    return below | set(BASE if folder in RECORDING else BASE_OF_READING)
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Return the modules of a package by name; a package is named as its folder."""
+    paths = sorted(package.rglob("*.py"))
+    return {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in paths
+    }
+
+
+def imports(path: Path, known: Iterable[str]) -> Iterator[str]:
+    """Yield the modules of the package that a file imports, inside functions too."""
+    known = set(known)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "pytracer")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the import in full"
+            if node.module and node.module.split(".")[0] == "pytracer":
+                names = [f"{node.module}.{name.name}" for name in node.names]
+                yield from (name if name in known else node.module for name in names)
+
+
+def folder_of(module: str) -> str:
+    """Return the folder of a module, or its own name next to the folders; "" for the package."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def wrong_imports(package: Path) -> list[str]:
+    """Return the imports against the direction, one line each."""
+    known = modules(package)
+    found = []
+    for module, path in known.items():
+        folder = folder_of(module)
+        if folder in ("", "__main__"):  # the public names, imported when they are used
+            continue
+        for imported in imports(path, known):
+            target = folder_of(imported)
+            is_native = target == "_core" and folder in RECORDING
+            is_defined_there = target == ""  # `from pytracer import __version__, ACTIONS`
+            if target == folder or is_native or is_defined_there:
+                continue
+            if target not in allowed(folder):
+                found.append(f"{path.relative_to(package.parent)} imports {imported}")
+    return found
+
+
+def cycle(edges: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the nodes of a cycle in a graph; [] if there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node not in done:
+            for target in edges.get(node, ()):
+                if found := visit(target, [*path, node]):
+                    return found
+            done.add(node)
+        return []
+
+    return next((found for node in edges if (found := visit(node, []))), [])
+
+
+def test_imports_point_down() -> None:
+    # GIVEN every folder is in the order
+    package = ROOT / "pytracer"
+    folders = {folder_of(module) for module in modules(package)} - {"", "__main__"}
+    assert folders == {*RECORDING, *READING, *BASE}
+    # THEN no import, inside functions too, points up or to the side
+    assert wrong_imports(package) == []
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    known = modules(ROOT / "pytracer")
+    # A package's __init__ exports what its modules define; they do not import it.
+    edges = {
+        module: {imported for imported in imports(path, known) if imported != module}
+        for module, path in known.items()
+        if path.name != "__init__.py"
+    }
+    assert cycle(edges) == []
+
+
+def test_wrong_imports_are_found(tmp_path: Path) -> None:
+    # GIVEN a package whose reader imports the recorder, in a function
+    package = tmp_path / "pytracer"
+    (package / "reading").mkdir(parents=True)
+    (package / "tracing").mkdir()
+    (package / "reading" / "a.py").write_text("def f():\n    from pytracer.tracing import b\n")
+    (package / "tracing" / "b.py").write_text("import pytracer.errors\n")
+    # THEN that import is found, and the other one is not
+    assert wrong_imports(package) == ["pytracer/reading/a.py imports pytracer.tracing.b"]
+    # AND so is a cycle
+    assert cycle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert cycle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def wrong_includes(folder: Path) -> list[str]:
+    """Return the includes against the direction, one line each."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in (".h", ".cpp"):
+            continue
+        source = path.relative_to(folder).parts[0]
+        for target in re.findall(r'^ *# *include "(.+)"', path.read_text(), re.MULTILINE):
+            first = target.split("/")[0] if "/" in target else source
+            is_interface = first != "hooks" or target == "hooks/hook_abi.h"
+            if first != source and not (first in INCLUDES[source] and is_interface):
+                found.append(f"{path.relative_to(folder.parent)} includes {target}")
+    return found
+
+
+def test_includes_point_down() -> None:
+    csrc = ROOT / "csrc"
+    assert {path.name for path in csrc.iterdir() if path.is_dir()} == {*INCLUDES}
+    assert cycle(INCLUDES) == []
+    assert wrong_includes(csrc) == []
+
+
+def test_wrong_includes_are_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("record/a.cpp", '#include "session/session.h"\n#include "support/error.h"\n'),
+        ("view/b.h", '#include "hooks/caching_allocator.h"\n#include "hooks/hook_abi.h"\n'),
+    ):
+        (tmp_path / "csrc" / name).parent.mkdir(parents=True)
+        (tmp_path / "csrc" / name).write_text(text)
+    assert wrong_includes(tmp_path / "csrc") == [
+        "csrc/record/a.cpp includes session/session.h",
+        "csrc/view/b.h includes hooks/caching_allocator.h",
+    ]
+
+
+@pytest.mark.parametrize("package", ["reading", "analysis", "export"])
+def test_reading_loads_no_recorder(package: str, tmp_path: Path) -> None:
+    # GIVEN a process that imports everything in a folder, and each name that it exports
+    code = f"""
+import importlib, pkgutil, sys
+import pytracer.{package} as package
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+for name in getattr(package, "__all__", ()):
+    getattr(package, name)
+    assert name in dir(package)
+allowed = ("reading", "analysis", "export", *{BASE_OF_READING})
+print([name for name in sys.modules if name.startswith(("torch", "pytracer._core"))
+       or name.startswith("pytracer.") and name.split(".")[1] not in allowed])
+"""
+    # In another folder than the checkout, whose pytracer/ has no compiled reader.
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    # THEN it has loaded no torch, no core and no folder of the recorder
+    assert done.stdout == "[]\n"
+
+
+def test_stats_imports_little(tmp_path: Path) -> None:
+    # GIVEN `pytracer stats` of a file, in a process of its own
+    snapshot = ROOT / "tests" / "golden" / "snapshot-1.4-cuda.pickle"
+    code = f"""
+import sys
+from pytracer.commands.main import main
+main(["stats", {str(snapshot)!r}], standalone_mode=False)
+ours = [name for name in sys.modules if name.split(".")[0] == "pytracer"]
+print(len(ours), "torch" in sys.modules, *ours)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    # THEN it has imported fewer than 25 modules of pytracer, and no torch
+    count, has_torch, *_ = done.stdout.splitlines()[-1].split()
+    assert (int(count) < 25, has_torch) == (True, "False"), done.stdout

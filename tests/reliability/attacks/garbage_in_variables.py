@@ -1,0 +1,103 @@
+"""Garbage in every variable of the environment.
+
+A training runs under PYTRACER=1 with one to all of pytracer's other variables set to values that
+are wrong, extreme, of another option, not UTF-8, or very long. In some jobs PYTRACER itself has
+such a value too.
+"""
+
+import random
+import time
+
+from attack import Budget, Outcome
+from jobs import User
+
+from pytracer.tracing.options import OPTIONS, OTHER_VARIABLES, variable
+
+PROMISE = (
+    "The job runs to its end with status 0 and without a traceback, and writes at most one line "
+    "for each variable."
+)
+DEVICE = "cpu"
+SECONDS = 40
+
+IN_NEW_PROCESS = 10  # one in so many jobs is a new process; the others are forked
+VARIABLES = [*(variable(name) for name in OPTIONS), *OTHER_VARIABLES]
+NUMBERS = [
+    "-1",
+    "0",
+    "1",
+    "2",
+    "1024",
+    "1e9",
+    "99999999999999999999",
+    "0x10",
+    "1.5",
+    "nan",
+    "\uff19",
+]
+TEXTS = [
+    " ",
+    "none",
+    "None",
+    "true",
+    "no",
+    "[]",
+    "[1",
+    "1,2,",
+    ",",
+    "{}",
+    '{"a": NaN}',
+    "[" * 10**4,
+]
+TEXTS += [
+    "cuda:99",
+    "cpu,cpu",
+    "npu:-1",
+    "state",
+    "optimizer:No_Such",
+    "framework",
+    "wait=1,active=0",
+]
+TEXTS += ["SIGKILL", "SIGUSR2", "USR2", "no_such_module:f", "os:no_such", ":", "a:b:c", "%s%n{}"]
+PLACES = [
+    "/dev/null",
+    "/dev/full",
+    "/proc/1/x",
+    "/dev/null/x.pickle",
+    "x.pickle",
+    "deep/er/x.pickle",
+]
+STRANGE = ["\udcff\udcfe", "a\nb", "\x1b[2J", "\u202e", "é", "x" * 10**5, "x" * 255 + ".pickle"]
+
+
+def value(rng: random.Random) -> str:
+    """Return a text that is rarely a valid value."""
+    chosen = rng.choice(rng.choice((NUMBERS, TEXTS, PLACES, STRANGE)))
+    if rng.random() < 0.3:  # "/" and "." would lead out of the scratch folder
+        chosen = "".join(rng.choice("0123,:=[]{}\"' \t-+eE\u00ff\udc80") for _ in range(20))
+    return chosen
+
+
+def attack(budget: Budget) -> Outcome:
+    rng = random.Random(budget.seed)
+    deadline = time.monotonic() + budget.seconds
+    outcome = Outcome(0, "jobs with garbage in variables", [], {})
+    variables = recorded = 0
+    user = User(budget.folder / "user")
+    user.get_hook()
+    while outcome.tried == 0 or time.monotonic() < deadline:
+        chosen = rng.sample(VARIABLES, rng.choice((1, 2, 5, len(VARIABLES))))
+        if rng.random() < 0.9 and "PYTRACER" in chosen:
+            chosen.remove("PYTRACER")
+        garbage = {name: value(rng) for name in chosen}
+        ended = (user.run_new if outcome.tried % IN_NEW_PROCESS == 1 else user.run)(**garbage)
+        problems = ended.problems()
+        if len(ended.lines) > len(garbage):
+            problems.append(f"{len(ended.lines)} lines: {ended.output[-300:]!r}")
+        shown = ", ".join(f"{name}={text!r:.40}" for name, text in garbage.items())
+        outcome.failures += [f"{shown}: {problem}" for problem in problems]
+        outcome.tried += 1
+        variables += len(garbage)
+        recorded += ended.is_recorded
+    outcome.figures = {"values of variables": variables, "jobs recorded all the same": recorded}
+    return outcome

@@ -1,0 +1,204 @@
+"""Caches of compiled hooks that someone tampers with.
+
+The hook for the running torch is in the cache. Then it is truncated, emptied, overwritten, replaced
+by other libraries, by one that runs code when it is loaded, by links, pipes and folders; or the
+file or its folder gets another owner, or a mode that lets others write; or the folder becomes
+read-only, is removed while jobs run, or is a file. In some jobs compiling is forbidden.
+"""
+
+import ctypes
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from attack import Budget, Outcome
+from jobs import User
+
+from pytracer.backends.hook_compile import HookCompiler
+
+PROMISE = (
+    "The job runs to its end, recorded or untraced with a reason, and a library that others could "
+    "write, or that lies in a folder that they could write, is never loaded."
+)
+DEVICE = "cpu"
+SECONDS = 40
+
+OTHERS_ID = 12345
+EVIL = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void run() { close(open(%s, O_CREAT | O_WRONLY, 0600)); }
+"""
+# The arguments are the hook, random numbers and the evil library.
+Tamper = Callable[[Path, random.Random, Path], object]
+
+
+def truncate(hook: Path, rng: random.Random, _: Path) -> None:
+    os.truncate(hook, rng.randrange(hook.stat().st_size))
+
+
+def overwrite(hook: Path, rng: random.Random, _: Path) -> None:
+    hook.write_bytes(rng.randbytes(rng.choice((0, 1, 64, 5000))))
+
+
+def damage_head(hook: Path, rng: random.Random, _: Path) -> None:
+    """Damage only the head, which a loader checks; damaged code would run."""
+    content = bytearray(hook.read_bytes())
+    content[rng.randrange(20)] ^= rng.randrange(1, 256)
+    hook.write_bytes(content)
+
+
+def other_library(hook: Path, rng: random.Random, _: Path) -> None:
+    loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    small = [
+        Path(name)
+        for name in sorted({*loaded})
+        if ".so" in name and os.path.isfile(name) and os.path.getsize(name) < 2**21
+    ]
+    shutil.copy(rng.choice(small), hook)
+
+
+def link(hook: Path, _: random.Random, evil: Path) -> None:
+    hook.unlink()
+    hook.symlink_to(evil)
+
+
+def link_to_nothing(hook: Path, _: random.Random, evil: Path) -> None:
+    hook.unlink()
+    hook.symlink_to(hook if len(str(evil)) % 2 else "/nowhere")
+
+
+def link_of_folder(hook: Path, _: random.Random, evil: Path) -> None:
+    """Replace the folder by a link, which is the user's choice, to a folder that must be safe."""
+    elsewhere = evil.parent / f"open{time.monotonic_ns()}"
+    shutil.copytree(hook.parent, elsewhere)
+    shutil.copy(evil, elsewhere / hook.name)
+    elsewhere.chmod(0o777)
+    shutil.rmtree(hook.parent)
+    hook.parent.symlink_to(elsewhere)
+
+
+def pipe(hook: Path, _: random.Random, __: Path) -> None:
+    hook.unlink()
+    os.mkfifo(hook)
+
+
+def folder(hook: Path, _: random.Random, __: Path) -> None:
+    hook.unlink()
+    hook.mkdir()
+
+
+def others_may_write(hook: Path, rng: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    hook.chmod(rng.choice((0o777, 0o775, 0o722, 0o666)))
+
+
+def others_may_write_in_folder(hook: Path, rng: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    hook.parent.chmod(rng.choice((0o777, 0o775, 0o1777, 0o722)))
+
+
+def of_another(hook: Path, _: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    os.chown(hook, OTHERS_ID, OTHERS_ID)
+
+
+def folder_of_another(hook: Path, _: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    os.chown(hook.parent, OTHERS_ID, OTHERS_ID)
+
+
+def read_only(hook: Path, rng: random.Random, _: Path) -> None:
+    hook.parent.chmod(rng.choice((0o500, 0o000, 0o400)))
+
+
+def no_folder(hook: Path, _: random.Random, __: Path) -> None:
+    shutil.rmtree(hook.parent)
+    hook.parent.write_text("a file")
+
+
+def vanishing(hook: Path, rng: random.Random, _: Path) -> None:
+    threading.Timer(rng.uniform(0, 0.5), shutil.rmtree, (hook.parent, True)).start()
+
+
+NEVER_LOADED: tuple[Tamper, ...] = (
+    *(link, link_of_folder, others_may_write, others_may_write_in_folder),
+    *(of_another, folder_of_another),
+)
+TAMPERS: tuple[Tamper, ...] = (
+    *(truncate, overwrite, damage_head, other_library, link_to_nothing, pipe, folder, read_only),
+    *(no_folder, vanishing, *NEVER_LOADED),
+)
+
+
+def evil_library(place: Path) -> tuple[Path, Path]:
+    """Compile a library that leaves a mark when it is loaded; return the library and the mark."""
+    library, mark = place / "evil.so", place / "loaded"
+    source = place / "evil.c"
+    source.write_text(EVIL % f'"{mark}"')
+    command = [*HookCompiler().find_command(), "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    ctypes.CDLL(str(library))
+    assert mark.exists(), "the library must leave a mark, but does not"
+    mark.unlink()
+    return library, mark
+
+
+def attack(budget: Budget) -> Outcome:
+    rng = random.Random(budget.seed)
+    deadline = time.monotonic() + budget.seconds
+    outcome = Outcome(0, "jobs with a cache tampered with", [], {})
+    user = User(budget.folder / "user")
+    evil, mark = evil_library(budget.folder)
+    user.get_hook()
+    first = user.run()
+    outcome.failures += [f"before any attack: {problem}" for problem in first.problems()]
+    good = user.folder / "good"
+    shutil.copytree(user.cache, good)
+    (name,) = (path.name for path in good.glob("*.so"))
+    tampers = list(TAMPERS)
+    if os.geteuid() != 0:
+        tampers = [tamper for tamper in tampers if tamper not in (of_another, folder_of_another)]
+        outcome.skipped.append("files of other users: only root can make them")
+    recorded = 0
+    while outcome.tried == 0 or time.monotonic() < deadline:
+        # Both folders that pytracer itself chooses are unchanged, or the private one is empty.
+        for place in (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}"):
+            _remove(place)
+        shutil.copytree(good, user.cache)
+        user.cache.chmod(0o700)
+        tamper = tampers[outcome.tried % len(tampers)]
+        tamper(user.cache / name, rng, evil)
+        build = rng.choice(("never",) * 5 + ("auto",))
+        ended = user.run(PYTRACER_BUILD=build)
+        problems = ended.problems()
+        if not ended.is_recorded and not any("pytracer" in line for line in ended.lines):
+            problems.append("it was not recorded, and no line says why")
+        if tamper in NEVER_LOADED and mark.exists():
+            problems.append("the library of others was loaded")
+        mark.unlink(missing_ok=True)
+        what = (
+            f"seed {budget.seed}, job {outcome.tried} ({tamper.__name__}, PYTRACER_BUILD={build})"
+        )
+        outcome.failures += [f"{what}: {problem}" for problem in problems]
+        outcome.tried += 1
+        recorded += ended.is_recorded
+    outcome.figures = {
+        "kinds of tampering": len(tampers),
+        "jobs recorded all the same": recorded,
+        "jobs untraced with a reason": outcome.tried - recorded,
+    }
+    return outcome
+
+
+def _remove(place: Path) -> None:
+    if place.is_symlink() or place.is_file():
+        place.unlink()
+    elif place.exists():
+        place.chmod(0o700)
+        shutil.rmtree(place)

@@ -1,0 +1,248 @@
+"""Run cases of an attack on processes, each in a separate process that ends as programs do.
+
+A server process imports torch once. For each case, the server forks a child, which takes
+milliseconds. The child calls `case()` of the attack's module, then the interpreter finalises. The
+server itself does not use pytracer.
+
+A child that does not end in time gets SIGABRT, on which it prints the stacks of all its threads.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attack import Budget, Outcome
+
+HANG_SECONDS = 60.0
+"""The time that a case may take beyond its own, for a busy machine."""
+MAX_LINE = 1200
+HIGHEST = ("most ", "longest ")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of a child.
+
+    Attributes:
+        number: Number of earlier cases of the attack.
+        seed: Seed of all random numbers of the case.
+        folder: An empty folder for this case.
+        seconds: Time that the case should take.
+    """
+
+    number: int
+    seed: str
+    folder: str
+    seconds: float
+
+    @property
+    def rng(self) -> random.Random:
+        """Return a random generator that gives the same numbers at each call."""
+        return random.Random(self.seed)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+
+@dataclass
+class Found:
+    """The result of a child.
+
+    Attributes:
+        tried: Number of the attack's units.
+        problems: One line for each broken promise.
+        figures: Numbers by name. The sum over the cases counts; for names that begin with "most "
+            or "longest ", the maximum counts.
+        skipped: Parts that could not be tried, with the reason.
+    """
+
+    tried: int = 0
+    problems: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+    def check(self, condition: object, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+    def count(self, name: str, number: float = 1) -> None:
+        self.figures[name] = self.figures.get(name, 0) + number
+
+    def highest(self, name: str, number: float) -> None:
+        """Record a number whose maximum counts."""
+        assert name.startswith(HIGHEST), name
+        self.figures[name] = max(self.figures.get(name, number), number)
+
+    def add(self, other: "Found") -> None:
+        self.tried += other.tried
+        self.problems += other.problems
+        self.skipped += [line for line in other.skipped if line not in self.skipped]
+        for name, number in other.figures.items():
+            (self.highest if name.startswith(HIGHEST) else self.count)(name, number)
+
+
+def attack_by_cases(
+    module: str,
+    budget: Budget,
+    unit: str,
+    seconds: float,
+    check: Callable[[Path, Found], None] | None = None,
+) -> Outcome:
+    """Run `case()` of a module in children until the budget is spent.
+
+    Args:
+        module: Name of the attack's module.
+        budget: The attack's budget.
+        unit: The unit that the cases count.
+        seconds: Time of a case; the last one may have less.
+        check: Called with the folder of each case after its process has ended.
+    """
+    total = Found()
+    deadline = time.monotonic() + budget.seconds
+    with _server(module, budget.folder) as server:
+        number = 0
+        while number == 0 or time.monotonic() < deadline:
+            folder = budget.folder / str(number)
+            folder.mkdir()
+            left = max(0.5, deadline - time.monotonic())
+            case = Case(number, f"{budget.seed} {number}", str(folder), min(seconds, left))
+            found = _run(server, case)
+            if found is None:
+                total.problems.append(f"seed {budget.seed}, case {number}: the server has ended")
+                break
+            if check is not None and not found.problems:
+                check(folder, found)
+            label = f"seed {budget.seed}, case {number}: "
+            found.problems = [f"{label}{' '.join(problem.split())}" for problem in found.problems]
+            total.add(found)
+            subprocess.run(["rm", "-rf", str(folder)], check=False)
+            number += 1
+    figures = {name: round(value, 3) for name, value in total.figures.items()}
+    return Outcome(total.tried, unit, total.problems, {**figures}, total.skipped)
+
+
+@contextlib.contextmanager
+def _server(module: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    from processes import environment
+
+    pipe = subprocess.PIPE
+    options = ["-W", "ignore::DeprecationWarning"]  # forks of processes with threads warn
+    command = [sys.executable, *options, "-c", f"import cases; cases.serve({module!r})"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(), stdin=pipe, stdout=pipe, text=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def _run(server: "subprocess.Popen[str]", case: Case) -> Found | None:
+    assert server.stdin is not None and server.stdout is not None  # noqa: PT018
+    try:
+        server.stdin.write(json.dumps(asdict(case)) + "\n")
+        server.stdin.flush()
+    except BrokenPipeError:
+        return None
+    answer = server.stdout.readline()
+    if not answer:
+        return None
+    problem = json.loads(answer)
+    file = case.path / "found.json"
+    found = Found(**json.loads(file.read_text())) if file.exists() else Found()
+    if problem is not None:
+        found.problems.insert(0, problem)
+    return found
+
+
+def serve(name: str) -> None:
+    """Run a case for each input line, and print the problem of its process."""
+    module: Any = importlib.import_module(name)
+    importlib.import_module("torch")
+    if hasattr(module, "prepare"):
+        module.prepare()
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        child = os.fork()
+        if child == 0:
+            break
+        print(json.dumps(_ended(child, case)), flush=True)
+    else:
+        return
+    os.setsid()
+    errors = os.open(case.path / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor, target in ((nothing, 0), (errors, 1), (errors, 2)):
+        os.dup2(descriptor, target)
+    os.chdir(case.path)
+    faulthandler.enable()
+    try:
+        found = module.case(case)
+    except Exception as error:
+        calls = traceback.extract_tb(error.__traceback__)[-3:]
+        places = " < ".join(f"{Path(c.filename).name}:{c.lineno} {c.name}" for c in calls[::-1])
+        found = Found(problems=[f"{error!r} at {places}"])
+    (case.path / "found.json").write_text(json.dumps(asdict(found)))
+
+
+def _ended(child: int, case: Case) -> str | None:
+    """Wait for the end of a case; return its problem, or None."""
+    status = wait(child, case.seconds + HANG_SECONDS)
+    hung = status is None
+    if status is None:
+        os.kill(child, signal.SIGABRT)  # faulthandler prints the stacks of all threads
+        status = wait(child, 5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if status is None:
+        wait(child, 60)
+    text = (case.path / "stderr").read_text(errors="replace")
+    if hung:
+        return f"no end after {case.seconds + HANG_SECONDS:.0f} s: {stacks(text)}"
+    if status != 0:
+        return f"ended with status {status}: {stacks(text)}"
+    return None
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """Wait for a child's end up to a time limit; return its exit status, or None."""
+    deadline = time.monotonic() + seconds
+    pause = 0.001
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+
+
+def stacks(text: str) -> str:
+    """Shorten the output of a process to one line, with three frames of each faulthandler stack."""
+    lines, frames = [], 0
+    for line in text.splitlines():
+        frame = re.match(r'  File "(.*)", line (\d+) in (.*)', line)
+        if frame is None:
+            lines.append(line.strip())
+            frames = 0
+        elif (frames := frames + 1) <= 3:
+            lines.append(f"{Path(frame[1]).name}:{frame[2]} {frame[3]}")
+    joined = " | ".join(filter(None, lines))
+    if len(joined) <= MAX_LINE:
+        return joined
+    return f"{joined[: MAX_LINE // 2]} ... {joined[-MAX_LINE // 2 :]}"

@@ -1,0 +1,138 @@
+"""Run every command on an untrusted file, and check its answer."""
+
+import contextlib
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from attack import Budget, Outcome
+from click.testing import CliRunner
+from sweep import Case, Total, measured, sweep
+
+from pytracer.analysis.requests import extract_recording
+from pytracer.commands.main import main
+from pytracer.errors import PytracerError
+from pytracer.reading import load
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
+SMALL = min(GOLDEN, key=lambda path: path.stat().st_size)
+OURS = next(path for path in GOLDEN if path.name == "snapshot-1.4-cuda.pickle")
+
+# The bounds of the promise for each question, by the file's size on the disk.
+FREE_SECONDS, SECONDS_PER_MIB = 5.0, 30.0
+FREE_MIB, BYTES_PER_BYTE = 64, 300
+PROMISE = (
+    "Each command reports, or ends with a one-line error, within "
+    f"{FREE_SECONDS:g} s and {SECONDS_PER_MIB:g} s a MiB of the file (processor time), and within "
+    f"{FREE_MIB} MiB and {BYTES_PER_BYTE} times the file's size of memory; never a traceback, a "
+    "crash or a hang."
+)
+
+FORMATS = {
+    "parquet": ("tables", []),
+    "arrow": ("tables", []),
+    "collapsed at the peak": ("stacks.txt", []),
+    "collapsed at the end": ("stacks.txt", ["--at", "end"]),
+    "collapsed at the oom": ("stacks.txt", ["--at", "oom"]),
+    "perfetto": ("trace.json", []),
+}
+
+
+def questions(
+    path: Path, folder: Path, counterpart: Path = OURS
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield all questions about a file, by name; a question that refuses raises `PytracerError`."""
+    yield "stats", partial(_command, "stats", path)
+    yield "stats --json", partial(_command, "stats", path, "--json-output", folder / "stats.json")
+    yield "diff", partial(_command, "diff", counterpart, path)
+    yield "diff the other way round", partial(_command, "diff", path, counterpart)
+    for name, (output, options) in FORMATS.items():
+        form = name.partition(" ")[0]
+        command = ["export", path, "--to", form, "--output", folder / output, *options]
+        yield f"export to {name}", partial(_command, *command)
+    yield "the requests of replay", lambda: extract_recording(load(path))
+
+
+def ask(name: str, path: Path, folder: Path) -> Case:
+    """Ask all questions about a file; return a case with the first broken promise."""
+    size = path.stat().st_size
+    seconds_limit = FREE_SECONDS + SECONDS_PER_MIB * size / 2**20
+    bytes_limit = FREE_MIB * 2**20 + BYTES_PER_BYTE * size
+    case = Case(name, file_bytes=size)
+    asked = [("reading", lambda: load(path)), *questions(path, folder)]
+    while asked and case.problem is None:
+        what, question = asked.pop(0)
+        seconds, extra_bytes, error = measured(question, bytes_limit)
+        case.seconds = max(case.seconds, seconds)
+        case.extra_bytes = max(case.extra_bytes, extra_bytes)
+        if error is None:
+            case.answered += 1
+        elif isinstance(error, PytracerError):
+            case.refused += 1
+            if what == "reading":  # all other questions would refuse too: ask only two of them
+                asked = [asked[0], asked[1 + zlib.crc32(name.encode()) % (len(asked) - 1)]]
+        else:
+            case.problem = f"{what}: {_last_call(error)}"
+        if seconds > seconds_limit:
+            case.problem = f"{what} took {seconds:.1f} s for {size:,} bytes"
+        elif extra_bytes > bytes_limit:
+            case.problem = f"{what} took {extra_bytes / 2**20:,.0f} MiB for {size:,} bytes"
+    return case
+
+
+def warm_up(folder: Path) -> None:
+    """Ask all questions about a valid file, which has an answer to each."""
+    for what, question in questions(OURS, folder):
+        with contextlib.suppress(PytracerError):  # the file has no out-of-memory
+            question()
+        assert what
+
+
+def attack_files(
+    budget: Budget, unit: str, make: Callable[[int], tuple[str, bytes]], count: int | None = None
+) -> Outcome:
+    """Ask all questions about many files.
+
+    Args:
+        budget: The attack's budget.
+        unit: The name of the files in reports.
+        make: Makes the name and the content of a file from its number; called in a child.
+        count: The number of files, or None for no limit. The files are tried in turn, from one
+            that depends on the seed, so that runs that end early try different files.
+    """
+    path = budget.folder / "hostile.pickle"
+    begin = 0 if count is None else budget.seed % count
+
+    def run(number: int) -> Case:
+        name, content = make(number if count is None else (begin + number) % count)
+        path.write_bytes(content)
+        return ask(name, path, budget.folder)
+
+    total = Total()
+    for case in sweep(run, count, budget.seconds, lambda: warm_up(budget.folder)):
+        total.add(case)
+    figures = total.figures()
+    if count is not None:
+        figures[f"of all {unit}, %"] = round(100 * total.tried / count, 1)
+    return Outcome(total.tried, unit, total.failures, figures)
+
+
+def _command(*arguments: object) -> None:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    if "\x1b" in result.output:
+        raise AssertionError("a control character reached the terminal")
+    if isinstance(result.exception, SystemExit):
+        lines = result.stderr.splitlines()
+        if result.exit_code != 1 or len(lines) != 1 or not lines[0].startswith("Error: "):
+            raise AssertionError(f"status {result.exit_code}, {result.stderr!r}")
+        raise PytracerError(lines[0])
+    if result.exception is not None:
+        raise result.exception
+
+
+def _last_call(error: BaseException) -> str:
+    calls = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(calls[-1].filename).name}:{calls[-1].lineno}" if calls else "?"
+    return f"{type(error).__name__} at {where}: {error}".splitlines()[0][:300]

@@ -121,13 +121,20 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Env:
     return processes.installed(tmp_path_factory.mktemp("installed"))
 
 
+IGNORED_WARNINGS = [
+    # From 3.12 on, Python warns of a fork in a process with threads; torch starts some.
+    "-Wignore::DeprecationWarning",
+    # Python's tracker of semaphores warns if it ends before a killed worker's message arrives.
+    "-Wignore::UserWarning:multiprocessing.resource_tracker",
+]
+
+
 def python(*arguments: str, cwd: Path, env: Env, program: str = ALONE) -> Done:
     """Run Python in a folder with the program, which is also its standard input."""
     (cwd / "job.py").write_text(JOB)
     (cwd / "program.py").write_text(program)
     done = subprocess.run(
-        # From 3.12 on, Python warns of a fork in a process with threads; torch starts some.
-        [sys.executable, "-W", "ignore::DeprecationWarning", *arguments],
+        [sys.executable, *IGNORED_WARNINGS, *arguments],
         cwd=cwd,
         env=env,
         input=program,

@@ -227,6 +227,7 @@ def test_a_program_that_traces_itself_too(tmp_path: Path, env: Env) -> None:
     assert sorted(snapshots(tmp_path).values()) == [1000, 1000]
 
 
+@pytest.mark.slow
 def test_a_compile_worker_is_not_traced(tmp_path: Path, env: Env) -> None:
     # GIVEN inductor's worker process, and a variable that a traced process would reject
     find = "import torch._inductor.compile_worker as found; print(found.__path__[0])"
@@ -240,6 +241,7 @@ def test_a_compile_worker_is_not_traced(tmp_path: Path, env: Env) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_children_do_not_overwrite_the_file(tmp_path: Path, env: Env) -> None:
     # GIVEN one output file for a process and its child
     env.update(PYTRACER="1", PYTRACER_OUTPUT="kept/job.pickle")
@@ -311,6 +313,7 @@ def test_a_wrong_value_is_reported(
     assert line.startswith(f"pytracer: not recording: {reason}")
 
 
+@pytest.mark.slow
 def test_a_missing_function_is_logged_at_the_start(tmp_path: Path, env: Env) -> None:
     # GIVEN a variable with a function of a missing module, or one that its module does not define
     job = f"{ALONE}\nimport sys\nprint('at work', file=sys.stderr)"
@@ -335,6 +338,7 @@ def test_a_missing_function_is_logged_at_the_start(tmp_path: Path, env: Env) -> 
     assert [*snapshots(tmp_path).values()] == [1000] * 3
 
 
+@pytest.mark.slow
 def test_an_unknown_variable_is_reported_once(tmp_path: Path, env: Env) -> None:
     # GIVEN a misspelt variable, and a process that starts another process
     env.update(PYTRACER="1", PYTRACER_STACK_DEPT="7", PYTRACER_COLOUR="red")
@@ -376,6 +380,7 @@ def test_a_process_without_torch_imports_little(tmp_path: Path, env: Env) -> Non
     assert python("-c", program, cwd=tmp_path, env=env).stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_a_user_module_with_the_name_of_the_package(tmp_path: Path, env: Env) -> None:
     # GIVEN a file of the user that hides the package
     (tmp_path / "pytracer.py").write_text("raise ValueError('mine')")

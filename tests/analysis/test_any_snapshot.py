@@ -165,6 +165,7 @@ def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
     count_results(random.Random(seed), 15, tmp_path)
 
 
+@pytest.mark.slow
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN a hundred distorted files, THEN each command has a result for many of them
     counts = count_results(random.Random("answers"), 100, tmp_path)

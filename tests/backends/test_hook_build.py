@@ -82,6 +82,7 @@ def counting_compiler(tmp_path: Path) -> tuple[Path, Path]:
     return script, log
 
 
+@pytest.mark.slow
 def test_first_process_builds_and_the_next_finds(env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN an empty cache
     # WHEN
@@ -94,6 +95,7 @@ def test_first_process_builds_and_the_next_finds(env: dict[str, str], tmp_path: 
     assert len(built) == 1
 
 
+@pytest.mark.slow
 def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN an image with `pytracer build-hooks --output`
     bake = "from pytracer.commands.hooks import build_hooks; build_hooks()"
@@ -153,6 +155,7 @@ def test_refusal_of_a_hook_is_quoted(hooks: Hooks, source: Path) -> None:
         hooks.attach("cpu")
 
 
+@pytest.mark.slow
 def test_hook_that_reports_nothing_is_never_loaded(hooks: Hooks, source: Path) -> None:
     # GIVEN
     change(source, "g_record(&event);", "")
@@ -172,6 +175,7 @@ def test_error_of_the_compiler_is_quoted(hooks: Hooks, source: Path, tmp_path: P
     assert list((tmp_path / "cache" / "pytracer").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_both_standards_compile(env: dict[str, str], tmp_path: Path) -> None:
     for standard in STANDARDS:
         # GIVEN

@@ -155,6 +155,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     assert f"cpu: {counts} of {recorded:,} allocations and frees" in stats_output
 
 
+@pytest.mark.slow
 def test_demo_on_a_machine_without_a_hook(env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a user with no hook and no permission to build one
     env |= {"PYTRACER_BUILD": "never", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
@@ -167,6 +168,7 @@ def test_demo_on_a_machine_without_a_hook(env: dict[str, str], tmp_path: Path) -
     assert re.search(r"^Error: nothing was recorded: .*PYTRACER_BUILD.*\n\Z", done.stderr, re.M)
 
 
+@pytest.mark.slow
 def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
     # WHEN the example runs
     done = run(str(EXAMPLES / "train_transformer.py"), env=env, cwd=tmp_path)

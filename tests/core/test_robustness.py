@@ -46,6 +46,7 @@ def files(directory: Path) -> list[str]:
 # --- fork -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fork_in_a_traced_loop(tmp_path: Path) -> None:
     # GIVEN a program that forks while it is traced
     program = """
@@ -93,6 +94,7 @@ with tracer:
         assert child["pytracer"]["pid"] != parent["pytracer"]["pid"]
 
 
+@pytest.mark.slow
 def test_a_fork_while_a_thread_dumps(tmp_path: Path) -> None:
     # GIVEN a thread that is in `dump()`, outside the GIL, most of the time
     program = """
@@ -152,6 +154,7 @@ def check_that_a_child_can_trace():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -204,6 +207,7 @@ thread.join()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_fork_in_c_with_the_gil_while_a_thread_dumps(tmp_path: Path) -> None:
     # GIVEN a thread that dumps all the time
     program = f"""{BOUNDED}
@@ -229,6 +233,7 @@ with Tracer(device="cpu") as tracer:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_forks_while_threads_record(tmp_path: Path) -> None:
     # GIVEN threads that allocate, read, dump, start tracers and enter phases, so that a fork may
     # happen in the middle of any change
@@ -323,6 +328,7 @@ if __name__ == "__main__":
 # --- exit -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code", "message"),
     [
@@ -361,6 +367,7 @@ down()
     assert live_sizes(load(tmp_path / "snapshot.pickle")) == [4000, 8000, 12000, 16000]
 
 
+@pytest.mark.slow
 def test_exit_of_a_multiprocessing_child(tmp_path: Path) -> None:
     # GIVEN a child that multiprocessing forks, and that ends without a stop
     program = """
@@ -635,6 +642,7 @@ def test_a_relative_output_is_resolved_at_the_start(
     assert files(tmp_path) == ["x.pickle"]
 
 
+@pytest.mark.slow
 def test_a_killed_dump_leaves_no_partial_file(tmp_path: Path) -> None:
     # GIVEN processes that write a snapshot repeatedly
     program = """

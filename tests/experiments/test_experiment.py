@@ -45,6 +45,7 @@ def test_the_order_is_balanced() -> None:
     assert balanced_order(3, 1) == [(0, 1), (1, 1), (2, 1)]
 
 
+@pytest.mark.slow
 def test_without_an_accelerator(tmp_path: Path) -> None:
     # GIVEN a program, and a torch without an accelerator
     command = (sys.executable, "-c", "open('ran', 'w')")

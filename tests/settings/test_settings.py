@@ -154,6 +154,7 @@ def test_text_needs_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_new_process_without_an_accelerator() -> None:
     assert check_in_new_process("expandable_segments:True") is None
 

@@ -702,6 +702,7 @@ def wait_for_work() -> None:
             time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_snapshots_while_threads_allocate(tmp_path: Path) -> None:
     # GIVEN threads that replace their blocks, and a ring that laps all the time, but has room for
     # both events of a block
@@ -738,6 +739,7 @@ def test_snapshots_while_threads_allocate(tmp_path: Path) -> None:
     assert overwritten[-1] > 0
 
 
+@pytest.mark.slow
 def test_tracers_come_and_go_while_threads_allocate() -> None:
     # GIVEN threads that allocate
     done = threading.Event()

@@ -550,6 +550,7 @@ def test_an_on_snapshot_that_is_not_a_function(
     assert (tmp_path / "x.pickle").exists()
 
 
+@pytest.mark.slow
 def test_an_on_snapshot_that_is_defined_later(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -623,6 +624,7 @@ def test_tracers_that_come_and_go_on_many_threads(tmp_path: Path) -> None:
         pickle.loads(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_forked_children(tmp_path: Path) -> None:
     # GIVEN a traced program that forks
     program = """

@@ -71,6 +71,7 @@ def job(tracer: Tracer, steps: int) -> None:
 # --- windows --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_windows_never_mix(tmp_path: Path) -> None:
     # GIVEN threads that allocate all the time, and a tracer of the entire run
     count, entries = 60, 1_000_000
@@ -498,6 +499,7 @@ def test_steps_of_many_threads(tmp_path: Path) -> None:
     assert tracer.stats()["failures"] == 0
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_step(tmp_path: Path) -> None:
     # GIVEN a tracer, and a forked child in which the optimizer steps too
     program = """
@@ -718,6 +720,7 @@ for step in range(1, 5):
 """
 
 
+@pytest.mark.slow
 def test_steps_of_the_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     # GIVEN a program without calls for steps
     env = installed(
@@ -738,6 +741,7 @@ def test_steps_of_the_environment(tmp_path: Path, tmp_path_factory: pytest.TempP
         }
 
 
+@pytest.mark.slow
 def test_steps_of_pytracer_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     command = """
 import sys

@@ -37,6 +37,11 @@ FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexce
   return memo.follow<FrameAccess>(frame, depth, seed) ? FrameChange::same : FrameChange::changed;
 }
 
+bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+  PythonFrame* const frame = innermost_frame_here();
+  return frame != nullptr && memo.is_at<FrameAccess>(frame, depth, seed);
+}
+
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
   uint32_t frames = 0;
   bool keyed = true;

@@ -34,6 +34,10 @@ enum class FrameChange { no_frames /* the thread runs no Python */, same, change
 // seed, and notes them in the memo. Any thread, in a hook.
 FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
 
+// Whether the thread's innermost frame is where it was at the memo's last walk, with the same depth
+// and seed. Outer frames are not compared. Any thread, in a hook.
+bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
+
 // Writes the innermost `depth` frames, innermost first. Any thread, in a hook.
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept;
 

@@ -6,6 +6,8 @@
 // 2. A key depends on the innermost `depth` frames alone. The seed tells apart code objects that had
 //    the same address one after the other.
 // 3. Bounded: kCapacity entries. Only as many entries as the deepest walk needs are ever touched.
+// 4. A loop often allocates and frees by turns, on two lines of one function. So the memo also
+//    keeps the innermost frame's instruction before the last one, with its hash and its stack.
 //
 // Why a memo is faster than hashing each frame: the processor predicts that the next frame is the
 // noted one, so it reads several frames at once instead of waiting for each link.
@@ -24,7 +26,8 @@ constexpr uint32_t kMaxStackDepth = 1024;
 class WalkMemo {
  public:
   // Notes the innermost `depth` frames, at least one; `innermost` is not null. Returns true if
-  // frames, depth and seed equal those of the last walk, so that the last key still holds.
+  // `stack` is the stack of this walk: frames, depth and seed equal those of the last walk, or those
+  // of the walk before and the two differ in the innermost instruction alone.
   // `Access` reads frames: FramePointer, outer(), code(), instruction(), and
   // kInstructionsAreUnique, which says that no two live code objects share an instruction.
   template <class Access>
@@ -33,11 +36,23 @@ class WalkMemo {
     const bool truncated = truncated_;
     const Change change = update<Access>(innermost, depth);
     if (change == Change::too_much) start_over<Access>(innermost, depth);
-    const bool same = change == Change::none && size == size_ && truncated == truncated_ &&
-                      depth == depth_ && seed == seed_;
+    const bool is_alike =
+        size == size_ && truncated == truncated_ && depth == depth_ && seed == seed_;
     depth_ = depth;
     seed_ = seed;
-    return same;
+    if (is_alike && change == Change::none) return true;
+    const bool is_known = change == Change::innermost && exchange<Access>(is_alike);
+    has_other_ = is_alike && change == Change::innermost;
+    return is_known;
+  }
+
+  // Whether the thread is where it was at the last walk, as far as its innermost frame shows.
+  template <class Access>
+  bool is_at(typename Access::FramePointer innermost, uint32_t depth,
+             uint64_t seed) const noexcept {
+    if (size_ == 0 || depth != depth_ || seed != seed_) return false;
+    const Entry& entry = entries_[size_ - 1];
+    return entry.frame == innermost && holds<Access>(entry, innermost);
   }
 
   // The key of the last walk.
@@ -56,7 +71,7 @@ class WalkMemo {
   // Makes the next walk count as changed.
   void forget() noexcept { size_ = 0; }
 
-  uint32_t stack = 0;  // the caller's: the stack id of the last walk
+  uint32_t stack = 0;  // the caller's: the stack id of the last walk; 0: unknown
 
  private:
   static constexpr uint32_t kSlack = 16;  // frames noted beyond `depth`, for calls that return
@@ -69,7 +84,7 @@ class WalkMemo {
     const void* code;
     WalkHash hash;  // of the frames from the outermost entry to this one
   };
-  enum class Change { none, some, too_much };
+  enum class Change { none, innermost /* its hash is not yet set */, some, too_much };
 
   // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
   template <class Access>
@@ -83,6 +98,10 @@ class WalkMemo {
     return entry.instruction == Access::instruction(frame) &&
            (Access::kInstructionsAreUnique || entry.code == Access::code(frame));
   }
+  // After Change::innermost: keeps the instruction that the innermost frame had. Returns true if the
+  // frame has the instruction that was kept before, so that hash and stack are known.
+  template <class Access>
+  bool exchange(bool is_alike) noexcept;
   template <class Access>
   static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
     entry.frame = frame;
@@ -117,10 +136,14 @@ class WalkMemo {
 
   uint32_t size_ = 0;
   bool truncated_ = false;  // the last walk had more than `depth_` frames
+  bool has_other_ = false;  // the walk before the last one differs by `other_` alone
+  uint32_t other_stack_ = 0;
   uint32_t depth_ = 0;
   uint64_t seed_ = 0;
   uint32_t exponent_ = 0;
   WalkHash power_ = WalkHash::power(0);  // WalkHash::power(exponent_)
+  Entry other_;     // the innermost entry of the walk before
+  Entry replaced_;  // the innermost entry that update() wrote over
   uint16_t places_[kBuckets] = {};
   Entry entries_[kCapacity];  // outermost first; unspecified from `size_` on
 };

@@ -20,6 +20,7 @@ inline WalkMemo::Change WalkMemo::update(const typename Access::FramePointer inn
   Entry* changed = top + 1;
   for (Entry* entry = top;; --entry) {
     if (!holds<Access>(*entry, frame)) {
+      if (entry == top) replaced_ = *entry;
       note<Access>(*entry, frame);
       changed = entry;
     }
@@ -34,6 +35,7 @@ inline WalkMemo::Change WalkMemo::update(const typename Access::FramePointer inn
     size_ = size;
     return Change::none;
   }
+  if (changed == top && added == 0 && size == size_) return Change::innermost;
   frame = innermost;
   for (Entry* entry = entries_ + size - 1; entry > top; --entry, frame = Access::outer(frame)) {
     note<Access>(*entry, frame);
@@ -54,6 +56,23 @@ inline void WalkMemo::start_over(const typename Access::FramePointer innermost,
   for (uint32_t i = size; i-- > 0; frame = Access::outer(frame)) note<Access>(entries_[i], frame);
   truncated_ = size > depth;
   extend(entries_, size);
+}
+
+template <class Access>
+inline bool WalkMemo::exchange(bool is_alike) noexcept {
+  Entry& innermost = entries_[size_ - 1];
+  const bool is_known = is_alike && has_other_ && innermost.instruction == other_.instruction &&
+                        (Access::kInstructionsAreUnique || innermost.code == other_.code);
+  const uint32_t known_stack = other_stack_;
+  if (is_known) {
+    innermost.hash = other_.hash;
+  } else {
+    extend(&innermost, size_);
+  }
+  other_ = replaced_;
+  other_stack_ = stack;
+  if (is_known) stack = known_stack;
+  return is_known;
 }
 
 }  // namespace pytracer

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 4u
+#define PYTRACER_HOOK_ABI 5u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -45,7 +45,6 @@ typedef struct pytracer_event {
   uint64_t stream;
   uint64_t pool_high;          // MempoolId_t, first and second
   uint64_t pool_low;
-  uint64_t autograd_sequence;  // 0: unknown
   int64_t ticks;               // of the hook's clock; 0 where it has none
   const pytracer_labels* labels;  // null: no labels
   int16_t device;              // PYTRACER_CPU_DEVICE or the accelerator's index

@@ -57,6 +57,25 @@ constexpr auto known_actions() {
   return actions;
 }
 
+// Whether torch noted a compile context; without one, it notes "N/A" or nothing.
+template <class Entry>
+bool is_compiled(const Entry& entry) noexcept {
+  const std::string& text = entry.compile_context_;
+  return !text.empty() && !(text.size() == 3 && std::memcmp(text.data(), "N/A", 3) == 0);
+}
+
+// Looks at the texts' sizes alone: most entries have no text, and their characters lie elsewhere.
+template <class Entry>
+bool has_labels(const Entry& entry) noexcept {
+  bool any = false;
+  if constexpr (has_compile_context_<Entry>::value) any = any || is_compiled(entry);
+  if constexpr (has_user_metadata_<Entry>::value) any = any || !entry.user_metadata_.empty();
+  if constexpr (has_internal_metadata_<Entry>::value) {
+    any = any || !entry.internal_metadata_.empty();
+  }
+  return any;
+}
+
 // Calls `record` with the event of a device, unless its action is unknown. `kHasClock` says whether
 // entries have ticks.
 template <bool kHasClock, class Entry>
@@ -73,26 +92,26 @@ void report_entry(const Entry& entry, int16_t device, pytracer_record_fn record)
     event.pool_high = entry.mempool_.first;
     event.pool_low = entry.mempool_.second;
   }
-  event.autograd_sequence = 0;
   event.ticks = 0;
   if constexpr (kHasClock) event.ticks = static_cast<int64_t>(entry.time_.approx_t_);
   event.labels = nullptr;
   event.device = device;
   event.action = kActions[action];
-  const char* compile_context = "";
-  const char* user_metadata = "";
-  const char* internal_metadata = "";
+  if (!has_labels(entry)) {
+    record(&event);
+    return;
+  }
+  pytracer_labels labels{"", "", ""};
   if constexpr (has_compile_context_<Entry>::value) {
-    const std::string& text = entry.compile_context_;
-    const bool is_unset = text.size() == 3 && std::memcmp(text.data(), "N/A", 3) == 0;
-    if (!is_unset) compile_context = text.c_str();
+    if (is_compiled(entry)) labels.compile_context = entry.compile_context_.c_str();
   }
-  if constexpr (has_user_metadata_<Entry>::value) user_metadata = entry.user_metadata_.c_str();
+  if constexpr (has_user_metadata_<Entry>::value) {
+    labels.user_metadata = entry.user_metadata_.c_str();
+  }
   if constexpr (has_internal_metadata_<Entry>::value) {
-    internal_metadata = entry.internal_metadata_.c_str();
+    labels.internal_metadata = entry.internal_metadata_.c_str();
   }
-  const pytracer_labels labels{compile_context, user_metadata, internal_metadata};
-  if (*compile_context || *user_metadata || *internal_metadata) event.labels = &labels;
+  event.labels = &labels;
   record(&event);
 }
 

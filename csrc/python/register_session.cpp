@@ -33,7 +33,6 @@ struct EventRecord {
   uint64_t address;
   uint64_t size_bytes;
   uint64_t stream;
-  uint64_t autograd_sequence;
   uint32_t stack;
   uint32_t alloc_stack;
   uint64_t pool_high;
@@ -60,8 +59,7 @@ py::array_t<EventRecord> events_of(Session& session) {
         }
         const Pool pool = device.capture.names->pool(event.pool);
         rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
-                        event.address, event.size, event.stream, event.autograd_sequence,
-                        visible_stack(event, view.context),
+                        event.address, event.size, event.stream, visible_stack(event, view.context),
                         view.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
                         pool.low, step, event.phase, event.action, event.device});
       }
@@ -144,7 +142,7 @@ py::dict stats_of(Session& session) {
 
 void register_session(py::module_& core) {
   PYBIND11_NUMPY_DTYPE(EventRecord, sequence, time_ns, address, size_bytes, stream,
-                       autograd_sequence, stack, alloc_stack, pool_high, pool_low, step, phase,
+                       stack, alloc_stack, pool_high, pool_low, step, phase,
                        action, device);
   py::class_<Session, std::unique_ptr<Session, OutsideGilDeleter>>(core, "Session")
       .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,

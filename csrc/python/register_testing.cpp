@@ -25,6 +25,21 @@ void register_testing(py::module_& core) {
       },
       py::arg("action"), py::arg("address"), py::arg("size"), py::arg("device") = -1);
   testing.def(
+      "record_free",
+      [](uint64_t address, uint64_t size, int device) {
+        pytracer_event event{};
+        event.address = address;
+        event.size = size;
+        event.device = static_cast<int16_t>(device);
+        py::gil_scoped_release release;
+        for (const uint8_t action : {PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}) {
+          event.action = action;
+          Recorder::record(&event);
+        }
+      },
+      py::arg("address"), py::arg("size"), py::arg("device"),
+      "Records a free that completes at once, as an accelerator's hook would.");
+  testing.def(
       "record_pairs",
       [](uint64_t pairs, uint64_t address, int device) {
         pytracer_event event{};

@@ -49,8 +49,7 @@ void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t pha
     const int64_t ticks = given.ticks != 0 ? given.ticks : now_ticks();
     const Known known = update_tables(given, ticks, stack, phase);
     if (known.is_recorded && mode == Mode::on) {
-      ring_->append({0, known.alloc_stack, given.address, known.size, given.stream, ticks,
-                     given.autograd_sequence, stack, phase,
+      ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
                      names_->intern_pool(given.pool_high, given.pool_low),
                      names_->intern_labels(given.labels), given.action,
                      static_cast<int8_t>(given.device)});

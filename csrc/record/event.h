@@ -1,4 +1,4 @@
-// An allocator event as the ring holds it: 64 bytes, one cache line.
+// An allocator event as the ring holds it: 48 bytes.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,12 @@
 namespace pytracer {
 
 struct Event {
-  uint32_t tag;          // from the sequence number; owned by RingBuffer
-  uint32_t alloc_stack;  // for frees: the stack of the freed allocation; 0: unknown
-  uint64_t address;      // of the block or segment; for oom: the free bytes of the device
-  uint64_t size;         // bytes
+  uint64_t address;  // of the block or segment; for oom: the free bytes of the device
+  uint64_t size;     // bytes
   uint64_t stream;
-  int64_t ticks;  // clock.h
-  uint64_t autograd_sequence;  // 0: unknown; nothing sets it yet
-  uint32_t stack;  // StackTable id of the calling thread's Python stack; 0: none
+  int64_t ticks;         // clock.h; never 0 once recorded
+  uint32_t stack;        // StackTable id of the calling thread's Python stack; 0: none
+  uint32_t alloc_stack;  // for frees: the stack of the freed allocation; 0: unknown
   uint16_t phase;
   uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
@@ -24,7 +22,7 @@ struct Event {
   int8_t device;      // PYTRACER_CPU_DEVICE or the accelerator's index
 };
 
-static_assert(sizeof(Event) == 64, "the ring's bound is stated as 64 bytes an entry");
+static_assert(sizeof(Event) == 48, "the ring's bound is stated as 48 bytes an entry");
 static_assert(std::is_trivially_copyable_v<Event>);
 
 // Which Python stacks are kept, as in torch.cuda.memory._record_memory_history(context=...).

@@ -21,8 +21,8 @@ void Recorder::record(const pytracer_event* given) noexcept {
   HookScope scope(*slot);
   DeviceLog* log = recorder.log(given->device);
   if (log == nullptr || log->mode() == Mode::off) return;
-  const uint32_t stack =
-      log->wants_stack(given->action) ? recorder.stack_of_thread(slot->walks) : 0;
+  const bool wants_stack = log->wants_stack(given->action);
+  const uint32_t stack = wants_stack ? recorder.stack_of_event(*given, *slot) : 0;
   DeviceLog::Capture* capture = nullptr;
   if (given->action == PYTRACER_SNAPSHOT && slot->captures != nullptr) {
     const int index = given->device + 1;
@@ -38,11 +38,24 @@ DeviceLog* Recorder::log(int device) const noexcept {
   return index < kMaxDevices ? logs_[index].load(std::memory_order_acquire) : nullptr;
 }
 
-uint32_t Recorder::stack_of_thread(WalkMemo& walks) noexcept {
+// An allocator that completes a free at once reports both events in one call. Then the completion
+// has its request's stack, and no second walk is needed.
+inline uint32_t Recorder::stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept {
+  const bool is_same_call = event.action == PYTRACER_FREE_COMPLETED &&
+                            slot.requested_free == event.address &&
+                            slot.requested_on == event.device;
+  slot.requested_free = event.action == PYTRACER_FREE_REQUESTED ? event.address : 0;
+  slot.requested_on = event.device;
+  return stack_of_thread(slot.walks, is_same_call);
+}
+
+inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept {
   StackTable* stacks = stacks_.load(std::memory_order_acquire);
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint32_t depth = depth_.load(std::memory_order_relaxed);
-  const FrameChange change = compare_frames(walks, depth, stacks->seed());
+  const uint64_t seed = stacks->seed();
+  if (is_same_call && walks.stack != 0 && is_at_last_walk(walks, depth, seed)) return walks.stack;
+  const FrameChange change = compare_frames(walks, depth, seed);
   if (change == FrameChange::no_frames) return 0;
   if (change == FrameChange::same && walks.stack != 0) return walks.stack;
   const WalkKey key = walks.key();

@@ -57,7 +57,9 @@ class Recorder {
   Recorder();
 
   DeviceLog* log(int device) const noexcept;
-  uint32_t stack_of_thread(WalkMemo& walks) noexcept;  // the calling thread's
+  uint32_t stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept;
+  // The calling thread's stack. `is_same_call`: the last walk was in the same call of the allocator.
+  uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
   uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
                            WalkMemo& walks) noexcept;
 

@@ -4,8 +4,9 @@
 // 2. Any number of readers, on any thread, without a lock; they never delay the writer.
 // 3. Events are numbered from 0 in the order they were appended. The ring holds the newest
 //    `capacity` of them; the writer overwrites the oldest and never waits.
-// 4. copy() verifies each event, so a reader knows which events were overwritten while it read.
-// 5. Memory is committed as the ring fills: 64 bytes an event.
+// 4. The writer announces each event before it writes the slot. copy() looks at the announcement
+//    after it read a slot, so a reader knows which events were overwritten while it read.
+// 5. Memory is committed as the ring fills: 48 bytes an event.
 #pragma once
 
 #include <algorithm>
@@ -35,27 +36,24 @@ class RingBuffer {
     return true;
   }
 
-  // Writer, under the writer lock.
+  // Writer, under the writer lock. The event's ticks are not 0.
   void append(const Event& event) noexcept {
     const uint64_t sequence = head_.load(std::memory_order_relaxed);
     Slot& slot = slots_[next_];
-    // The slot is made invalid first: a reader that sees a new word then also sees that the old
-    // event is gone. (Release stores, not a fence, which ThreadSanitizer cannot follow; they cost
-    // nothing on x86.)
-    slot.words[0].store(tag_of(sequence + kInvalid), std::memory_order_relaxed);
+    announced_.store(sequence + 1, std::memory_order_relaxed);
+    // A reader that sees one of these words then also sees the announcement. (Release stores, not a
+    // fence, which ThreadSanitizer cannot follow; they cost nothing on x86.)
     const auto store = [&](size_t i, uint64_t word) {
       slot.words[i].store(word, std::memory_order_release);
     };
     // Words are composed in registers: reading fields back as words would wait for their stores.
-    store(1, event.address);
-    store(2, event.size);
-    store(3, event.stream);
-    store(4, static_cast<uint64_t>(event.ticks));
-    store(5, event.autograd_sequence);
-    store(6, (uint64_t{event.pool} << 48) | (uint64_t{event.phase} << 32) | event.stack);
-    store(7, (uint64_t{static_cast<uint8_t>(event.device)} << 24) | (uint64_t{event.action} << 16) |
-                 event.metadata);
-    store(0, (uint64_t{event.alloc_stack} << 32) | tag_of(sequence));
+    store(0, event.address);
+    store(1, event.size);
+    store(2, event.stream);
+    store(3, static_cast<uint64_t>(event.ticks));
+    store(4, (uint64_t{event.alloc_stack} << 32) | event.stack);
+    store(5, (uint64_t{static_cast<uint8_t>(event.device)} << 56) | (uint64_t{event.action} << 48) |
+                 (uint64_t{event.metadata} << 32) | (uint64_t{event.pool} << 16) | event.phase);
     next_ = next_ + 1 == capacity_ ? 0 : next_ + 1;
     head_.store(sequence + 1, std::memory_order_release);
   }
@@ -104,24 +102,21 @@ class RingBuffer {
         capacity_(capacity),
         first_(first),
         next_(static_cast<uint32_t>(first % capacity)),
-        head_(first) {}
+        head_(first),
+        announced_(first) {}
 
   static constexpr size_t kWords = sizeof(Event) / sizeof(uint64_t);
-  static constexpr uint64_t kTagMask = 0xffffffffu;
-  static constexpr uint64_t kInvalid = 1ull << 31;  // capacity is far below, so no reader expects it
-  struct alignas(64) Slot {
+  struct Slot {
     std::atomic<uint64_t> words[kWords];
   };
-  // 0 marks a slot that was not written or was wiped by a fork; only every 2^32nd event has it too.
-  static uint64_t tag_of(uint64_t sequence) noexcept { return (sequence + 1) & kTagMask; }
 
   bool read(uint64_t sequence, Event& out) const noexcept {
     const Slot& slot = slots_[sequence % capacity_];
     uint64_t words[kWords];
     for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
-    const uint64_t again = slot.words[0].load(std::memory_order_relaxed);
+    const bool is_held = announced_.load(std::memory_order_relaxed) - sequence <= capacity_;
     std::memcpy(&out, words, sizeof(out));  // the inverse of append(): little-endian
-    return words[0] == again && (again & kTagMask) == tag_of(sequence);
+    return is_held && out.ticks != 0;       // 0: never written, or wiped by a fork
   }
 
   ReservedArray<Slot> slots_;
@@ -129,6 +124,7 @@ class RingBuffer {
   const uint64_t first_;  // number of the first event that this ring ever held
   uint32_t next_;         // slot of the next event: head % capacity, without the division
   std::atomic<uint64_t> head_;
+  std::atomic<uint64_t> announced_;  // the number of events whose slot is or was being written
 };
 
 }  // namespace pytracer

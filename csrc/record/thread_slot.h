@@ -24,6 +24,9 @@ struct ThreadSlot {
   std::atomic<uint32_t> scopes{0};  // scopes begun and ended: odd within one
   std::atomic<bool> owned{false};
   std::atomic<uint16_t> phase{0};  // the thread's innermost phase; 0: it is in none
+  // The block that the thread's last event requested to be freed, if its stack was walked; else 0.
+  uint64_t requested_free = 0;
+  int16_t requested_on = 0;  // the block's device
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
   ThreadSlot* next = nullptr;
   WalkMemo walks;  // may be from the slot's previous thread

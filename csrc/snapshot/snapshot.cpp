@@ -9,7 +9,7 @@
 
 namespace pytracer {
 
-// Traces are read from the ring in chunks, so that a dump needs 256 KiB for events instead of the
+// Traces are read from the ring in chunks, so that a dump needs 192 KiB for events instead of the
 // ring's size. Only if the ring's writer overtakes the dump is the ring copied.
 void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink) {
   if (SnapshotWriter(view, extras, sink).write(false)) return;

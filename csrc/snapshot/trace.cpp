@@ -8,7 +8,7 @@ namespace pytracer {
 
 namespace {
 
-constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 256 KiB
+constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 192 KiB
 
 }  // namespace
 

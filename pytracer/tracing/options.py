@@ -126,7 +126,7 @@ _ALL = (
         *(100_000, "INTEGER", parse_int, check_int_in(1, MAX_ENTRIES_LIMIT, 100_000)),
         "How many ring events are kept for each device. An allocation is one ring event. Its free "
         "is one ring event on the CPU and two on an accelerator. (In a file, a CPU allocation and "
-        "its free have five entries.) A ring event takes 64 bytes of memory once it is written. A "
+        "its free have five entries.) A ring event takes 48 bytes of memory once it is written. A "
         "full ring overwrites its oldest events, and counts them.",
     ),
     Option(

@@ -279,7 +279,6 @@ class Tracer:
                 device or system.
             size_bytes (u8): The bytes that were requested; for a free, those of the allocation.
             stream (u8): The handle of the stream; 0: the default stream.
-            autograd_sequence (u8): Reserved for autograd's sequence number; always 0, unknown.
             stack (u4): The stack of the event, for `frames()`; 0: none.
             alloc_stack (u4): For a free, the stack of the allocation; 0: none.
             pool_high, pool_low (u8): The id of the memory pool, as in a snapshot's `pool_id`.

@@ -1,5 +1,6 @@
 """Provide the fixtures of the tests on an accelerator."""
 
+import gc
 from types import ModuleType
 
 import pytest
@@ -19,3 +20,19 @@ def device(backend: str) -> ModuleType:
     module: ModuleType = getattr(torch, backend)
     module.init()
     return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_other_modules_memory(backend: str) -> None:
+    """Free what other modules' tests left in the allocator, such as the workspaces of cuBLAS.
+
+    Without this, what a test finds in the allocator depends on the order of the tests.
+    """
+    module: ModuleType = getattr(torch, backend)
+    if not module.is_initialized():
+        return
+    gc.collect()
+    if backend == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+    module.synchronize()
+    module.empty_cache()

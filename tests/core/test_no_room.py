@@ -37,11 +37,11 @@ print(later.events()["address"].tolist())
 
 def test_no_address_space_for_a_ring(tmp_path: Path) -> None:
     # GIVEN a session that records, and little address space
-    # WHEN other sessions ask for rings of 16 GiB
+    # WHEN other sessions ask for rings of 12 GiB
     done = run(CODE, cwd=tmp_path)
     # THEN each start raises an error, and earlier and later sessions still record
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[:4] == [lines[0]] * 4
-    assert lines[0].startswith("cannot reserve 17179869184 bytes of address space: ")
+    assert lines[0].startswith("cannot reserve 12884901888 bytes of address space: ")
     assert lines[4:] == ["[64, 64]", "[128]"]

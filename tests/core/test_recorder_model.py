@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pytracer import _core
 
-EVENT_BYTES = 64
+EVENT_BYTES = 48
 Event = tuple[int, int, int]  # action, address, size
 FILE_ACTIONS = {"alloc": ALLOC, "free_completed": FREE}
 

@@ -12,6 +12,7 @@
 
 #include "snapshot/annotations.h"
 #include "check.h"
+#include "fake_frame_walk.h"
 #include "session/session.h"
 #include "record/recorder.h"
 #include "snapshot/memory_sink.h"
@@ -185,6 +186,42 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   CHECK(events.size() == 5 && device.capture.counts.unknown_frees == 1);
   CHECK(events[1].size == 8 && events[3].action == PYTRACER_ALLOC && events[3].size == 9);
   CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
+}
+
+TEST(a_free_that_completes_at_once_has_the_stack_of_its_request) {
+  Recording recording;
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  for (const uint64_t address : {64, 128, 192}) record(0, PYTRACER_ALLOC, address, 1);
+  record(0, PYTRACER_FREE_REQUESTED, 64, 1);
+  record(0, PYTRACER_FREE_COMPLETED, 64, 1);
+  record(0, PYTRACER_FREE_REQUESTED, 128, 1);
+  record(0, PYTRACER_FREE_REQUESTED, 192, 1);
+  run_frames({frame_at(1, 7), frame_at(2, 2)});  // completed by a later call, from another line
+  record(0, PYTRACER_FREE_COMPLETED, 192, 1);
+  record(0, PYTRACER_FREE_COMPLETED, 128, 1);
+  const View view = recording.session.view();
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  const uint32_t first = events[0].stack;
+  CHECK(first != 0 && events[3].stack == first && events[4].stack == first);
+  const uint32_t later = events[7].stack;
+  CHECK(later != 0 && later != first && events[8].stack == later);
+  for (size_t i = 3; i < 9; ++i) CHECK(events[i].alloc_stack == first);
+  run_frames({});
+}
+
+TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {
+  Recorder::instance().set_walking(true);
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  {
+    Recording recording;
+    record(0, PYTRACER_FREE_REQUESTED, 64, 1);
+  }
+  Recording recording;
+  record(0, PYTRACER_FREE_COMPLETED, 64, 1);
+  const View view = recording.session.view();
+  CHECK(copy_events(view.devices[0])[0].stack == 1 && view.stacks->stats().stacks == 1);
+  run_frames({});
 }
 
 TEST(segments_have_the_stack_of_their_allocation) {

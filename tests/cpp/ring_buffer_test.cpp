@@ -13,13 +13,13 @@ Event numbered(uint64_t number) {
   event.address = number;
   event.size = number * 3;
   event.stream = ~number;
-  event.autograd_sequence = number;
+  event.ticks = static_cast<int64_t>(number + 1);
   event.alloc_stack = static_cast<uint32_t>(number);
   return event;
 }
 bool whole(const Event& event, uint64_t number) {
   return event.address == number && event.size == number * 3 && event.stream == ~number &&
-         event.autograd_sequence == number && event.alloc_stack == static_cast<uint32_t>(number);
+         event.ticks == static_cast<int64_t>(number + 1) && event.alloc_stack == static_cast<uint32_t>(number);
 }
 }  // namespace
 

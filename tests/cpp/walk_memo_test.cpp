@@ -90,7 +90,8 @@ Key key_of(WalkMemo& memo) {
   return {key.a, key.b};
 }
 
-// Two walks have the same key exactly if their innermost frames are the same.
+// Two walks have the same key exactly if their innermost frames are the same. A stack that the memo
+// knows is the walk's own.
 void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
   std::vector<uint64_t> memory(kWords);
   Program program(seed, memory);
@@ -98,18 +99,22 @@ void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
   WalkMemo memo;
   std::map<std::vector<uint64_t>, Key> keys;
   std::map<Key, std::vector<uint64_t>> stacks;
-  std::vector<uint64_t> last;
+  std::map<std::vector<uint64_t>, uint32_t> ids;
+  int known = 0;
   for (int i = 0; i < 20'000; ++i) {
     if (i % 3 != 0) program.run(most_calls);
     const std::vector<uint64_t> stack = program.stack(depth);
     const bool same = memo.follow<FrameAccess>(program.innermost(), depth, 1);
-    CHECK(!same || stack == last);
+    const uint32_t id = ids.emplace(stack, ids.size() + 1).first->second;
+    CHECK(!same || memo.stack == id || memo.stack == 0);
     CHECK(same || i % 3 != 0 || i == 0);  // no call or return happened in between
+    known += same && memo.stack != 0;
+    memo.stack = i % 17 == 0 ? 0 : id;  // 0, as for a walk whose stack the table does not keep
     const Key key = key_of(memo);
     CHECK(keys.emplace(stack, key).first->second == key);
     CHECK(stacks.emplace(key, stack).first->second == stack);
-    last = stack;
   }
+  CHECK(known > 1000);
 }
 
 }  // namespace
@@ -123,6 +128,45 @@ TEST(walk_memo_keys_depend_on_the_innermost_frames) {
     check_keys(seed, 64, 200);  // more calls than the memo's slack
     check_keys(seed, kMaxStackDepth, 100);
   }
+}
+
+TEST(walk_memo_knows_the_last_two_instructions) {
+  std::vector<uint64_t> memory(kWords);
+  Program program(1, memory);
+  for (int i = 0; i < 6; ++i) program.enter();
+  WalkMemo memo;
+  const auto follow_at = [&](uint64_t instruction, uint32_t depth = 4, uint64_t seed = 1) {
+    program.innermost()->instruction = instruction;
+    return memo.follow<FrameAccess>(program.innermost(), depth, seed);
+  };
+  const auto note_at = [&](uint64_t instruction, uint32_t depth = 4, uint64_t seed = 1) {
+    CHECK(!follow_at(instruction, depth, seed));
+    memo.stack = static_cast<uint32_t>(instruction);
+    return key_of(memo);
+  };
+  // GIVEN a function that allocates at one instruction and frees at another
+  const Key first = note_at(16), second = note_at(18);
+  // WHEN it does so again, THEN both stacks are known, with their keys
+  for (int i = 0; i < 3; ++i) {
+    CHECK(follow_at(16) && memo.stack == 16 && key_of(memo) == first);
+    CHECK(follow_at(18) && memo.stack == 18 && key_of(memo) == second);
+  }
+  // A third instruction takes the place of the one that was left first.
+  note_at(20);
+  CHECK(follow_at(18) && memo.stack == 18);
+  note_at(16);
+  // After a call, another seed or another depth, only the last stack counts.
+  program.enter();
+  note_at(32);
+  program.leave();
+  note_at(16);
+  note_at(18);
+  CHECK(follow_at(16));
+  note_at(18, 4, 2);
+  note_at(16, 4, 2);
+  note_at(18, 3, 2);
+  note_at(16, 3, 2);
+  CHECK(follow_at(18, 3, 2) && memo.stack == 18);
 }
 
 // A thread slot with its memo passes from a thread to the next, whose frames are at the same

@@ -210,6 +210,16 @@ def two_stacks(counter: Counter, pairs: int) -> int:
     return counter.stop()
 
 
+def accelerator_pairs(counter: Counter, pairs: int) -> int:
+    """Make pairs as an accelerator's hook does: three events, two stacks."""
+    record, record_free = _core.testing.record, _core.testing.record_free
+    counter.start()
+    for _ in range(pairs):
+        record(ALLOC, ADDRESS, 512, 0)
+        record_free(ADDRESS, 512, 0)
+    return counter.stop()
+
+
 def two_paths(counter: Counter, pairs: int, calls: int = 20) -> int:
     """Make pairs from two paths in turn, each `calls` calls deep, with no frame in common."""
     record = _core.testing.record_pairs
@@ -301,6 +311,9 @@ CORE = {
     "two stacks, 40 frames": (two_stacks, 40, "all"),
     "two paths, 25 frames": (two_paths, 5, "all"),
     "two paths, 84 frames, 64 kept": (deep_paths, 5, "all"),
+    "accelerator, without stacks": (accelerator_pairs, 5, None),
+    "accelerator, 5 frames": (accelerator_pairs, 5, "all"),
+    "accelerator, 40 frames": (accelerator_pairs, 40, "all"),
 }
 TORCH = {
     "without stacks": (5, None),
@@ -320,7 +333,8 @@ if __name__ == "__main__":
     results: dict[str, Figure] = {}
     if backend == "cpu":
         for name, case in CORE.items():
-            results[name] = added(way, _core.CPU_DEVICE, *case)
+            index = 0 if name.startswith("accelerator") else _core.CPU_DEVICE
+            results[name] = added(way, index, *case)
     else:
         body = torch_pairs(backend)
         for name, (frames, context) in TORCH.items():

@@ -28,7 +28,7 @@ from pytracer import ACTIONS, Tracer, annotate
 from pytracer.tracing import process
 
 Block = tuple[int, int]  # address, size in bytes
-EVENT_BYTES = 64
+EVENT_BYTES = 48
 BYTE = torch.uint8
 
 
@@ -109,7 +109,7 @@ def test_an_allocation_and_its_free(shape: tuple[int, ...], dtype: torch.dtype) 
     assert events["alloc_stack"].tolist() == [0, events["stack"][0]]
     assert set(events["device"]) == {-1}
     assert set(events["step"]) == {1}
-    for field in ("stream", "autograd_sequence", "phase", "pool_low", "pool_high"):
+    for field in ("stream", "phase", "pool_low", "pool_high"):
         assert set(events[field]) == {0}
 
 

@@ -174,7 +174,7 @@ class Program:
         (device,) = self.tracer.stats()["devices"]
         stacks = self.tracer.stats()["stacks"]
         self.found.check(stacks["bytes"] <= stacks["max_bytes"] == STACK_BYTES, f"{stacks}")
-        within = device["ring_bytes"] <= device["max_ring_bytes"] == ENTRIES * 64
+        within = device["ring_bytes"] <= device["max_ring_bytes"] == ENTRIES * 48
         self.found.check(within and device["held"] <= ENTRIES, f"{device}")
         failures = self.tracer.stats()["failures"] + self.windows.stats()["failures"]
         self.found.check(failures == 0, f"{failures} files were not written")

@@ -223,7 +223,7 @@ class Program:
         stacks = stats["stacks"]
         self.found.check(stacks["bytes"] <= stacks["max_bytes"] == STACK_BYTES, f"{stacks}")
         for device in stats["devices"]:
-            within = device["ring_bytes"] <= device["max_ring_bytes"] == ENTRIES * 64
+            within = device["ring_bytes"] <= device["max_ring_bytes"] == ENTRIES * 48
             self.found.check(within and device["held"] <= ENTRIES, f"{device}")
             self.found.check(device["live_dropped"] == 0, f"{device}")
         self.found.check(stats["failures"] == 0, f"{stats['failures']} files were not written")

@@ -1,8 +1,10 @@
 #include "record/device_log.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "record/clock.h"
+#include "record/thread_slot.h"
 
 namespace pytracer {
 
@@ -40,22 +42,68 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
       names_(std::make_shared<DeviceNames>()) {}
 
 void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t phase,
-                       Capture* capture) noexcept {
-  std::lock_guard lock(writer_lock_);
+                       EventQueue& queue, Capture* capture) noexcept {
+  if (!writer_lock_.try_lock()) {
+    // An accelerator's allocator has a lock of its own, so its threads hardly ever meet here.
+    if (is_cpu() && queue.has_room()) {
+      const uint64_t number = queued_.fetch_add(1, std::memory_order_relaxed);
+      queue.push({number, given.address, given.size, now_ticks(), stack, phase, given.action});
+      return;
+    }
+    writer_lock_.lock();
+  }
+  if (queued_.load(std::memory_order_relaxed) != unqueued_) write_queued();
+  // The clock is read under a lock, here or by the hook: times and numbers have the same order.
+  write(given, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
+  if (capture != nullptr) begin_capture_locked(*capture);
+  writer_lock_.unlock();
+}
+
+inline void DeviceLog::write(const pytracer_event& given, int64_t ticks, uint32_t stack,
+                             uint16_t phase) noexcept {
   // set_mode() takes the lock too, so the mode holds until this event is written.
   const Mode mode = mode_.load(std::memory_order_relaxed);
-  if (mode != Mode::off) {
-    // The clock is read under a lock, here or by the hook: times and numbers have the same order.
-    const int64_t ticks = given.ticks != 0 ? given.ticks : now_ticks();
-    const Known known = update_tables(given, ticks, stack, phase);
-    if (known.is_recorded && mode == Mode::on) {
-      ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
-                     names_->intern_pool(given.pool_high, given.pool_low),
-                     names_->intern_labels(given.labels), given.action,
-                     static_cast<int8_t>(given.device)});
+  if (mode == Mode::off) return;
+  last_ticks_ = ticks;
+  const Known known = update_tables(given, ticks, stack, phase);
+  if (!known.is_recorded || mode != Mode::on) return;
+  ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
+                 names_->intern_pool(given.pool_high, given.pool_low),
+                 names_->intern_labels(given.labels), given.action,
+                 static_cast<int8_t>(given.device)});
+}
+
+// Writes the events that were queued before now. An event comes after those that it depends on, as a
+// free depends on an allocation by another thread, because their numbers are in this order.
+__attribute__((noinline)) void DeviceLog::write_queued() noexcept {
+  const auto earliest = [] {
+    EventQueue* found = nullptr;
+    for (ThreadSlot* slot = all_thread_slots(); slot != nullptr; slot = slot->next) {
+      const QueuedEvent* event = slot->queue.front();
+      if (event != nullptr && (found == nullptr || event->number < found->front()->number)) {
+        found = &slot->queue;
+      }
     }
+    return found;
+  };
+  const uint64_t end = queued_.load(std::memory_order_relaxed);
+  while (EventQueue* queue = earliest()) {
+    // Looks again until nothing earlier appears: what an event depends on is in its queue by the
+    // time that the event is seen, but the first look may have passed that queue before.
+    for (EventQueue* again = earliest(); again != queue; again = earliest()) queue = again;
+    const QueuedEvent& queued = *queue->front();
+    if (queued.number >= end) return;  // threads that go on queueing must not keep a writer here
+    pytracer_event event{};
+    event.address = queued.address;
+    event.size = queued.size;
+    event.device = PYTRACER_CPU_DEVICE;
+    event.action = queued.action;
+    // Times and numbers have the same order: the event's own time may be before that of an event
+    // that was written meanwhile.
+    write(event, std::max(queued.ticks, last_ticks_), queued.stack, queued.phase);
+    queue->pop();
+    ++unqueued_;
   }
-  if (capture != nullptr) begin_capture_locked(*capture);
 }
 
 inline DeviceLog::Known DeviceLog::update_tables(const pytracer_event& given, int64_t ticks,
@@ -138,6 +186,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
     fresh = std::make_unique<Tables>();
   }
   std::lock_guard lock(writer_lock_);
+  if (is_cpu()) write_queued();  // in the mode in which they were queued
   if (fresh) tables_.swap(fresh);
   mode_.store(mode, std::memory_order_release);
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
@@ -155,7 +204,8 @@ void DeviceLog::ensure_ring(uint32_t capacity) {
   lock.unlock();  // before the old ring is destroyed
 }
 
-DeviceLog::Position DeviceLog::position_locked() const noexcept {
+DeviceLog::Position DeviceLog::position_locked() noexcept {
+  if (is_cpu()) write_queued();
   Position position{};
   position.end = ring_->head();
   position.ring = ring_;

@@ -1,7 +1,9 @@
 // The record of one device: its ring and its live tables, kept in agreement.
 //
 // 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
-//    held for the tables and the ring alone: the stack was walked before.
+//    held for the tables and the ring alone: the stack was walked before. On the CPU, a thread that
+//    finds the lock taken queues its event and goes on; whoever takes the lock next, a writer or a
+//    reader, first writes what was queued.
 // 2. The live tables are always what a replay of the events would give: a capture fixes the tables
 //    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
 //    missed free is recorded when its address is given out again, and an allocation that finds the
@@ -17,6 +19,7 @@
 
 #include "record/device_names.h"
 #include "record/event.h"
+#include "record/event_queue.h"
 #include "record/live_table.h"
 #include "record/ring_buffer.h"
 #include "support/spin_lock.h"
@@ -75,9 +78,9 @@ class DeviceLog {
     return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
   }
 
-  // Any thread, in a hook. With `capture`, the capture begins at this event; finish_capture() has to
-  // follow, outside the hook.
-  void record(const pytracer_event& given, uint32_t stack, uint16_t phase,
+  // Any thread, in a hook, with its own queue. With `capture`, the capture begins at this event;
+  // finish_capture() has to follow, outside the hook.
+  void record(const pytracer_event& given, uint32_t stack, uint16_t phase, EventQueue& queue,
               Capture* capture) noexcept;
 
   // Control thread (under the registry's control lock), all below.
@@ -103,22 +106,27 @@ class DeviceLog {
     uint32_t alloc_stack;
     bool is_recorded;
   };
+  void write(const pytracer_event& given, int64_t ticks, uint32_t stack, uint16_t phase) noexcept;
+  void write_queued() noexcept;
   Known update_tables(const pytracer_event& given, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   uint32_t update_segments(const pytracer_event& given, uint32_t stack) noexcept;
   void record_missed_free(const pytracer_event& allocation, int64_t ticks, uint16_t phase,
                           const LiveBlock& missed) noexcept;
-  Position position_locked() const noexcept;
+  Position position_locked() noexcept;
   void begin_capture_locked(Capture& capture) noexcept;
 
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
+  std::atomic<uint64_t> queued_{0};       // how many events were ever queued
   SpinLock writer_lock_;  // guards all below
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
   bool used_ = false;
+  int64_t last_ticks_ = 0;  // of the last event
+  uint64_t unqueued_ = 0;   // how many queued events were written
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

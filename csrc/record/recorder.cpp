@@ -30,7 +30,7 @@ void Recorder::record(const pytracer_event* given) noexcept {
       capture = slot->captures->capture[index];
     }
   }
-  log->record(*given, stack, recorder.phases_.phase_of(*slot), capture);
+  log->record(*given, stack, recorder.phases_.phase_of(*slot), slot->queue, capture);
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -100,6 +100,8 @@ void Recorder::withdraw() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
   stacks_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
+  // Events that are still queued are later than the last capture of the log that is withdrawn.
+  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) slot->queue.clear();
 }
 
 void Recorder::set_enabled(bool cpu, bool enabled) noexcept {

@@ -55,6 +55,8 @@ ThreadSlot* detail::claim_slot() noexcept {
   return slot;
 }
 
+ThreadSlot* all_thread_slots() noexcept { return g_slots.load(std::memory_order_acquire); }
+
 void init_thread_slots() noexcept {
   static const bool once = [] {
     g_thread_end_works = pthread_key_create(&g_thread_end, &release_slot) == 0;
@@ -86,6 +88,7 @@ void wait_for_hooks() noexcept {
 void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
+    slot->queue.clear();
     if (slot == detail::this_thread) continue;
     slot->captures = nullptr;  // on the stack of a thread that is gone
     slot->walks.forget();  // its thread may have been writing them

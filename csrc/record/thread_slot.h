@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "frames/walk_memo.h"
+#include "record/event_queue.h"
 
 namespace pytracer {
 
@@ -28,6 +29,7 @@ struct ThreadSlot {
   uint64_t requested_free = 0;
   int16_t requested_on = 0;  // the block's device
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
+  EventQueue queue;  // events for the CPU's log
   ThreadSlot* next = nullptr;
   WalkMemo walks;  // may be from the slot's previous thread
 };
@@ -57,6 +59,9 @@ inline ThreadSlot* thread_slot() noexcept {
   ThreadSlot* slot = detail::this_thread;
   return slot != nullptr ? slot : detail::claim_slot();
 }
+
+// All slots, linked by `next`.
+ThreadSlot* all_thread_slots() noexcept;
 
 class HookScope {
  public:

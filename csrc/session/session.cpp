@@ -275,6 +275,7 @@ Session::Stats Session::stats() {
   for (size_t i = 0; i < cursors_.size(); ++i) {
     const Cursor& cursor = cursors_[i];
     const DeviceLog& log = *cursor.log;
+    const DeviceView view = device_view(i, {position_of(i), {}, {}});  // writes what was queued
     uint64_t live_blocks = log.live().blocks();
     uint64_t live_block_bytes = log.live().block_bytes();
     if (stopped()) {
@@ -282,7 +283,6 @@ Session::Stats Session::stats() {
       live_block_bytes = 0;
       for (const LiveBlock& block : final_captures_[i].blocks) live_block_bytes += block.size;
     }
-    const DeviceView view = device_view(i, {position_of(i), {}, {}});
     const uint64_t end = view.capture.end;
     stats.devices.push_back({view.device, end - view.begin, end - view.first, view.overwritten(),
                              log.ring()->committed_bytes(),

@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <ctime>
 #include <map>
+#include <string>
 #include <thread>
 
 #include "check.h"
@@ -276,6 +278,67 @@ TEST(cuts_are_consistent_under_fire) {
   stop = true;
   for (std::thread& thread : threads) thread.join();
   check_consistent(session.view().devices[0]);
+}
+
+// Each block is allocated by one thread and freed by another, which hands its address back. So the
+// order of all events of an address is known, whichever threads found the log taken.
+TEST(a_free_comes_after_its_allocation_by_another_thread) {
+  Session session(options(1 << 20));
+  session.start();
+  constexpr uint64_t kThreads = 6, kSlots = 4, kBlocks = 15'000;
+  std::atomic<uint64_t> slots[kSlots] = {};  // 0: its address is free; 1: it is allocated
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t done = 0, slot = t; done < kBlocks; ++slot) {
+        std::atomic<uint64_t>& turn = slots[slot % kSlots];
+        const uint64_t address = 64 * (1 + slot % kSlots);
+        uint64_t now = turn.load(std::memory_order_acquire);
+        // A turn that ends in 0xff is taken: a thread records its event.
+        if ((now & 0xff) == 0xff ||
+            !turn.compare_exchange_strong(now, now | 0xff, std::memory_order_acquire)) {
+          continue;
+        }
+        const bool is_allocated = (now & 1) != 0;
+        if (is_allocated) {
+          release(address);
+        } else {
+          alloc(address, done + 1);
+        }
+        turn.store(now ^ 1, std::memory_order_release);
+        ++done;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const DeviceView device = session.view().devices[0];
+  CHECK(device.capture.end == kThreads * kBlocks && device.capture.counts.unknown_frees == 0);
+  check_consistent(device);
+  const std::vector<Event> events = copy_events(device);
+  for (size_t i = 1; i < events.size(); ++i) CHECK(events[i - 1].ticks <= events[i].ticks);
+}
+
+TEST(a_reader_sees_what_a_thread_has_queued) {
+  Session session(options(1000));
+  session.start();
+  const std::string text(4 << 20, 'x');  // the log is taken for as long as this is looked up
+  const pytracer_labels labels{text.c_str(), "", ""};
+  for (uint64_t round = 1; round <= 50; ++round) {
+    std::atomic<bool> begun{false};
+    std::thread slow([&] {
+      pytracer_event event{};
+      event.device = PYTRACER_CPU_DEVICE;
+      event.address = 64 * round;
+      event.labels = &labels;
+      begun = true;
+      Recorder::record(&event);
+    });
+    while (!begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    alloc(64 * (1000 + round), 1);
+    slow.join();
+    CHECK(session.events().devices[0].capture.end == 2 * round);
+  }
 }
 
 // Ring and table are captured at the same instant: one block, which is alive after odd events.

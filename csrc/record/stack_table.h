@@ -1,8 +1,9 @@
 // The call stacks of all devices, each stored once, until the last session is gone.
 //
-// 1. A stack is a list of frames, a frame is a place in a code object. Stacks are equal when their
-//    frames are. Code objects are distinguished by identity, not by address: code_destroyed()
-//    retires an address.
+// 1. A frame is a place in a code object. A stack is its innermost frame and the stack of the frames
+//    around it, so stacks with the same callers share them. Stacks are equal when their frames are.
+//    Code objects are distinguished by identity, not by address: code_destroyed() retires an
+//    address.
 // 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:
 //    under it nothing calls Python, waits, or allocates much memory.
 // 3. Names and lines are read from code objects only with the GIL, which guards them, and without
@@ -28,13 +29,15 @@ namespace pytracer {
 class StackTable {
  public:
   struct Stack {
-    uint64_t hash;
-    uint32_t first_frame;  // into the frame lists; innermost first
+    uint32_t frame;  // the innermost one
+    uint32_t outer;  // the stack of the other frames; 0: there are none
     uint32_t next;
     uint16_t frames;
     bool truncated;  // there were more frames than stack_depth
+    bool is_walk;    // an event may have it; others are only part of such a stack
   };
   struct Frame {
+    const void* pointer;  // of the code object; null once the code object is destroyed
     uint32_t code;
     int32_t offset;  // of the instruction, in bytes
     int32_t line;    // unspecified until resolved
@@ -68,23 +71,27 @@ class StackTable {
   void resolve();
 
   // Any thread, without a lock, for ids that were given out before the last resolve().
+  // Stack 0 has no frames.
   const Stack& stack(uint32_t id) const noexcept { return stacks_[id]; }
-  uint32_t frame_id(const Stack& stack, uint32_t index) const noexcept {
-    return frame_lists_[stack.first_frame + index];
-  }
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
   uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
   const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
 
-  Stats stats() const;  // any thread
+  // Any thread.
+  uint32_t last_stack() const;  // the largest id
+  Stats stats() const;
 
  private:
   // Under mutex_; 0: no room.
+  uint32_t intern_walk(const RawFrame* raw, const Walk& walk) noexcept;
   uint32_t intern_code(const void* pointer) noexcept;
   uint32_t intern_frame(const RawFrame& raw) noexcept;
-  uint64_t bytes() const noexcept;
-  bool has_room(uint64_t needed) const noexcept;
+  uint32_t intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
+  uint32_t add_frame(const RawFrame& raw) noexcept;
+  uint32_t add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
+  bool has_room(uint64_t bytes) const noexcept { return bytes_ + bytes <= max_bytes_; }
+  bool take(uint64_t bytes) noexcept;  // counts the bytes, if there is room for them
   static uint64_t new_seed() noexcept;  // any thread
   // With the GIL, without mutex_.
   void name_code(Code& code);
@@ -103,7 +110,7 @@ class StackTable {
   } frame_items_{*this};
   struct StackItems {
     StackTable& table;
-    uint64_t hash(uint32_t id) const noexcept { return table.stacks_[id].hash; }
+    uint64_t hash(uint32_t id) const noexcept;
     uint32_t& next(uint32_t id) noexcept { return table.stacks_[id].next; }
   } stack_items_{*this};
 
@@ -113,16 +120,24 @@ class StackTable {
   ReservedArray<Code> codes_;
   ReservedArray<Frame> frames_;
   ReservedArray<Stack> stacks_;
-  ReservedArray<uint32_t> frame_lists_;
-  uint32_t code_count_ = 1, frame_count_ = 1, stack_count_ = 1, list_length_ = 0;
+  uint32_t code_count_ = 1, frame_count_ = 1, stack_count_ = 1;
   LinearHash<CodeItems> code_index_;
   LinearHash<FrameItems> frame_index_;
   LinearHash<StackItems> stack_index_;
   WalkCache cache_;
+  // The walk that was interned last, outermost frame first. Most new walks begin with the same
+  // frames, which then need no lookup: without it, a new stack costs three times as much.
+  struct Step {
+    const void* code;
+    int32_t offset;
+    uint32_t stack;  // of this frame and the frames around it
+  };
+  Step last_walk_[kMaxStackDepth];
+  uint32_t last_walk_frames_ = 0;
+  bool last_walk_truncated_ = false;
   std::atomic<uint64_t> seed_{new_seed()};
-  uint64_t truncated_ = 0, dropped_ = 0;
-  uint32_t named_codes_ = 1;  // how many code objects' names were read
-  uint64_t string_bytes_ = 0;
+  uint64_t bytes_;  // of everything, at most max_bytes_
+  uint64_t walks_ = 0, truncated_ = 0, dropped_ = 0;
   // Guarded by the GIL, not by mutex_.
   uint32_t resolved_frames_ = 1;  // frames below this have their lines
   std::unordered_map<std::string, uint32_t> string_ids_;

@@ -59,6 +59,7 @@ __attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks,
   if (walk.frames == 0) return 0;
   const uint32_t id = stacks.intern(frames, walk, key);
   if (walk.keyed) walks.stack = id;
+  if (stacks.wants_collection()) collector_.step(stacks, logs_, kMaxDevices);
   return id;
 }
 
@@ -87,6 +88,7 @@ void Recorder::withdraw() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_seq_cst);
   stacks_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
+  collector_.reset();
 }
 
 void Recorder::set_enabled(bool cpu, bool enabled) noexcept {
@@ -101,6 +103,7 @@ void Recorder::set_stack_depth(uint32_t depth) noexcept {
 void Recorder::reset_after_fork() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
+  collector_.reset();
   for (uint32_t& flag : enabled_) flag = 0;
 }
 

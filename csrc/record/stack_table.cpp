@@ -33,9 +33,6 @@ uint64_t hash_frame(const void* pointer, int32_t offset) noexcept {
   return mix(reinterpret_cast<uint64_t>(pointer),
              static_cast<uint32_t>(offset) * 0xd6e8feb86659fd93ull);
 }
-uint64_t hash_stack(uint32_t outer, uint32_t frame) noexcept {
-  return mix(uint64_t{outer} << 32, frame);
-}
 
 }  // namespace
 
@@ -45,19 +42,15 @@ uint64_t StackTable::CodeItems::hash(uint32_t id) const noexcept {
 uint64_t StackTable::FrameItems::hash(uint32_t id) const noexcept {
   return hash_frame(table.frames_[id].pointer, table.frames_[id].offset);
 }
-uint64_t StackTable::StackItems::hash(uint32_t id) const noexcept {
-  return hash_stack(table.stacks_[id].outer, table.stacks_[id].frame);
-}
 
 StackTable::StackTable(uint64_t max_bytes)
     : max_bytes_(max_bytes),
       codes_(max_items<Code>(max_bytes)),
       frames_(max_items<Frame>(max_bytes)),
-      stacks_(max_items<Stack>(max_bytes)),
       code_index_(code_items_, max_items<Code>(max_bytes)),
       frame_index_(frame_items_, max_items<Frame>(max_bytes)),
-      stack_index_(stack_items_, max_items<Stack>(max_bytes)),
-      bytes_(code_index_.bytes() + frame_index_.bytes() + stack_index_.bytes() + cache_.reserve(1)),
+      stacks_(max_items<Stack>(max_bytes)),
+      bytes_(code_index_.bytes() + frame_index_.bytes() + stacks_.bytes() + cache_.reserve(1)),
       strings_(2 * size_t{max_items<Code>(max_bytes)} + 2) {
   strings_[0] = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
 }
@@ -100,21 +93,14 @@ uint32_t StackTable::add_frame(const RawFrame& raw) noexcept {
   return id;
 }
 
-inline uint32_t StackTable::intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  const uint32_t known = stack_index_.find(hash_stack(outer, frame), [&](uint32_t id) {
-    const Stack& stack = stacks_[id];
-    return stack.outer == outer && stack.frame == frame && stack.truncated == truncated;
-  });
-  return known != 0 ? known : add_stack(outer, frame, truncated);
-}
-
 uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  if (!take(sizeof(Stack) + kIndexBytes)) return 0;
-  const uint32_t id = stack_count_++;
-  const auto frames = static_cast<uint16_t>(stacks_[outer].frames + 1);
-  stacks_[id] = {frame, outer, 0, frames, truncated, false};
-  stack_index_.insert(id);
-  return id;
+  if (stacks_.places() == 0) {
+    if (bytes_ + StackTree::kStackBytes > max_stack_bytes_) return 0;
+    bytes_ += StackTree::kStackBytes;
+  }
+  ++since_collection_;
+  want_collection();
+  return stacks_.add(outer, frame, truncated);
 }
 
 inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) noexcept {
@@ -129,12 +115,16 @@ inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) n
   last_walk_truncated_ = walk.truncated;
   for (; next != raw; ++done, --next) {
     const uint32_t frame = intern_frame(next[-1]);
-    id = frame != 0 ? intern_stack(id, frame, walk.truncated) : 0;
-    if (id == 0) break;
+    if (frame == 0) break;
+    uint32_t inner = stacks_.find(id, frame, walk.truncated);
+    if (inner == 0) inner = add_stack(id, frame, walk.truncated);
+    if (inner == 0) break;
+    id = inner;
     last_walk_[done] = {next[-1].code, next[-1].offset, id};
   }
   last_walk_frames_ = done;
-  return id;
+  stacks_.mark(id);  // a collection that is under way may have come past
+  return next == raw ? id : 0;
 }
 
 uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
@@ -142,16 +132,17 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
   const uint32_t id = intern_walk(raw, walk);
   if (id == 0) {
     ++dropped_;
+    ++since_collection_;
+    want_collection();
     return 0;
   }
-  if (Stack& stack = stacks_[id]; !stack.is_walk) {
-    stack.is_walk = true;
+  if (stacks_.set_walk(id)) {
     ++walks_;
     truncated_ += walk.truncated;
   }
   if (walk.keyed) {
     const uint64_t growth = cache_.growth(walks_);
-    if (growth != 0 && has_room(growth)) bytes_ += cache_.reserve(walks_);
+    if (growth != 0 && bytes_ + growth <= max_stack_bytes_) bytes_ += cache_.reserve(walks_);
     cache_.insert(key, id);
   }
   return id;
@@ -243,12 +234,17 @@ void StackTable::resolve() {
 
 uint32_t StackTable::last_stack() const {
   std::lock_guard lock(mutex_);
-  return stack_count_ - 1;
+  return stacks_.end() - 1;
+}
+
+bool StackTable::has_stack(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  return stacks_.has(id);
 }
 
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  return {walks_, frame_count_ - 1ull, code_count_ - 1ull, bytes_, max_bytes_, truncated_, dropped_};
+  return {walks_, frame_count_ - 1ull, code_count_ - 1ull, bytes_, max_bytes_, truncated_, dropped_, freed_};
 }
 
 }  // namespace pytracer

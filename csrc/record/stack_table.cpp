@@ -98,8 +98,7 @@ uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) n
     if (bytes_ + StackTree::kStackBytes > max_stack_bytes_) return 0;
     bytes_ += StackTree::kStackBytes;
   }
-  ++since_collection_;
-  want_collection();
+  if (++since_collection_ % 32 == 0) want_collection();
   return stacks_.add(outer, frame, truncated);
 }
 
@@ -123,7 +122,7 @@ inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) n
     last_walk_[done] = {next[-1].code, next[-1].offset, id};
   }
   last_walk_frames_ = done;
-  stacks_.mark(id);  // a collection that is under way may have come past
+  stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
   return next == raw ? id : 0;
 }
 

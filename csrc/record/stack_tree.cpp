@@ -4,20 +4,6 @@
 
 namespace pytracer {
 
-uint32_t StackTree::add(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  uint32_t id = place_;
-  if (id != 0) {
-    place_ = stacks_[id].next;
-    --places_;
-  } else {
-    id = end_++;
-  }
-  const auto frames = static_cast<uint16_t>(stacks_[outer].frames + 1);
-  stacks_[id] = {frame, outer, 0, frames, truncated, static_cast<uint8_t>(kUsed | (mark_ ^ kMark))};
-  index_.insert(id);
-  return id;
-}
-
 StackTree::Swept StackTree::sweep(uint32_t most) noexcept {
   Swept swept{};
   const uint32_t stop = static_cast<uint32_t>(std::min<uint64_t>(end_, uint64_t{swept_} + most));

@@ -103,4 +103,18 @@ class StackTree {
   uint32_t place_ = 0, places_ = 0;       // by earlier sweeps; a list through next
 };
 
+inline uint32_t StackTree::add(uint32_t outer, uint32_t frame, bool truncated) noexcept {
+  uint32_t id = place_;
+  if (id != 0) {
+    place_ = stacks_[id].next;
+    --places_;
+  } else {
+    id = end_++;
+  }
+  const auto frames = static_cast<uint16_t>(stacks_[outer].frames + 1);
+  stacks_[id] = {frame, outer, 0, frames, truncated, static_cast<uint8_t>(kUsed | (mark_ ^ kMark))};
+  index_.insert(id);
+  return id;
+}
+
 }  // namespace pytracer

@@ -51,10 +51,10 @@ void alloc_and_free(uint64_t first, uint64_t count, uint64_t address = 64) {
     release(address);
   }
 }
-void segment(uint64_t address, uint64_t number) {
+void on_accelerator(uint8_t action, uint64_t address, uint64_t number) {
   run_stack(number);
   pytracer_event event{};
-  event.action = PYTRACER_SEGMENT_ALLOC;
+  event.action = action;
   event.address = address;
   event.size = number;
   event.ticks = 1;
@@ -72,7 +72,8 @@ uint64_t check_stacks(const View& view) {
     for (const Event& event : copy_events(device)) {
       if (event.action == PYTRACER_SNAPSHOT) continue;
       check(event.stack, event.size);
-      if (event.action == PYTRACER_FREE_COMPLETED) check(event.alloc_stack, event.size);
+      if (event.action != PYTRACER_FREE_COMPLETED) continue;
+      check(event.alloc_stack, device.is_cpu() ? event.size : event.size - 1);
     }
     for (const LiveBlock& block : device.capture.blocks) check(block.stack, block.size);
     for (const LiveBlock& block : device.capture.segments) check(block.stack, block.size);
@@ -88,9 +89,13 @@ TEST(a_full_table_gives_up_stacks_that_nothing_refers_to) {
   Recorder::instance().set_walking(true);
   Session session(options());
   session.start();
-  // GIVEN live blocks, a live segment, and a block that was freed while the ring still has that
+  // GIVEN live blocks, a live segment, and a ring that has the free of a block, but no longer its
+  // allocation
   for (uint64_t block = 1; block <= 50; ++block) alloc_from(block << 20, block);
-  segment(1 << 30, 51);
+  on_accelerator(PYTRACER_SEGMENT_ALLOC, 1 << 30, 51);
+  on_accelerator(PYTRACER_ALLOC, 1 << 30, 60);
+  for (int i = 0; i < 99; ++i) on_accelerator(PYTRACER_OOM, 0, 70);
+  on_accelerator(PYTRACER_FREE_COMPLETED, 1 << 30, 61);
   // WHEN many times more stacks are recorded than fit
   for (uint64_t first = 1000; first < kManyStacks; first += 1000) {
     alloc_and_free(first, 1000);
@@ -190,6 +195,16 @@ TEST(stacks_are_marked_again_after_a_ring_was_replaced) {
   table.mark(&second, 1);
   CHECK(table.sweep() == StackTable::Sweep::done);
   CHECK(!table.has_stack(first) && number_of(table, second) == 2);
+}
+
+TEST(a_larger_ring_makes_the_marks_stale) {
+  Session session(options());
+  session.start();
+  StackTable& table = *session.stacks();
+  table.begin_collection();
+  table.begin_marking();
+  session.change(200, 32, Context::all);
+  CHECK(table.sweep() == StackTable::Sweep::marks_are_stale);
 }
 
 TEST(a_stack_that_is_used_again_during_a_collection_stays) {

@@ -140,7 +140,9 @@ uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) n
     const bool blocks = scan.part == StackScan::blocks;
     const LiveTable& table = blocks ? tables_->blocks : tables_->segments;
     const uint32_t copied = table.copy_stacks(scan.entry, kStackBurst, out);
-    if (scan.entry == 0) scan = {blocks ? StackScan::segments : StackScan::ring, 1, 0, ring_->head()};
+    if (scan.entry == 0) {
+      scan = {blocks ? StackScan::segments : StackScan::ring, 1, 0, ring_->head()};
+    }
     return copied;
   }
   Event events[kStackBurst / 2];

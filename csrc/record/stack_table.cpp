@@ -106,22 +106,22 @@ inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) n
   const uint32_t last_frames = walk.truncated == last_walk_truncated_ ? last_walk_frames_ : 0;
   const uint32_t most = std::min(walk.frames, last_frames);
   const RawFrame* next = raw + walk.frames;  // behind the outermost frame that is left
-  uint32_t done = 0;
-  for (const Step* last = last_walk_; done < most; ++done, ++last, --next) {
-    if (last->code != next[-1].code || last->offset != next[-1].offset) break;
+  Step* step = last_walk_;
+  for (const Step* end = step + most; step != end; ++step, --next) {
+    if (step->code != next[-1].code || step->offset != next[-1].offset) break;
   }
-  uint32_t id = done > 0 ? last_walk_[done - 1].stack : 0;
+  uint32_t id = step != last_walk_ ? step[-1].stack : 0;
   last_walk_truncated_ = walk.truncated;
-  for (; next != raw; ++done, --next) {
+  for (; next != raw; ++step, --next) {
     const uint32_t frame = intern_frame(next[-1]);
     if (frame == 0) break;
     uint32_t inner = stacks_.find(id, frame, walk.truncated);
     if (inner == 0) inner = add_stack(id, frame, walk.truncated);
     if (inner == 0) break;
     id = inner;
-    last_walk_[done] = {next[-1].code, next[-1].offset, id};
+    *step = {next[-1].code, next[-1].offset, id};
   }
-  last_walk_frames_ = done;
+  last_walk_frames_ = static_cast<uint32_t>(step - last_walk_);
   stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
   return next == raw ? id : 0;
 }
@@ -138,12 +138,10 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
   if (stacks_.set_walk(id)) {
     ++walks_;
     truncated_ += walk.truncated;
-  }
-  if (walk.keyed) {
     const uint64_t growth = cache_.growth(walks_);
     if (growth != 0 && bytes_ + growth <= max_stack_bytes_) bytes_ += cache_.reserve(walks_);
-    cache_.insert(key, id);
   }
+  if (walk.keyed) cache_.insert(key, id);
   return id;
 }
 
@@ -243,7 +241,8 @@ bool StackTable::has_stack(uint32_t id) const {
 
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  return {walks_, frame_count_ - 1ull, code_count_ - 1ull, bytes_, max_bytes_, truncated_, dropped_, freed_};
+  return {walks_,     frame_count_ - 1ull, code_count_ - 1ull, bytes_,
+          max_bytes_, truncated_,          dropped_,           freed_};
 }
 
 }  // namespace pytracer

@@ -1,7 +1,7 @@
 // The call stacks of all devices, each stored once, until the last session is gone.
 //
-// 1. A frame is a place in a code object. A stack is its innermost frame and the stack of the frames
-//    around it, so stacks with the same callers share them. Stacks are equal when their frames are.
+// 1. A frame is a place in a code object. A stack is its innermost frame and the stack of the
+//    frames around it, so stacks with the same callers share them. Stacks are equal when their frames are.
 //    Code objects are distinguished by identity, not by address: code_destroyed() retires an
 //    address.
 // 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:

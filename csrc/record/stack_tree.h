@@ -1,14 +1,15 @@
-// The stacks of a StackTable, which share their callers, and the collection of those out of use.
+// The stacks of a StackTable, which share their callers, and how unused stacks are freed.
 //
-// 1. A stack is a frame and the stack of the frames around it (`outer`), interned from the outermost
-//    frame inwards. Ids are places in an array; find(), add() and stack() take constant time.
-// 2. A collection has two parts. begin_marking() makes every stack unmarked, and mark() marks a stack
-//    with its callers. sweep() then frees the stacks that are still unmarked. Outside a collection
-//    every stack is marked, so a marked stack always has marked callers.
-// 3. The place of a freed stack is used again only after the sweep has ended. Until then a stack that
-//    is not yet swept may name a freed one as its caller.
-// 4. Not thread-safe: the table's mutex covers it. Only frame, outer, frames and truncated of a stack
-//    may be read without the mutex, as long as the stack cannot be freed.
+// 1. A stack is a frame and the stack of the frames around it (`outer`), interned from the
+//    outermost frame inwards. Ids are places in an array; find(), add() and stack() take constant
+//    time.
+// 2. A collection has two parts. begin_marking() makes every stack unmarked, and mark() marks a
+//    stack with its callers. sweep() then frees the stacks that are still unmarked. Outside a
+//    collection every stack is marked, so a marked stack always has marked callers.
+// 3. The place of a freed stack is used again only after the sweep has ended. Until then a stack
+//    that is not yet swept may name a freed one as its caller.
+// 4. Not thread-safe: the table's mutex covers it. Only frame, outer, frames and truncated of a
+//    stack may be read without the mutex, as long as the stack cannot be freed.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // A full stack table gives up the stacks that nothing refers to.
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <thread>
 #include <vector>

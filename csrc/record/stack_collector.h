@@ -7,7 +7,7 @@
 //    interned, which marks it. Then the hooks end that began before and may have ids in hand. Then
 //    the stacks of the live tables and rings are marked. Then the table frees what is unmarked.
 // 3. So the id of a freed stack is in no ring, no live table and no hook. Captures and views are
-//    copies of rings and live tables: who makes or has one pins the table, which then frees nothing.
+//    copies of rings and live tables. Their owner pins the table, which then frees nothing.
 // 4. A ring that replaces another one may hold events that were overwritten in the old ring before
 //    the marking came past. So who replaces a ring pins the table too, and makes the marks stale.
 #pragma once

@@ -1,9 +1,9 @@
 // The call stacks of all devices, each stored once, until the last session is gone.
 //
 // 1. A frame is a place in a code object. A stack is its innermost frame and the stack of the
-//    frames around it, so stacks with the same callers share them. Stacks are equal when their frames are.
-//    Code objects are distinguished by identity, not by address: code_destroyed() retires an
-//    address.
+//    frames around it, so stacks with the same callers share them. Stacks are equal when their
+//    frames are. Code objects are distinguished by identity, not by address: code_destroyed()
+//    retires an address.
 // 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:
 //    under it nothing calls Python, waits, or allocates much memory.
 // 3. Names and lines are read from code objects only with the GIL, which guards them, and without
@@ -13,6 +13,7 @@
 // 5. When places for stacks run low, a collection frees the stacks that nothing refers to
 //    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring
 //    or a live table has it, while the table is pinned, and for ever after keep().
+// More than 150 lines: collections (stack_collection.cpp) share the mutex and the counts.
 #pragma once
 
 #include <atomic>

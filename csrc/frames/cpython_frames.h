@@ -68,8 +68,8 @@ inline int32_t instruction_offset(PythonFrame* frame) noexcept {
 }
 inline bool is_incomplete(PythonFrame* frame) noexcept {
   PyCodeObject* code = code_object(frame);
-  return frame->owner != FRAME_OWNED_BY_GENERATOR &&
-         instruction_pointer(frame) < _PyCode_CODE(code) + code->_co_firsttraceable;
+  return instruction_pointer(frame) < _PyCode_CODE(code) + code->_co_firsttraceable &&
+         frame->owner != FRAME_OWNED_BY_GENERATOR;
 }
 
 #else

@@ -43,18 +43,18 @@ bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexce
 }
 
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
-  uint32_t frames = 0;
+  RawFrame* next = out;
+  RawFrame* const end = out + depth;
   bool keyed = true;
-  for (PythonFrame* frame = innermost_frame_here(); frame != nullptr;
-       frame = FrameAccess::outer(frame)) {
-    if (frames == depth) return {frames, true, keyed};
+  PythonFrame* frame = innermost_frame_here();
+  for (; frame != nullptr && next != end; frame = FrameAccess::outer(frame)) {
     if (is_incomplete(frame)) {
       keyed = false;
     } else {
-      out[frames++] = {code_object(frame), instruction_offset(frame)};
+      *next++ = {code_object(frame), instruction_offset(frame)};
     }
   }
-  return {frames, false, keyed};
+  return {static_cast<uint32_t>(next - out), frame != nullptr, keyed};
 }
 
 std::string frame_walk_problem() {

@@ -43,6 +43,17 @@ struct EventRecord {
   int8_t device;
 };
 
+// Python keeps the ids as plain numbers, so their stacks have to stay.
+void keep_stacks(const std::vector<EventRecord>& rows, StackTable& stacks) {
+  std::vector<uint32_t> ids;
+  ids.reserve(2 * rows.size());
+  for (const EventRecord& row : rows) {
+    ids.push_back(row.stack);
+    ids.push_back(row.alloc_stack);
+  }
+  stacks.keep(ids);
+}
+
 py::array_t<EventRecord> events_of(Session& session) {
   std::vector<EventRecord> rows;
   {
@@ -69,6 +80,7 @@ py::array_t<EventRecord> events_of(Session& session) {
         return a.time_ns < b.time_ns;
       });
     }
+    if (view.stacks) keep_stacks(rows, *view.stacks);
   }
   return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data());
 }
@@ -79,8 +91,9 @@ py::list frames_of(Session& session, int64_t stack) {
   const std::shared_ptr<StackTable> table = outside_gil([&] { return session.stacks(); });
   const uint32_t depth = outside_gil([&] { return session.options().stack_depth; });
   if (stack == 0) return frames;
-  const uint64_t known = table ? table->stats().stacks : 0;
-  if (stack < 0 || static_cast<uint64_t>(stack) > known) {
+  const uint64_t known = table ? table->last_stack() : 0;
+  if (stack < 0 || static_cast<uint64_t>(stack) > known ||
+      !table->has_stack(static_cast<uint32_t>(stack))) {
     throw py::index_error("no event has the stack " + std::to_string(stack) + ": this tracer has " +
                           (known == 0 ? "none" : "1 to " + std::to_string(known)) +
                           ", and 0 stands for none");
@@ -95,8 +108,10 @@ py::list frames_of(Session& session, int64_t stack) {
     if (decoded == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::str>(decoded);
   };
-  for (uint32_t i = 0; i < kept.frames && i < depth; ++i) {
-    const StackTable::Frame& frame = stacks.frame(stacks.frame_id(kept, i));
+  const uint32_t count = std::min<uint32_t>(kept.frames, depth);
+  for (auto inner = static_cast<uint32_t>(stack); frames.size() < count;
+       inner = stacks.stack(inner).outer) {
+    const StackTable::Frame& frame = stacks.frame(stacks.stack(inner).frame);
     frames.append(
         py::make_tuple(text(stacks.filename(frame)), text(stacks.name(frame)), frame.line));
   }

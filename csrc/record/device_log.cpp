@@ -179,6 +179,35 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
   tables_->blocks.remove(missed);
 }
 
+uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {
+  std::lock_guard lock(writer_lock_);
+  if (is_cpu()) write_queued();  // a queue may be the only place that has an id
+  // The ring comes last: a free takes an id from a live table to the ring, never back.
+  if (scan.part != StackScan::ring) {
+    const bool blocks = scan.part == StackScan::blocks;
+    const LiveTable& table = blocks ? tables_->blocks : tables_->segments;
+    const uint32_t copied = table.copy_stacks(scan.entry, kStackBurst, out);
+    if (scan.entry == 0) {
+      scan = {blocks ? StackScan::segments : StackScan::ring, 1, 0, ring_->head()};
+    }
+    return copied;
+  }
+  Event events[kStackBurst / 2];
+  const uint64_t begin = std::max(scan.next, ring_->oldest());
+  const uint64_t end = std::min(begin + kStackBurst / 2, scan.end);
+  scan.next = end;
+  if (begin >= end) {
+    scan.part = StackScan::done;
+    return 0;
+  }
+  uint32_t copied = 0;
+  for (uint64_t i = ring_->copy(begin, end, events); i < end; ++i) {
+    out[copied++] = events[i - begin].stack;
+    out[copied++] = events[i - begin].alloc_stack;
+  }
+  return copied;
+}
+
 void DeviceLog::set_mode(Mode mode, Context context) {
   std::unique_ptr<Tables> fresh;
   if (this->mode() == Mode::off && mode != Mode::off &&

@@ -83,6 +83,17 @@ class DeviceLog {
   void record(const pytracer_event& given, uint32_t stack, uint16_t phase, EventQueue& queue,
               Capture* capture) noexcept;
 
+  // Copies a part of the stack ids that the log refers to, each at least once from the first call to
+  // the last. Ids that only newer events brought in may be missing. Returns how many were copied.
+  // Any thread, in a hook.
+  struct StackScan {
+    enum Part { blocks, segments, ring, done } part = blocks;
+    uint32_t entry = 1;
+    uint64_t next = 0, end = 0;  // events of the ring
+  };
+  static constexpr uint32_t kStackBurst = 128;
+  uint32_t copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept;
+
   // Control thread (under the registry's control lock), all below.
   // The live tables start empty when the mode was off: frees were not seen meanwhile.
   void set_mode(Mode mode, Context context);

@@ -50,6 +50,10 @@ class LiveTable {
   // Writer. Removes what find() returned; it stays readable until the next insert().
   void remove(const LiveBlock& found) noexcept;
 
+  // Writer. Copies the stacks of the entries from `entry` on, at most `most`. Returns how many, and
+  // the entry that follows; 0: there are no more.
+  uint32_t copy_stacks(uint32_t& entry, uint32_t most, uint32_t* out) const noexcept;
+
   // Writer (in the marker). One freeze at a time.
   void freeze() noexcept;
   // The reader that caused freeze(), without the writer lock. Returns the blocks that were alive at

@@ -72,6 +72,7 @@ __attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks,
   if (walk.frames == 0) return 0;
   const uint32_t id = stacks.intern(frames, walk, key);
   if (walk.keyed) walks.stack = id;
+  if (stacks.wants_collection()) collector_.step(stacks, logs_, kMaxDevices);
   return id;
 }
 
@@ -102,6 +103,7 @@ void Recorder::withdraw() noexcept {
   wait_for_hooks();
   // Events that are still queued are later than the last capture of the log that is withdrawn.
   for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) slot->queue.clear();
+  collector_.reset();
 }
 
 void Recorder::set_enabled(bool cpu, bool enabled) noexcept {
@@ -116,6 +118,7 @@ void Recorder::set_stack_depth(uint32_t depth) noexcept {
 void Recorder::reset_after_fork() noexcept {
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
+  collector_.reset();
   for (uint32_t& flag : enabled_) flag = 0;
 }
 

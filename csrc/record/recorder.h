@@ -15,6 +15,7 @@
 
 #include "record/device_log.h"
 #include "record/phases.h"
+#include "record/stack_collector.h"
 #include "record/stack_table.h"
 
 namespace pytracer {
@@ -65,6 +66,7 @@ class Recorder {
 
   std::atomic<DeviceLog*> logs_[kMaxDevices]{};  // by device + 1
   std::atomic<StackTable*> stacks_{nullptr};
+  StackCollector collector_;
   std::atomic<bool> walking_{false};
   std::atomic<uint32_t> depth_{1};
   const Phases& phases_ = Phases::instance();

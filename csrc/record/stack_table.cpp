@@ -16,6 +16,8 @@ uint32_t max_items(uint64_t max_bytes) noexcept {
 
 // What a string costs besides its characters: itself, and its node in the map.
 constexpr uint64_t kStringBytes = sizeof(std::string) + 64;
+// What an item costs in its index: a bucket.
+constexpr uint64_t kIndexBytes = sizeof(uint32_t);
 // The room that is reserved for the two names of a code object until they are read.
 constexpr uint64_t kNameBytes = 2 * kStringBytes + 256;
 constexpr int32_t kUnresolved = INT32_MIN;
@@ -27,8 +29,9 @@ uint64_t mix(uint64_t hash, uint64_t value) noexcept {
 uint64_t hash_code(const void* pointer) noexcept {
   return mix(1, reinterpret_cast<uint64_t>(pointer));
 }
-uint64_t hash_frame(uint32_t code, int32_t offset) noexcept {
-  return mix(mix(2, code), static_cast<uint32_t>(offset));
+uint64_t hash_frame(const void* pointer, int32_t offset) noexcept {
+  return mix(reinterpret_cast<uint64_t>(pointer),
+             static_cast<uint32_t>(offset) * 0xd6e8feb86659fd93ull);
 }
 
 }  // namespace
@@ -37,18 +40,17 @@ uint64_t StackTable::CodeItems::hash(uint32_t id) const noexcept {
   return hash_code(table.codes_[id].pointer);
 }
 uint64_t StackTable::FrameItems::hash(uint32_t id) const noexcept {
-  return hash_frame(table.frames_[id].code, table.frames_[id].offset);
+  return hash_frame(table.frames_[id].pointer, table.frames_[id].offset);
 }
 
 StackTable::StackTable(uint64_t max_bytes)
     : max_bytes_(max_bytes),
       codes_(max_items<Code>(max_bytes)),
       frames_(max_items<Frame>(max_bytes)),
-      stacks_(max_items<Stack>(max_bytes)),
-      frame_lists_(max_items<uint32_t>(max_bytes) + kMaxStackDepth),
       code_index_(code_items_, max_items<Code>(max_bytes)),
       frame_index_(frame_items_, max_items<Frame>(max_bytes)),
-      stack_index_(stack_items_, max_items<Stack>(max_bytes)),
+      stacks_(max_items<Stack>(max_bytes)),
+      bytes_(code_index_.bytes() + frame_index_.bytes() + stacks_.bytes() + cache_.reserve(1)),
       strings_(2 * size_t{max_items<Code>(max_bytes)} + 2) {
   strings_[0] = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
 }
@@ -58,77 +60,88 @@ uint64_t StackTable::new_seed() noexcept {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-uint64_t StackTable::bytes() const noexcept {
-  const uint64_t unnamed = code_count_ - named_codes_;
-  return code_count_ * sizeof(Code) + frame_count_ * sizeof(Frame) +
-         stack_count_ * sizeof(Stack) + list_length_ * sizeof(uint32_t) + code_index_.bytes() +
-         frame_index_.bytes() + stack_index_.bytes() + cache_.bytes() +
-         string_bytes_ + unnamed * kNameBytes;
-}
-
-bool StackTable::has_room(uint64_t needed) const noexcept {
-  return bytes() + needed <= max_bytes_;
+bool StackTable::take(uint64_t bytes) noexcept {
+  if (!has_room(bytes)) return false;
+  bytes_ += bytes;
+  return true;
 }
 
 uint32_t StackTable::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_index_.find(
       hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
-  if (known != 0 || !has_room(sizeof(Code) + sizeof(uint32_t) + kNameBytes)) return known;
+  if (known != 0 || !take(sizeof(Code) + kIndexBytes + kNameBytes)) return known;
   const uint32_t id = code_count_++;
   codes_[id] = {pointer, 0, 0, 0, 0, false};
   code_index_.insert(id);
   return id;
 }
 
-uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
-  const uint32_t code = intern_code(raw.code);
-  if (code == 0) return 0;
-  const uint32_t known = frame_index_.find(hash_frame(code, raw.offset), [&](uint32_t id) {
-    return frames_[id].code == code && frames_[id].offset == raw.offset;
+inline uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
+  const uint32_t known = frame_index_.find(hash_frame(raw.code, raw.offset), [&](uint32_t id) {
+    return frames_[id].pointer == raw.code && frames_[id].offset == raw.offset;
   });
-  if (known != 0 || !has_room(sizeof(Frame) + sizeof(uint32_t))) return known;
+  return known != 0 ? known : add_frame(raw);
+}
+
+uint32_t StackTable::add_frame(const RawFrame& raw) noexcept {
+  const uint32_t code = intern_code(raw.code);
+  if (code == 0 || !take(sizeof(Frame) + kIndexBytes)) return 0;
   const uint32_t id = frame_count_++;
-  frames_[id] = {code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
+  frames_[id] = {raw.code, code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
   codes_[code].newest_frame = id;
   frame_index_.insert(id);
   return id;
 }
 
+uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
+  if (stacks_.places() == 0) {
+    if (bytes_ + StackTree::kStackBytes > max_stack_bytes_) return 0;
+    bytes_ += StackTree::kStackBytes;
+  }
+  if (++since_collection_ % 32 == 0) want_collection();
+  return stacks_.add(outer, frame, truncated);
+}
+
+inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) noexcept {
+  const uint32_t last_frames = walk.truncated == last_walk_truncated_ ? last_walk_frames_ : 0;
+  const uint32_t most = std::min(walk.frames, last_frames);
+  const RawFrame* next = raw + walk.frames;  // behind the outermost frame that is left
+  Step* step = last_walk_;
+  for (const Step* end = step + most; step != end; ++step, --next) {
+    if (step->code != next[-1].code || step->offset != next[-1].offset) break;
+  }
+  uint32_t id = step != last_walk_ ? step[-1].stack : 0;
+  last_walk_truncated_ = walk.truncated;
+  for (; next != raw; ++step, --next) {
+    const uint32_t frame = intern_frame(next[-1]);
+    if (frame == 0) break;
+    uint32_t inner = stacks_.find(id, frame, walk.truncated);
+    if (inner == 0) inner = add_stack(id, frame, walk.truncated);
+    if (inner == 0) break;
+    id = inner;
+    *step = {next[-1].code, next[-1].offset, id};
+  }
+  last_walk_frames_ = static_cast<uint32_t>(step - last_walk_);
+  stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
+  return next == raw ? id : 0;
+}
+
 uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
   std::lock_guard lock(mutex_);
-  // The list is written behind those in use, where it stays if the stack is new.
-  const uint32_t first = list_length_;
-  uint64_t hash = mix(3, walk.truncated);
-  for (uint32_t i = 0; i < walk.frames; ++i) {
-    const uint32_t frame = intern_frame(raw[i]);
-    if (frame == 0) {
-      ++dropped_;
-      return 0;
-    }
-    frame_lists_[first + i] = frame;
-    hash = mix(hash, frame);
-  }
-  uint32_t id = stack_index_.find(hash, [&](uint32_t known) {
-    const Stack& stack = stacks_[known];
-    return stack.hash == hash && stack.frames == walk.frames && stack.truncated == walk.truncated &&
-           std::equal(&frame_lists_[first], &frame_lists_[first] + walk.frames,
-                      &frame_lists_[stack.first_frame]);
-  });
+  const uint32_t id = intern_walk(raw, walk);
   if (id == 0) {
-    if (!has_room(sizeof(Stack) + sizeof(uint32_t) * (1 + walk.frames))) {
-      ++dropped_;
-      return 0;
-    }
-    id = stack_count_++;
-    list_length_ += walk.frames;
+    ++dropped_;
+    ++since_collection_;
+    want_collection();
+    return 0;
+  }
+  if (stacks_.set_walk(id)) {
+    ++walks_;
     truncated_ += walk.truncated;
-    stacks_[id] = {hash, first, 0, static_cast<uint16_t>(walk.frames), walk.truncated};
-    stack_index_.insert(id);
+    const uint64_t growth = cache_.growth(walks_);
+    if (growth != 0 && bytes_ + growth <= max_stack_bytes_) bytes_ += cache_.reserve(walks_);
   }
-  if (walk.keyed) {
-    if (has_room(cache_.growth(stack_count_))) cache_.reserve(stack_count_);
-    cache_.insert(key, id);
-  }
+  if (walk.keyed) cache_.insert(key, id);
   return id;
 }
 
@@ -158,18 +171,12 @@ void StackTable::name_code(Code& code) {
     // The kNameBytes that intern_code() reserved are exchanged for the bytes of the names under one
     // lock. Otherwise a hook on another thread could take that room in between.
     std::lock_guard lock(mutex_);
-    ++named_codes_;
-    if (has_room(filename_bytes)) {
-      string_bytes_ += filename_bytes;
-    } else {
+    bytes_ -= kNameBytes;
+    if (!take(filename_bytes)) {
       if (name == filename) name.clear();
       filename.clear();
     }
-    if (has_room(name_bytes)) {
-      string_bytes_ += name_bytes;
-    } else {
-      name.clear();
-    }
+    if (!take(name_bytes)) name.clear();
   }
   code.filename = intern_string(std::move(filename));
   code.name = intern_string(std::move(name));
@@ -190,7 +197,12 @@ void StackTable::code_destroyed(const void* pointer) noexcept {
                           [&](uint32_t code) { return codes_[code].pointer == pointer; });
     if (id == 0) return;
     frame = codes_[id].newest_frame;
+    last_walk_frames_ = 0;  // it may have this address
     code_index_.erase(id);
+    for (uint32_t retired = frame; retired != 0; retired = frames_[retired].next_of_code) {
+      frame_index_.erase(retired);
+      frames_[retired].pointer = nullptr;
+    }
     // The address may now be given to another code object: keys made before must not match.
     seed_.store(new_seed(), std::memory_order_release);
   }
@@ -217,10 +229,20 @@ void StackTable::resolve() {
   }
 }
 
+uint32_t StackTable::last_stack() const {
+  std::lock_guard lock(mutex_);
+  return stacks_.end() - 1;
+}
+
+bool StackTable::has_stack(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  return stacks_.has(id);
+}
+
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  return {stack_count_ - 1ull, frame_count_ - 1ull, code_count_ - 1ull, bytes(),
-          max_bytes_,          truncated_,          dropped_};
+  return {walks_,     frame_count_ - 1ull, code_count_ - 1ull, bytes_,
+          max_bytes_, truncated_,          dropped_,           freed_};
 }
 
 }  // namespace pytracer

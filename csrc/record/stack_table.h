@@ -1,6 +1,7 @@
 // The call stacks of all devices, each stored once, until the last session is gone.
 //
-// 1. A stack is a list of frames, a frame is a place in a code object. Stacks are equal when their
+// 1. A frame is a place in a code object. A stack is its innermost frame and the stack of the
+//    frames around it, so stacks with the same callers share them. Stacks are equal when their
 //    frames are. Code objects are distinguished by identity, not by address: code_destroyed()
 //    retires an address.
 // 2. find() is lock-free and runs in hooks. intern() takes a mutex, which is held for microseconds:
@@ -9,32 +10,33 @@
 //    the mutex: at export, or when the code object is destroyed.
 // 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted. A name that finds
 //    none, because it is far longer than usual, is empty.
-// 5. Ids keep their meaning as long as the table exists.
+// 5. When places for stacks run low, a collection frees the stacks that nothing refers to
+//    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring
+//    or a live table has it, while the table is pinned, and for ever after keep().
+// More than 150 lines: collections (stack_collection.cpp) share the mutex and the counts.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "frames/frame_walk.h"
 #include "support/linear_hash.h"
 #include "support/reserved_array.h"
+#include "record/stack_tree.h"
 #include "record/walk_cache.h"
 
 namespace pytracer {
 
 class StackTable {
  public:
-  struct Stack {
-    uint64_t hash;
-    uint32_t first_frame;  // into the frame lists; innermost first
-    uint32_t next;
-    uint16_t frames;
-    bool truncated;  // there were more frames than stack_depth
-  };
+  using Stack = StackTree::Stack;
   struct Frame {
+    const void* pointer;  // of the code object; null once the code object is destroyed
     uint32_t code;
     int32_t offset;  // of the instruction, in bytes
     int32_t line;    // unspecified until resolved
@@ -50,7 +52,7 @@ class StackTable {
     bool named;  // filename and name were read
   };
   struct Stats {
-    uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped;
+    uint64_t stacks, frames, codes, bytes, max_bytes, truncated, dropped, freed;
   };
 
   explicit StackTable(uint64_t max_bytes);
@@ -62,29 +64,50 @@ class StackTable {
   // In a hook, any thread. 0 when the table is full.
   uint32_t intern(const RawFrame* frames, const Walk& walk, const WalkKey& key) noexcept;
 
+  // In a hook; the collector, which makes sure that one thread at a time collects.
+  bool wants_collection() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+  void begin_collection() noexcept;
+  // Forgets that ids have appeared that the marks do not cover.
+  void begin_marking() noexcept;
+  void mark(const uint32_t* ids, uint32_t count) noexcept;
+  enum class Sweep { unfinished, done, marks_are_stale };
+  Sweep sweep() noexcept;  // a part of the table; nothing while it is pinned
+
+  // Any thread, not in a hook. As long as the result or a copy of it exists, no stack is freed.
+  static std::shared_ptr<StackTable> pinned(std::shared_ptr<StackTable> table);
+  // For ids that were in a ring or a live table when the table was pinned.
+  void keep(const std::vector<uint32_t>& ids);
+  // While pinned: an old ring's ids were copied to where a collection may have looked already.
+  void make_marks_stale();
+
   // With the GIL.
   void code_destroyed(const void* pointer) noexcept;
   // Reads the lines of all frames and the names of all code objects.
   void resolve();
 
-  // Any thread, without a lock, for ids that were given out before the last resolve().
-  const Stack& stack(uint32_t id) const noexcept { return stacks_[id]; }
-  uint32_t frame_id(const Stack& stack, uint32_t index) const noexcept {
-    return frame_lists_[stack.first_frame + index];
-  }
+  // Any thread, without a lock, for ids that were given out before the last resolve(), while the
+  // table is pinned or the stack is kept. Stack 0 has no frames.
+  const Stack& stack(uint32_t id) const noexcept { return stacks_.stack(id); }
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
   uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
   const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
 
-  Stats stats() const;  // any thread
+  // Any thread.
+  uint32_t last_stack() const;  // the largest id
+  bool has_stack(uint32_t id) const;
+  Stats stats() const;
 
  private:
   // Under mutex_; 0: no room.
+  uint32_t intern_walk(const RawFrame* raw, const Walk& walk) noexcept;
   uint32_t intern_code(const void* pointer) noexcept;
   uint32_t intern_frame(const RawFrame& raw) noexcept;
-  uint64_t bytes() const noexcept;
-  bool has_room(uint64_t needed) const noexcept;
+  uint32_t add_frame(const RawFrame& raw) noexcept;
+  uint32_t add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
+  void want_collection() noexcept;  // if places for stacks run low
+  bool has_room(uint64_t bytes) const noexcept { return bytes_ + bytes <= max_bytes_; }
+  bool take(uint64_t bytes) noexcept;  // counts the bytes, if there is room for them
   static uint64_t new_seed() noexcept;  // any thread
   // With the GIL, without mutex_.
   void name_code(Code& code);
@@ -101,28 +124,38 @@ class StackTable {
     uint64_t hash(uint32_t id) const noexcept;
     uint32_t& next(uint32_t id) noexcept { return table.frames_[id].next; }
   } frame_items_{*this};
-  struct StackItems {
-    StackTable& table;
-    uint64_t hash(uint32_t id) const noexcept { return table.stacks_[id].hash; }
-    uint32_t& next(uint32_t id) noexcept { return table.stacks_[id].next; }
-  } stack_items_{*this};
 
   mutable std::mutex mutex_;  // guards all below, except where a comment says otherwise
   const uint64_t max_bytes_;
+  // Stacks and their cache leave the rest to frames and code objects: places of freed stacks are
+  // for stacks alone, so new functions would have no room from the first collection on.
+  const uint64_t max_stack_bytes_ = max_bytes_ - max_bytes_ / 8;
   // Item 0 of each stands for "none". Items that were given out are read without the lock.
   ReservedArray<Code> codes_;
   ReservedArray<Frame> frames_;
-  ReservedArray<Stack> stacks_;
-  ReservedArray<uint32_t> frame_lists_;
-  uint32_t code_count_ = 1, frame_count_ = 1, stack_count_ = 1, list_length_ = 0;
+  uint32_t code_count_ = 1, frame_count_ = 1;
   LinearHash<CodeItems> code_index_;
   LinearHash<FrameItems> frame_index_;
-  LinearHash<StackItems> stack_index_;
+  StackTree stacks_;
   WalkCache cache_;
+  // The walk that was interned last, outermost frame first. Most new walks begin with the same
+  // frames, which then need no lookup: without it, a new stack costs three times as much.
+  struct Step {
+    const void* code;
+    int32_t offset;
+    uint32_t stack;  // of this frame and the frames around it
+  };
+  Step last_walk_[kMaxStackDepth];
+  uint32_t last_walk_frames_ = 0;
+  bool last_walk_truncated_ = false;
   std::atomic<uint64_t> seed_{new_seed()};
-  uint64_t truncated_ = 0, dropped_ = 0;
-  uint32_t named_codes_ = 1;  // how many code objects' names were read
-  uint64_t string_bytes_ = 0;
+  uint64_t bytes_;  // of everything, at most max_bytes_
+  uint64_t walks_ = 0, truncated_ = 0, dropped_ = 0, freed_ = 0;
+  std::atomic<bool> wanted_{false};  // a collection is wanted, or has begun
+  bool marks_are_stale_ = false;
+  std::atomic<uint32_t> pins_{0};  // grows under the mutex alone
+  uint64_t since_collection_ = 0;  // stacks added or dropped since the last collection began
+  uint64_t marked_ids_ = 0;        // how many ids that collection has marked
   // Guarded by the GIL, not by mutex_.
   uint32_t resolved_frames_ = 1;  // frames below this have their lines
   std::unordered_map<std::string, uint32_t> string_ids_;

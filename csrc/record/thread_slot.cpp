@@ -34,6 +34,16 @@ void release_slot(void* ended_slot) {
 
 long membarrier(int command) noexcept { return syscall(SYS_membarrier, command, 0, 0); }
 
+// A scope whose count is not seen after this sees everything that was stored before.
+void order_against_hooks() noexcept {
+  if (detail::membarrier_works) {
+    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+  } else {
+    static std::atomic<uint32_t> waits{0};
+    detail::store_before_loads(waits, 0);
+  }
+}
+
 }  // namespace
 
 ThreadSlot* detail::claim_slot() noexcept {
@@ -69,12 +79,7 @@ void init_thread_slots() noexcept {
 }
 
 void wait_for_hooks() noexcept {
-  if (detail::membarrier_works) {
-    membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-  } else {
-    static std::atomic<uint32_t> waits{0};
-    detail::store_before_loads(waits, 0);
-  }
+  order_against_hooks();
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     if (slot == detail::this_thread) continue;
     // A scope waits for nothing but a spin lock, so it ends within microseconds of its thread's
@@ -83,6 +88,22 @@ void wait_for_hooks() noexcept {
     if (now % 2 == 0) continue;
     while (slot->scopes.load(std::memory_order_acquire) == now) sched_yield();
   }
+}
+
+void note_hooks() noexcept {
+  order_against_hooks();
+  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+    slot->noted.store(slot->scopes.load(std::memory_order_seq_cst), std::memory_order_relaxed);
+  }
+}
+
+bool noted_hooks_have_ended() noexcept {
+  // A slot that is newer than note_hooks() has 0 here, which is even.
+  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+    const uint32_t noted = slot->noted.load(std::memory_order_relaxed);
+    if (noted % 2 != 0 && slot->scopes.load(std::memory_order_acquire) == noted) return false;
+  }
+  return true;
 }
 
 void reset_thread_slots_after_fork() noexcept {

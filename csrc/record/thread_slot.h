@@ -23,6 +23,7 @@ struct PendingCaptures;
 
 struct ThreadSlot {
   std::atomic<uint32_t> scopes{0};  // scopes begun and ended: odd within one
+  std::atomic<uint32_t> noted{0};   // `scopes` at note_hooks()
   std::atomic<bool> owned{false};
   std::atomic<uint16_t> phase{0};  // the thread's innermost phase; 0: it is in none
   // The block that the thread's last event requested to be freed, if its stack was walked; else 0.
@@ -87,6 +88,11 @@ class HookScope {
 void init_thread_slots() noexcept;
 // Any thread, not in a hook.
 void wait_for_hooks() noexcept;
+// The same without waiting, for a hook. A change made before note_hooks() is seen by every scope
+// that begins after it. Once noted_hooks_have_ended(), so have the scopes that began before,
+// including the caller's own. One user at a time.
+void note_hooks() noexcept;
+bool noted_hooks_have_ended() noexcept;
 // In a forked child, which has no other threads. Async-signal-safe.
 void reset_thread_slots_after_fork() noexcept;
 

@@ -21,8 +21,6 @@ namespace pytracer {
 
 class WalkCache {
  public:
-  WalkCache() { reserve(1); }
-
   uint32_t find(const WalkKey& key) const noexcept {
     Table* table = table_.load(std::memory_order_acquire);
     if (table == nullptr) return 0;
@@ -57,33 +55,27 @@ class WalkCache {
     entry.version.store(version + 2, std::memory_order_release);
   }
 
-  // The number of bytes that reserve(entries) takes.
+  // The number of bytes that reserve(entries) takes, if memory allows.
   uint64_t growth(uint64_t entries) const noexcept {
     const uint64_t sets = sets_for(entries);
     return sets != 0 ? sets * kWays * sizeof(Entry) : 0;
   }
 
   // Makes room for `entries`, if memory allows. When the cache grows, its entries are forgotten.
-  void reserve(uint64_t entries) noexcept {
+  // Returns the number of bytes that this took.
+  uint64_t reserve(uint64_t entries) noexcept {
     const uint64_t sets = sets_for(entries);
-    if (sets == 0) return;
+    if (sets == 0) return 0;
     std::unique_ptr<Table> grown;
     try {
       grown = std::make_unique<Table>(sets);
     } catch (const std::exception&) {
-      return;
+      return 0;
     }
     grown->older = std::move(newest_);
     newest_ = std::move(grown);
     table_.store(newest_.get(), std::memory_order_release);
-  }
-
-  uint64_t bytes() const noexcept {
-    uint64_t bytes = 0;
-    for (const Table* table = newest_.get(); table != nullptr; table = table->older.get()) {
-      bytes += table->sets * kWays * sizeof(Entry);
-    }
-    return bytes;
+    return sets * kWays * sizeof(Entry);
   }
 
  private:

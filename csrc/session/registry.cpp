@@ -25,7 +25,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
     const auto found = std::find_if(logs.begin(), logs.end(),
                                     [&](const auto& log) { return log->device() == device; });
     if (found != logs.end()) {
-      (*found)->ensure_ring(options.max_entries);
+      ensure_ring(**found, options.max_entries);
       resources.logs.push_back(*found);
     } else {
       logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries));
@@ -40,6 +40,12 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
   return resources;
 }
 
+void Registry::ensure_ring(DeviceLog& log, uint32_t max_entries) {
+  const auto pinned = StackTable::pinned(stacks_);
+  log.ensure_ring(max_entries);
+  if (pinned) pinned->make_marks_stale();
+}
+
 void Registry::remove(Session& session) noexcept {
   sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), &session), sessions_.end());
   apply_wishes();
@@ -51,6 +57,15 @@ void Registry::remove(Session& session) noexcept {
 
 void Registry::apply_wishes() {
   uint32_t depth = 0;
+  for (const auto& log : logs_) {
+    for (const Session* session : sessions_) {
+      const Session::Wish wish = session->wish(log->device());
+      if (wish.mode != Mode::off) depth = std::max(depth, wish.stack_depth);
+    }
+  }
+  // Before any log is on: the first events would have another depth. When all are off, hooks that
+  // have begun still use the depth, so it stays.
+  if (depth != 0) recorder_.set_stack_depth(depth);
   bool cpu_enabled = false, accelerators_enabled = false;
   for (const auto& log : logs_) {
     Mode mode = Mode::off;
@@ -60,12 +75,10 @@ void Registry::apply_wishes() {
       if (wish.mode == Mode::off) continue;
       mode = std::max(mode, wish.mode);
       context = std::max(context, wish.context);
-      depth = std::max(depth, wish.stack_depth);
     }
     log->set_mode(mode, context);
     (log->is_cpu() ? cpu_enabled : accelerators_enabled) |= mode != Mode::off;
   }
-  recorder_.set_stack_depth(depth);
   recorder_.set_enabled(true, cpu_enabled);
   recorder_.set_enabled(false, accelerators_enabled);
 }

@@ -51,6 +51,8 @@ class Registry {
   // Throws Error or std::bad_alloc; the session is not added then.
   Resources add(Session& session, const SessionOptions& options);
   void remove(Session& session) noexcept;
+  // Makes room for so many events. Throws std::bad_alloc.
+  void ensure_ring(DeviceLog& log, uint32_t max_entries);
   // Gives each device the strongest wish of all sessions that record it.
   void apply_wishes();
   // Captures each log at an instant of its own, and the accelerator's state at those instants.

@@ -80,6 +80,7 @@ void Session::set_mode(Mode mode, bool paused) {
   cursors_ = std::move(cursors);
   steps_ = std::move(steps);
   final_captures_.clear();
+  final_stacks_.reset();
   begun_ = ticks;
 }
 
@@ -107,7 +108,7 @@ void Session::keep_last_step() {
 void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
-  for (const Cursor& cursor : cursors_) cursor.log->ensure_ring(max_entries);
+  for (const Cursor& cursor : cursors_) registry_.ensure_ring(*cursor.log, max_entries);
   options_.max_entries = max_entries;
   options_.stack_depth = stack_depth;
   options_.context = context;
@@ -121,10 +122,12 @@ void Session::stop() {
   // Recording ends in any case; without memory for the live blocks, they are not kept.
   std::exception_ptr failure;
   try {
+    final_stacks_ = StackTable::pinned(stacks_);
     failure = capture(final_captures_, final_state_);
   } catch (...) {
     failure = std::current_exception();
     final_captures_.clear();
+    final_stacks_.reset();
   }
   if (mode_ == Mode::state) {  // it had no events of its own
     for (size_t i = 0; i < final_captures_.size(); ++i) cursors_[i].begin = final_captures_[i].end;
@@ -221,6 +224,7 @@ View Session::snapshot_view() {
   view.stack_depth = options_.stack_depth;
   view.context = options_.context;
   if (!is_ours()) return view;
+  view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures = final_captures_;
   view.state = final_state_;
   view.begin = begun_;
@@ -241,6 +245,7 @@ View Session::events() {
   view.stack_depth = options_.stack_depth;
   view.context = options_.context;
   if (!is_ours()) return view;
+  view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures;
   for (size_t i = 0; i < cursors_.size(); ++i) captures.push_back({position_of(i), {}, {}});
   add_devices(view, std::move(captures));
@@ -248,7 +253,6 @@ View Session::events() {
 }
 
 void Session::add_devices(View& view, std::vector<DeviceLog::Capture> captures) {
-  view.stacks = stacks_;
   WallClock& own = registry_.clock_of(PYTRACER_CPU_DEVICE);
   view.clock = own.calibrate();
   std::shared_ptr<const WallClock::Pairs> accelerators;
@@ -264,7 +268,7 @@ void Session::add_devices(View& view, std::vector<DeviceLog::Capture> captures) 
 
 std::shared_ptr<StackTable> Session::stacks() {
   std::lock_guard lock(registry_.control());
-  return is_ours() ? stacks_ : nullptr;
+  return is_ours() ? StackTable::pinned(stacks_) : nullptr;
 }
 
 Session::Stats Session::stats() {

@@ -62,7 +62,7 @@ class Session {
   // The events that follow belong to this step; 0: to none. Before start() too.
   void begin_step(uint32_t number);
   void clear();
-  // The table of its events' stack ids; null before start().
+  // The table of its events' stack ids, pinned; null before start().
   std::shared_ptr<StackTable> stacks();
   SessionOptions options();
   // Started and not stopped; true while paused too.
@@ -130,6 +130,7 @@ class Session {
   int64_t begun_, ended_ = 0;  // the window; ticks
   std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next
   std::shared_ptr<const AllocatorState> final_state_;
+  std::shared_ptr<StackTable> final_stacks_;  // pins the stacks of final_captures_
   std::shared_ptr<StackTable> stacks_;
 };
 

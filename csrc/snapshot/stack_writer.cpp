@@ -9,8 +9,11 @@ void StackWriter::write_frames(uint32_t id) {
   const StackTable::Stack& stack = id != 0 ? stacks_->stack(id) : none;
   const uint32_t count = std::min<uint32_t>(stack.frames, depth_);
   std::pair<uint64_t, uint64_t> hash{1, count};
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint64_t number = frame_number(stacks_->frame_id(stack, i));
+  frames_.clear();
+  for (uint32_t inner = id; frames_.size() < count; inner = stacks_->stack(inner).outer) {
+    const uint32_t frame = stacks_->stack(inner).frame;
+    const uint64_t number = frame_number(frame);
+    frames_.push_back(frame);
     hash.first = (hash.first ^ number) * 0x9e3779b97f4a7c15ull;
     hash.second = (hash.second + number) * 0xc2b2ae3d27d4eb4full;
   }
@@ -24,7 +27,7 @@ void StackWriter::write_frames(uint32_t id) {
   if (count == 0) return;
   truncated_ += stack.truncated || count < stack.frames;
   out_.mark();
-  for (uint32_t i = 0; i < count; ++i) write_frame(stacks_->frame_id(stack, i));
+  for (const uint32_t frame : frames_) write_frame(frame);
   out_.append_items();
 }
 

@@ -51,6 +51,7 @@ class StackWriter {
   std::vector<uint32_t> frame_numbers_;  // by frame id
   std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;  // by file, name, line
   std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of frame numbers
+  std::vector<uint32_t> frames_;  // of the stack being written; innermost first
   uint64_t truncated_ = 0;
   Key filename_{"filename"}, name_{"name"}, line_{"line"};
 };

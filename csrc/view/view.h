@@ -35,7 +35,7 @@ struct View {
   uint32_t stack_depth = 0;  // the session's, as the next
   Context context = Context::none;
   std::vector<DeviceView> devices;
-  std::shared_ptr<StackTable> stacks;
+  std::shared_ptr<StackTable> stacks;  // pinned since before the captures
   std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in Session::events()
   uint16_t phase = 0;  // the events of this phase are shown, and of those within it; 0: all events
   bool shows(uint16_t event_phase) const {

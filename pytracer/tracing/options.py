@@ -142,8 +142,9 @@ _ALL = (
     ),
     Option(
         *("max_stack_bytes", 2**25, "INTEGER", parse_int, check_int_in(*STACK_BYTES_LIMITS, 2**25)),
-        "The most bytes that the table of distinct stacks may take. An event whose stack does not "
-        "fit has no stack, and is counted. All tracers that exist at the same time share the "
+        "The most bytes that the table of distinct stacks may take. When the table fills, stacks "
+        "that no event and no live block has are given up. An event whose stack does not fit has "
+        "no stack, and is counted. All tracers that exist at the same time share the "
         "table, and the bound of the first one applies.",
         shown="32 MiB",
     ),

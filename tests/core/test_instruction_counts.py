@@ -16,6 +16,7 @@ CASES = {
     "accelerator, without stacks": (581, []),
     "accelerator, 5 frames": (1145, [5, 5]),
     "accelerator, 40 frames": (1845, [40, 40]),
+    "new stacks, 20 frames": (2350, [20] * 500),  # those of the 1,000 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]
 

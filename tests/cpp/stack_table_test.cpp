@@ -17,6 +17,12 @@ uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
   const Walk walk = walk_frames(frames, depth);
   return table.intern(frames, walk, key);
 }
+
+// A frame of a stack, counted from the innermost one.
+const StackTable::Frame& frame_of(const StackTable& table, uint32_t id, uint32_t index) {
+  for (; index > 0; --index) id = table.stack(id).outer;
+  return table.frame(table.stack(id).frame);
+}
 }  // namespace
 
 TEST(stacks_are_stored_once) {
@@ -30,7 +36,7 @@ TEST(stacks_are_stored_once) {
   table.resolve();
   const StackTable::Stack& stack = table.stack(first);
   CHECK(stack.frames == 2 && !stack.truncated);
-  const StackTable::Frame& inner = table.frame(table.frame_id(stack, 0));
+  const StackTable::Frame& inner = frame_of(table, first, 0);
   CHECK(inner.line == 11 && table.string(table.name(inner)) == "f1");
   CHECK(table.string(table.filename(inner)) == "file.py");
   CHECK(table.stats().stacks == 2 && table.stats().frames == 3 && table.stats().codes == 2);
@@ -47,6 +53,27 @@ TEST(stacks_keep_the_innermost_frames) {
   CHECK(!table.stack(whole).truncated && table.stats().truncated == 1);
 }
 
+TEST(stacks_share_their_callers) {
+  StackTable table(1 << 20);
+  std::vector<RawFrame> frames(20, frame_at(1, 1));
+  for (int32_t i = 0; i < 20; ++i) frames[static_cast<size_t>(i)].offset = i;
+  run_frames(frames);
+  const uint32_t first = stack_here(table);
+  // A stack with one more frame takes a frame and a stack.
+  const uint64_t before = table.stats().bytes;
+  const auto most = sizeof(StackTable::Frame) + sizeof(StackTable::Stack) + 2 * sizeof(uint32_t);
+  frames.insert(frames.begin(), frame_at(1, 100));
+  for (int32_t i = 0; i < 100; ++i) {
+    frames[0].offset = 100 + i;
+    run_frames(frames);
+    CHECK(table.stack(stack_here(table)).outer == first);
+  }
+  CHECK(table.stats().stacks == 101 && table.stats().bytes <= before + 100 * most);
+  // The callers alone are a stack of their own, once an event has it.
+  run_frames(std::vector<RawFrame>(frames.begin() + 2, frames.end()));
+  CHECK(stack_here(table) == table.stack(first).outer && table.stats().stacks == 102);
+}
+
 TEST(an_address_used_again_is_another_code_object) {
   StackTable table(1 << 20);
   run_frames({frame_at(7, 1)});
@@ -56,8 +83,8 @@ TEST(an_address_used_again_is_another_code_object) {
   const uint32_t after = stack_here(table);
   CHECK(after != before && table.stats().codes == 2);
   // The destroyed code object was read before its destruction.
-  CHECK(table.frame(table.frame_id(table.stack(before), 0)).line == 8);
-  CHECK(table.string(table.name(table.frame(table.frame_id(table.stack(before), 0)))) == "f7");
+  CHECK(frame_of(table, before, 0).line == 8);
+  CHECK(table.string(table.name(frame_of(table, before, 0))) == "f7");
 }
 
 TEST(stacks_of_others_survive_a_destroyed_code) {
@@ -123,7 +150,7 @@ TEST(a_name_keeps_its_room_while_it_is_read) {
   table.code_destroyed(reinterpret_cast<const void*>(1));
   while_a_name_is_read = nullptr;
   // THEN the table has the name, within the bound
-  const StackTable::Frame& frame = table.frame(table.frame_id(table.stack(first), 0));
+  const StackTable::Frame& frame = frame_of(table, first, 0);
   CHECK(table.string(table.name(frame)) == "f1");
   CHECK(table.string(table.filename(frame)) == "file.py");
   CHECK(table.stats().bytes <= table.stats().max_bytes);
@@ -145,7 +172,7 @@ TEST(names_of_usual_length_fit_into_a_full_table) {
   // THEN each code object has its names
   CHECK(stacks.size() > 100);
   for (const uint32_t id : stacks) {
-    const StackTable::Frame& frame = table.frame(table.frame_id(table.stack(id), 0));
+    const StackTable::Frame& frame = frame_of(table, id, 0);
     CHECK(table.string(table.name(frame))[0] == 'f');
     CHECK(table.string(table.filename(frame)).size() > 100);
   }
@@ -171,8 +198,8 @@ TEST(stacks_from_many_threads) {
         CHECK(id != 0);
         const StackTable::Stack& stack = table.stack(id);
         CHECK(stack.frames == 2);
-        CHECK(table.frame(table.frame_id(stack, 0)).offset == i % 50);
-        CHECK(table.frame(table.frame_id(stack, 1)).offset == i % 300);
+        CHECK(frame_of(table, id, 0).offset == i % 50);
+        CHECK(frame_of(table, id, 1).offset == i % 300);
       }
     });
   }

@@ -1,8 +1,9 @@
 """Count the instructions that recording adds to an allocation and its free.
 
 Unlike times, instruction counts are the same in every run. Only user space is counted, with full
-rings and stacks that the stack table already has. Each count is the difference between two loops,
-one twice as long as the other, so that the code around the loop cancels out.
+rings. The stack table already has the stacks, except in the case "new stacks". Each count is the
+difference between two loops, one twice as long as the other, so that the code around the loop
+cancels out.
 
 The processor counts, if the system lets us read its counters. Otherwise callgrind does, but only
 for the core, because torch is too large for it. To print the figures, run `pytest -rP` with the
@@ -248,6 +249,21 @@ def deep_paths(counter: Counter, pairs: int) -> int:
     return two_paths(counter, pairs, calls=DEPTH + 15)
 
 
+def new_stacks(counter: Counter, pairs: int, levels: int = 3, calls: int = 10) -> int:
+    """Make pairs with a new stack each: each level of functions calls the next from many lines."""
+    place: dict[str, Any] = {"record": _core.testing.record_pairs}
+    body = f"record(1, {ADDRESS})"
+    for level in range(levels):
+        lines = calls if level < levels - 1 else pairs // calls ** (levels - 1)
+        source = "\n".join([f"def level{level}():", *[f" {body}"] * lines])
+        exec(compile(source, f"new_stacks_{id(place)}.py", "exec"), place)
+        body = f"level{level}()"
+    outermost = place[f"level{levels - 1}"]
+    counter.start()
+    outermost()
+    return counter.stop()
+
+
 def torch_pairs(device: str) -> Body:
     """Attach the hook and return a body that makes pairs through torch's caching allocator.
 
@@ -314,6 +330,7 @@ CORE = {
     "accelerator, without stacks": (accelerator_pairs, 5, None),
     "accelerator, 5 frames": (accelerator_pairs, 5, "all"),
     "accelerator, 40 frames": (accelerator_pairs, 40, "all"),
+    "new stacks, 20 frames": (new_stacks, 17, "all"),
 }
 TORCH = {
     "without stacks": (5, None),

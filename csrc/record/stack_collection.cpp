@@ -1,0 +1,91 @@
+// The part of StackTable that frees stacks.
+#include <algorithm>
+
+#include "record/stack_table.h"
+
+namespace pytracer {
+
+namespace {
+
+// How many stacks a thread looks at while others wait for the table's mutex: some microseconds.
+constexpr uint32_t kBurst = 1024;
+constexpr uint32_t kSweepBursts = 8;
+
+}  // namespace
+
+void StackTable::want_collection() noexcept {
+  const uint64_t left = max_stack_bytes_ - std::min(bytes_, max_stack_bytes_);
+  const uint64_t room = left + stacks_.places() * StackTree::kStackBytes;
+  // A collection looks at every stack and at every id that is in use. Where it frees few stacks, it
+  // must not begin again at once.
+  const uint64_t worth = stacks_.end() / 8 + marked_ids_ / 32;
+  if (room < max_bytes_ / 16 && since_collection_ >= worth) {
+    wanted_.store(true, std::memory_order_relaxed);
+  }
+}
+
+void StackTable::begin_collection() noexcept {
+  std::lock_guard lock(mutex_);
+  since_collection_ = marked_ids_ = 0;
+  last_walk_frames_ = 0;  // its stacks are no longer marked
+  stacks_.begin_marking();
+  // No memo and no key of the cache matches from here on. So each stack that a later hook uses is
+  // interned, which marks it.
+  seed_.store(new_seed(), std::memory_order_seq_cst);
+}
+
+void StackTable::begin_marking() noexcept {
+  std::lock_guard lock(mutex_);
+  marks_are_stale_ = false;
+}
+
+void StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
+  std::lock_guard lock(mutex_);
+  for (uint32_t i = 0; i < count; ++i) stacks_.mark(ids[i]);
+  marked_ids_ += count;
+}
+
+StackTable::Sweep StackTable::sweep() noexcept {
+  for (uint32_t burst = 0; burst < kSweepBursts; ++burst) {
+    std::lock_guard lock(mutex_);
+    if (pins_.load(std::memory_order_acquire) > 0) return Sweep::unfinished;
+    if (marks_are_stale_) return Sweep::marks_are_stale;
+    const StackTree::Swept swept = stacks_.sweep(kBurst);
+    walks_ -= swept.walks;
+    freed_ += swept.walks;
+    truncated_ -= swept.truncated;
+    if (swept.done) {
+      wanted_.store(false, std::memory_order_relaxed);
+      return Sweep::done;
+    }
+  }
+  return Sweep::unfinished;
+}
+
+std::shared_ptr<StackTable> StackTable::pinned(std::shared_ptr<StackTable> table) {
+  if (!table) return nullptr;
+  StackTable* const pointer = table.get();
+  {
+    std::lock_guard lock(pointer->mutex_);
+    pointer->pins_.fetch_add(1, std::memory_order_relaxed);
+  }
+  // The end of a pin takes no mutex: a view may be destroyed in a forked child, where a thread that
+  // does not exist may hold it.
+  return {pointer, [owner = std::move(table)](StackTable* pinned) {
+            pinned->pins_.fetch_sub(1, std::memory_order_release);
+          }};
+}
+
+void StackTable::keep(const std::vector<uint32_t>& ids) {
+  for (size_t begin = 0; begin < ids.size(); begin += kBurst) {
+    std::lock_guard lock(mutex_);
+    for (size_t i = begin; i < std::min(ids.size(), begin + kBurst); ++i) stacks_.keep(ids[i]);
+  }
+}
+
+void StackTable::make_marks_stale() {
+  std::lock_guard lock(mutex_);
+  marks_are_stale_ = true;
+}
+
+}  // namespace pytracer

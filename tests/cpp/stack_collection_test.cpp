@@ -1,0 +1,267 @@
+// A full stack table gives up the stacks that nothing refers to.
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "cpu_events.h"
+#include "fake_frame_walk.h"
+#include "record/thread_slot.h"
+#include "session/session.h"
+#include "view/events.h"
+
+using namespace pytracer;
+
+namespace {
+
+constexpr uint64_t kBound = 1 << 17;  // room for about 4,000 stacks
+constexpr uint64_t kManyStacks = 30'000;
+
+SessionOptions options(uint32_t entries = 100) {
+  return {{PYTRACER_CPU_DEVICE, 0}, entries, 32, kBound, Context::all};
+}
+
+// The number of a stack is in its instructions, so a stack that is read shows which one it is.
+constexpr uint32_t kFrames = 6, kDigits = 16;
+void run_stack(uint64_t number) {
+  std::vector<RawFrame> frames;
+  for (uint32_t i = 0; i < kFrames; ++i, number /= kDigits) {
+    frames.push_back(frame_at(1 + i, static_cast<int32_t>(number % kDigits)));
+  }
+  run_frames(frames);
+}
+uint64_t number_of(const StackTable& stacks, uint32_t id) {
+  CHECK(stacks.has_stack(id) && stacks.stack(id).frames == kFrames);
+  uint64_t number = 0;
+  for (uint64_t power = 1; id != 0; id = stacks.stack(id).outer, power *= kDigits) {
+    number += power * static_cast<uint64_t>(stacks.frame(stacks.stack(id).frame).offset);
+  }
+  return number;
+}
+
+// A block's size is the number of the stack that allocates it.
+void alloc_from(uint64_t address, uint64_t number) {
+  run_stack(number);
+  alloc(address, number);
+}
+void alloc_and_free(uint64_t first, uint64_t count, uint64_t address = 64) {
+  for (uint64_t number = first; number < first + count; ++number) {
+    alloc_from(address, number);
+    release(address);
+  }
+}
+void on_accelerator(uint8_t action, uint64_t address, uint64_t number) {
+  run_stack(number);
+  pytracer_event event{};
+  event.action = action;
+  event.address = address;
+  event.size = number;
+  event.ticks = 1;
+  Recorder::record(&event);
+}
+
+// Checks all stacks of a view. Returns how many events and blocks have none.
+uint64_t check_stacks(const View& view) {
+  uint64_t without = 0;
+  const auto check = [&](uint32_t id, uint64_t number) {
+    if (id == 0) ++without;
+    if (id != 0) CHECK(number_of(*view.stacks, id) == number);
+  };
+  for (const DeviceView& device : view.devices) {
+    for (const Event& event : copy_events(device)) {
+      if (event.action == PYTRACER_SNAPSHOT) continue;
+      check(event.stack, event.size);
+      if (event.action != PYTRACER_FREE_COMPLETED) continue;
+      check(event.alloc_stack, device.is_cpu() ? event.size : event.size - 1);
+    }
+    for (const LiveBlock& block : device.capture.blocks) check(block.stack, block.size);
+    for (const LiveBlock& block : device.capture.segments) check(block.stack, block.size);
+  }
+  return without;
+}
+
+StackTable::Stats stacks_of(Session& session) { return session.stats().stacks; }
+
+}  // namespace
+
+TEST(a_full_table_gives_up_stacks_that_nothing_refers_to) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  // GIVEN live blocks, a live segment, and a ring that has the free of a block, but no longer its
+  // allocation
+  for (uint64_t block = 1; block <= 50; ++block) alloc_from(block << 20, block);
+  on_accelerator(PYTRACER_SEGMENT_ALLOC, 1 << 30, 51);
+  on_accelerator(PYTRACER_ALLOC, 1 << 30, 60);
+  for (int i = 0; i < 99; ++i) on_accelerator(PYTRACER_OOM, 0, 70);
+  on_accelerator(PYTRACER_FREE_COMPLETED, 1 << 30, 61);
+  // WHEN many times more stacks are recorded than fit
+  for (uint64_t first = 1000; first < kManyStacks; first += 1000) {
+    alloc_and_free(first, 1000);
+    // THEN all stacks that a view shows are right, and next to none is missing
+    CHECK(check_stacks(session.view()) == 0);
+    CHECK(stacks_of(session).bytes <= kBound);
+  }
+  CHECK(stacks_of(session).freed > kManyStacks / 2 && stacks_of(session).dropped == 0);
+  CHECK(session.view().devices[0].capture.blocks.size() == 50);
+  CHECK(session.view().devices[1].capture.segments.size() == 1);
+}
+
+TEST(a_stack_that_a_view_shows_is_not_given_up) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  alloc_and_free(1, 100);
+  std::optional<View> view = session.view();
+  const uint64_t freed = stacks_of(session).freed;
+  const std::vector<Event> events = copy_events(view->devices[0]);
+  alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed == freed && stacks_of(session).dropped > 0);
+  for (const Event& event : events) CHECK(number_of(*view->stacks, event.stack) == event.size);
+  view.reset();
+  alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed > freed && check_stacks(session.view()) == 0);
+}
+
+TEST(a_stack_of_a_stopped_session_is_not_given_up) {
+  Recorder::instance().set_walking(true);
+  Session stopped(options());
+  stopped.start();
+  alloc_from(1 << 20, 5);
+  stopped.stop();
+  Session session(options());
+  session.start();
+  alloc_and_free(1000, kManyStacks);
+  CHECK(check_stacks(stopped.view()) == 0);
+  CHECK(stopped.view().devices[0].capture.blocks.size() == 1);
+  stopped.start();  // forgets the blocks of the stop
+  alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed > 0 && check_stacks(session.view()) == 0);
+}
+
+TEST(a_kept_stack_is_not_given_up) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  alloc_and_free(7, 1);
+  uint32_t id;
+  {
+    const View view = session.view();
+    id = copy_events(view.devices[0])[0].stack;
+    view.stacks->keep({id});
+  }
+  for (int i = 0; i < 3; ++i) alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed > kManyStacks && number_of(*session.stacks(), id) == 7);
+}
+
+TEST(nothing_is_given_up_before_hooks_have_ended) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  alloc_and_free(1, 1);
+  std::atomic<bool> in_hook{false}, stop{false};
+  std::thread slow([&] {
+    const HookScope scope(*thread_slot());
+    in_hook = true;
+    while (!stop) std::this_thread::yield();
+  });
+  while (!in_hook) std::this_thread::yield();
+  alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed == 0 && stacks_of(session).dropped > 0);
+  stop = true;
+  slow.join();
+  alloc_and_free(1000, kManyStacks);
+  CHECK(stacks_of(session).freed > 0 && check_stacks(session.view()) == 0);
+}
+
+// Without that, a new ring could bring back events whose stacks were not marked.
+TEST(stacks_are_marked_again_after_a_ring_was_replaced) {
+  StackTable table(kBound);
+  const auto intern_here = [&] {
+    RawFrame frames[kMaxStackDepth];
+    const Walk walk = walk_frames(frames, 32);
+    return table.intern(frames, walk, key_here(32, table.seed()));
+  };
+  run_stack(1);
+  const uint32_t first = intern_here();
+  run_stack(2);
+  const uint32_t second = intern_here();
+  table.begin_collection();
+  table.begin_marking();
+  table.make_marks_stale();
+  CHECK(table.sweep() == StackTable::Sweep::marks_are_stale && table.has_stack(first));
+  table.begin_marking();
+  table.mark(&second, 1);
+  CHECK(table.sweep() == StackTable::Sweep::done);
+  CHECK(!table.has_stack(first) && number_of(table, second) == 2);
+}
+
+TEST(a_larger_ring_makes_the_marks_stale) {
+  Session session(options());
+  session.start();
+  StackTable& table = *session.stacks();
+  table.begin_collection();
+  table.begin_marking();
+  session.change(200, 32, Context::all);
+  CHECK(table.sweep() == StackTable::Sweep::marks_are_stale);
+}
+
+TEST(a_stack_that_is_used_again_during_a_collection_stays) {
+  StackTable table(kBound);
+  const auto intern_here = [&] {
+    RawFrame frames[kMaxStackDepth];
+    const Walk walk = walk_frames(frames, 32);
+    return table.intern(frames, walk, key_here(32, table.seed()));
+  };
+  run_stack(1);
+  const uint32_t id = intern_here();
+  CHECK(table.find(key_here(32, table.seed())) == id);
+  table.begin_collection();
+  CHECK(table.find(key_here(32, table.seed())) == 0);  // no hook finds it without marking it
+  CHECK(intern_here() == id);
+  CHECK(table.sweep() == StackTable::Sweep::done && number_of(table, id) == 1);
+}
+
+TEST(a_table_full_of_stacks_in_use_is_not_searched_all_the_time) {
+  Recorder::instance().set_walking(true);
+  Session session(options(100'000));
+  session.start();
+  const uint64_t seed = session.stacks()->seed();
+  alloc_and_free(0, 20'000);
+  CHECK(stacks_of(session).dropped > 10'000);
+  // Each collection has a new seed, and looks at some 4,000 stacks and up to 80,000 ids.
+  CHECK(session.stacks()->seed() - seed < 30);
+}
+
+TEST(stacks_are_given_up_while_threads_record) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 1; t <= 3; ++t) {
+    threads.emplace_back([&stop, t] {
+      uint64_t number = t << 20;
+      for (uint64_t block = 0; block < 20; ++block) alloc_from(t << 40 | block << 20, block);
+      while (!stop) alloc_and_free(number++, 1, t << 32);
+    });
+  }
+  uint32_t entries = 100;
+  for (int i = 0; i < 300; ++i) {
+    if (i % 30 == 29) session.change(entries += 50, 32, Context::all);  // replaces the ring
+    if (i % 50 == 49) Recorder::code_destroyed(frame_at(1, 0).code);
+    if (i % 40 == 39) {
+      session.stop();
+      check_stacks(session.view());
+      session.start();
+    }
+    check_stacks(session.view());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  check_stacks(session.view());
+  CHECK(stacks_of(session).freed > 0 && stacks_of(session).bytes <= kBound);
+}

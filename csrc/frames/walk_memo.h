@@ -26,8 +26,9 @@ constexpr uint32_t kMaxStackDepth = 1024;
 class WalkMemo {
  public:
   // Notes the innermost `depth` frames, at least one; `innermost` is not null. Returns true if
-  // `stack` is the stack of this walk: frames, depth and seed equal those of the last walk, or those
-  // of the walk before and the two differ in the innermost instruction alone.
+  // `stack` is the stack of this walk. So it is if frames, depth and seed equal those of the last
+  // walk. So it is, too, if they equal those of the walk before the last one, and these two walks
+  // differ in the innermost instruction alone.
   // `Access` reads frames: FramePointer, outer(), code(), instruction(), and
   // kInstructionsAreUnique, which says that no two live code objects share an instruction.
   template <class Access>

@@ -91,12 +91,10 @@ py::list frames_of(Session& session, int64_t stack) {
   const std::shared_ptr<StackTable> table = outside_gil([&] { return session.stacks(); });
   const uint32_t depth = outside_gil([&] { return session.options().stack_depth; });
   if (stack == 0) return frames;
-  const uint64_t known = table ? table->last_stack() : 0;
-  if (stack < 0 || static_cast<uint64_t>(stack) > known ||
+  if (stack < 0 || stack > UINT32_MAX || !table ||
       !table->has_stack(static_cast<uint32_t>(stack))) {
-    throw py::index_error("no event has the stack " + std::to_string(stack) + ": this tracer has " +
-                          (known == 0 ? "none" : "1 to " + std::to_string(known)) +
-                          ", and 0 stands for none");
+    throw py::index_error("this tracer has no stack " + std::to_string(stack) +
+                          "; events() has the stacks that frames() knows, and 0 stands for none");
   }
   StackTable& stacks = *table;
   stacks.resolve();

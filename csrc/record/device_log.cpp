@@ -52,8 +52,8 @@ void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t pha
     }
     writer_lock_.lock();
   }
-  if (queued_.load(std::memory_order_relaxed) != unqueued_) write_queued();
-  // The clock is read under a lock, here or by the hook: times and numbers have the same order.
+  write_queued();
+  // An accelerator's hook has read the clock under the allocator's lock.
   write(given, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
   if (capture != nullptr) begin_capture_locked(*capture);
   writer_lock_.unlock();
@@ -64,7 +64,11 @@ inline void DeviceLog::write(const pytracer_event& given, int64_t ticks, uint32_
   // set_mode() takes the lock too, so the mode holds until this event is written.
   const Mode mode = mode_.load(std::memory_order_relaxed);
   if (mode == Mode::off) return;
-  last_ticks_ = ticks;
+  if (is_cpu()) {
+    // Times and numbers have the same order. A queued event's time may be before that of an event
+    // that was written meanwhile, and a processor may read its clock a little early.
+    ticks = last_ticks_ = std::max(ticks, last_ticks_);
+  }
   const Known known = update_tables(given, ticks, stack, phase);
   if (!known.is_recorded || mode != Mode::on) return;
   ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
@@ -75,7 +79,7 @@ inline void DeviceLog::write(const pytracer_event& given, int64_t ticks, uint32_
 
 // Writes the events that were queued before now. An event comes after those that it depends on, as a
 // free depends on an allocation by another thread, because their numbers are in this order.
-__attribute__((noinline)) void DeviceLog::write_queued() noexcept {
+__attribute__((noinline)) void DeviceLog::write_all_queued() noexcept {
   const auto earliest = [] {
     EventQueue* found = nullptr;
     for (ThreadSlot* slot = all_thread_slots(); slot != nullptr; slot = slot->next) {
@@ -90,7 +94,7 @@ __attribute__((noinline)) void DeviceLog::write_queued() noexcept {
   while (EventQueue* queue = earliest()) {
     // Looks again until nothing earlier appears: what an event depends on is in its queue by the
     // time that the event is seen, but the first look may have passed that queue before.
-    for (EventQueue* again = earliest(); again != queue; again = earliest()) queue = again;
+    for (EventQueue* found = earliest(); found != queue; found = earliest()) queue = found;
     const QueuedEvent& queued = *queue->front();
     if (queued.number >= end) return;  // threads that go on queueing must not keep a writer here
     pytracer_event event{};
@@ -98,9 +102,7 @@ __attribute__((noinline)) void DeviceLog::write_queued() noexcept {
     event.size = queued.size;
     event.device = PYTRACER_CPU_DEVICE;
     event.action = queued.action;
-    // Times and numbers have the same order: the event's own time may be before that of an event
-    // that was written meanwhile.
-    write(event, std::max(queued.ticks, last_ticks_), queued.stack, queued.phase);
+    write(event, queued.ticks, queued.stack, queued.phase);
     queue->pop();
     ++unqueued_;
   }
@@ -181,7 +183,7 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
 
 uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {
   std::lock_guard lock(writer_lock_);
-  if (is_cpu()) write_queued();  // a queue may be the only place that has an id
+  write_queued();  // a queue may be the only place that has an id
   // The ring comes last: a free takes an id from a live table to the ring, never back.
   if (scan.part != StackScan::ring) {
     const bool blocks = scan.part == StackScan::blocks;
@@ -215,7 +217,7 @@ void DeviceLog::set_mode(Mode mode, Context context) {
     fresh = std::make_unique<Tables>();
   }
   std::lock_guard lock(writer_lock_);
-  if (is_cpu()) write_queued();  // in the mode in which they were queued
+  write_queued();  // in the mode in which they were queued
   if (fresh) tables_.swap(fresh);
   mode_.store(mode, std::memory_order_release);
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
@@ -234,7 +236,9 @@ void DeviceLog::ensure_ring(uint32_t capacity) {
 }
 
 DeviceLog::Position DeviceLog::position_locked() noexcept {
-  if (is_cpu()) write_queued();
+  write_queued();
+  // What is queued from now on is not of an earlier time than what reads the position.
+  if (is_cpu()) last_ticks_ = std::max(last_ticks_, now_ticks());
   Position position{};
   position.end = ring_->head();
   position.ring = ring_;

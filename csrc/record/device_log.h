@@ -83,8 +83,8 @@ class DeviceLog {
   void record(const pytracer_event& given, uint32_t stack, uint16_t phase, EventQueue& queue,
               Capture* capture) noexcept;
 
-  // Copies a part of the stack ids that the log refers to, each at least once from the first call to
-  // the last. Ids that only newer events brought in may be missing. Returns how many were copied.
+  // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
+  // the log had at the first call; it may miss ids of later events. Returns how many were copied.
   // Any thread, in a hook.
   struct StackScan {
     enum Part { blocks, segments, ring, done } part = blocks;
@@ -118,7 +118,10 @@ class DeviceLog {
     bool is_recorded;
   };
   void write(const pytracer_event& given, int64_t ticks, uint32_t stack, uint16_t phase) noexcept;
-  void write_queued() noexcept;
+  void write_queued() noexcept {
+    if (queued_.load(std::memory_order_relaxed) != unqueued_) write_all_queued();
+  }
+  void write_all_queued() noexcept;
   Known update_tables(const pytracer_event& given, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   uint32_t update_segments(const pytracer_event& given, uint32_t stack) noexcept;
@@ -130,13 +133,14 @@ class DeviceLog {
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
-  std::atomic<uint64_t> queued_{0};       // how many events were ever queued
-  SpinLock writer_lock_;  // guards all below
+  // How many events were ever queued. Apart from the lock, which its holder is about to release.
+  alignas(64) std::atomic<uint64_t> queued_{0};
+  alignas(64) SpinLock writer_lock_;  // guards all below
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
   bool used_ = false;
-  int64_t last_ticks_ = 0;  // of the last event
+  int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
   uint64_t unqueued_ = 0;   // how many queued events were written
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};

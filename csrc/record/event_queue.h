@@ -2,7 +2,8 @@
 //
 // 1. push() is for the queue's thread. front() and pop() are for the thread that holds the writer
 //    lock. Neither waits.
-// 2. Bounded: kCapacity events.
+// 2. Bounded: kCapacity events. The number is small, because whoever takes the lock writes the queued
+//    events of all threads, and looks at every thread's queue twice for each of them.
 //
 // Without queues, threads that allocate at the same time would wait for each other at each event,
 // and the log's memory would move from processor to processor each time.
@@ -23,7 +24,7 @@ struct QueuedEvent {
   uint8_t action;
 };
 
-class EventQueue {
+class alignas(64) EventQueue {  // apart from what its thread writes at each event
  public:
   bool has_room() const noexcept {
     return end_.load(std::memory_order_relaxed) - begin_.load(std::memory_order_acquire) <
@@ -47,7 +48,7 @@ class EventQueue {
   void clear() noexcept { begin_.store(end_.load(std::memory_order_relaxed)); }
 
  private:
-  static constexpr uint32_t kCapacity = 32;
+  static constexpr uint32_t kCapacity = 8;
   std::atomic<uint32_t> begin_{0};
   std::atomic<uint32_t> end_{0};
   QueuedEvent events_[kCapacity];

@@ -39,7 +39,8 @@ DeviceLog* Recorder::log(int device) const noexcept {
 }
 
 // An allocator that completes a free at once reports both events in one call. Then the completion
-// has its request's stack, and no second walk is needed.
+// has its request's stack, and no second walk is needed. docs/explanation/recorder.md says what else
+// looks like one call.
 inline uint32_t Recorder::stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept {
   const bool is_same_call = event.action == PYTRACER_FREE_COMPLETED &&
                             slot.requested_free == event.address &&

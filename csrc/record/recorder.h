@@ -59,7 +59,8 @@ class Recorder {
 
   DeviceLog* log(int device) const noexcept;
   uint32_t stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept;
-  // The calling thread's stack. `is_same_call`: the last walk was in the same call of the allocator.
+  // The calling thread's stack. `is_same_call`: the last walk was for the request of the free that
+  // this event completes, so it is taken over if the innermost frame has not moved on.
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
   uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
                            WalkMemo& walks) noexcept;

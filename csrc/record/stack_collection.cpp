@@ -7,7 +7,7 @@ namespace pytracer {
 
 namespace {
 
-// How many stacks a thread looks at while others wait for the table's mutex: some microseconds.
+// How many stacks a thread looks at while others wait for the table's mutex.
 constexpr uint32_t kBurst = 1024;
 constexpr uint32_t kSweepBursts = 8;
 
@@ -28,21 +28,23 @@ void StackTable::begin_collection() noexcept {
   std::lock_guard lock(mutex_);
   since_collection_ = marked_ids_ = 0;
   last_walk_frames_ = 0;  // its stacks are no longer marked
-  stacks_.begin_marking();
+  stacks_.unmark_all();
   // No memo and no key of the cache matches from here on. So each stack that a later hook uses is
   // interned, which marks it.
   seed_.store(new_seed(), std::memory_order_seq_cst);
 }
 
-void StackTable::begin_marking() noexcept {
+void StackTable::clear_stale() noexcept {
   std::lock_guard lock(mutex_);
   marks_are_stale_ = false;
 }
 
-void StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
+uint32_t StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
   std::lock_guard lock(mutex_);
-  for (uint32_t i = 0; i < count; ++i) stacks_.mark(ids[i]);
+  uint32_t marked = 0;
+  for (uint32_t i = 0; i < count; ++i) marked += stacks_.mark(ids[i]);
   marked_ids_ += count;
+  return marked;
 }
 
 StackTable::Sweep StackTable::sweep() noexcept {

@@ -6,39 +6,40 @@ namespace pytracer {
 
 namespace {
 
-constexpr uint32_t kMarkBursts = 64;  // in one step
+// In one step. A stack that was not marked before costs more than an id.
+constexpr uint32_t kMarkBursts = 64, kMarkedStacks = 8192;
 
 }  // namespace
 
 void StackCollector::step(StackTable& stacks, const std::atomic<DeviceLog*>* logs,
                           int log_count) noexcept {
   if (busy_.exchange(true, std::memory_order_acquire)) return;
-  switch (phase_) {
-    case Phase::idle:
+  switch (stage_) {
+    case Stage::idle:
       if (!stacks.wants_collection()) break;  // another thread has just finished
       stacks.begin_collection();
       note_hooks();
-      phase_ = Phase::waiting_for_hooks;
+      stage_ = Stage::waiting_for_hooks;
       break;
-    case Phase::waiting_for_hooks:
+    case Stage::waiting_for_hooks:
       if (!noted_hooks_have_ended()) break;
-      stacks.begin_marking();
+      stacks.clear_stale();
       log_ = 0;
       scan_ = {};
-      phase_ = Phase::marking;
+      stage_ = Stage::marking;
       break;
-    case Phase::marking:
-      if (mark(stacks, logs, log_count)) phase_ = Phase::sweeping;
+    case Stage::marking:
+      if (mark(stacks, logs, log_count)) stage_ = Stage::sweeping;
       break;
-    case Phase::sweeping:
+    case Stage::sweeping:
       switch (stacks.sweep()) {
         case StackTable::Sweep::unfinished:
           break;
         case StackTable::Sweep::done:
-          phase_ = Phase::idle;
+          stage_ = Stage::idle;
           break;
         case StackTable::Sweep::marks_are_stale:
-          phase_ = Phase::waiting_for_hooks;  // they have ended; the marking begins anew
+          stage_ = Stage::waiting_for_hooks;  // they have ended; the marking begins anew
       }
   }
   busy_.store(false, std::memory_order_release);
@@ -47,7 +48,8 @@ void StackCollector::step(StackTable& stacks, const std::atomic<DeviceLog*>* log
 bool StackCollector::mark(StackTable& stacks, const std::atomic<DeviceLog*>* logs,
                           int log_count) noexcept {
   uint32_t ids[DeviceLog::kStackBurst];
-  for (uint32_t burst = 0; burst < kMarkBursts; ++burst) {
+  uint32_t marked = 0;
+  for (uint32_t burst = 0; burst < kMarkBursts && marked < kMarkedStacks; ++burst) {
     DeviceLog* log = nullptr;
     for (; log_ < log_count; ++log_) {
       log = logs[log_].load(std::memory_order_acquire);
@@ -56,14 +58,14 @@ bool StackCollector::mark(StackTable& stacks, const std::atomic<DeviceLog*>* log
       scan_ = {};
     }
     if (log == nullptr) return true;
-    stacks.mark(ids, log->copy_stacks(scan_, ids));
+    marked += stacks.mark(ids, log->copy_stacks(scan_, ids));
   }
   return false;
 }
 
 void StackCollector::reset() noexcept {
   busy_.store(false, std::memory_order_relaxed);
-  phase_ = Phase::idle;
+  stage_ = Stage::idle;
 }
 
 }  // namespace pytracer

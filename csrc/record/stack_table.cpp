@@ -229,14 +229,9 @@ void StackTable::resolve() {
   }
 }
 
-uint32_t StackTable::last_stack() const {
-  std::lock_guard lock(mutex_);
-  return stacks_.end() - 1;
-}
-
 bool StackTable::has_stack(uint32_t id) const {
   std::lock_guard lock(mutex_);
-  return stacks_.has(id);
+  return stacks_.has_walk(id);
 }
 
 StackTable::Stats StackTable::stats() const {

@@ -11,8 +11,8 @@
 // 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted. A name that finds
 //    none, because it is far longer than usual, is empty.
 // 5. When places for stacks run low, a collection frees the stacks that nothing refers to
-//    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring
-//    or a live table has it, while the table is pinned, and for ever after keep().
+//    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring,
+//    a live table, a queue or a hook has it, while the table is pinned, and for ever after keep().
 // More than 150 lines: collections (stack_collection.cpp) share the mutex and the counts.
 #pragma once
 
@@ -67,9 +67,10 @@ class StackTable {
   // In a hook; the collector, which makes sure that one thread at a time collects.
   bool wants_collection() const noexcept { return wanted_.load(std::memory_order_relaxed); }
   void begin_collection() noexcept;
-  // Forgets that ids have appeared that the marks do not cover.
-  void begin_marking() noexcept;
-  void mark(const uint32_t* ids, uint32_t count) noexcept;
+  // The marks of make_marks_stale() and before are made again from here on.
+  void clear_stale() noexcept;
+  // Returns how many stacks were not marked before.
+  uint32_t mark(const uint32_t* ids, uint32_t count) noexcept;
   enum class Sweep { unfinished, done, marks_are_stale };
   Sweep sweep() noexcept;  // a part of the table; nothing while it is pinned
 
@@ -94,8 +95,7 @@ class StackTable {
   const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
 
   // Any thread.
-  uint32_t last_stack() const;  // the largest id
-  bool has_stack(uint32_t id) const;
+  bool has_stack(uint32_t id) const;  // whether an event may have it
   Stats stats() const;
 
  private:

@@ -3,9 +3,9 @@
 // 1. A stack is a frame and the stack of the frames around it (`outer`), interned from the
 //    outermost frame inwards. Ids are places in an array; find(), add() and stack() take constant
 //    time.
-// 2. A collection has two parts. begin_marking() makes every stack unmarked, and mark() marks a
-//    stack with its callers. sweep() then frees the stacks that are still unmarked. Outside a
-//    collection every stack is marked, so a marked stack always has marked callers.
+// 2. A collection has two parts. unmark_all() makes every stack unmarked, and mark() marks a stack
+//    with its callers. sweep() then frees the stacks that are still unmarked and not kept. Outside a
+//    collection every stack is marked. Until a sweep begins, a marked stack has marked callers.
 // 3. The place of a freed stack is used again only after the sweep has ended. Until then a stack
 //    that is not yet swept may name a freed one as its caller.
 // 4. Not thread-safe: the table's mutex covers it. Only frame, outer, frames and truncated of a
@@ -44,7 +44,10 @@ class StackTree {
   }
   // Adds an unmarked stack: mark() has to follow.
   uint32_t add(uint32_t outer, uint32_t frame, bool truncated) noexcept;
-  bool has(uint32_t id) const noexcept { return id < end_ && (stacks_[id].state & kUsed) != 0; }
+  // Whether an event may have this stack; others are only callers.
+  bool has_walk(uint32_t id) const noexcept {
+    return id < end_ && (stacks_[id].state & kWalk) != 0;
+  }
   // Notes that an event has this stack. True for the first time.
   bool set_walk(uint32_t id) noexcept {
     const bool is_new = (stacks_[id].state & kWalk) == 0;
@@ -58,12 +61,17 @@ class StackTree {
     }
   }
 
-  void begin_marking() noexcept {
+  void unmark_all() noexcept {
     mark_ ^= kMark;
     swept_ = 1;
   }
-  void mark(uint32_t id) noexcept {
-    for (; id != 0 && !is_marked(stacks_[id]); id = stacks_[id].outer) stacks_[id].state ^= kMark;
+  // Returns how many stacks were not marked before.
+  uint32_t mark(uint32_t id) noexcept {
+    uint32_t marked = 0;
+    for (; id != 0 && !is_marked(stacks_[id]); id = stacks_[id].outer, ++marked) {
+      stacks_[id].state ^= kMark;
+    }
+    return marked;
   }
   struct Swept {
     bool done;

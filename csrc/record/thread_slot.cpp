@@ -82,8 +82,8 @@ void wait_for_hooks() noexcept {
   order_against_hooks();
   for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
     if (slot == detail::this_thread) continue;
-    // A scope waits for nothing but a spin lock, so it ends within microseconds of its thread's
-    // running time.
+    // A scope waits for a spin lock or the stack table's mutex at most, and does a bounded piece of
+    // work, so it ends soon.
     const uint32_t now = slot->scopes.load(std::memory_order_seq_cst);
     if (now % 2 == 0) continue;
     while (slot->scopes.load(std::memory_order_acquire) == now) sched_yield();

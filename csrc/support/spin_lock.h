@@ -1,4 +1,5 @@
-// A lock for critical sections of tens of nanoseconds.
+// A lock for short critical sections: tens of nanoseconds for an event, microseconds at most for
+// rare work.
 //
 // 1. Without contention, locking costs one atomic exchange, and unlocking a plain store.
 // 2. A waiter yields its time slice after a short spin, so a preempted holder gets to run.

@@ -800,13 +800,13 @@ def test_unknown_stack_and_phase_numbers() -> None:
     with Tracer(device="cpu") as tracer, annotate("phase"):
         torch.empty(1)
     (event, *_) = tracer.events()
-    # WHEN unknown numbers are passed, THEN each error names the number and the valid range
+    # WHEN unknown numbers are passed, THEN each error names the number, and where the valid ones are
     for number in (-1, 10**6, 10**12):
-        with pytest.raises(IndexError, match=f"no event has the stack {number}: .* has 1 to "):
+        with pytest.raises(IndexError, match=rf"no stack {number}; events\(\) has"):
             tracer.frames(number)
         with pytest.raises(IndexError, match=f"no event has the phase {number}: .* entered 1 to "):
             tracer.phase(number)
-    with pytest.raises(IndexError, match="no event has the stack 1: this tracer has none"):
+    with pytest.raises(IndexError, match="this tracer has no stack 1;"):
         Tracer(device="cpu").frames(1)
     # AND the event's own numbers and 0 are accepted
     assert tracer.frames(event["stack"])[0]["name"] == "test_unknown_stack_and_phase_numbers"

@@ -189,10 +189,10 @@ TEST(stacks_are_marked_again_after_a_ring_was_replaced) {
   run_stack(2);
   const uint32_t second = intern_here();
   table.begin_collection();
-  table.begin_marking();
+  table.clear_stale();
   table.make_marks_stale();
   CHECK(table.sweep() == StackTable::Sweep::marks_are_stale && table.has_stack(first));
-  table.begin_marking();
+  table.clear_stale();
   table.mark(&second, 1);
   CHECK(table.sweep() == StackTable::Sweep::done);
   CHECK(!table.has_stack(first) && number_of(table, second) == 2);
@@ -203,7 +203,7 @@ TEST(a_larger_ring_makes_the_marks_stale) {
   session.start();
   StackTable& table = *session.stacks();
   table.begin_collection();
-  table.begin_marking();
+  table.clear_stale();
   session.change(200, 32, Context::all);
   CHECK(table.sweep() == StackTable::Sweep::marks_are_stale);
 }

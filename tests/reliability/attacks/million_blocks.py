@@ -129,8 +129,8 @@ def dump(name: str, tracer: Any, path: Path, kept: int, found: Found) -> None:
     tracer.dump(path)
     found.highest(f"longest dump of a million {name}s, s", time.monotonic() - begin)
     taken = status_bytes("VmHWM") - before
-    # 48 bytes for a live block, 80 for a stack and a frame; buffers of 256 KiB for events and
-    # output.
+    # 48 bytes for a live block, 80 for a stack and a frame; buffers of 192 KiB for events
+    # and 256 KiB for output.
     bound = BOUND * BYTES_PER_BLOCK + MIB // 2 + SLACK_BYTES
     found.check(taken <= bound, f"{name}: the dump took {taken:,} bytes, not {bound:,}")
     found.highest(f"most memory of such a dump, {name}s, MiB", taken / MIB)

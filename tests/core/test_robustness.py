@@ -800,7 +800,7 @@ def test_unknown_stack_and_phase_numbers() -> None:
     with Tracer(device="cpu") as tracer, annotate("phase"):
         torch.empty(1)
     (event, *_) = tracer.events()
-    # WHEN unknown numbers are passed, THEN each error names the number, and where the valid ones are
+    # WHEN unknown numbers are passed, THEN each error names the number and where valid ones are
     for number in (-1, 10**6, 10**12):
         with pytest.raises(IndexError, match=rf"no stack {number}; events\(\) has"):
             tracer.frames(number)

@@ -4,7 +4,6 @@ import gc
 import logging
 import pickle
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import simulated
 import torch
+from thread_failures import failures_of
 
 import pytracer
 from pytracer import ACTIONS
@@ -276,22 +276,14 @@ def test_many_threads_run_out(
 ) -> None:
     # GIVEN threads that allocate and run out of memory at the same time
     with pytracer.Tracer(tmp_path / "x.pickle", device=backend, max_oom_snapshots=100) as tracer:
-        failures: list[BaseException] = []
 
         def work() -> None:
-            try:
-                for _ in range(10):
-                    kept = [torch.empty(1000, device=backend) for _ in range(20)]
-                    ask_for_too_much()
-                    del kept
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(10):
+                kept = [torch.empty(1000, device=backend) for _ in range(20)]
+                ask_for_too_much()
+                del kept
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        failures = failures_of(work)
         # THEN every exception was torch's, and every written file is complete
         assert failures == []
         files = list(tmp_path.glob("*.oom-*"))

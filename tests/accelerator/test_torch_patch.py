@@ -19,6 +19,7 @@ import torch
 from accelerator.parity import Rules, check_parity
 from accelerator.workload import Workload
 from processes import run
+from thread_failures import failures_of
 
 import pytracer
 from pytracer import log
@@ -520,25 +521,16 @@ def test_torchs_search_for_tensor_cycles(patched: Torch) -> None:
 
 def test_threads(patched: Torch) -> None:
     # GIVEN threads that all start, read and end sessions
-    failures: list[BaseException] = []
-
     def work() -> None:
-        try:
-            for _ in range(20):
-                patched.record(max_entries=1000)
-                kept = [patched.new() for _ in range(10)]
-                patched.snapshot()
-                patched.device.memory_snapshot()
-                patched.record(None)
-                del kept
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            patched.record(max_entries=1000)
+            kept = [patched.new() for _ in range(10)]
+            patched.snapshot()
+            patched.device.memory_snapshot()
+            patched.record(None)
+            del kept
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    failures = failures_of(work)
     # THEN no thread fails
     assert failures == []
     assert not patched.is_enabled()

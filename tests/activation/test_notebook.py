@@ -3,12 +3,11 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import HANG_S, installed
+from processes import installed, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -44,15 +43,7 @@ def test_a_notebook(
     env = installed(tmp_path, **variables)
     env["JUPYTER_PATH"] = os.path.join(sys.prefix, "share", "jupyter")
     # WHEN its cells are run
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps([*first, *WORK])],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = run_python("-c", RUN, json.dumps([*first, *WORK]), cwd=tmp_path, env=env)
     # THEN the cells work, and the kernel writes a file when it ends
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout

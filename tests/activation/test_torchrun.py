@@ -1,12 +1,10 @@
 """Test four ranks under torchrun, traced by environment variables; one runs out of memory."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import HANG_S, installed
+from processes import installed, run_python
 
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone")  # selects a free port
 RANKS = 4
@@ -42,15 +40,7 @@ def test_one_rank_of_four_runs_out_of_memory(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     # WHEN rank 3 runs out of memory at each of three steps
-    done = subprocess.run(
-        [sys.executable, *LAUNCHER, f"--nproc-per-node={RANKS}", program],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = run_python(*LAUNCHER, f"--nproc-per-node={RANKS}", program, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     # THEN rank 3 has written the maximum number of snapshots, rank 0 one at the exit, no other any
     profile = tmp_path / "outputs" / "profile"

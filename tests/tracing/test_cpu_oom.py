@@ -12,6 +12,7 @@ import pytest
 import torch
 import viewers
 from processes import environment, run
+from thread_failures import failures_of
 
 from pytracer import ACTIONS, Tracer
 from pytracer.backends import oom
@@ -174,22 +175,14 @@ def test_without_a_tracer_nothing_happens(
 def test_on_many_threads(tmp_path: Path) -> None:
     # GIVEN threads that allocate and run out of memory at the same time
     with Tracer(tmp_path, device="cpu", max_oom_snapshots=100) as tracer:
-        failures: list[BaseException] = []
 
         def work() -> None:
-            try:
-                for _ in range(10):
-                    kept = [torch.empty(1000) for _ in range(20)]
-                    ask_for_too_much()
-                    del kept
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(10):
+                kept = [torch.empty(1000) for _ in range(20)]
+                ask_for_too_much()
+                del kept
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        failures = failures_of(work)
         # THEN every exception is torch's, and every written file is complete
         assert failures == []
         assert 1 <= len(written(tmp_path)) == tracer.stats()["oom_snapshots"] <= 40

@@ -11,6 +11,8 @@ ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
 SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
+# What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
+BUILD_TOOLS := 'scikit-build-core>=0.10' 'pybind11>=2.13' cmake ninja
 .PHONY: demo test test-cpu test-viewers fuzz reliability soak $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
 .DELETE_ON_ERROR:
 
@@ -63,9 +65,11 @@ wheel: .venv/torch
 	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
 	.venv/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
 
-# The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
+# The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not. The
+# build's tools are installed beside, because with tools of a new place each time all would be compiled again.
 dev: .venv-dev/torch
-	.venv-dev/bin/pip install $(PIP_FLAGS) --editable '.[test]'
+	.venv-dev/bin/pip install $(PIP_FLAGS) $(BUILD_TOOLS)
+	.venv-dev/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[test]'
 	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: .venv/torch

@@ -85,6 +85,15 @@ class WalkMemo {
     const void* code;
     WalkHash hash;  // of the frames from the outermost entry to this one
   };
+  struct Place {
+    uint64_t instruction;
+    const void* code;
+  };
+  struct Other {  // what the innermost frame of the walk before the last one had
+    Place place;
+    WalkHash hash;
+    uint32_t stack;
+  };
   enum class Change { none, innermost /* its hash is not yet set */, some, too_much };
 
   // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
@@ -138,13 +147,12 @@ class WalkMemo {
   uint32_t size_ = 0;
   bool truncated_ = false;  // the last walk had more than `depth_` frames
   bool has_other_ = false;  // the walk before the last one differs by `other_` alone
-  uint32_t other_stack_ = 0;
   uint32_t depth_ = 0;
   uint64_t seed_ = 0;
   uint32_t exponent_ = 0;
   WalkHash power_ = WalkHash::power(0);  // WalkHash::power(exponent_)
-  Entry other_;     // the innermost entry of the walk before
-  Entry replaced_;  // the innermost entry that update() wrote over
+  Other other_;
+  Place replaced_;  // where the last walk's frame was that update() found first
   uint16_t places_[kBuckets] = {};
   Entry entries_[kCapacity];  // outermost first; unspecified from `size_` on
 };

@@ -17,10 +17,10 @@ inline WalkMemo::Change WalkMemo::update(const typename Access::FramePointer inn
   }
   const uint32_t size = static_cast<uint32_t>(top - entries_) + 1 + added;
   Entry* const bottom = size > depth ? entries_ + (size - depth) : entries_;
+  replaced_ = {top->instruction, top->code};
   Entry* changed = top + 1;
   for (Entry* entry = top;; --entry) {
     if (!holds<Access>(*entry, frame)) {
-      if (entry == top) replaced_ = *entry;
       note<Access>(*entry, frame);
       changed = entry;
     }
@@ -61,17 +61,17 @@ inline void WalkMemo::start_over(const typename Access::FramePointer innermost,
 template <class Access>
 inline bool WalkMemo::exchange(bool is_alike) noexcept {
   Entry& innermost = entries_[size_ - 1];
-  const bool is_known = is_alike && has_other_ && innermost.instruction == other_.instruction &&
-                        (Access::kInstructionsAreUnique || innermost.code == other_.code);
-  const uint32_t known_stack = other_stack_;
+  const Other last{replaced_, innermost.hash, stack};
+  const bool is_known =
+      is_alike && has_other_ && innermost.instruction == other_.place.instruction &&
+      (Access::kInstructionsAreUnique || innermost.code == other_.place.code);
   if (is_known) {
     innermost.hash = other_.hash;
+    stack = other_.stack;
   } else {
     extend(&innermost, size_);
   }
-  other_ = replaced_;
-  other_stack_ = stack;
-  if (is_known) stack = known_stack;
+  other_ = last;
   return is_known;
 }
 

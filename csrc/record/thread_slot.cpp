@@ -46,8 +46,10 @@ void order_against_hooks() noexcept {
 
 }  // namespace
 
+ThreadSlot* all_thread_slots() noexcept { return g_slots.load(std::memory_order_acquire); }
+
 ThreadSlot* detail::claim_slot() noexcept {
-  ThreadSlot* slot = g_slots.load(std::memory_order_acquire);
+  ThreadSlot* slot = all_thread_slots();
   for (; slot != nullptr; slot = slot->next) {
     bool free = false;
     if (slot->owned.compare_exchange_strong(free, true, std::memory_order_acq_rel)) break;
@@ -65,8 +67,6 @@ ThreadSlot* detail::claim_slot() noexcept {
   return slot;
 }
 
-ThreadSlot* all_thread_slots() noexcept { return g_slots.load(std::memory_order_acquire); }
-
 void init_thread_slots() noexcept {
   static const bool once = [] {
     g_thread_end_works = pthread_key_create(&g_thread_end, &release_slot) == 0;
@@ -80,7 +80,7 @@ void init_thread_slots() noexcept {
 
 void wait_for_hooks() noexcept {
   order_against_hooks();
-  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     if (slot == detail::this_thread) continue;
     // A scope waits for a spin lock or the stack table's mutex at most, and does a bounded piece of
     // work, so it ends soon.
@@ -92,14 +92,14 @@ void wait_for_hooks() noexcept {
 
 void note_hooks() noexcept {
   order_against_hooks();
-  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     slot->noted.store(slot->scopes.load(std::memory_order_seq_cst), std::memory_order_relaxed);
   }
 }
 
 bool noted_hooks_have_ended() noexcept {
   // A slot that is newer than note_hooks() has 0 here, which is even.
-  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     const uint32_t noted = slot->noted.load(std::memory_order_relaxed);
     if (noted % 2 != 0 && slot->scopes.load(std::memory_order_acquire) == noted) return false;
   }
@@ -107,7 +107,7 @@ bool noted_hooks_have_ended() noexcept {
 }
 
 void reset_thread_slots_after_fork() noexcept {
-  for (ThreadSlot* slot = g_slots.load(std::memory_order_acquire); slot; slot = slot->next) {
+  for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
     slot->queue.clear();
     if (slot == detail::this_thread) continue;

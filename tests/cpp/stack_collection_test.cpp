@@ -10,6 +10,7 @@
 #include "fake_frame_walk.h"
 #include "record/thread_slot.h"
 #include "session/session.h"
+#include "stack_here.h"
 #include "view/events.h"
 
 using namespace pytracer;
@@ -179,15 +180,10 @@ TEST(nothing_is_given_up_before_hooks_have_ended) {
 // Without that, a new ring could bring back events whose stacks were not marked.
 TEST(stacks_are_marked_again_after_a_ring_was_replaced) {
   StackTable table(kBound);
-  const auto intern_here = [&] {
-    RawFrame frames[kMaxStackDepth];
-    const Walk walk = walk_frames(frames, 32);
-    return table.intern(frames, walk, key_here(32, table.seed()));
-  };
   run_stack(1);
-  const uint32_t first = intern_here();
+  const uint32_t first = stack_here(table);
   run_stack(2);
-  const uint32_t second = intern_here();
+  const uint32_t second = stack_here(table);
   table.begin_collection();
   table.clear_stale();
   table.make_marks_stale();
@@ -210,17 +206,12 @@ TEST(a_larger_ring_makes_the_marks_stale) {
 
 TEST(a_stack_that_is_used_again_during_a_collection_stays) {
   StackTable table(kBound);
-  const auto intern_here = [&] {
-    RawFrame frames[kMaxStackDepth];
-    const Walk walk = walk_frames(frames, 32);
-    return table.intern(frames, walk, key_here(32, table.seed()));
-  };
   run_stack(1);
-  const uint32_t id = intern_here();
+  const uint32_t id = stack_here(table);
   CHECK(table.find(key_here(32, table.seed())) == id);
   table.begin_collection();
   CHECK(table.find(key_here(32, table.seed())) == 0);  // no hook finds it without marking it
-  CHECK(intern_here() == id);
+  CHECK(stack_here(table) == id);
   CHECK(table.sweep() == StackTable::Sweep::done && number_of(table, id) == 1);
 }
 

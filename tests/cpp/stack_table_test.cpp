@@ -5,19 +5,11 @@
 
 #include "check.h"
 #include "fake_frame_walk.h"
+#include "stack_here.h"
 
 using namespace pytracer;
 
 namespace {
-// Does what Recorder does for an event.
-uint32_t stack_here(StackTable& table, uint32_t depth = 32) {
-  const WalkKey key = key_here(depth, table.seed());
-  if (const uint32_t id = table.find(key)) return id;
-  RawFrame frames[kMaxStackDepth];
-  const Walk walk = walk_frames(frames, depth);
-  return table.intern(frames, walk, key);
-}
-
 // A frame of a stack, counted from the innermost one.
 const StackTable::Frame& frame_of(const StackTable& table, uint32_t id, uint32_t index) {
   for (; index > 0; --index) id = table.stack(id).outer;

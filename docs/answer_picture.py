@@ -1,7 +1,7 @@
 """Draw docs/answer.svg, the picture of the README: the answer to an OOM, with annotations.
 
-The text is the output of `pytracer stats` on the page how-to/out-of-memory.md, without the first
-of its three tables. `run_examples.py` put the output there, so the picture is as real as the page.
+The text is the output of `pytracer explain` on the page how-to/out-of-memory.md. `run_examples.py`
+put the output there, so the picture is as real as the page.
 """
 
 import re
@@ -15,27 +15,22 @@ PICTURE = DOCS / "answer.svg"
 CHARACTER, LINE, MARGIN = 7.8, 17, 16
 COLUMNS = 104
 NOTE_COLUMN = 76
-COMMAND, OMITTED = "$ pytracer stats", "  ⋮"
+COMMAND = "$ pytracer explain"
 
 NOTES = (
     (
-        r"│ +[\d.]+ [KMG]iB │ +[\d.]+ [KMG]iB │",
-        ("the line of your program that", "held most when memory ran out"),
+        r"│ +[\d.]+ [KMG]iB │ +\d+% │",
+        ("the line of your program that", "held most when memory ran out,"),
     ),
-    (r"│ requested ", ("the allocation that failed",)),
-    (r"│ free in segments ", ("reserved, and not in use", "…")),
-    (r"│ largest free block ", ("… in pieces that are too small",)),
-    (r"│ fits if joined ", ("enough memory in total:", "it is fragmented, not full")),
+    (r"│ ←.* loss_of", ("and what called it",)),
+    (r"^  export ", ("to paste into your shell",)),
 )
 
 
 def answer(page: str) -> list[str]:
-    """Return the lines of the picture: the command, the answer, and all but its first table."""
+    """Return the lines of the picture: the command, and all that it prints."""
     session = page[page.index(COMMAND) :]
-    command, *lines = session[: session.index("\n```")].splitlines()
-    end = next(at for at, line in enumerate(lines) if line.startswith("by pytracer")) - 1
-    start = next(at for at, line in enumerate(lines) if line.startswith("Memory held"))
-    return [command, *lines[:end], OMITTED, *lines[start:]]
+    return session[: session.index("\n```")].splitlines()
 
 
 def text(x: float, y: float, content: str, style: str) -> str:
@@ -53,10 +48,11 @@ def drawing(page: str) -> str:
     width = 2 * MARGIN + COLUMNS * CHARACTER
     height = 2 * MARGIN + len(lines) * LINE
     body, notes = [], list(NOTES)
+    table = next(at for at, line in enumerate(lines) if line.startswith("Memory held"))
     for number, line in enumerate(lines):
         y = MARGIN + (number + 0.8) * LINE
-        style = "answer" if number < lines.index(OMITTED) else "line"
-        if number == 0 or line in ("Memory held at the out-of-memory", "Out of memory"):
+        style = "answer" if number < table else "line"
+        if number == 0 or line.startswith(("Memory held at the out-of-memory", "What to try")):
             style = "title"
         body.append(text(MARGIN, y, line, style))
         if notes and re.search(notes[0][0], line):
@@ -71,7 +67,7 @@ def drawing(page: str) -> str:
     return f"""<svg xmlns="http://www.w3.org/2000/svg" role="img" font-size="13"
 font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 viewBox="0 0 {width:.0f} {height:.0f}">
-<title>The answer of pytracer stats to an out-of-memory error</title>
+<title>The answer of pytracer explain to an out-of-memory error</title>
 <defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"
 orient="auto">
 <path d="M0 0L8 4L0 8z" fill="#f6c177"/></marker></defs>

@@ -25,8 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import answer_picture
 
 from pytracer.analysis.diff import Difference, DirectoryDifference
+from pytracer.analysis.diff.limit import LimitCheck
+from pytracer.analysis.groups import Held
+from pytracer.analysis.leaks import LeakReport
+from pytracer.analysis.pinned_segments import Fragmentation
 from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
+from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
 from pytracer.tracing.option_docs import markdown_table
@@ -39,6 +44,26 @@ JSON_ROOTS = {
         "and `errors` (one message for each file that could not be read). A report is a `Report`:",
         Report,
     ),
+    "`pytracer stats --json` with `--at`, `--by` or `--depth`": (
+        "The object has `schema_version`, `files` (a list for each file that could be read) and "
+        "`errors`. The list of a file has a `Held` for each device:",
+        Held,
+    ),
+    "`pytracer explain --json`": (
+        "The object has `schema_version`, `files` (the file that matters first) and `errors` (one "
+        "message for each file that could not be read). A file is an `ExplainedFile`:",
+        ExplainedFile,
+    ),
+    "`pytracer leaks --json`": (
+        "The object has `schema_version`, `errors` (one message for each file that could not be "
+        "read), and the attributes of `LeakReport`:",
+        LeakReport,
+    ),
+    "`pytracer frag --json`": (
+        "The object has `schema_version`, `path` and `devices`. Each entry of `devices` is a "
+        "`Fragmentation`:",
+        Fragmentation,
+    ),
     "`pytracer diff --json`, of two files": (
         "The object has `schema_version`, and the attributes of `Difference`:",
         Difference,
@@ -46,6 +71,10 @@ JSON_ROOTS = {
     "`pytracer diff --json`, of two directories": (
         "The object has `schema_version`, and the attributes of `DirectoryDifference`:",
         DirectoryDifference,
+    ),
+    "`pytracer diff --fail-over --json`": (
+        "The object has also the key `limit`, a `LimitCheck`:",
+        LimitCheck,
     ),
     "`pytracer experiment --json` and `pytracer replay --json`": (
         "The object has `schema_version`, `conclusions` (a list of sentences), and the attributes "

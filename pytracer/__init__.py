@@ -5,6 +5,8 @@
 
 Importing this package imports nothing else, because each `import torch` imports it to look at
 `PYTRACER`. Its names are imported when they are used.
+
+PYTEST_DONT_REWRITE: with PYTRACER=1, this module is imported before pytest is, which would warn.
 """
 
 TYPE_CHECKING = False
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
     from pytracer.tracing.phases import annotate
     from pytracer.tracing.tracer import Tracer
+    from pytracer.tracing.training_phases import annotate_modules
 
     __version__: str
 
@@ -27,6 +30,7 @@ __all__ = [
     "__version__",
     "allocator_settings",
     "annotate",
+    "annotate_modules",
     "expandable_segments",
     "experiment",
     "patch_torch",
@@ -56,6 +60,7 @@ _HOMES = {
     "Tracer": "tracing.tracer",
     "allocator_settings": "settings.change",
     "annotate": "tracing.phases",
+    "annotate_modules": "tracing.training_phases",
     "expandable_segments": "settings.change",
     "experiment": "experiments.function_experiment",
     "patch_torch": "torch_recorder.patch",

@@ -1,6 +1,7 @@
 """The recorder (C++). pytracer.tracing.options checks bounds; pytracer.Tracer explains ids."""
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,26 @@ import numpy.typing as npt
 
 CPU_DEVICE: int
 MAX_STACK_DEPTH: int
+CATEGORIES: tuple[str, ...]  # csrc/snapshot/owners.h, as the next
+CATEGORY_RULES: tuple[str, ...]
+
+class Mark:
+    """An instant of one device, from `Session.mark`."""
+
+    device: int
+
+class Owners:
+    """The owners of memory, read between a mark and the view that they are written with."""
+
+    # Each owner: address, bytes, device, indices in CATEGORIES and CATEGORY_RULES, name.
+    def __init__(
+        self,
+        marks: list[Mark],
+        owners: list[tuple[int, int, int, int, int, str]],
+        unread: int,  # how many more tensors there are
+        unread_gradients: int,  # how many gradients this thread may not read
+        has_all_modules: bool,  # whether all older modules and optimizers were looked for
+    ) -> None: ...
 
 class View:
     """What a session sees at one instant. It stays valid after the session is gone.
@@ -46,6 +67,7 @@ class Session:
         stack_depth: int,
         max_stack_bytes: int,
         context: int,
+        forward_stacks: bool = False,
     ) -> None: ...
     def start(self, history: bool = True) -> None: ...  # without history: blocks, no events
     def pause(self) -> None: ...  # keeps the live blocks, asks for no stacks
@@ -53,9 +75,11 @@ class Session:
     def stop(self) -> None: ...
     def clear(self) -> None: ...
     # With a phase: only its events, and those of phases within it; 0: all events.
-    def view(self, history: bool = True, phase: int = 0) -> View: ...
+    # Without owners no block has a category.
+    def view(self, history: bool = True, phase: int = 0, owners: Owners | None = None) -> View: ...
     # Returns the view of the window that ends; the next one, in `step`, begins at the same instant.
-    def end_window(self, history: bool, step: int) -> View: ...
+    def end_window(self, history: bool, step: int, owners: Owners | None = None) -> View: ...
+    def mark(self) -> list[Mark]: ...  # before the owners of a view's blocks are read
     def begin_step(self, number: int) -> None: ...  # 0: no step
     def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...  # raises IndexError
@@ -70,6 +94,8 @@ def leave_phase(entry: int) -> None: ...  # on any thread
 def is_entered(entry: int) -> bool: ...  # entered and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
 def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
+def attach_autograd(path: str, engine: CodeType | None) -> None: ...  # engine: forward_stacks.h
+def running_node() -> tuple[str, int, int] | None: ...  # type, thread, number on its thread
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's
 def wake_event() -> int: ...  # csrc/support/wake_signal.h
 def has_wake_event() -> bool: ...

@@ -3,6 +3,9 @@
 This module is installed next to the package, because it must not fail. The package may be partly
 uninstalled, or a `pytracer.py` in the script's folder may take its place. Still, every interpreter
 has to start, and every `import torch` has to succeed.
+
+PYTEST_DONT_REWRITE: pytest looks at the modules of every distribution that has a plugin, and warns
+of those that are imported already, as this one is.
 """
 
 import os

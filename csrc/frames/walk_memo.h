@@ -33,18 +33,16 @@ class WalkMemo {
   // kInstructionsAreUnique, which says that no two live code objects share an instruction.
   template <class Access>
   bool follow(typename Access::FramePointer innermost, uint32_t depth, uint64_t seed) noexcept {
-    const uint32_t size = size_;
-    const bool truncated = truncated_;
-    const Change change = update<Access>(innermost, depth);
-    if (change == Change::too_much) start_over<Access>(innermost, depth);
-    const bool is_alike =
-        size == size_ && truncated == truncated_ && depth == depth_ && seed == seed_;
+    if (depth == depth_ && seed == seed_) {
+      const Change change = compare<Access>(innermost);
+      if (change == Change::none) return true;
+      if (change == Change::innermost) return exchange<Access>(innermost);
+    }
+    if (!update<Access>(innermost, depth)) start_over<Access>(innermost, depth);
     depth_ = depth;
     seed_ = seed;
-    if (is_alike && change == Change::none) return true;
-    const bool is_known = change == Change::innermost && exchange<Access>(is_alike);
-    has_other_ = is_alike && change == Change::innermost;
-    return is_known;
+    has_other_ = false;
+    return false;
   }
 
   // Whether the thread is where it was at the last walk, as far as its innermost frame shows.
@@ -85,20 +83,25 @@ class WalkMemo {
     const void* code;
     WalkHash hash;  // of the frames from the outermost entry to this one
   };
-  struct Place {
+  struct Other {  // what the innermost frame of the walk before the last one had
     uint64_t instruction;
     const void* code;
-  };
-  struct Other {  // what the innermost frame of the walk before the last one had
-    Place place;
     WalkHash hash;
     uint32_t stack;
   };
-  enum class Change { none, innermost /* its hash is not yet set */, some, too_much };
+  enum class Change { none, innermost /* its instruction alone */, some };
 
-  // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
+  // Compares the innermost `depth_` frames with those of the last walk.
   template <class Access>
-  Change update(typename Access::FramePointer innermost, uint32_t depth) noexcept;
+  Change compare(typename Access::FramePointer innermost) const noexcept;
+  // After Change::innermost: notes the new instruction, and keeps the one that the frame had.
+  // Returns true if the new one was kept before, so that its hash and its stack are known.
+  template <class Access>
+  bool exchange(typename Access::FramePointer innermost) noexcept;
+  // Keeps the entries of the innermost `depth` frames that still hold, and notes the other frames.
+  // False: too much has changed.
+  template <class Access>
+  bool update(typename Access::FramePointer innermost, uint32_t depth) noexcept;
   // Notes all frames anew.
   template <class Access>
   void start_over(typename Access::FramePointer innermost, uint32_t depth) noexcept;
@@ -108,10 +111,6 @@ class WalkMemo {
     return entry.instruction == Access::instruction(frame) &&
            (Access::kInstructionsAreUnique || entry.code == Access::code(frame));
   }
-  // After Change::innermost: keeps the instruction that the innermost frame had. Returns true if the
-  // frame has the instruction that was kept before, so that hash and stack are known.
-  template <class Access>
-  bool exchange(bool is_alike) noexcept;
   template <class Access>
   static void note(Entry& entry, typename Access::FramePointer frame) noexcept {
     entry.frame = frame;
@@ -152,7 +151,6 @@ class WalkMemo {
   uint32_t exponent_ = 0;
   WalkHash power_ = WalkHash::power(0);  // WalkHash::power(exponent_)
   Other other_;
-  Place replaced_;  // where the last walk's frame was that update() found first
   uint16_t places_[kBuckets] = {};
   Entry entries_[kCapacity];  // outermost first; unspecified from `size_` on
 };

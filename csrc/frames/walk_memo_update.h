@@ -6,18 +6,52 @@
 namespace pytracer {
 
 template <class Access>
-inline WalkMemo::Change WalkMemo::update(const typename Access::FramePointer innermost,
-                                         uint32_t depth) noexcept {
+inline WalkMemo::Change WalkMemo::compare(typename Access::FramePointer frame) const noexcept {
+  if (size_ == 0) return Change::some;
+  const Entry* entry = entries_ + size_ - 1;
+  if (entry->frame != frame) return Change::some;
+  const bool is_top_same = holds<Access>(*entry, frame);
+  const Entry* const bottom = size_ > depth_ ? entries_ + (size_ - depth_) : entries_;
+  while (entry != bottom) {
+    --entry;
+    const auto outer = predicted<Access>(entry->frame);
+    if (Access::outer(frame) != outer || !holds<Access>(*entry, outer)) return Change::some;
+    frame = outer;
+  }
+  if ((Access::outer(frame) != nullptr) != truncated_) return Change::some;
+  return is_top_same ? Change::none : Change::innermost;
+}
+
+template <class Access>
+inline bool WalkMemo::exchange(const typename Access::FramePointer innermost) noexcept {
+  Entry& top = entries_[size_ - 1];
+  const Other last{top.instruction, top.code, top.hash, stack};
+  note<Access>(top, innermost);
+  const bool is_known = has_other_ && top.instruction == other_.instruction &&
+                        (Access::kInstructionsAreUnique || top.code == other_.code);
+  if (is_known) {
+    top.hash = other_.hash;
+    stack = other_.stack;
+  } else {
+    extend(&top, size_);
+  }
+  other_ = last;
+  has_other_ = true;
+  return is_known;
+}
+
+template <class Access>
+inline bool WalkMemo::update(const typename Access::FramePointer innermost,
+                             uint32_t depth) noexcept {
   uint32_t added = 0;
   auto frame = innermost;
   Entry* top = find(frame);
   for (; top == nullptr; top = find(frame)) {
     frame = Access::outer(frame);
-    if (frame == nullptr || ++added == depth) return Change::too_much;
+    if (frame == nullptr || ++added == depth) return false;
   }
   const uint32_t size = static_cast<uint32_t>(top - entries_) + 1 + added;
   Entry* const bottom = size > depth ? entries_ + (size - depth) : entries_;
-  replaced_ = {top->instruction, top->code};
   Entry* changed = top + 1;
   for (Entry* entry = top;; --entry) {
     if (!holds<Access>(*entry, frame)) {
@@ -26,22 +60,17 @@ inline WalkMemo::Change WalkMemo::update(const typename Access::FramePointer inn
     }
     if (entry == bottom) break;
     const auto outer = predicted<Access>(entry[-1].frame);
-    if (Access::outer(frame) != outer) return Change::too_much;
+    if (Access::outer(frame) != outer) return false;
     frame = outer;
   }
   truncated_ = Access::outer(frame) != nullptr;
-  if ((truncated_ && size < depth) || size > kCapacity) return Change::too_much;
-  if (changed > top && added == 0) {
-    size_ = size;
-    return Change::none;
-  }
-  if (changed == top && added == 0 && size == size_) return Change::innermost;
+  if ((truncated_ && size < depth) || size > kCapacity) return false;
   frame = innermost;
   for (Entry* entry = entries_ + size - 1; entry > top; --entry, frame = Access::outer(frame)) {
     note<Access>(*entry, frame);
   }
   extend(changed, size);
-  return Change::some;
+  return true;
 }
 
 template <class Access>
@@ -56,23 +85,6 @@ inline void WalkMemo::start_over(const typename Access::FramePointer innermost,
   for (uint32_t i = size; i-- > 0; frame = Access::outer(frame)) note<Access>(entries_[i], frame);
   truncated_ = size > depth;
   extend(entries_, size);
-}
-
-template <class Access>
-inline bool WalkMemo::exchange(bool is_alike) noexcept {
-  Entry& innermost = entries_[size_ - 1];
-  const Other last{replaced_, innermost.hash, stack};
-  const bool is_known =
-      is_alike && has_other_ && innermost.instruction == other_.place.instruction &&
-      (Access::kInstructionsAreUnique || innermost.code == other_.place.code);
-  if (is_known) {
-    innermost.hash = other_.hash;
-    stack = other_.stack;
-  } else {
-    extend(&innermost, size_);
-  }
-  other_ = last;
-  return is_known;
 }
 
 }  // namespace pytracer

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, core) {
   core.attr("CPU_DEVICE") = PYTRACER_CPU_DEVICE;
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   register_errors();
+  register_owners(core);
   register_view(core);
   register_session(core);
   register_phases(core);

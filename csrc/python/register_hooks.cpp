@@ -5,6 +5,7 @@
 
 #include "python/gil.h"
 #include "python/registers.h"
+#include "record/node_types.h"
 #include "session/hook_loader.h"
 
 namespace py = pybind11;
@@ -40,6 +41,23 @@ void register_hooks(py::module_& core) {
   core.def(
       "attach_hook", [](const std::string& path) { return attach_hook(path, &report_oom); },
       py::arg("path"), py::call_guard<OutsideGil>());
+  core.def(
+      "attach_autograd",
+      [](const std::string& path, py::object engine) {
+        const void* code = engine.is_none() ? nullptr : engine.release().ptr();  // never released
+        OutsideGil outside;
+        attach_autograd(path, code);
+      },
+      py::arg("path"), py::arg("engine"));
+  core.def("running_node", []() -> py::object {
+    const pytracer_autograd* autograd = attached_autograd();
+    pytracer_autograd_state state{};
+    if (autograd != nullptr) autograd->read(&state);
+    if (state.node == nullptr) return py::none();
+    NodeTypes& types = NodeTypes::instance();
+    return py::make_tuple(types.name(types.number_of(state.node_type)), state.node_thread,
+                          state.node_sequence);
+  });
   core.def(
       "observe_oom", [](py::object observer) { g_oom_observer = observer.release().ptr(); },
       py::arg("observer"));

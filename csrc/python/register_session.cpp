@@ -69,9 +69,11 @@ py::array_t<EventRecord> events_of(Session& session) {
           step = next_step++->number;
         }
         const Pool pool = device.capture.names->pool(event.pool);
+        const auto own = [&](uint32_t stack) { return view.stacks->backward(stack).own; };
         rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
-                        event.address, event.size, event.stream, visible_stack(event, view.context),
-                        view.context < Context::alloc ? 0 : event.alloc_stack, pool.high,
+                        event.address, event.size, event.stream,
+                        own(visible_stack(event, view.context)),
+                        view.context < Context::alloc ? 0 : own(event.alloc_stack), pool.high,
                         pool.low, step, event.phase, event.action, event.device});
       }
     }
@@ -159,13 +161,14 @@ void register_session(py::module_& core) {
                        action, device);
   py::class_<Session, std::unique_ptr<Session, OutsideGilDeleter>>(core, "Session")
       .def(py::init([](std::vector<int> devices, uint32_t max_entries, uint32_t stack_depth,
-                       uint64_t max_stack_bytes, uint8_t context) {
+                       uint64_t max_stack_bytes, uint8_t context, bool forward_stacks) {
              return std::unique_ptr<Session, OutsideGilDeleter>(
                  new Session(SessionOptions{std::move(devices), max_entries, stack_depth,
-                                        max_stack_bytes, static_cast<Context>(context)}));
+                                            max_stack_bytes, static_cast<Context>(context),
+                                            forward_stacks}));
            }),
            py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
-           py::arg("max_stack_bytes"), py::arg("context"))
+           py::arg("max_stack_bytes"), py::arg("context"), py::arg("forward_stacks") = false)
       .def("start", &Session::start, py::arg("history") = true, py::call_guard<OutsideGil>())
       .def("pause", &Session::pause, py::call_guard<OutsideGil>())
       .def(
@@ -176,19 +179,24 @@ void register_session(py::module_& core) {
           py::arg("max_entries"), py::arg("stack_depth"), py::arg("context"),
           py::call_guard<OutsideGil>())
       .def("stop", &Session::stop, py::call_guard<OutsideGil>())
+      .def("mark", &Session::mark, py::call_guard<OutsideGil>())
       .def("clear", &Session::clear, py::call_guard<OutsideGil>())
       .def(
           "view",
-          [](Session& session, bool history, uint16_t phase) {
-            return resolve_names(outside_gil([&] { return session.view(history, phase); }));
+          [](Session& session, bool history, uint16_t phase, std::shared_ptr<Owners> owners) {
+            View view = outside_gil([&] { return session.view(history, phase); });
+            view.owners = std::move(owners);
+            return resolve_names(std::move(view));
           },
-          py::arg("history") = true, py::arg("phase") = 0)
+          py::arg("history") = true, py::arg("phase") = 0, py::arg("owners") = nullptr)
       .def(
           "end_window",
-          [](Session& session, bool history, uint32_t step) {
-            return resolve_names(outside_gil([&] { return session.end_window(history, step); }));
+          [](Session& session, bool history, uint32_t step, std::shared_ptr<Owners> owners) {
+            View view = outside_gil([&] { return session.end_window(history, step); });
+            view.owners = std::move(owners);
+            return resolve_names(std::move(view));
           },
-          py::arg("history"), py::arg("step"))
+          py::arg("history"), py::arg("step"), py::arg("owners") = nullptr)
       .def("begin_step", &Session::begin_step, py::arg("number"), py::call_guard<OutsideGil>())
       .def("events", &events_of)
       .def("frames", &frames_of, py::arg("stack"))

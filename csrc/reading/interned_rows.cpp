@@ -36,7 +36,27 @@ uint32_t StackRows::intern(const Heap::Items& items) {
       },
       [&] {
         for (const Value item : items) frame.push_back(item.index());
-        ends.push_back(static_cast<int64_t>(frame.size()));
+        add_row({});
+      });
+}
+
+uint32_t StackRows::intern(uint32_t stack, const Backward& backward) {
+  const uint64_t hash = mix(mix(mix(mix(0, stack), backward.forward), backward.node),
+                            uint64_t{backward.is_exact});
+  return backward_index_.intern(
+      hash, ends.size(),
+      [&](uint32_t row) {
+        return own_[row] == stack && forward[row] == backward.forward &&
+               node[row] == backward.node && is_exact[row] == backward.is_exact;
+      },
+      [&] {
+        const int64_t begin = stack != 0 ? ends[stack - 1] : 0;
+        for (int64_t i = begin; i < ends[stack]; ++i) {
+          watch_.tick();
+          const uint32_t copied = frame[static_cast<size_t>(i)];
+          frame.push_back(copied);
+        }
+        add_row(backward, stack);
       });
 }
 

@@ -26,17 +26,41 @@ class FrameRows {
 
 class StackRows {
  public:
-  explicit StackRows(Watch& watch) : watch_(watch), index_(watch) { ends.push_back(0); }
+  // What the stack of an allocation in an autograd node has besides its frames.
+  struct Backward {
+    uint32_t forward;  // the row of the stack of the forward call; 0: unknown
+    uint32_t node;     // the text that names the node; 0: unknown
+    bool is_exact;     // `forward` is that of this node, not of a neighbour
+  };
+
+  explicit StackRows(Watch& watch) : watch_(watch), index_(watch), backward_index_(watch) {
+    add_row({});
+  }
   // `items` are frames; any other value is a ReadError.
   uint32_t intern(const Heap::Items& items);
-  uint64_t memory() const noexcept { return memory_of(ends, frame, index_); }
+  // A row with the frames of the row `stack`, which intern() has returned.
+  uint32_t intern(uint32_t stack, const Backward& backward);
+  uint64_t memory() const noexcept {
+    return memory_of(ends, frame, forward, node, is_exact, own_, index_, backward_index_);
+  }
 
   Column<int64_t> ends;  // in `frame`; row i begins where row i - 1 ends
   Column<uint32_t> frame;
+  Column<uint32_t> forward, node;  // by row, as in Backward
+  Column<bool> is_exact;
 
  private:
+  void add_row(const Backward& backward, uint32_t own = 0) {
+    ends.push_back(static_cast<int64_t>(frame.size()));
+    forward.push_back(backward.forward);
+    node.push_back(backward.node);
+    is_exact.push_back(backward.is_exact);
+    own_.push_back(own);
+  }
+
   Watch& watch_;
-  HashIndex index_;
+  HashIndex index_, backward_index_;
+  Column<uint32_t> own_;  // the row whose frames a row has too; 0: none
 };
 
 class PoolRows {

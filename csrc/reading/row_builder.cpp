@@ -76,6 +76,9 @@ Value RowBuilder::event(const Items& items) {
       case kStream: stream = values_.integer(value, "an event's stream"); break;
       case kTimeUs: time = values_.integer(value, "an event's time_us"); break;
       case kFrames: stack = values_.stack(value); break;
+      case kForwardFrames:
+      case kForwardExact:
+      case kAutogradNode: break;  // with_backward() reads them
       case kPoolId: pool = values_.pool(value); break;
       case kCompileContext:
         compile_context = values_.text(value, "an event's compile_context");
@@ -84,6 +87,7 @@ Value RowBuilder::event(const Items& items) {
       default: note_unknown("event", items[i]);
     }
   }
+  stack = with_backward(items, stack);
   EventColumns& events = tables_.events;
   events.action.push_back(action);
   events.address.push_back(address);
@@ -113,9 +117,9 @@ Value RowBuilder::frame(const Items& items) {
 }
 
 Value RowBuilder::block(const Items& items) {
-  int64_t address = -1, size = 0, requested = -1;
+  int64_t address = -1, size = 0, requested = -1, owners = 0;
   uint8_t state = kInactive;
-  uint32_t stack = 0;
+  uint32_t stack = 0, category = 0, rule = 0, owner = 0;
   Value history;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
@@ -125,11 +129,19 @@ Value RowBuilder::block(const Items& items) {
       case kRequestedSize: requested = values_.integer(value, "a block's requested_size"); break;
       case kState: state = values_.block_state(value); break;
       case kFrames: stack = values_.stack(value); break;
+      case kForwardFrames:
+      case kForwardExact:
+      case kAutogradNode: break;  // with_backward() reads them
       case kHistory: history = value; break;
+      case kCategory: category = values_.text(value, "a block's category"); break;
+      case kCategoryRule: rule = values_.text(value, "a block's category_rule"); break;
+      case kOwner: owner = values_.text(value, "a block's owner"); break;
+      case kOwners: owners = values_.integer(value, "a block's owners"); break;
       default: note_unknown("block", items[i]);
     }
   }
   read_history(history, requested, stack);
+  stack = with_backward(items, stack);
   BlockColumns& blocks = tables_.blocks;
   blocks.segment.push_back(0);
   blocks.address.push_back(address);
@@ -137,7 +149,28 @@ Value RowBuilder::block(const Items& items) {
   blocks.requested.push_back(requested >= 0 ? requested : size);
   blocks.state.push_back(state);
   blocks.stack.push_back(stack);
+  blocks.category.push_back(category);
+  blocks.category_rule.push_back(rule);
+  blocks.owner.push_back(owner);
+  blocks.owners.push_back(owners);
   return Value(Kind::block, blocks.size.size() - 1);
+}
+
+// torch writes forward_frames alone, in anomaly mode, and they are exact.
+uint32_t RowBuilder::with_backward(const Items& items, uint32_t stack) {
+  StackRows::Backward backward{0, 0, true};
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const Value value = items[i + 1];
+    switch (key_number(items[i])) {
+      case kForwardFrames: backward.forward = values_.forward_stack(value); break;
+      case kForwardExact: backward.is_exact = value.is(Kind::boolean) && value.number() != 0; break;
+      case kAutogradNode: backward.node = values_.text(value, "an autograd_node"); break;
+      default: break;
+    }
+  }
+  if (backward.forward == 0 && backward.node == 0) return stack;
+  if (backward.forward == 0) backward.is_exact = false;
+  return tables_.stacks.intern(stack, backward);
 }
 
 // Before torch 2.1 a block has, instead of frames and requested_size, the list of its allocations,
@@ -176,6 +209,9 @@ Value RowBuilder::segment(const Items& items) {
       case kSegmentPoolId: pool = values_.pool(value); break;
       case kIsExpandable: is_expandable = value.is(Kind::boolean) && value.number() != 0; break;
       case kFrames: stack = values_.stack(value); break;
+      case kForwardFrames:
+      case kForwardExact:
+      case kAutogradNode: break;  // with_backward() reads them
       case kBlocks: block_list = value; break;
       case kAllocatedSize:
       case kActiveSize:
@@ -183,6 +219,7 @@ Value RowBuilder::segment(const Items& items) {
       default: note_unknown("segment", items[i]);
     }
   }
+  stack = with_backward(items, stack);
   if (device < -1 || device >= kMostDevices) damaged(kTooManyDevices);
   RowRange blocks = values_.rows(block_list, Kind::block, "a segment's blocks");
   if (blocks.begin == blocks.end) blocks = {claimed_blocks_, claimed_blocks_};

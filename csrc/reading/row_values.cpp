@@ -1,5 +1,6 @@
 #include "row_values.h"
 
+#include <algorithm>
 #include <string>
 
 namespace pytracer::reading {
@@ -38,6 +39,56 @@ uint32_t RowValues::stack(Value list) {
   heap.resolve(list, Value(Kind::stack, row));
   heap.discard(list);
   return row;
+}
+
+uint32_t RowValues::forward_stack(Value list) {
+  Heap& heap = tables_.heap;
+  if (list.is(Kind::none)) return 0;
+  if (!is_list(list)) wrong_type("forward_frames");
+  if (heap.is_resolved(list)) {
+    if (!heap.resolved(list).is(Kind::stack)) wrong_type("forward_frames");
+    return heap.resolved(list).index();
+  }
+  Heap::Items frames;
+  const Heap::Items& texts = heap.items(list);
+  for (size_t i = texts.size(); i-- > 0;) {
+    watch_.tick();
+    if (!texts[i].is(Kind::string)) wrong_type("forward_frames");
+    const Value frame = frame_of(texts[i].index());
+    if (frame.is(Kind::frame)) frames.push_back(frame);
+  }
+  const uint32_t row = tables_.stacks.intern(frames);
+  heap.resolve(list, Value(Kind::stack, row));
+  heap.discard(list);
+  return row;
+}
+
+// `  File "NAME", line NUMBER, in FUNCTION`, and perhaps lines of source. Other texts, such as
+// "[Previous line repeated 3 more times]", are no frames: a boolean.
+Value RowValues::frame_of(uint32_t text) {
+  while (text >= frame_of_text_.size()) frame_of_text_.push_back(Value());
+  Value& known = frame_of_text_[text];
+  if (!known.is(Kind::none)) return known;
+  constexpr std::string_view kBegin = "  File \"", kLine = "\", line ", kFunction = ", in ";
+  known = Value(Kind::boolean, 0);
+  std::string line(tables_.strings.at(text));  // a copy: new texts move the others
+  line.resize(std::min(line.find('\n'), line.size()));
+  if (line.compare(0, kBegin.size(), kBegin) != 0) return known;
+  const size_t function = line.rfind(kFunction);
+  const size_t number = line.rfind(kLine, function);
+  if (function == std::string::npos || number == std::string::npos || number < kBegin.size()) {
+    return known;
+  }
+  int64_t line_number = 0;
+  for (size_t i = number + kLine.size(); i < function; ++i) {
+    if (line[i] < '0' || line[i] > '9' || line_number > INT32_MAX) return known;
+    line_number = 10 * line_number + (line[i] - '0');
+  }
+  const uint32_t file =
+      tables_.strings.intern(std::string_view(line).substr(kBegin.size(), number - kBegin.size()));
+  const uint32_t name = tables_.strings.intern(line.substr(function + kFunction.size()));
+  return frame_of_text_[text] =
+             Value(Kind::frame, tables_.frames.intern(file, name, line_number));
 }
 
 uint32_t RowValues::pool(Value pair) {

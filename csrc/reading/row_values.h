@@ -18,6 +18,8 @@ class RowValues {
   int64_t integer(Value value, const char* what) const;
   uint32_t text(Value value, const char* what) const;
   uint32_t stack(Value list);
+  // A list of texts as Python's traceback module formats frames, outermost first.
+  uint32_t forward_stack(Value list);
   uint32_t pool(Value pair);
   uint8_t action(Value value);
   // kNoState for anything that is no state.
@@ -27,8 +29,11 @@ class RowValues {
   RowRange rows(Value list, Kind kind, const char* what) const;
 
  private:
+  Value frame_of(uint32_t text);
+
   Tables& tables_;
   Watch& watch_;
+  Column<Value> frame_of_text_;  // by text; none: not parsed yet
 };
 
 }  // namespace pytracer::reading

@@ -19,6 +19,9 @@ enum Key : uint32_t {
   kStream,
   kTimeUs,
   kFrames,
+  kForwardFrames,
+  kForwardExact,
+  kAutogradNode,
   kPoolId,
   kCompileContext,
   kUserMetadata,
@@ -43,18 +46,24 @@ enum Key : uint32_t {
   kAllocatorSettings,
   kExternalAnnotations,
   kPytracer,
+  kCategory,
+  kCategoryRule,
+  kOwner,
+  kOwners,
   kKeys
 };
 
 constexpr const char* kKeyNames[kKeys] = {
     "",              "action",          "addr",          "device_free",
     "size",          "stream",          "time_us",       "frames",
+    "forward_frames", "forward_exact",  "autograd_node",
     "pool_id",       "compile_context", "user_metadata", "filename",
     "name",          "line",            "state",         "requested_size",
     "history",       "real_size",       "address",       "blocks",
     "total_size",    "device",          "segment_type",  "segment_pool_id",
     "is_expandable", "allocated_size",  "active_size",   "segments",
-    "device_traces", "allocator_settings", "external_annotations", "pytracer"};
+    "device_traces", "allocator_settings", "external_annotations", "pytracer",
+    "category",      "category_rule",   "owner",         "owners"};
 
 // The number of a key of a dict; kKeys if the key is no text. May be any text's number.
 inline uint32_t key_number(Value key) { return key.is(Kind::string) ? key.index() : kKeys; }

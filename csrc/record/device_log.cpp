@@ -4,16 +4,12 @@
 #include <mutex>
 
 #include "record/clock.h"
+#include "record/device_log_record.h"
 #include "record/thread_slot.h"
 
 namespace pytracer {
 
 namespace {
-
-// One writer: no read-modify-write instruction needed.
-void increment(std::atomic<uint64_t>& counter) noexcept {
-  counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-}
 
 // The actions whose events get the stack of their thread, one bit each.
 uint32_t stack_actions(Context context) noexcept {
@@ -41,40 +37,10 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
       tables_(std::make_unique<Tables>()),
       names_(std::make_shared<DeviceNames>()) {}
 
-void DeviceLog::record(const pytracer_event& given, uint32_t stack, uint16_t phase,
-                       EventQueue& queue, Capture* capture) noexcept {
-  if (!writer_lock_.try_lock()) {
-    // An accelerator's allocator has a lock of its own, so its threads hardly ever meet here.
-    if (is_cpu() && queue.has_room()) {
-      const uint64_t number = queued_.fetch_add(1, std::memory_order_relaxed);
-      queue.push({number, given.address, given.size, now_ticks(), stack, phase, given.action});
-      return;
-    }
-    writer_lock_.lock();
-  }
-  write_queued();
-  // An accelerator's hook has read the clock under the allocator's lock.
-  write(given, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
-  if (capture != nullptr) begin_capture_locked(*capture);
-  writer_lock_.unlock();
-}
-
-inline void DeviceLog::write(const pytracer_event& given, int64_t ticks, uint32_t stack,
-                             uint16_t phase) noexcept {
-  // set_mode() takes the lock too, so the mode holds until this event is written.
-  const Mode mode = mode_.load(std::memory_order_relaxed);
-  if (mode == Mode::off) return;
-  if (is_cpu()) {
-    // Times and numbers have the same order. A queued event's time may be before that of an event
-    // that was written meanwhile, and a processor may read its clock a little early.
-    ticks = last_ticks_ = std::max(ticks, last_ticks_);
-  }
-  const Known known = update_tables(given, ticks, stack, phase);
-  if (!known.is_recorded || mode != Mode::on) return;
-  ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
-                 names_->intern_pool(given.pool_high, given.pool_low),
-                 names_->intern_labels(given.labels), given.action,
-                 static_cast<int8_t>(given.device)});
+__attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& given, uint32_t stack,
+                                                      uint16_t phase, EventQueue& queue) noexcept {
+  const uint64_t number = queued_.fetch_add(1, std::memory_order_relaxed);
+  queue.push({number, given.address, given.size, now_ticks(), stack, phase, given.action});
 }
 
 // Writes the events that were queued before now. An event comes after those that it depends on, as a
@@ -102,44 +68,10 @@ __attribute__((noinline)) void DeviceLog::write_all_queued() noexcept {
     event.size = queued.size;
     event.device = PYTRACER_CPU_DEVICE;
     event.action = queued.action;
-    write(event, queued.ticks, queued.stack, queued.phase);
+    write(event, event.action, queued.ticks, queued.stack, queued.phase);
     queue->pop();
     ++unqueued_;
   }
-}
-
-inline DeviceLog::Known DeviceLog::update_tables(const pytracer_event& given, int64_t ticks,
-                                                 uint32_t stack, uint16_t phase) noexcept {
-  LiveTable& blocks = tables_->blocks;
-  if (given.action != PYTRACER_SNAPSHOT) used_ = true;
-  Known known{given.size, 0, true};
-  switch (given.action) {
-    case PYTRACER_ALLOC:
-      if (const LiveBlock* missed = blocks.find(given.address)) {
-        record_missed_free(given, ticks, phase, *missed);
-      }
-      if (!blocks.insert(given.address, given.size, stack)) {
-        increment(live_dropped_);
-        known.is_recorded = !is_cpu();  // an event without its block would contradict the state
-      }
-      break;
-    case PYTRACER_FREE_REQUESTED:
-      if (const LiveBlock* block = blocks.find(given.address)) known.alloc_stack = block->stack;
-      break;
-    case PYTRACER_FREE_COMPLETED:
-      if (const LiveBlock* block = blocks.find(given.address)) {
-        known.alloc_stack = block->stack;
-        if (known.size == 0) known.size = block->size;
-        blocks.remove(*block);
-      } else {
-        increment(unknown_frees_);
-        known.is_recorded = !is_cpu() || known.size != 0;  // without a size the event is useless
-      }
-      break;
-    default:
-      known.alloc_stack = update_segments(given, stack);
-  }
-  return known;
 }
 
 // Any other action changes nothing here. Returns the stack of the segment that is released.
@@ -156,7 +88,7 @@ __attribute__((noinline)) uint32_t DeviceLog::update_segments(const pytracer_eve
     if (!begins) released_stack = released->stack;
     segments.remove(*released);
   }
-  if (begins && !segments.insert(given.address, given.size, stack)) {
+  if (begins && !segments.insert(given.address, given.size, stack).done) {
     increment(live_dropped_);
   }
   return released_stack;
@@ -218,7 +150,10 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   }
   std::lock_guard lock(writer_lock_);
   write_queued();  // in the mode in which they were queued
-  if (fresh) tables_.swap(fresh);
+  if (fresh) {
+    fresh->blocks.follow(tables_->blocks);
+    tables_.swap(fresh);
+  }
   mode_.store(mode, std::memory_order_release);
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
 }
@@ -246,12 +181,19 @@ DeviceLog::Position DeviceLog::position_locked() noexcept {
   position.counts = {unknown_frees_.load(std::memory_order_relaxed),
                      live_dropped_.load(std::memory_order_relaxed), names_->dropped()};
   position.used = used_;
+  position.ever_dropped = position.counts.live_dropped;
   return position;
 }
 
 DeviceLog::Position DeviceLog::position() noexcept {
   std::lock_guard lock(writer_lock_);
   return position_locked();
+}
+
+DeviceLog::Mark DeviceLog::mark() noexcept {
+  std::lock_guard lock(writer_lock_);
+  write_queued();
+  return {device_, tables_->blocks.mark(), live_dropped_.load(std::memory_order_relaxed)};
 }
 
 void DeviceLog::begin_capture_locked(Capture& capture) noexcept {

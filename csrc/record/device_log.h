@@ -61,6 +61,13 @@ class DeviceLog {
     std::shared_ptr<const DeviceNames> names;
     Counts counts;
     bool used;  // the device had an event other than the markers of snapshots
+    uint64_t ever_dropped;  // live_dropped since the log exists
+  };
+  // An instant, to tell which blocks of a later capture were live since then.
+  struct Mark {
+    int device;
+    uint32_t epoch;         // LiveTable::mark()
+    uint64_t ever_dropped;  // as in Position
   };
   // The log's state with its live blocks and segments at one instant.
   struct Capture : Position {
@@ -79,9 +86,9 @@ class DeviceLog {
   }
 
   // Any thread, in a hook, with its own queue. With `capture`, the capture begins at this event;
-  // finish_capture() has to follow, outside the hook.
-  void record(const pytracer_event& given, uint32_t stack, uint16_t phase, EventQueue& queue,
-              Capture* capture) noexcept;
+  // finish_capture() has to follow, outside the hook. In device_log_record.h.
+  void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
+              EventQueue& queue, Capture* capture) noexcept;
 
   // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
   // the log had at the first call; it may miss ids of later events. Returns how many were copied.
@@ -99,6 +106,7 @@ class DeviceLog {
   void set_mode(Mode mode, Context context);
   void ensure_ring(uint32_t capacity);
   Position position() noexcept;
+  Mark mark() noexcept;
   // Begins a capture of this instant.
   void begin_capture(Capture& capture) noexcept;
   // Once for each capture that was begun. On std::bad_alloc the capture is incomplete.
@@ -117,16 +125,23 @@ class DeviceLog {
     uint32_t alloc_stack;
     bool is_recorded;
   };
-  void write(const pytracer_event& given, int64_t ticks, uint32_t stack, uint16_t phase) noexcept;
+  void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
+             uint16_t phase) noexcept;
+  void queue_event(const pytracer_event& given, uint32_t stack, uint16_t phase,
+                   EventQueue& queue) noexcept;  // without the lock
   void write_queued() noexcept {
     if (queued_.load(std::memory_order_relaxed) != unqueued_) write_all_queued();
   }
   void write_all_queued() noexcept;
-  Known update_tables(const pytracer_event& given, int64_t ticks, uint32_t stack,
+  Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   uint32_t update_segments(const pytracer_event& given, uint32_t stack) noexcept;
   void record_missed_free(const pytracer_event& allocation, int64_t ticks, uint16_t phase,
                           const LiveBlock& missed) noexcept;
+  static void increment(std::atomic<uint64_t>& counter) noexcept {
+    // One writer: no read-modify-write instruction needed.
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   Position position_locked() noexcept;
   void begin_capture_locked(Capture& capture) noexcept;
 

@@ -29,23 +29,31 @@ struct LiveBlock {
   uint32_t stack;  // of the allocation
   uint32_t state;  // LiveTable's own, as all that follows
   uint32_t next;   // chain link
-  uint32_t epoch;  // the number of freezes before it was entered
+  uint32_t epoch;  // the number of freezes and marks before it was entered
 };
 
 class LiveTable {
  public:
   explicit LiveTable(uint32_t capacity);
 
-  // Writer. No entry may have this address (remove() it first). False: the table is full.
-  bool insert(uint64_t address, uint64_t size, uint32_t stack) noexcept;
+  // Writer. Enters a block, unless the table is full or has a block with this address, which is then
+  // returned, until the writer's next change.
+  struct Inserted {
+    bool done;
+    const LiveBlock* block;  // the block that is in the way, or null
+  };
+  Inserted insert(uint64_t address, uint64_t size, uint32_t stack) noexcept;
   // Writer. The entry with this address, until the writer's next change, or null.
   const LiveBlock* find(uint64_t address) const noexcept {
     const WhileFrozen guard(*this);  // thaw() changes chains
+    // A free is requested and mostly completed at once: the same block twice.
+    if (is_live(last_, address)) return &entries_.blocks[last_];
     const uint32_t entry = index_.find(Entries::hash_of(address), [&](uint32_t candidate) {
-      const LiveBlock& block = entries_.blocks[candidate];
-      return block.address == address && block.state == kLive;
+      return is_live(candidate, address);
     });
-    return entry != 0 ? &entries_.blocks[entry] : nullptr;
+    if (entry == 0) return nullptr;
+    last_ = entry;
+    return &entries_.blocks[entry];
   }
   // Writer. Removes what find() returned; it stays readable until the next insert().
   void remove(const LiveBlock& found) noexcept;
@@ -61,6 +69,12 @@ class LiveTable {
   std::vector<LiveBlock> collect() const;
   // The same reader, once, after freeze().
   void thaw() noexcept;
+
+  // Control thread, under the writer lock, while the table is not frozen. Returns an epoch: the
+  // blocks of smaller epochs, and no others, were entered before this call.
+  uint32_t mark() noexcept { return ++epoch_; }
+  // The table that takes this one's place; its blocks get larger epochs than this one's.
+  void follow(const LiveTable& replaced) noexcept { epoch_ = replaced.epoch_ + 1; }
 
   // Any thread; momentary values.
   uint32_t blocks() const noexcept { return blocks_.load(std::memory_order_relaxed); }
@@ -98,6 +112,10 @@ class LiveTable {
     SpinLock* const lock_;
   };
 
+  bool is_live(uint32_t entry, uint64_t address) const noexcept {
+    const LiveBlock& block = entries_.blocks[entry];
+    return block.address == address && block.state == kLive;
+  }
   void release(uint32_t entry) noexcept;
   void count(int32_t blocks, int64_t bytes) noexcept {
     // One writer: no read-modify-write instruction needed.
@@ -113,9 +131,10 @@ class LiveTable {
   ReservedArray<uint32_t> aside_;  // entries that were removed after freeze()
   uint32_t aside_count_ = 0;
   uint32_t free_list_ = 0;         // through next
+  mutable uint32_t last_ = 0;      // the entry that find() found last
   std::atomic<uint32_t> used_{0};  // entries ever used: 1 .. used_
   uint32_t frozen_used_ = 0;  // used_ at freeze()
-  uint32_t epoch_ = 0;        // counts freezes; while frozen, entries of this epoch are younger
+  uint32_t epoch_ = 0;        // freezes and marks; while frozen, entries of this epoch are younger
   std::atomic<uint32_t> blocks_{0};
   std::atomic<uint64_t> block_bytes_{0};
   std::atomic<bool> frozen_{false};
@@ -124,8 +143,13 @@ class LiveTable {
 
 // Of every allocation and every free: inline.
 
-inline bool LiveTable::insert(uint64_t address, uint64_t size, uint32_t stack) noexcept {
+inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
+                                             uint32_t stack) noexcept {
   const WhileFrozen guard(*this);
+  uint32_t& bucket = index_.bucket(Entries::hash_of(address));
+  const uint32_t taken = index_.find_in(
+      bucket, [&](uint32_t candidate) { return is_live(candidate, address); });
+  if (taken != 0) return {false, &entries_.blocks[taken]};
   uint32_t entry = free_list_;
   if (entry != 0) {
     free_list_ = entries_.blocks[entry].next;
@@ -133,7 +157,7 @@ inline bool LiveTable::insert(uint64_t address, uint64_t size, uint32_t stack) n
     entry = used + 1;
     used_.store(entry, std::memory_order_relaxed);
   } else {
-    return false;
+    return {false, nullptr};
   }
   LiveBlock& block = entries_.blocks[entry];
   block.address = address;
@@ -141,9 +165,9 @@ inline bool LiveTable::insert(uint64_t address, uint64_t size, uint32_t stack) n
   block.stack = stack;
   block.state = kLive;
   block.epoch = epoch_;
-  index_.insert(entry);
+  index_.insert_in(bucket, entry);
   count(1, static_cast<int64_t>(size));
-  return true;
+  return {true, nullptr};
 }
 
 inline void LiveTable::remove(const LiveBlock& found) noexcept {

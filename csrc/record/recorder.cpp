@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "record/device_log_record.h"
 #include "record/thread_slot.h"
 
 namespace pytracer {
+
+namespace {
+Recorder& g_recorder = Recorder::instance();  // found without a call, unlike instance()
+}  // namespace
 
 Recorder& Recorder::instance() noexcept {
   static Recorder* const recorder = new Recorder;  // leaked: contract 1
@@ -14,23 +19,46 @@ Recorder& Recorder::instance() noexcept {
 
 Recorder::Recorder() { init_thread_slots(); }
 
+// The three frequent actions have code of their own, in which `action` is a constant.
 void Recorder::record(const pytracer_event* given) noexcept {
-  Recorder& recorder = instance();
+  switch (given->action) {
+    case PYTRACER_ALLOC:
+      return g_recorder.record(*given, PYTRACER_ALLOC);
+    case PYTRACER_FREE_REQUESTED:
+      return g_recorder.record(*given, PYTRACER_FREE_REQUESTED);
+    case PYTRACER_FREE_COMPLETED:
+      return g_recorder.record(*given, PYTRACER_FREE_COMPLETED);
+    default:
+      if (given->action < PYTRACER_ACTION_COUNT) g_recorder.record(*given, given->action);
+  }
+}
+
+__attribute__((always_inline)) inline void Recorder::record(const pytracer_event& given,
+                                                             uint8_t action) noexcept {
   ThreadSlot* slot = thread_slot();
-  if (slot == nullptr || given->action >= PYTRACER_ACTION_COUNT) return;
+  if (slot == nullptr) return;
   HookScope scope(*slot);
-  DeviceLog* log = recorder.log(given->device);
+  DeviceLog* log = this->log(given.device);
   if (log == nullptr || log->mode() == Mode::off) return;
-  const bool wants_stack = log->wants_stack(given->action);
-  const uint32_t stack = wants_stack ? recorder.stack_of_event(*given, *slot) : 0;
+  const bool wants_stack = log->wants_stack(action);
+  ForwardStacks* const forward =
+      wants_stack && (action == PYTRACER_ALLOC || action == PYTRACER_OOM)
+          ? forward_.load(std::memory_order_acquire)
+          : nullptr;
+  uint32_t stack = 0;
+  if (forward != nullptr) {
+    stack = attributed_stack(given, action, *slot, *forward);
+  } else if (wants_stack) {
+    stack = stack_of_event(given, action, *slot);
+  }
   DeviceLog::Capture* capture = nullptr;
-  if (given->action == PYTRACER_SNAPSHOT && slot->captures != nullptr) {
-    const int index = given->device + 1;
+  if (action == PYTRACER_SNAPSHOT && slot->captures != nullptr) {
+    const int index = given.device + 1;
     if (std::exchange(slot->captures->log[index], nullptr) == log) {
       capture = slot->captures->capture[index];
     }
   }
-  log->record(*given, stack, recorder.phases_.phase_of(*slot), slot->queue, capture);
+  log->record(given, action, stack, phases_.phase_of(*slot), slot->queue, capture);
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -41,11 +69,12 @@ DeviceLog* Recorder::log(int device) const noexcept {
 // An allocator that completes a free at once reports both events in one call. Then the completion
 // has its request's stack, and no second walk is needed. docs/explanation/recorder.md says what else
 // looks like one call.
-inline uint32_t Recorder::stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept {
-  const bool is_same_call = event.action == PYTRACER_FREE_COMPLETED &&
+inline uint32_t Recorder::stack_of_event(const pytracer_event& event, uint8_t action,
+                                         ThreadSlot& slot) noexcept {
+  const bool is_same_call = action == PYTRACER_FREE_COMPLETED &&
                             slot.requested_free == event.address &&
                             slot.requested_on == event.device;
-  slot.requested_free = event.action == PYTRACER_FREE_REQUESTED ? event.address : 0;
+  slot.requested_free = action == PYTRACER_FREE_REQUESTED ? event.address : 0;
   slot.requested_on = event.device;
   return stack_of_thread(slot.walks, is_same_call);
 }
@@ -62,6 +91,18 @@ inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) no
   const WalkKey key = walks.key();
   walks.stack = stacks->find(key);
   return walks.stack != 0 ? walks.stack : walk_and_intern(*stacks, depth, key, walks);
+}
+
+// Not inlined: without forward stacks, an event needs nothing of this.
+__attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_event& event,
+                                                              uint8_t action, ThreadSlot& slot,
+                                                              ForwardStacks& forward) noexcept {
+  StackTable* stacks = stacks_.load(std::memory_order_acquire);
+  if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
+  const uint64_t era = stacks->era();
+  const uint64_t seed = stacks->seed();
+  const uint32_t own = stack_of_event(event, action, slot);
+  return forward.attribute(*stacks, slot, event, own, era, seed);
 }
 
 // Not inlined, so that a walk whose key is known needs no room for the frames on the stack.
@@ -116,7 +157,21 @@ void Recorder::set_stack_depth(uint32_t depth) noexcept {
   depth_.store(std::clamp(depth, 1u, kMaxStackDepth), std::memory_order_relaxed);
 }
 
+void Recorder::set_forward_stacks(bool wanted) noexcept {
+  forward_wanted_ = wanted;
+  if (known_forward_ != nullptr) known_forward_->begin_period();
+  forward_.store(wanted ? known_forward_ : nullptr, std::memory_order_release);
+}
+
+void Recorder::set_autograd(const pytracer_autograd& autograd, const void* engine) {
+  if (known_forward_ == nullptr) known_forward_ = new ForwardStacks(autograd, engine);
+  set_forward_stacks(forward_wanted_);
+}
+
 void Recorder::reset_after_fork() noexcept {
+  forward_.store(nullptr, std::memory_order_relaxed);
+  if (known_forward_ != nullptr) known_forward_->reset_after_fork();
+  node_types_.reset_after_fork();
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
   collector_.reset();

@@ -8,12 +8,16 @@
 //    withdraw() returns once no hook uses them any more, so that they can be destroyed.
 // 4. stop_walking() ends all stack walks and waits for those in flight. It has to be called before
 //    thread states are freed. Recording goes on without stacks.
+// 5. An allocation in an autograd node has the stack of its thread and, where it is known, that of
+//    the forward call that made the node (forward_stacks.h).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
 #include "record/device_log.h"
+#include "record/forward_stacks.h"
+#include "record/node_types.h"
 #include "record/phases.h"
 #include "record/stack_collector.h"
 #include "record/stack_table.h"
@@ -51,17 +55,24 @@ class Recorder {
   void withdraw() noexcept;
   void set_enabled(bool cpu, bool enabled) noexcept;
   void set_stack_depth(uint32_t depth) noexcept;
+  // Whether allocations in backward get forward stacks, from set_autograd() on.
+  void set_forward_stacks(bool wanted) noexcept;
+  // Of the process. Throws as ForwardStacks does.
+  void set_autograd(const pytracer_autograd& autograd, const void* engine);
   // In a forked child: leaks what was published, because another thread may have been changing it.
   void reset_after_fork() noexcept;
 
  private:
   Recorder();
 
+  void record(const pytracer_event& event, uint8_t action) noexcept;  // `action`: of the event
   DeviceLog* log(int device) const noexcept;
-  uint32_t stack_of_event(const pytracer_event& event, ThreadSlot& slot) noexcept;
+  uint32_t stack_of_event(const pytracer_event& event, uint8_t action, ThreadSlot& slot) noexcept;
   // The calling thread's stack. `is_same_call`: the last walk was for the request of the free that
   // this event completes, so it is taken over if the innermost frame has not moved on.
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
+  uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
+                            ForwardStacks& forward) noexcept;
   uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
                            WalkMemo& walks) noexcept;
 
@@ -70,7 +81,11 @@ class Recorder {
   StackCollector collector_;
   std::atomic<bool> walking_{false};
   std::atomic<uint32_t> depth_{1};
+  std::atomic<ForwardStacks*> forward_{nullptr};  // null: not wanted
+  ForwardStacks* known_forward_ = nullptr;        // under the registry's control lock, as the next
+  bool forward_wanted_ = false;
   const Phases& phases_ = Phases::instance();
+  NodeTypes& node_types_ = NodeTypes::instance();
   uint32_t enabled_[2]{0, 0};  // CPU, accelerators; atomic by __atomic builtins: part of a C ABI
 };
 

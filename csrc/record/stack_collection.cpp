@@ -31,7 +31,9 @@ void StackTable::begin_collection() noexcept {
   stacks_.unmark_all();
   // No memo and no key of the cache matches from here on. So each stack that a later hook uses is
   // interned, which marks it.
-  seed_.store(new_seed(), std::memory_order_seq_cst);
+  const uint64_t seed = new_seed();
+  seed_.store(seed, std::memory_order_seq_cst);
+  era_.store(seed, std::memory_order_seq_cst);  // last: who reads it reads the new seed afterwards
 }
 
 void StackTable::clear_stale() noexcept {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "frames/code_objects.h"
+#include "record/node_types.h"
 
 namespace pytracer {
 
@@ -102,6 +103,11 @@ uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) n
   return stacks_.add(outer, frame, truncated);
 }
 
+inline uint32_t StackTable::intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept {
+  const uint32_t known = stacks_.find(outer, frame, truncated);
+  return known != 0 ? known : add_stack(outer, frame, truncated);
+}
+
 inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) noexcept {
   const uint32_t last_frames = walk.truncated == last_walk_truncated_ ? last_walk_frames_ : 0;
   const uint32_t most = std::min(walk.frames, last_frames);
@@ -115,8 +121,7 @@ inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) n
   for (; next != raw; ++step, --next) {
     const uint32_t frame = intern_frame(next[-1]);
     if (frame == 0) break;
-    uint32_t inner = stacks_.find(id, frame, walk.truncated);
-    if (inner == 0) inner = add_stack(id, frame, walk.truncated);
+    const uint32_t inner = intern_stack(id, frame, walk.truncated);
     if (inner == 0) break;
     id = inner;
     *step = {next[-1].code, next[-1].offset, id};
@@ -128,7 +133,11 @@ inline uint32_t StackTable::intern_walk(const RawFrame* raw, const Walk& walk) n
 
 uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey& key) noexcept {
   std::lock_guard lock(mutex_);
-  const uint32_t id = intern_walk(raw, walk);
+  return finish_intern(intern_walk(raw, walk), walk.truncated, walk.keyed ? &key : nullptr);
+}
+
+inline uint32_t StackTable::finish_intern(uint32_t id, bool truncated,
+                                          const WalkKey* key) noexcept {
   if (id == 0) {
     ++dropped_;
     ++since_collection_;
@@ -137,12 +146,47 @@ uint32_t StackTable::intern(const RawFrame* raw, const Walk& walk, const WalkKey
   }
   if (stacks_.set_walk(id)) {
     ++walks_;
-    truncated_ += walk.truncated;
+    truncated_ += truncated;
     const uint64_t growth = cache_.growth(walks_);
     if (growth != 0 && bytes_ + growth <= max_stack_bytes_) bytes_ += cache_.reserve(walks_);
   }
-  if (walk.keyed) cache_.insert(key, id);
+  if (key != nullptr) cache_.insert(*key, id);
   return id;
+}
+
+uint32_t StackTable::intern_backward(const Backward& backward, uint64_t seed) noexcept {
+  const WalkKey key = backward.key(seed);
+  if (const uint32_t known = cache_.find(key)) return known;
+  std::lock_guard lock(mutex_);
+  const bool truncated = stacks_.stack(backward.own).truncated;
+  uint32_t id = backward.own;
+  bool has_room = true;
+  for (const uint32_t link : {StackLink::forward(backward.forward, backward.is_exact),
+                              StackLink::node(backward.node_type)}) {
+    if (link == 0 || !has_room) continue;
+    const uint32_t inner = intern_stack(id, link, truncated);
+    has_room = inner != 0;
+    if (has_room) id = inner;
+  }
+  stacks_.mark(id);  // new stacks are not marked, and a collection may be under way
+  if (!has_room) finish_intern(0, truncated, nullptr);
+  return id != 0 ? finish_intern(id, truncated, has_room ? &key : nullptr) : 0;
+}
+
+Backward StackTable::backward(uint32_t id) const noexcept {
+  Backward backward{id, 0, 0, false};
+  for (; StackLink::is_link(stack(backward.own).frame); backward.own = stack(backward.own).outer) {
+    const uint32_t link = stack(backward.own).frame;
+    if (const uint32_t forward = StackLink::forward_of(link)) {
+      backward.forward = forward;
+      backward.is_exact = StackLink::is_exact(link);
+    } else {
+      backward.node_type = StackLink::node_of(link);
+    }
+  }
+  // That a program calls an operator in place may have been found out after the event.
+  if (NodeTypes::instance().is_in_place(backward.node_type)) backward.is_exact = false;
+  return backward;
 }
 
 uint32_t StackTable::intern_string(std::string text) {

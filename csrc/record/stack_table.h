@@ -64,6 +64,16 @@ class StackTable {
   // In a hook, any thread. 0 when the table is full.
   uint32_t intern(const RawFrame* frames, const Walk& walk, const WalkKey& key) noexcept;
 
+  // In a hook, any thread. What a collection may have freed since an era is not of this era.
+  uint64_t era() const noexcept { return era_.load(std::memory_order_acquire); }
+  // In a hook. The id of a stack with what is known of the node that runs; the plain stack's id when
+  // the table is full. `seed` was read before the ids were obtained.
+  uint32_t intern_backward(const Backward& backward, uint64_t seed) noexcept;
+  // In a hook. Whether the innermost frame of a stack of the calling thread is of this code object.
+  bool is_innermost(uint32_t id, const void* code) const noexcept {
+    return frames_[stacks_.stack(id).frame].pointer == code;
+  }
+
   // In a hook; the collector, which makes sure that one thread at a time collects.
   bool wants_collection() const noexcept { return wanted_.load(std::memory_order_relaxed); }
   void begin_collection() noexcept;
@@ -89,6 +99,8 @@ class StackTable {
   // Any thread, without a lock, for ids that were given out before the last resolve(), while the
   // table is pinned or the stack is kept. Stack 0 has no frames.
   const Stack& stack(uint32_t id) const noexcept { return stacks_.stack(id); }
+  // An event's stack without links, and what they say.
+  Backward backward(uint32_t id) const noexcept;
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
   uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
@@ -101,6 +113,8 @@ class StackTable {
  private:
   // Under mutex_; 0: no room.
   uint32_t intern_walk(const RawFrame* raw, const Walk& walk) noexcept;
+  uint32_t intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
+  uint32_t finish_intern(uint32_t id, bool truncated, const WalkKey* key) noexcept;
   uint32_t intern_code(const void* pointer) noexcept;
   uint32_t intern_frame(const RawFrame& raw) noexcept;
   uint32_t add_frame(const RawFrame& raw) noexcept;
@@ -149,6 +163,7 @@ class StackTable {
   uint32_t last_walk_frames_ = 0;
   bool last_walk_truncated_ = false;
   std::atomic<uint64_t> seed_{new_seed()};
+  std::atomic<uint64_t> era_{seed_.load()};
   uint64_t bytes_;  // of everything, at most max_bytes_
   uint64_t walks_ = 0, truncated_ = 0, dropped_ = 0, freed_ = 0;
   std::atomic<bool> wanted_{false};  // a collection is wanted, or has begun

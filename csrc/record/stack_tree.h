@@ -2,7 +2,7 @@
 //
 // 1. A stack is a frame and the stack of the frames around it (`outer`), interned from the
 //    outermost frame inwards. Ids are places in an array; find(), add() and stack() take constant
-//    time.
+//    time. A link (stack_link.h) in the place of a frame adds what is known of an autograd node.
 // 2. A collection has two parts. unmark_all() makes every stack unmarked, and mark() marks a stack
 //    with its callers. sweep() then frees the stacks that are still unmarked and not kept. Outside a
 //    collection every stack is marked. Until a sweep begins, a marked stack has marked callers.
@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "record/stack_link.h"
 #include "support/linear_hash.h"
 #include "support/reserved_array.h"
 
@@ -22,7 +23,7 @@ namespace pytracer {
 class StackTree {
  public:
   struct Stack {
-    uint32_t frame;  // the innermost one
+    uint32_t frame;  // the innermost one, or a link
     uint32_t outer;  // the stack of the other frames; 0: there are none
     uint32_t next;
     uint16_t frames;
@@ -58,6 +59,7 @@ class StackTree {
   void keep(uint32_t id) noexcept {
     for (; id != 0 && (stacks_[id].state & kKept) == 0; id = stacks_[id].outer) {
       stacks_[id].state |= kKept;
+      if (const uint32_t forward = StackLink::forward_of(stacks_[id].frame)) keep(forward);
     }
   }
 
@@ -70,6 +72,8 @@ class StackTree {
     uint32_t marked = 0;
     for (; id != 0 && !is_marked(stacks_[id]); id = stacks_[id].outer, ++marked) {
       stacks_[id].state ^= kMark;
+      // A forward stack has frames alone, so this call calls no other.
+      if (const uint32_t forward = StackLink::forward_of(stacks_[id].frame)) marked += mark(forward);
     }
     return marked;
   }
@@ -120,7 +124,7 @@ inline uint32_t StackTree::add(uint32_t outer, uint32_t frame, bool truncated) n
   } else {
     id = end_++;
   }
-  const auto frames = static_cast<uint16_t>(stacks_[outer].frames + 1);
+  const auto frames = static_cast<uint16_t>(stacks_[outer].frames + !StackLink::is_link(frame));
   stacks_[id] = {frame, outer, 0, frames, truncated, static_cast<uint8_t>(kUsed | (mark_ ^ kMark))};
   index_.insert(id);
   return id;

@@ -110,6 +110,7 @@ void reset_thread_slots_after_fork() noexcept {
   for (ThreadSlot* slot = all_thread_slots(); slot; slot = slot->next) {
     slot->scopes.store(0, std::memory_order_relaxed);
     slot->queue.clear();
+    slot->forward.reset();
     if (slot == detail::this_thread) continue;
     slot->captures = nullptr;  // on the stack of a thread that is gone
     slot->walks.forget();  // its thread may have been writing them

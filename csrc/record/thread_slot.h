@@ -16,6 +16,7 @@
 
 #include "frames/walk_memo.h"
 #include "record/event_queue.h"
+#include "record/forward_cursor.h"
 
 namespace pytracer {
 
@@ -31,6 +32,7 @@ struct ThreadSlot {
   int16_t requested_on = 0;  // the block's device
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
   EventQueue queue;  // events for the CPU's log
+  ForwardCursor forward;
   ThreadSlot* next = nullptr;
   WalkMemo walks;  // may be from the slot's previous thread
 };

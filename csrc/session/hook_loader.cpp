@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -15,7 +16,8 @@ namespace pytracer {
 
 namespace {
 
-std::mutex g_mutex;  // guards the next
+std::mutex g_mutex;  // guards all below; the next is also read without it
+std::atomic<const pytracer_autograd*> g_autograd{nullptr};
 const pytracer_hook* g_attached[] = {nullptr, nullptr};  // the CPU's, an accelerator's
 
 // A thread that held the mutex at the fork does not exist in the child, so the child makes it anew.
@@ -26,24 +28,32 @@ std::string last_dl_error() {
   return error != nullptr ? error : "unknown error";
 }
 
-}  // namespace
-
-bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
+// Loads a library and returns what its entry returns, a table that begins with the number of its
+// interface. Under g_mutex.
+template <class Entry>
+auto load(const std::string& path, const char* symbol, uint32_t abi) {
   if (g_at_fork != 0) throw HookError("out of memory");
-  std::lock_guard lock(g_mutex);
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw HookError("cannot load the hook " + path + ": " + last_dl_error());
-  const auto entry =
-      reinterpret_cast<pytracer_hook_entry>(dlsym(library, PYTRACER_HOOK_SYMBOL));
+  const auto entry = reinterpret_cast<Entry>(dlsym(library, symbol));
   if (entry == nullptr) {
     throw HookError(path + " is not a pytracer hook: " + last_dl_error());
   }
-  const pytracer_hook* hook = entry();
-  if (hook->abi != PYTRACER_HOOK_ABI) {
+  const auto* table = entry();
+  if (table->abi != abi) {
     throw HookError("the hook " + path + " was built for another pytracer (interface " +
-                    std::to_string(hook->abi) + ", this one has " +
-                    std::to_string(PYTRACER_HOOK_ABI) + "): delete it");
+                    std::to_string(table->abi) + ", this one has " + std::to_string(abi) +
+                    "): delete it");
   }
+  return table;
+}
+
+}  // namespace
+
+bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
+  std::lock_guard lock(g_mutex);
+  const pytracer_hook* hook =
+      load<pytracer_hook_entry>(path, PYTRACER_HOOK_SYMBOL, PYTRACER_HOOK_ABI);
   const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
   const pytracer_hook*& attached = g_attached[cpu ? 0 : 1];
   if (attached != nullptr && std::strcmp(attached->backend, hook->backend) == 0) return true;
@@ -58,6 +68,19 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   if (!cpu) Registry::instance().set_accelerator(*hook);
   attached = hook;
   return true;
+}
+
+void attach_autograd(const std::string& path, const void* engine) {
+  std::lock_guard lock(g_mutex);
+  const pytracer_autograd* autograd =
+      load<pytracer_autograd_entry>(path, PYTRACER_AUTOGRAD_SYMBOL, PYTRACER_AUTOGRAD_ABI);
+  if (attached_autograd() != nullptr) return;
+  Registry::instance().set_autograd(*autograd, engine);
+  g_autograd.store(autograd, std::memory_order_release);
+}
+
+const pytracer_autograd* attached_autograd() noexcept {
+  return g_autograd.load(std::memory_order_acquire);
 }
 
 }  // namespace pytracer

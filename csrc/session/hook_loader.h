@@ -1,8 +1,10 @@
-// Loads a hook's shared library and connects it to the recorder.
+// Loads the shared libraries that are compiled for the running torch, and connects them to the
+// recorder: the allocators' hooks, and the library that reads autograd's state.
 #pragma once
 
 #include <string>
 
+#include "hooks/autograd_abi.h"
 #include "hooks/hook_abi.h"
 
 namespace pytracer {
@@ -12,5 +14,14 @@ namespace pytracer {
 // library is never unloaded. Any thread, without the GIL. Throws HookError with a message for the
 // user.
 bool attach_hook(const std::string& path, pytracer_oom_fn report_oom);
+
+// Attaches the library in `path` that reads autograd's state, unless one is attached. `engine` is
+// the code object of the Python function that calls autograd's engine, or null; it must never be
+// destroyed. The library is never unloaded. Any thread, without the GIL. Throws HookError, or Error
+// (no address space).
+void attach_autograd(const std::string& path, const void* engine);
+
+// What the attached library reads on the calling thread. Null: none is attached.
+const pytracer_autograd* attached_autograd() noexcept;
 
 }  // namespace pytracer

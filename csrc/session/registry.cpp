@@ -66,7 +66,7 @@ void Registry::apply_wishes() {
   // Before any log is on: the first events would have another depth. When all are off, hooks that
   // have begun still use the depth, so it stays.
   if (depth != 0) recorder_.set_stack_depth(depth);
-  bool cpu_enabled = false, accelerators_enabled = false;
+  bool cpu_enabled = false, accelerators_enabled = false, forward_stacks = false;
   for (const auto& log : logs_) {
     Mode mode = Mode::off;
     Context context = Context::none;
@@ -75,10 +75,12 @@ void Registry::apply_wishes() {
       if (wish.mode == Mode::off) continue;
       mode = std::max(mode, wish.mode);
       context = std::max(context, wish.context);
+      forward_stacks |= wish.forward_stacks && wish.context != Context::none;
     }
     log->set_mode(mode, context);
     (log->is_cpu() ? cpu_enabled : accelerators_enabled) |= mode != Mode::off;
   }
+  recorder_.set_forward_stacks(forward_stacks);
   recorder_.set_enabled(true, cpu_enabled);
   recorder_.set_enabled(false, accelerators_enabled);
 }
@@ -87,6 +89,11 @@ void Registry::set_accelerator(const pytracer_hook& hook) {
   std::lock_guard lock(control_);
   accelerator_ = &hook;
   if (hook.now != nullptr) accelerator_clock_.emplace(hook.now);
+}
+
+void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {
+  std::lock_guard lock(control_);
+  recorder_.set_autograd(autograd, engine);
 }
 
 std::exception_ptr Registry::capture(const std::vector<DeviceLog*>& logs,

@@ -43,6 +43,9 @@ class Registry {
   // markers of this hook, which is attached.
   void set_accelerator(const pytracer_hook& hook);
 
+  // The same, of the library that reads autograd's state; `engine` as in ForwardStacks.
+  void set_autograd(const pytracer_autograd& autograd, const void* engine);
+
   // Under control(), all below.
   struct Resources {
     std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices

@@ -30,7 +30,7 @@ Session::Wish Session::wish(int device) const noexcept {
   // Without history nobody sees the stacks of frees.
   const Context context =
       mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
-  return {mode_, paused_ ? Context::none : context, options_.stack_depth};
+  return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.forward_stacks};
 }
 
 void Session::start(bool history) {
@@ -223,6 +223,7 @@ View Session::snapshot_view() {
   View view;
   view.stack_depth = options_.stack_depth;
   view.context = options_.context;
+  view.forward_stacks = options_.forward_stacks;
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures = final_captures_;
@@ -239,11 +240,20 @@ View Session::snapshot_view() {
   return view;
 }
 
+std::vector<DeviceLog::Mark> Session::mark() {
+  std::vector<DeviceLog::Mark> marks;
+  if (!is_ours()) return marks;
+  std::lock_guard lock(registry_.control());
+  for (const Cursor& cursor : cursors_) marks.push_back(cursor.log->mark());
+  return marks;
+}
+
 View Session::events() {
   std::lock_guard lock(registry_.control());
   View view;
   view.stack_depth = options_.stack_depth;
   view.context = options_.context;
+  view.forward_stacks = options_.forward_stacks;
   if (!is_ours()) return view;
   view.stacks = StackTable::pinned(stacks_);
   std::vector<DeviceLog::Capture> captures;

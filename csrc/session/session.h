@@ -33,6 +33,7 @@ struct SessionOptions {
   uint32_t stack_depth;      // at most kMaxStackDepth
   uint64_t max_stack_bytes;  // of the stack table; the first session's value counts
   Context context;
+  bool forward_stacks = false;  // of allocations in backward, if autograd's state can be read
 };
 
 class Session {
@@ -55,6 +56,9 @@ class Session {
   View view(bool history = true, uint16_t phase = 0);
   // The same without live blocks and allocator state, which needs no snapshot marker.
   View events();
+  // Marks this instant on each device: the owners of memory that are read from now on are those of
+  // blocks that the next view has with a smaller epoch.
+  std::vector<DeviceLog::Mark> mark();
   // Returns the view of this instant, which ends the session's window. The next window begins at the
   // same instant, so that each event belongs to exactly one. It begins, in `step` and not paused,
   // even if there is no memory for the view. If the session does not record: only the view.
@@ -86,6 +90,7 @@ class Session {
     Mode mode;
     Context context;
     uint32_t stack_depth;
+    bool forward_stacks;
   };
   // What is to be recorded of a device for this session. For the registry, under the control lock.
   Wish wish(int device) const noexcept;

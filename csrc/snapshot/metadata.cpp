@@ -26,6 +26,16 @@ void SnapshotWriter::write_metadata() {
   out_.string("complete");
   out_.boolean(view_.phases.complete);
   out_.set_items();
+  if (view_.owners) {
+    out_.string("tensors");
+    out_.dict();
+    write_item("read", view_.owners->count());
+    write_item("unread", view_.owners->missing().tensors);
+    write_item("unread_gradients", view_.owners->missing().gradients);
+    out_.string("all_modules_found");
+    out_.boolean(!view_.owners->missing().modules);
+    out_.set_items();
+  }
   out_.set_items();
 }
 

@@ -59,8 +59,7 @@ void SnapshotWriter::write_segment(const pytracer_segment& segment, const pytrac
   write_pool_id({segment.pool_high, segment.pool_low});
   out_.key(is_expandable_);
   out_.boolean(segment.is_expandable);
-  out_.key(frames_);
-  write_frames(allocation_stack(stacks, segment.address));
+  write_stack(allocation_stack(find_live(stacks, segment.address)));
   out_.key(blocks_);
   out_.list();
   uint64_t address = segment.address;
@@ -76,24 +75,41 @@ void SnapshotWriter::write_segment(const pytracer_segment& segment, const pytrac
 void SnapshotWriter::write_block(const pytracer_block& block, uint64_t address,
                                  const DeviceView& device) {
   const bool is_free = block.state == PYTRACER_INACTIVE;
+  const LiveBlock* live = is_free ? nullptr : find_live(device.capture.blocks, address);
   out_.dict();
   write_pair(address_, static_cast<int64_t>(address));
   write_pair(size_, static_cast<int64_t>(block.size));
   write_pair(requested_size_, static_cast<int64_t>(block.requested_size));
   out_.key(state_);
   out_.key(states_[block.state]);
-  out_.key(frames_);
-  write_frames(is_free ? 0 : allocation_stack(device.capture.blocks, address));
+  write_stack(allocation_stack(live));
+  if (view_.owners && block.state == PYTRACER_ACTIVE_ALLOCATED) {
+    const DeviceLog::Capture& capture = device.capture;
+    write_owner(view_.owners->find(address, block.size, live, capture, device.device));
+  }
   out_.set_items();
 }
 
-uint32_t SnapshotWriter::allocation_stack(const std::vector<LiveBlock>& live,
-                                          uint64_t address) const {
-  if (view_.context == Context::none) return 0;
+void SnapshotWriter::write_owner(const Owners::Found& found) {
+  out_.key(category_);
+  out_.key(category_names_[static_cast<size_t>(found.category)]);
+  out_.key(category_rule_);
+  out_.key(rule_names_[static_cast<size_t>(found.rule)]);
+  if (found.first == nullptr) return;
+  out_.key(owner_);
+  write_label(found.first->name, no_metadata_);
+  write_pair(owners_, static_cast<int64_t>(found.count));
+}
+
+const LiveBlock* SnapshotWriter::find_live(const std::vector<LiveBlock>& live, uint64_t address) {
   const auto found = std::lower_bound(
       live.begin(), live.end(), address,
       [](const LiveBlock& block, uint64_t wanted) { return block.address < wanted; });
-  return found != live.end() && found->address == address ? found->stack : 0;
+  return found != live.end() && found->address == address ? &*found : nullptr;
+}
+
+uint32_t SnapshotWriter::allocation_stack(const LiveBlock* live) const noexcept {
+  return live != nullptr && view_.context != Context::none ? live->stack : 0;
 }
 
 }  // namespace pytracer

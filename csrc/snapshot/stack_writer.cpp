@@ -1,6 +1,27 @@
 #include "snapshot/stack_writer.h"
 
+#include <string>
+
+#include "record/node_types.h"
+
 namespace pytracer {
+
+void StackWriter::write_stack(uint32_t id, bool forward) {
+  const Backward backward = id != 0 ? stacks_->backward(id) : Backward{};
+  out_.key(frames_key_);
+  write_frames(backward.own);
+  if (!forward) return;
+  if (backward.forward != 0) {
+    out_.key(forward_frames_);
+    write_forward_frames(backward.forward);
+    out_.key(forward_exact_);
+    out_.boolean(backward.is_exact);
+  }
+  if (backward.node_type != 0) {
+    out_.key(autograd_node_);
+    write_node_type(backward.node_type);
+  }
+}
 
 void StackWriter::write_frames(uint32_t id) {
   Memo& memo = memo_at(stack_memos_, id);
@@ -29,6 +50,38 @@ void StackWriter::write_frames(uint32_t id) {
   out_.mark();
   for (const uint32_t frame : frames_) write_frame(frame);
   out_.append_items();
+}
+
+// Outermost first, each frame as a line of text.
+void StackWriter::write_forward_frames(uint32_t id) {
+  Memo& memo = memo_at(forward_memos_, id);
+  if (memo != 0) return out_.recall(memo);
+  out_.empty_list();
+  memo = out_.remember();
+  frames_.clear();
+  for (; id != 0 && frames_.size() < depth_; id = stacks_->stack(id).outer) {
+    frames_.push_back(stacks_->stack(id).frame);
+  }
+  out_.mark();
+  for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) write_forward_frame(*frame);
+  out_.append_items();
+}
+
+// As Python's traceback module formats a frame whose source it does not have.
+void StackWriter::write_forward_frame(uint32_t id) {
+  Memo& memo = memo_at(line_memos_, frame_number(id));
+  if (memo != 0) return out_.recall(memo);
+  const StackTable::Frame& frame = stacks_->frame(id);
+  out_.string("  File \"" + stacks_->string(stacks_->filename(frame)) + "\", line " +
+              std::to_string(frame.line) + ", in " + stacks_->string(stacks_->name(frame)) + "\n");
+  memo = out_.remember();
+}
+
+void StackWriter::write_node_type(uint32_t type) {
+  Memo& memo = memo_at(node_memos_, type);
+  if (memo != 0) return out_.recall(memo);
+  out_.string(NodeTypes::instance().name(type));
+  memo = out_.remember();
 }
 
 // Two instructions of one line read the same in a file, so they are one frame there.

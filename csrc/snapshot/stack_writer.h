@@ -22,8 +22,10 @@ class StackWriter {
   StackWriter(PickleWriter& out, const std::shared_ptr<StackTable>& stacks, uint32_t depth)
       : out_(out), stacks_(stacks), depth_(depth) {}
 
-  // Writes a stack's list of frames, innermost first; an empty list for stack 0.
-  void write_frames(uint32_t id);
+  // Writes the key "frames" and a stack's list of frames, innermost first; an empty list for stack 0.
+  // With `forward`, what is known of an autograd node follows: "forward_frames", as torch writes
+  // them in anomaly mode, "forward_exact" and "autograd_node".
+  void write_stack(uint32_t id, bool forward);
   // The key "name", which other dicts of the snapshot have too.
   PickleWriter::Key& name() noexcept { return name_; }
   // How many of the distinct stacks written lack frames.
@@ -33,6 +35,10 @@ class StackWriter {
   using Memo = PickleWriter::Memo;
   using Key = PickleWriter::Key;
 
+  void write_frames(uint32_t id);
+  void write_forward_frames(uint32_t id);
+  void write_forward_frame(uint32_t id);
+  void write_node_type(uint32_t type);
   uint32_t frame_number(uint32_t frame);
   void write_frame(uint32_t id);
   void write_string(uint32_t id);
@@ -47,13 +53,18 @@ class StackWriter {
   const uint32_t depth_;
   std::vector<Memo> stack_memos_;        // by stack id
   std::vector<Memo> frame_memos_;        // by frame number
+  std::vector<Memo> forward_memos_;      // by stack id
+  std::vector<Memo> line_memos_;         // by frame number
+  std::vector<Memo> node_memos_;         // by type
   std::vector<Memo> string_memos_;       // by string id
   std::vector<uint32_t> frame_numbers_;  // by frame id
   std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;  // by file, name, line
   std::map<std::pair<uint64_t, uint64_t>, Memo> written_stacks_;  // by a hash of frame numbers
   std::vector<uint32_t> frames_;  // of the stack being written; innermost first
   uint64_t truncated_ = 0;
-  Key filename_{"filename"}, name_{"name"}, line_{"line"};
+  Key frames_key_{"frames"}, filename_{"filename"}, name_{"name"}, line_{"line"},
+      forward_frames_{"forward_frames"}, forward_exact_{"forward_exact"},
+      autograd_node_{"autograd_node"};
 };
 
 }  // namespace pytracer

@@ -95,8 +95,7 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   write_pair(time_us_, time_us);
   out_.key(pool_id_);
   write_pool_id(names.pool(event.pool));
-  out_.key(frames_);
-  write_frames(visible_stack(event, view_.context));
+  write_stack(visible_stack(event, view_.context));
   out_.key(compile_context_);
   write_label(names.text(labels.compile_context), not_compiled_);
   out_.key(user_metadata_);

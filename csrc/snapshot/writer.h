@@ -54,8 +54,11 @@ class SnapshotWriter {
   void write_segment(const pytracer_segment& segment, const pytracer_block* blocks,
                      const DeviceView& device);
   void write_block(const pytracer_block& block, uint64_t address, const DeviceView& device);
-  // The stack of the entry at `address` of a table ordered by address; 0: none, or not shown.
-  uint32_t allocation_stack(const std::vector<LiveBlock>& live, uint64_t address) const;
+  void write_owner(const Owners::Found& found);
+  // The entry at `address` of a table ordered by address, or null.
+  static const LiveBlock* find_live(const std::vector<LiveBlock>& live, uint64_t address);
+  // The stack of an entry; 0: none, or not shown.
+  uint32_t allocation_stack(const LiveBlock* live) const noexcept;
 
   // trace.cpp
   bool write_traces(bool copy_first);
@@ -74,7 +77,7 @@ class SnapshotWriter {
   // snapshot.cpp
   void write_allocator_settings();
   void write_annotations();
-  void write_frames(uint32_t stack) { stacks_.write_frames(stack); }
+  void write_stack(uint32_t stack) { stacks_.write_stack(stack, view_.forward_stacks); }
   void write_pool_id(const Pool& pool);
   void write_label(std::string_view text, Key& none);
   void write_pair(Key& key, int64_t value) {
@@ -98,7 +101,7 @@ class SnapshotWriter {
   std::map<uint16_t, ShownPhase> phases_;
 
   Key action_{"action"}, addr_{"addr"}, size_{"size"}, stream_{"stream"}, time_us_{"time_us"},
-      pool_id_{"pool_id"}, frames_{"frames"}, compile_context_{"compile_context"},
+      pool_id_{"pool_id"}, compile_context_{"compile_context"},
       user_metadata_{"user_metadata"}, internal_metadata_{"internal_metadata"},
       not_compiled_{"N/A"}, no_metadata_{""}, device_free_{"device_free"};
   std::vector<Key> action_names_{kActionNames, kActionNames + PYTRACER_ACTION_COUNT};
@@ -106,8 +109,11 @@ class SnapshotWriter {
       allocated_size_{"allocated_size"}, active_size_{"active_size"},
       requested_size_{"requested_size"}, segment_type_{"segment_type"},
       segment_pool_id_{"segment_pool_id"}, is_expandable_{"is_expandable"}, blocks_{"blocks"},
-      state_{"state"}, small_{"small"}, large_{"large"};
+      state_{"state"}, small_{"small"}, large_{"large"}, category_{"category"},
+      category_rule_{"category_rule"}, owner_{"owner"}, owners_{"owners"};
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
+  std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
+  std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};
 };
 
 }  // namespace pytracer

@@ -23,19 +23,26 @@ class LinearHash {
   // The first item in the hash's bucket for which `matches(item)`; 0 if there is none.
   template <class Matches>
   uint32_t find(uint64_t hash, Matches matches) const noexcept {
-    uint32_t item = heads_[bucket_of(hash)];
-    while (item != 0 && !matches(item)) item = items_.next(item);
-    return item;
+    return find_in(bucket(hash), matches);
   }
+  void insert(uint32_t item) noexcept { insert_in(bucket(items_.hash(item)), item); }
 
-  void insert(uint32_t item) noexcept {
-    push(heads_[bucket_of(items_.hash(item))], item);
+  // The same in two steps, for a user who looks before it inserts: the bucket of a hash, until the
+  // next insertion, and what is done in it.
+  uint32_t& bucket(uint64_t hash) const noexcept { return heads_[bucket_of(hash)]; }
+  template <class Matches>
+  uint32_t find_in(uint32_t bucket, Matches matches) const noexcept {
+    while (bucket != 0 && !matches(bucket)) bucket = items_.next(bucket);
+    return bucket;
+  }
+  void insert_in(uint32_t& bucket, uint32_t item) noexcept {
+    push(bucket, item);
     if (++size_ > buckets_ && buckets_ < heads_.capacity()) split_one();
   }
 
   // Unlinks `item`, which must be in the index.
   void erase(uint32_t item) noexcept {
-    uint32_t* link = &heads_[bucket_of(items_.hash(item))];
+    uint32_t* link = &bucket(items_.hash(item));
     while (*link != item) link = &items_.next(*link);
     *link = items_.next(item);
     --size_;

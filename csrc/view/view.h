@@ -13,6 +13,7 @@
 #include "record/phases.h"
 #include "record/stack_table.h"
 #include "view/allocator_state.h"
+#include "view/owners.h"
 
 namespace pytracer {
 
@@ -34,9 +35,11 @@ struct DeviceView {
 struct View {
   uint32_t stack_depth = 0;  // the session's, as the next
   Context context = Context::none;
+  bool forward_stacks = false;
   std::vector<DeviceView> devices;
   std::shared_ptr<StackTable> stacks;  // pinned since before the captures
   std::shared_ptr<const AllocatorState> state;  // of the accelerators; null in Session::events()
+  std::shared_ptr<const Owners> owners;         // of the live blocks; null: not known
   uint16_t phase = 0;  // the events of this phase are shown, and of those within it; 0: all events
   bool shows(uint16_t event_phase) const {
     return phase == 0 || Phases::instance().is_within(event_phase, phase);

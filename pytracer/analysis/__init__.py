@@ -6,6 +6,7 @@
     snapshot = load("snapshot.pickle")
     report = stats(snapshot)                       # what `pytracer stats --json` prints
     history = replay(snapshot, device=0)           # usage after every event, life of every block
+    explanations = explain(snapshot)               # what `pytracer explain --json` prints
     difference = compare_snapshots(load("baseline.pickle"), snapshot)
 
 Nothing here imports torch or needs a device. The names are imported when they are used.
@@ -17,7 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
     from pytracer.analysis.diff import Difference, compare_snapshots
+    from pytracer.analysis.explanation import Explanation, explain
+    from pytracer.analysis.groups import Held, who_holds
     from pytracer.analysis.history import ContradictionError, History, Lifetimes, Usage, replay
+    from pytracer.analysis.leaks import LeakReport, find_leaks
+    from pytracer.analysis.pinned_segments import Fragmentation, fragmentation
     from pytracer.analysis.report import DeviceReport, Report, stats
     from pytracer.analysis.usage import UsageSample, UsageSeries
 
@@ -25,7 +30,11 @@ __all__ = [
     "ContradictionError",
     "DeviceReport",
     "Difference",
+    "Explanation",
+    "Fragmentation",
+    "Held",
     "History",
+    "LeakReport",
     "Lifetimes",
     "Report",
     "Site",
@@ -33,16 +42,24 @@ __all__ = [
     "UsageSample",
     "UsageSeries",
     "compare_snapshots",
+    "explain",
+    "find_leaks",
+    "fragmentation",
     "replay",
     "sites_at",
     "sites_at_end",
     "stats",
+    "who_holds",
 ]
 
 _MODULES = {
     "call_sites": ("Site", "sites_at", "sites_at_end"),
     "diff": ("Difference", "compare_snapshots"),
+    "explanation": ("Explanation", "explain"),
+    "pinned_segments": ("Fragmentation", "fragmentation"),
+    "groups": ("Held", "who_holds"),
     "history": ("ContradictionError", "History", "Lifetimes", "Usage", "replay"),
+    "leaks": ("LeakReport", "find_leaks"),
     "report": ("DeviceReport", "Report", "stats"),
     "usage": ("UsageSample", "UsageSeries"),
 }

@@ -11,6 +11,11 @@ PADDING_BYTES = 32  # torch_npu's, before CANN 9.1.0
 MIN_BLOCK_BYTES = 512
 SMALL_BYTES = 2**20  # larger requests are served by the large pool
 UNLIMITED = 2**64 - 1
+PAGE_BYTES = 20 * 2**20
+"""The unit of expandable segments of the large pool, and the size of other segments for requests of
+1 to 10 MiB."""
+UNIT_BYTES = 2 * 2**20
+"""The unit of the sizes of larger segments, and the size of segments of the small pool."""
 INTERVALS = 16  # roundup_power2_divisions has one value for each power of two from 1 MiB
 
 

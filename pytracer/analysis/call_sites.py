@@ -29,10 +29,21 @@ _NATIVE_NAME = re.compile(r"\?\?|.*(?:::|\().*", re.DOTALL)
 _NODE = re.compile(r"::\w+Backward\d*::apply\(")
 _OPERATOR = re.compile(r"\bat::_ops::(?!empty)\w+::(?:call|redispatch)\(")
 
-# Python files that do not belong to the program: torch's packages, code that torch generates, and
-# the standard library, through which torch calls its own code (contextlib, copy, threading).
+# The frames of torch's recorder and of the allocator, which are innermost in each C++ stack, and
+# frames without a name.
+_RECORDER = re.compile(
+    r"^\?\?$|^torch::unwind::|CapturedTraceback|gather(?:_with_cpp|Context)|CachingAllocator|"
+    r"c10::(?:alloc_cpu|StorageImpl)"
+)
+# The Python function of torch that calls autograd's engine, which runs nodes on the same thread.
+_ENGINE = re.compile("_engine_run_backward")
+
+# Python files that do not belong to the program: torch's packages, code that torch generates, the
+# standard library, through which torch calls its own code (contextlib, copy, threading), and the
+# part of pytracer that calls the program, as a decorator does.
 _NOT_THE_PROGRAMS = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|functorch)[/\\]"
+    r"|[/\\]pytracer[/\\]tracing[/\\]\w+\.py$"
     r"|[/\\]torchinductor_[^/\\]*[/\\]"
     r"|^<eval_with_key>"
     r"|^<frozen "
@@ -67,34 +78,89 @@ class Site:
     frames: tuple[Frame, ...]
 
 
+def belongs_to_program(filename: str) -> bool:
+    """Return whether a Python file is outside torch's packages and the standard library."""
+    return _NOT_THE_PROGRAMS.search(filename) is None
+
+
 def call_sites(stacks: Stacks) -> Column:
     """Find the call site of each distinct stack.
 
     The call site is the innermost frame of the program: a Python frame outside torch's packages,
     the code that torch generates, and the standard library. In a stack without such a frame, the
     call site is the innermost Python frame. In a stack of C++ frames only, it is the innermost node
-    of autograd, else the innermost operator of torch, else the innermost frame.
+    of autograd, else the innermost operator of torch, else the innermost frame that has a name
+    and is neither of torch's recorder nor of the allocator, else the innermost frame.
+
+    Where a node of autograd has made an allocation, and no Python code that the node runs, the call
+    site is that of the forward call that made the node, and names the node.
 
     Returns:
-        int64, for each stack the index of a frame in the columns of `stacks`, or `UNKNOWN`.
+        int64, for each stack a number for `frame_at`, or `UNKNOWN`.
     """
-    is_python = ~(
-        _matching(_NATIVE_FILE.fullmatch, stacks, stacks.filename)
-        | _matching(_NATIVE_NAME.fullmatch, stacks, stacks.name)
-    )
-    is_programs = is_python & ~_matching(_NOT_THE_PROGRAMS.search, stacks, stacks.filename)
+    is_python = _is_python(stacks)
     begin, end = stacks.offsets[:-1], stacks.offsets[1:]
     innermost = begin
     is_operator, is_node = (
         _matching(pattern.search, stacks, stacks.name) for pattern in (_OPERATOR, _NODE)
     )
-    for is_wanted in (is_operator, is_node, is_python, is_programs):  # the last match wins
+    is_users = ~_matching(_RECORDER.search, stacks, stacks.name)
+    # The last match wins.
+    for is_wanted in (is_users, is_operator, is_node, is_python, is_programs(stacks)):
         wanted = np.flatnonzero(is_wanted[stacks.frame])
         # The next wanted frame after the beginning of each stack; it may be in a later stack.
         following = np.append(wanted, len(stacks.frame))[np.searchsorted(wanted, begin)]
         innermost = np.where(following < end, following, innermost)
     frames = np.append(stacks.frame.astype(np.int64), UNKNOWN)
-    return np.where(begin < end, frames[innermost], UNKNOWN)
+    sites = np.where(begin < end, frames[innermost], UNKNOWN)
+    python = np.flatnonzero(is_python[stacks.frame])
+    following = np.append(python, len(stacks.frame))[np.searchsorted(python, begin)]
+    is_engine = np.append(_matching(_ENGINE.fullmatch, stacks, stacks.name)[stacks.frame], False)
+    is_made_by_node = (following >= end) | is_engine[following]
+    is_backward = ((stacks.forward != 0) | (stacks.node != 0)) & is_made_by_node
+    return np.where(is_backward, _backward_sites(stacks, sites[stacks.forward]), sites)
+
+
+def _backward_sites(stacks: Stacks, forward_sites: Column) -> Column:
+    """Return numbers from `len(stacks.line)` on, of which `frame_at` makes frames.
+
+    Each number has three parts: a frame or none, a node, and whether the frame is exact.
+    """
+    parts = 2 * stacks.node.astype(np.int64) + stacks.is_exact
+    return (parts + 1) * (len(stacks.line) + 1) + forward_sites
+
+
+def is_programs(stacks: Stacks) -> Column:
+    """Return for each distinct frame whether it is a Python frame of the program: bool."""
+    is_others = _matching(_NOT_THE_PROGRAMS.search, stacks, stacks.filename)
+    found: Column = _is_python(stacks) & ~is_others
+    return found
+
+
+def _is_python(stacks: Stacks) -> Column:
+    found: Column = ~(
+        _matching(_NATIVE_FILE.fullmatch, stacks, stacks.filename)
+        | _matching(_NATIVE_NAME.fullmatch, stacks, stacks.name)
+    )
+    return found
+
+
+def callers(frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
+    """Return the program's frames that called a call site, innermost first.
+
+    Args:
+        frames: The stack, innermost frame first.
+        call_site: The stack's call site.
+    """
+    if call_site not in frames:
+        return []
+    return [
+        frame
+        for frame in frames[frames.index(call_site) + 1 :]
+        if not _NATIVE_FILE.fullmatch(frame.filename)
+        and not _NATIVE_NAME.fullmatch(frame.name)
+        and not _NOT_THE_PROGRAMS.search(frame.filename)
+    ]
 
 
 def _matching(matches: Callable[[str], object], stacks: Stacks, column: Column) -> Column:
@@ -107,13 +173,41 @@ def _matching(matches: Callable[[str], object], stacks: Stacks, column: Column) 
 
 
 def frame_at(stacks: Stacks, index: int) -> Frame | None:
-    """Return a frame by its index in the columns of `stacks`; None for `UNKNOWN`."""
+    """Return the frame of a number of `call_sites`; None for `UNKNOWN`.
+
+    The name in a frame of the backward pass is "backward of FUNCTION (NODE)", or "backward near
+    FUNCTION (NODE)" if only a neighbouring node's forward call is known.
+    """
     if index == UNKNOWN:
         return None
+    parts, frame = divmod(index + 1, len(stacks.line) + 1)
+    node, is_exact = divmod(parts - 1, 2)
+    of_node = f" ({stacks.strings[node]})" if parts and node else ""
+    if frame == 0:
+        return Frame("", f"backward{of_node}", 0)
     filename, name = (
-        stacks.strings[int(column[index])] for column in (stacks.filename, stacks.name)
+        stacks.strings[int(column[frame - 1])] for column in (stacks.filename, stacks.name)
     )
-    return Frame(filename, name, int(stacks.line[index]))
+    if parts:
+        name = f"backward {'of' if is_exact else 'near'} {name}{of_node}"
+    return Frame(filename, name, int(stacks.line[frame - 1]))
+
+
+def callers_of(stacks: Stacks, stack: int, site: int) -> list[int]:
+    """Return the frames that called a call site, innermost first: indices in `stacks`.
+
+    In the backward pass, these are the callers of the forward call that made the node.
+
+    Args:
+        stacks: The snapshot's stacks.
+        stack: One of the stacks.
+        site: The stack's number in `call_sites`.
+    """
+    is_backward = site >= len(stacks.line)
+    frame = (site + 1) % (len(stacks.line) + 1) - 1
+    source = int(stacks.forward[stack]) if is_backward else stack
+    inside: list[int] = stacks.frame[stacks.offsets[source] : stacks.offsets[source + 1]].tolist()
+    return inside[inside.index(frame) + 1 :] if frame in inside else []
 
 
 def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:

@@ -3,21 +3,28 @@
 An out-of-memory has what was requested, what was free, and whether the free memory was enough.
 """
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.free_memory import free_memory
 from pytracer.analysis.history import History
-from pytracer.analysis.usage import UsageSample, sample_at, time_of
+from pytracer.analysis.layout import Layout, layout_at, layout_at_end
+from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
+from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, device_metadata, read_number, step_at
 from pytracer.reading.snapshot import (
+    ANNOTATE,
     GIVES_MEMORY,
     OOM,
     SNAPSHOT,
     TAKES_MEMORY,
+    WORKSPACE_SNAPSHOT,
     Frame,
     Snapshot,
     Trace,
@@ -38,23 +45,34 @@ class OutOfMemory:
         step: The step of the event; None if unknown.
         phase: The phase of the event; "" for no phase.
         requested_bytes: The size of the allocation.
+        segment_bytes: The size of the segment that the allocator needed for the allocation.
         device_free_bytes: The free memory of the device, as its driver reported it.
         available_bytes: The bytes that the allocator could still take from the device:
             `device_free_bytes`, or less if the process has a limit
             (`set_per_process_memory_fraction`).
+        limit_bytes: The bytes that the allocator may reserve on the device, at most all of it; None
+            if unknown.
         free_in_segments_bytes: The bytes of all free blocks in the allocator's segments; an upper
             bound if `sample` is not exact. None without a history.
+        free_segments: The number of segments with free memory. None, as the following two, if this
+            is not the last out-of-memory of the file, or `sample` is not exact.
+        own_pool_free_bytes: The part of `free_in_segments_bytes` in segments that the allocation
+            could use if it was in one piece and on its stream: those of its memory pool, for blocks
+            of its size.
+        own_pool_streams: The number of streams of these segments.
         fits_in_largest_block: Whether the largest free block is as large as the request.
         fits_in_free_blocks: Whether all free blocks together are as large as the request.
         fits_if_joined: Whether all free blocks and `available_bytes` together are as large as the
-            request. If they are, and `is_one_pool`, memory is fragmented, and expandable segments
-            may help. None for the CPU.
+            request. `pytracer explain` needs more than that to call memory fragmented. None for
+            the CPU.
         is_one_pool: Whether all segments and events of the device belong to one stream and one
             memory pool, so that any free block can serve any request.
         elsewhere_bytes: The device's total bytes, minus `device_free_bytes`, minus the allocator's
             reserved bytes: memory of other processes, and of this process outside the allocator.
             None if unknown.
         call_site: The call site of the allocation.
+        is_at_end: Whether the file's final state is the state at the out-of-memory, because no
+            event that changes it follows. Then everything about the state is exact.
         sample: The usage of the device at that time; None without a history.
     """
 
@@ -63,15 +81,21 @@ class OutOfMemory:
     step: int | None
     phase: str
     requested_bytes: int
+    segment_bytes: int
     device_free_bytes: int
     available_bytes: int
+    limit_bytes: int | None
     free_in_segments_bytes: int | None
+    free_segments: int | None
+    own_pool_free_bytes: int | None
+    own_pool_streams: int | None
     fits_in_largest_block: bool | None
     fits_in_free_blocks: bool | None
     fits_if_joined: bool | None
     is_one_pool: bool
     elsewhere_bytes: int | None
     call_site: Frame | None
+    is_at_end: bool
     sample: UsageSample | None
 
 
@@ -86,12 +110,27 @@ def out_of_memories(
     metadata = device_metadata(snapshot, device)
     total, limit = read_number(metadata, "total_bytes"), _limit(snapshot, device)
     is_one_pool = _is_one_pool(snapshot, device, trace)
+    tried = read_number(_oom_metadata(snapshot, device), "requested_bytes") or 0
     found = []
+    # The state of a file whose trace does not lead to it may be that of a later moment.
+    at_end = _event_at_end(trace) if history is not None and history.has_bounds else -1
     for event in events:
-        sample = (
-            None if history is None else sample_at(snapshot, device, history, event + 1, boundaries)
-        )
+        sample, state = None, None
         requested, free = int(trace.size_bytes[event]), int(trace.address[event])
+        if event == at_end:
+            sample = replace(
+                final_sample(snapshot, device, boundaries),
+                event=event,
+                time_us=time_of(trace, event),
+                step=step_at(boundaries, event),
+                phase=snapshot.strings[trace.user_metadata[event]],
+            )
+        elif history is not None:
+            sample = sample_at(snapshot, device, history, event + 1, boundaries)
+        if event == events[-1] and sample is not None and sample.is_exact:
+            layout = _layout(snapshot, device, None if event == at_end else history, event)
+            if layout is not None:
+                state = free_memory(layout, int(trace.pool[event]), requested)
         reserved = None if sample is None else sample.reserved_bytes
         available = free
         if limit is not None and reserved is not None:
@@ -103,9 +142,14 @@ def out_of_memories(
                 step=step_at(boundaries, event),
                 phase=snapshot.strings[trace.user_metadata[event]],
                 requested_bytes=requested,
+                segment_bytes=max(_segment_bytes(requested), tried if event == at_end else 0),
                 device_free_bytes=free,
                 available_bytes=available,
+                limit_bytes=limit,
                 free_in_segments_bytes=None if sample is None else sample.free_bytes,
+                free_segments=None if state is None else state.segments,
+                own_pool_free_bytes=None if state is None else state.own_bytes,
+                own_pool_streams=None if state is None else state.own_streams,
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None
@@ -114,10 +158,35 @@ def out_of_memories(
                 is_one_pool=is_one_pool,
                 elsewhere_bytes=remainder(total, free, reserved),
                 call_site=frame_at(snapshot.stacks, int(sites[trace.stack[event]])),
+                is_at_end=event == at_end,
                 sample=sample,
             )
         )
     return found
+
+
+def _layout(snapshot: Snapshot, device: int, history: History | None, event: int) -> Layout | None:
+    """Return the layout after an event; without a history that of the end; None if unknown."""
+    if history is None:
+        return layout_at_end(snapshot, device)
+    with contextlib.suppress(PytracerError):
+        return layout_at(snapshot, device, history, event + 1)
+    return None
+
+
+def _event_at_end(trace: Trace) -> int:
+    """Return the index of the last event that is not a mark; -1 if there is none."""
+    marks = np.isin(trace.action, (SNAPSHOT, WORKSPACE_SNAPSHOT, ANNOTATE))
+    return int(np.flatnonzero(~marks)[-1]) if not marks.all() else -1
+
+
+def _segment_bytes(requested_bytes: int) -> int:
+    """Return the size of the segment that torch's allocators take for a request."""
+    if requested_bytes <= SMALL_BYTES:
+        return UNIT_BYTES
+    if requested_bytes < PAGE_BYTES // 2:
+        return PAGE_BYTES
+    return -(-requested_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
 def _is_one_pool(snapshot: Snapshot, device: int, trace: Trace) -> bool:

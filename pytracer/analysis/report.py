@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
-from pytracer.analysis.history import ContradictionError, replay
+from pytracer.analysis.categories import Categories, categories
+from pytracer.analysis.device_data import chosen_devices, device_data
+from pytracer.analysis.explanation import Explanation, explain_oom
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,
@@ -30,13 +32,10 @@ from pytracer.analysis.usage import (
     sample_at,
     series,
 )
-from pytracer.errors import PytracerError
 from pytracer.reading.metadata import (
-    device_metadata,
     device_name,
     only_phase,
     read_number,
-    step_boundaries,
 )
 from pytracer.reading.snapshot import (
     ALLOC,
@@ -47,8 +46,6 @@ from pytracer.reading.snapshot import (
     TAKES_MEMORY,
     Snapshot,
     Trace,
-    has_events,
-    used_devices,
 )
 
 
@@ -163,10 +160,12 @@ class DeviceReport:
             held memory at the end.
         sites_at_oom: If the file was written because of an out-of-memory, the call sites that held
             memory at the last of `ooms`; else None.
+        categories: What memory was for; None if the file does not have the owners of blocks.
         counts: The number of events, by kind.
         steps: The usage of each step.
         phases: The usage of each phase.
         ooms: Each out-of-memory.
+        explanation: The explanation of the last of `ooms`; None if there is none.
         outside: The device's memory outside the allocator; None if the file does not have it.
         series: The usage over the trace; None without a history.
     """
@@ -187,10 +186,12 @@ class DeviceReport:
     peak_reserved: UsageSample | None
     sites: list[Site]
     sites_at_oom: list[Site] | None
+    categories: Categories | None
     counts: Counts
     steps: list[Step]
     phases: list[Phase]
     ooms: list[OutOfMemory]
+    explanation: Explanation | None
     outside: Outside | None
     series: UsageSeries | None
 
@@ -230,11 +231,6 @@ def stats(
     Raises:
         PytracerError: The snapshot has no such device, or `points` is too small.
     """
-    used = used_devices(snapshot)
-    known = {*used, *range(len(snapshot.traces))}
-    if device is not None and device not in known:
-        others = f"it has {', '.join(map(str, sorted(known)))}" if known else "it has no devices"
-        raise PytracerError(f"{snapshot.path} has no device {device}: {others}")
     return Report(
         path=snapshot.path,
         metadata={key: value for key, value in snapshot.metadata.items() if key != "devices"},
@@ -242,35 +238,25 @@ def stats(
         unknown_keys=list(snapshot.unknown_keys),
         devices=[
             _report_device(snapshot, index, top, points)
-            for index in (used if device is None else [device])
+            for index in chosen_devices(snapshot, device)
         ],
     )
 
 
 def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int) -> DeviceReport:
-    history, contradiction = None, None
-    phase = only_phase(snapshot)
-    has_trace = 0 <= device < len(snapshot.traces)  # the oldest files have none
-    trace = snapshot.traces[device] if has_trace else _NO_EVENTS
-    if has_events(trace):
-        try:
-            history = replay(snapshot, device)
-            if phase is not None:
-                history = history.without_exact_entries()
-        except ContradictionError as error:
-            contradiction = str(error)
-    boundaries = step_boundaries(snapshot, device) if has_trace else []
-    metadata = device_metadata(snapshot, device)
-    is_cpu = metadata["is_cpu"] if type(metadata.get("is_cpu")) is bool else None
+    data = device_data(snapshot, device)
+    trace, history, boundaries = data.trace, data.history, data.boundaries
+    metadata, is_cpu, has_trace = data.metadata, data.is_cpu, data.has_trace
     is_timed = trace.time_us != NO_TIME
     first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
     peak = None if history is None else int(history.usage.allocated_bytes.argmax())
-    peak_sample, most = None, None
+    peak_sample, fullest_sample, most = None, None, None
     if history is not None and peak is not None:
         peak_sample = sample_at(snapshot, device, history, peak, boundaries)
         most = int(history.most_allocated().max()) if history.has_bounds else None
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest = int(reserved.argmax())
+        fullest_sample = sample_at(snapshot, device, history, fullest, boundaries)
     ooms = out_of_memories(snapshot, device, trace, history, boundaries)
     return DeviceReport(
         device=device,
@@ -279,8 +265,8 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         events=len(trace),
         first_us=None if first < 0 else int(trace.time_us[first]),
         last_us=None if first < 0 else int(trace.time_us[::-1][last]),
-        only_phase=phase,
-        contradiction=contradiction,
+        only_phase=only_phase(snapshot),
+        contradiction=data.contradiction,
         lost=Lost(
             overwritten=read_number(metadata, "overwritten"),
             unknown_frees=read_number(metadata, "unknown_frees"),
@@ -293,19 +279,19 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         peak_allocated=peak_sample,
         is_peak_certain=peak_sample is not None and peak_sample.allocated_bytes == most,
         peak_most_bytes=most,
-        peak_reserved=None
-        if history is None
-        else sample_at(snapshot, device, history, fullest, boundaries),
+        peak_reserved=fullest_sample,
         sites=sites_at_end(snapshot, device, top)
         if history is None or peak is None
         else sites_at(history, snapshot, peak, top),
         sites_at_oom=sites_at(history, snapshot, ooms[-1].event + 1, top)
         if history is not None and ooms and is_oom_snapshot(snapshot, device)
         else None,
+        categories=categories(snapshot, device, history, peak),
         counts=count_events(trace, is_cpu),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
+        explanation=explain_oom(data, ooms) if ooms else None,
         outside=_outside(metadata),
         series=None if history is None else series(trace, history, points),
     )
@@ -342,6 +328,3 @@ def _outside(metadata: Mapping[str, Any]) -> Outside | None:
         outside_bytes=remainder(process, reserved),
         others_bytes=remainder(total, free, process),
     )
-
-
-_NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import Found
-from pytracer.backends.names import ACCELERATORS, BACKENDS
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS
 from pytracer.errors import HookError
 
 
@@ -22,7 +22,7 @@ class BackendReport:
     """Whether one allocator can be recorded.
 
     Attributes:
-        backend: "cpu", "cuda" or "npu".
+        backend: "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks.
         available: Whether a tracer can record the allocator: the hook exists and works, or can be
             built when it is needed.
         torch: The version of the running torch, for which the hook is built; None without torch.
@@ -64,11 +64,13 @@ class Examination:
         requested: The backends that should be recorded.
         interpreter: The report on call stacks.
         backends: A report on each backend that pytracer knows, requested or not.
+        autograd: The report on the library for forward stacks. Recording works without it.
     """
 
     requested: tuple[str, ...]
     interpreter: InterpreterReport
     backends: tuple[BackendReport, ...]
+    autograd: BackendReport
 
     @property
     def problems(self) -> list[str]:
@@ -89,10 +91,12 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
             or else the CPU.
         hooks: How hooks are found and attached.
     """
+    *backends, autograd = _examine_libraries(hooks)
     return Examination(
         tuple(dict.fromkeys(requested)) or (_present_backend(),),
         _examine_interpreter(hooks),
-        _examine_backends(hooks),
+        tuple(backends),
+        autograd,
     )
 
 
@@ -103,13 +107,14 @@ def _present_backend() -> str:
         return "cpu"
 
 
-def _examine_backends(hooks: Hooks) -> tuple[BackendReport, ...]:
+def _examine_libraries(hooks: Hooks) -> tuple[BackendReport, ...]:
+    names = (*BACKENDS, AUTOGRAD)
     try:
         torch = hooks.builder.compiler.torch().version
         hooks.load_core()
     except HookError as error:
-        return tuple(_unavailable(backend, None, str(error)) for backend in BACKENDS)
-    return tuple(_examine_backend(backend, torch, hooks) for backend in BACKENDS)
+        return tuple(_unavailable(name, None, str(error)) for name in names)
+    return tuple(_examine_library(name, torch, hooks) for name in names)
 
 
 def _examine_interpreter(hooks: Hooks) -> InterpreterReport:
@@ -123,7 +128,7 @@ def _examine_interpreter(hooks: Hooks) -> InterpreterReport:
     return InterpreterReport(python, sys.executable or "", not problem, problem)
 
 
-def _examine_backend(backend: str, torch: str, hooks: Hooks) -> BackendReport:
+def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
     builder = hooks.builder
     found = None
     try:
@@ -134,7 +139,10 @@ def _examine_backend(backend: str, torch: str, hooks: Hooks) -> BackendReport:
         if found is None:
             command = " ".join(builder.compiler.find_command())
             directory = builder.folders.destination().directory
-            message = f"not built yet: the first tracer compiles it with {command} into {directory}"
+            first = "tracer" if backend in BACKENDS else "tracer with forward_stacks=True"
+            message = (
+                f"not built yet: the first {first} compiles it with {command} into {directory}"
+            )
             return BackendReport(backend, True, torch, None, None, message)
         builder.probe(backend, found.path)
     except HookError as error:

@@ -4,13 +4,14 @@ Whatever fails is a `HookError` that says what is missing and what to do about i
 continues without a recording.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
 
 from pytracer.backends import oom, running_torch
 from pytracer.backends.hook_build import Found, HookBuilder
-from pytracer.backends.names import ACCELERATORS
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 
@@ -82,6 +83,24 @@ class Hooks:
         if not self._attach(found) and backend not in self._deferred:
             self._deferred.add(backend)
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
+
+    def attach_autograd(self) -> None:
+        """Attach the library that reads autograd's state, and build it first if no folder has it.
+
+        Idempotent, and never raises: without the library, allocations in backward have no forward
+        stacks, and all else works. `pytracer doctor` reports why it is missing.
+        """
+        if AUTOGRAD in self._attached:
+            return
+        with contextlib.suppress(Exception):
+            found = self.builder.find_or_build(AUTOGRAD)
+            self.load_core().attach_autograd(str(found.path), running_torch.engine_code())
+            self._attached.add(AUTOGRAD)
+
+    @property
+    def reads_autograd(self) -> bool:
+        """Whether the library is attached."""
+        return AUTOGRAD in self._attached
 
     def late_problem(self, backend: str) -> str | None:
         """Return why a deferred hook could not be attached when torch initialised the device."""

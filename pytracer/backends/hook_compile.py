@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
 from pytracer.backends.hook_key import HookKeys
+from pytracer.backends.names import AUTOGRAD
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.errors import HookError
 from pytracer.text import printable
@@ -30,7 +31,12 @@ STANDARDS = ("c++20", "c++17")
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 # CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.
-_BACKEND_FLAGS = {"cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)}
+# The library for autograd needs no operator. Without their declarations it compiles far faster.
+_BACKEND_FLAGS = {
+    "cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",),
+    AUTOGRAD: ("-DAT_PER_OPERATOR_HEADERS",),
+}
+_LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu")}
 
 
 class HookCompiler:
@@ -84,8 +90,9 @@ class HookCompiler:
             raise HookError(
                 f"the hooks' sources are missing ({candidates[0]}); install torch-pytracer again"
             )
-        recorded = sorted(path.stem for path in (folder / "hooks").glob("*.cpp"))
-        if backend not in recorded:
+        sources = sorted(path.stem for path in (folder / "hooks").glob("*.cpp"))
+        if backend not in sources:
+            recorded = [name for name in sources if name != AUTOGRAD]
             raise HookError(
                 f"this version of pytracer records only the {' and '.join(recorded).upper()} "
                 f"allocator, not {backend!r}; trace another device, or install a newer pytracer"
@@ -208,7 +215,8 @@ class HookCompiler:
         inputs = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}"]
         inputs += [f"-I{folder}" for folder in self.include_dirs(backend)]
         inputs += [str(self.source_dir(backend) / "hooks" / f"{backend}.cpp")]
-        inputs += [f"-L{library_dir}", "-lc10", f"-Wl,-rpath,{library_dir}", "-o", str(output)]
+        inputs += [f"-L{library_dir}", *_LIBRARIES.get(backend, ("-lc10",))]
+        inputs += [f"-Wl,-rpath,{library_dir}", "-o", str(output)]
         errors = []
         for standard in self._standards:
             flags = [*compiler_flags(backend), f"-std={standard}"]

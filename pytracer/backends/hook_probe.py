@@ -8,6 +8,39 @@ under it, and the allocations were reported. `pytracer.backends.probe_process` s
 import sys
 
 
+def probe_autograd(path: str) -> None:
+    """Attach the library at `path`, and compare what it reads in a node with what torch says.
+
+    Raises:
+        SystemExit: The library cannot be attached (`REFUSED`), or it reads something else.
+    """
+    import torch
+
+    from pytracer import _core
+    from pytracer.backends.probe_process import PASSED, REFUSED
+    from pytracer.backends.running_torch import engine_code
+    from pytracer.errors import HookError
+
+    try:
+        _core.attach_autograd(path, engine_code())
+    except HookError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from error
+    seen: list[object] = [_core.running_node()]
+    inner = torch.ones(3, requires_grad=True).exp()
+    outer = inner.log()
+    inner.register_hook(lambda _: seen.append(_core.running_node()))
+    outer.register_hook(lambda _: seen.append(_core.running_node()))
+    outer.sum().backward()
+    names = [None, *(f"{name}Backward0" for name in ("Log", "Exp"))]
+    numbers = [None, *(node.grad_fn._sequence_nr() for node in (outer, inner))]
+    wanted = list(zip(names, numbers, strict=True))
+    read = [(None, None) if node is None else (node[0], node[2]) for node in seen]  # type: ignore[index]
+    if read != wanted:
+        raise SystemExit(f"the library {path} reads {read} in autograd's nodes instead of {wanted}")
+    print(PASSED)
+
+
 def main(backend: str, path: str) -> None:
     """Attach the hook at `path`, and allocate and free with and without a recording.
 
@@ -63,4 +96,7 @@ def main(backend: str, path: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
-    main(sys.argv[1], sys.argv[2])
+    if sys.argv[1] == "autograd":
+        probe_autograd(sys.argv[2])
+    else:
+        main(sys.argv[1], sys.argv[2])

@@ -3,6 +3,9 @@
 ACCELERATORS = ("cuda", "npu")
 BACKENDS = ("cpu", *ACCELERATORS)
 
+AUTOGRAD = "autograd"
+"""The library that reads autograd's state. It is found and built as the hooks are."""
+
 MAX_ACCELERATORS = 64
 """How many accelerators of one process can be recorded."""
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from pytracer.backends.names import ACCELERATORS
 from pytracer.errors import HookError
@@ -95,6 +95,15 @@ def _import_torch_npu() -> None:
         ) from error
 
 
+def engine_code() -> CodeType | None:
+    """Return the code of torch's Python function that calls autograd's engine.
+
+    None: this torch has no such function.
+    """
+    graph = importlib.import_module("torch.autograd.graph")
+    return getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
+
+
 def built_backends() -> list[str]:
     """Return the backends that the running torch supports, with or without a device.
 
@@ -174,3 +183,9 @@ def _before_fork() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_child=lambda: _lost_at_fork.update(_initialised_before_fork)
 )
+
+
+def is_compiled() -> bool:
+    """Return whether `torch.compile` traces this code; it takes the answer for a constant."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # torch may be half imported
+    return compiler is not None and compiler.is_compiling()

@@ -119,7 +119,7 @@ def run(output: Path, steps: int = 30, device: str = "auto") -> Path:
         raise ConfigError(f"output={str(output)!r}: the demo writes one file, named *.pickle")
     device = _found(device)
     # The model and the optimizer outlive the `with`, so the snapshot at its end has their memory.
-    with Tracer(str(output), device=device) as tracer:
+    with Tracer(str(output), device=device, forward_stacks=True) as tracer:
         torch.manual_seed(0)
         model = Transformer().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

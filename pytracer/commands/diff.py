@@ -20,11 +20,20 @@ from pytracer.analysis.diff import (
     summarise,
 )
 from pytracer.analysis.diff.changes import Change, PhaseChange, SiteChange
+from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.commands.diff_amounts import amounts_table, delta
 from pytracer.commands.json_output import write_json
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import TOP, device_option, json_options, memory_option
-from pytracer.commands.table import Fitted, call_site_text, new_table
+from pytracer.commands.shared_options import (
+    TOP,
+    device_option,
+    json_options,
+    memory_option,
+    top_option,
+)
+from pytracer.commands.table import Fitted, new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.files import match
 from pytracer.reading.reader import load
@@ -32,17 +41,29 @@ from pytracer.reading.snapshot import Frame
 from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.text import number, printable, size
 
+_AT = {"peak": "the peaks", "end": "the end"}
+
+
+def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Limit | None:
+    try:
+        return None if text is None else parse_limit(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
 
 @click.command("diff")
 @click.argument("baseline", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 @device_option
+@top_option("rows of each table")
 @click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=TOP,
-    show_default=True,
-    help="How many rows of each table to print. JSON has all rows.",
+    "--fail-over",
+    "limit",
+    metavar="LIMIT",
+    callback=_parse_limit,
+    help="Only check that no peak of allocated or reserved memory, and no end, grew by more than "
+    "LIMIT, such as 5% or 200MiB. Prints one line. Exits with 0 if all are within the limit, with "
+    "1 if one is over the limit, and with 3 if this is unknown.",
 )
 @json_options
 @memory_option
@@ -53,6 +74,7 @@ def diff_command(
     new: Path,
     device: int | None,
     top: int,
+    limit: Limit | None,
     as_json: bool,
     json_path: str | None,
     memory_bytes: int | None,
@@ -62,6 +84,7 @@ def diff_command(
     \b
     pytracer diff before.pickle after.pickle
     pytracer diff outputs/monday outputs/tuesday
+    pytracer diff before.pickle after.pickle --fail-over 5%
 
     Compares sizes, call sites, phases and options of two snapshots, each at its own peak, or both
     at the end if the peak of one is unknown. In two directories, compares the files of the same
@@ -72,33 +95,63 @@ def diff_command(
         raise click.UsageError(
             f"{baseline} and {new} are a file and a directory: give two files or two directories"
         )
-    report: Difference | DirectoryDifference
     read = partial(_read, device=device)
-    failed = False
-    if are_directories[0]:
-        report, failed = _diff_directories(baseline, new, read, memory_bytes)
-    else:
-        results = in_parallel(read, [baseline, new], "Reading snapshots", memory_bytes)
-        summaries = [result for result in results if isinstance(result, SnapshotSummary)]
-        if len(summaries) < len(results):
-            raise next(result for result in results if isinstance(result, PytracerError))
-        report = compare_summaries(*summaries)
+    compare = _diff_directories if are_directories[0] else _diff_files
+    try:
+        report, pairs, failed = compare(baseline, new, read, memory_bytes)
+    except PytracerError as error:
+        if limit is None:
+            raise
+        click.echo(f"Error: {printable(str(error))}", err=True)
+        context.exit(_EXIT_CODES["unknown"])
     document = {"schema_version": SCHEMA_VERSION, **vars(report)}
+    check = None if limit is None else check_limit(pairs, limit, _missing(report))
+    if check is not None:
+        document["limit"] = check
     write_json(document, to_stdout=as_json, path=json_path)
-    if not as_json:
+    if not as_json and check is not None:
+        click.echo(printable(check.reason))
+    elif not as_json:
         show(report, top)
+    if check is not None:
+        context.exit(_EXIT_CODES[check.verdict])
     if failed:
         context.exit(1)
+
+
+_EXIT_CODES = {"within": 0, "over": 1, "unknown": 3}
+
+_Pairs = list[tuple[str, SnapshotSummary, SnapshotSummary]]
+
+
+def _missing(report: Difference | DirectoryDifference) -> Iterator[str]:
+    """Yield what could not be compared, apart from devices."""
+    if isinstance(report, DirectoryDifference):
+        yield from report.errors
+        yield from (f"{path} has no counterpart" for path in report.only_baseline)
+        yield from (f"{path} has no counterpart" for path in report.only_new)
 
 
 def _read(path: Path, device: int | None) -> SnapshotSummary:
     return summarise(load(path), device)
 
 
+def _diff_files(
+    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
+) -> tuple[Difference | DirectoryDifference, _Pairs, bool]:
+    """Return the difference of two files, as `_diff_directories` does."""
+    results = in_parallel(read, [baseline, new], "Reading snapshots", memory_bytes)
+    summaries = [result for result in results if isinstance(result, SnapshotSummary)]
+    if len(summaries) < len(results):
+        raise next(result for result in results if isinstance(result, PytracerError))
+    before, after = summaries
+    return compare_summaries(before, after), [("", before, after)], False
+
+
 def _diff_directories(
     baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
-) -> tuple[DirectoryDifference, bool]:
-    """Return the difference of two directories, and whether a file could not be read."""
+) -> tuple[Difference | DirectoryDifference, _Pairs, bool]:
+    """Return the difference of two directories, the pairs, and whether a file was unreadable."""
     matched = match(baseline, new)
     if not matched.pairs:
         raise PytracerError(
@@ -107,7 +160,7 @@ def _diff_directories(
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
-    pairs: list[tuple[str, SnapshotSummary, SnapshotSummary]] = []
+    pairs: _Pairs = []
     errors: list[str] = []
     for (place, path, _), before, after in zip(
         matched.pairs, results[::2], results[1::2], strict=True
@@ -124,7 +177,7 @@ def _diff_directories(
         map(str, matched.only_second),
         errors,
     )
-    return report, print_errors(results)
+    return report, pairs, print_errors(results)
 
 
 def show(report: Difference | DirectoryDifference, top: int = TOP) -> None:
@@ -157,14 +210,14 @@ def _answers(report: Difference | DirectoryDifference) -> Iterator[str]:
             largest = max(report.files, key=lambda file: abs(file.delta_bytes))
             yield (
                 f"The peaks of {number(report.pairs, 'pair')} of files differ by "
-                f"{_delta(largest.delta_bytes)} at most, in {largest.place}{_most(report.sites)}."
+                f"{delta(largest.delta_bytes)} at most, in {largest.place}{_most(report.sites)}."
             )
         return
     for device in report.devices:
         amount = device.amounts["allocated_bytes"]
         if amount.delta is not None and amount.before is not None and amount.after is not None:
             yield (
-                f"{device.after}: {_delta(amount.delta)} allocated at {_AT[device.at]} "
+                f"{device.after}: {delta(amount.delta)} allocated at {_AT[device.at]} "
                 f"({size(amount.before)} → {size(amount.after)}){_most(device.sites)}."
             )
 
@@ -175,7 +228,7 @@ def _most(sites: Sequence[SiteChange]) -> str:
         return ""
     frames = sites[0].after or sites[0].before
     where = call_site_text(frames[0] if frames else None)
-    return f"; most by {where}: {_delta(sites[0].delta_bytes)}"
+    return f"; most by {where}: {delta(sites[0].delta_bytes)}"
 
 
 def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
@@ -184,7 +237,7 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
     for reason in device.reasons:
         console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
     _show_notes(console, device.notes)
-    console.print(_amounts(device, f"{printable(name)}, at {_AT[device.at]}"))
+    console.print(amounts_table(device, f"{printable(name)}, at {_AT[device.at]}"))
     _show_changes(console, device.sites, device.phases, top)
 
 
@@ -203,7 +256,7 @@ def _show_directories(console: Console, report: DirectoryDifference, top: int) -
             continue
         name = file.place if file.at == "peak" else f"{file.place} (at the end)"
         table.add_row(
-            _delta(file.delta_bytes),
+            delta(file.delta_bytes),
             size(file.before_bytes),
             size(file.after_bytes),
             Text(printable(name), overflow="fold"),
@@ -241,7 +294,7 @@ def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -
     table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
     for change in differing[:top]:
         table.add_row(
-            _delta(change.delta_bytes),
+            delta(change.delta_bytes),
             "(new)" if change.kind == "new" else size(change.before_bytes),
             "(gone)" if change.kind == "gone" else size(change.after_bytes),
             _most_in(change) if is_mean else _counts(change),
@@ -249,7 +302,7 @@ def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -
         )
     if others := differing[top:]:
         total = sum(change.delta_bytes for change in others)
-        table.add_row(_delta(total), "", "", "", f"({len(others):,} others)")
+        table.add_row(delta(total), "", "", "", f"({len(others):,} others)")
     return table
 
 
@@ -260,7 +313,7 @@ def _counts(change: Change) -> str:
 
 
 def _most_in(change: Change) -> Text:
-    largest = f"{_delta(change.largest_delta_bytes or 0)}\n"
+    largest = f"{delta(change.largest_delta_bytes or 0)}\n"
     return Text(largest + printable(change.largest_in or ""), overflow="fold")
 
 
@@ -283,50 +336,6 @@ def _frames(frames: Sequence[Frame], width: int | None) -> str:
     return first if len(frames) < 2 else f"{first}\nand {len(frames) - 1} more lines"
 
 
-_AT = {"peak": "the peaks", "end": "the end"}
-_AMOUNTS = {
-    "requested_bytes": "requested",
-    "allocated_bytes": "allocated",
-    "allocs": "allocations",
-    "frees": "frees",
-}
-_AMOUNTS_OF_ACCELERATORS = {
-    "requested_bytes": "requested",
-    "allocated_bytes": "allocated",
-    "active_bytes": "active",
-    "reserved_bytes": "reserved",
-    "fragmentation_bytes": "reserved - allocated",
-    "rounding_bytes": "active - requested",
-    "inactive_split_bytes": "inactive split",
-    "largest_free_bytes": "largest free block",
-    "segments": "segments",
-    "peak_reserved_bytes": "reserved, own peak",
-    "allocs": "allocations",
-    "frees": "frees",
-    "device_allocs": "device allocs",
-    "device_frees": "device frees",
-    "ooms": "out of memory",
-    "retries": "retries",
-}
-
-
-def _amounts(device: DeviceDifference, title: str) -> Table:
-    is_cpu = device.before == device.after == "cpu"
-    table = new_table("delta", "baseline", "new", "", title=title, text=-1)
-    for key, name in (_AMOUNTS if is_cpu else _AMOUNTS_OF_ACCELERATORS).items():
-        amount = device.amounts[key]
-        if not amount.before and not amount.after:
-            continue
-        show = size if key.endswith("_bytes") else "{:,}".format
-        table.add_row(
-            "" if amount.delta is None else _signed(amount.delta, show),
-            "-" if amount.before is None else show(amount.before),
-            "-" if amount.after is None else show(amount.after),
-            name,
-        )
-    return table
-
-
 def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:
     table = Table(title="Options and environment", title_justify="left")
     for name in ("", "baseline", "new"):
@@ -336,11 +345,3 @@ def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:
         values = ("-" if value is None else value for value in (fact.before, fact.after))
         table.add_row(*(Text(printable(text)) for text in (name, *values)))
     return table
-
-
-def _delta(delta_bytes: int) -> str:
-    return _signed(delta_bytes, size)
-
-
-def _signed(delta: int, show: Callable[[int], str]) -> str:
-    return f"+{show(delta)}" if delta > 0 else show(delta)

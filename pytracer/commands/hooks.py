@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pytracer.backends.doctor import Examination, examine
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.names import BACKENDS
+from pytracer.backends.names import AUTOGRAD, BACKENDS
 from pytracer.backends.running_torch import built_backends
 from pytracer.commands.json_output import write_json
 from pytracer.commands.shared_options import json_options
@@ -36,10 +36,10 @@ from pytracer.tracing.options import (
 @click.option(
     "--backend",
     "backends",
-    type=click.Choice(BACKENDS),
+    type=click.Choice((*BACKENDS, AUTOGRAD)),
     multiple=True,
-    help="The allocator to build the hook for; may be repeated.  "
-    "[default: all allocators that torch supports]",
+    help="The allocator to build the hook for, or autograd for the library for forward stacks; may "
+    "be repeated.  [default: autograd, and all allocators that torch supports]",
 )
 @click.pass_context
 def build_hooks(context: click.Context, output: Path | None, backends: tuple[str, ...]) -> None:
@@ -55,12 +55,15 @@ def build_hooks(context: click.Context, output: Path | None, backends: tuple[str
     builder = _hooks(context).builder
     failures = []
     try:
-        for backend in backends or built_backends():
+        for backend in backends or (*built_backends(), AUTOGRAD):
             directory = output or builder.folders.destination().directory
             try:
                 click.echo(f"{backend}: {builder.build(backend, directory)}")
             except HookError as error:
-                failures.append(str(error))
+                if backend == AUTOGRAD and not backends:  # recording works without it
+                    click.echo(f"{AUTOGRAD}: not built, so no forward stacks: {error}", err=True)
+                else:
+                    failures.append(str(error))
     except HookError as error:
         failures.append(str(error))
     if failures:
@@ -100,6 +103,7 @@ def doctor(
         "problems": problems,
         "interpreter": examination.interpreter,
         "backends": examination.backends,
+        "autograd": examination.autograd,
     }
     write_json(report, to_stdout=as_json, path=json_path)
     if not as_json:
@@ -135,10 +139,12 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
     if not problems:
         names = ", ".join(examination.requested)
         click.echo(f"pytracer can record {names}, with call stacks")
+    if not examination.autograd.available:
+        click.echo("forward stacks in backward: no, see the row autograd; all else is recorded")
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")
-    for report in examination.backends:
+    for report in (*examination.backends, examination.autograd):
         details = [report.message]
         if report.hook is not None:
             details.append(f"{report.hook}\n(found in {report.folder})")

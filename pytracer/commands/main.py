@@ -31,6 +31,11 @@ COMMANDS = {
     "run": CommandPlace("run", "run", "How do I record a program without changing it?"),
     "demo": CommandPlace("demo", "demo", "Does pytracer work here, and what does it show?"),
     "stats": CommandPlace("stats", "stats_command", "What took the memory, and when?"),
+    "explain": CommandPlace(
+        "explain", "explain_command", "Why did memory run out, and what can I do?"
+    ),
+    "frag": CommandPlace("frag", "frag_command", "What keeps free memory from being given back?"),
+    "leaks": CommandPlace("leaks", "leaks_command", "Does memory leak, and from which line?"),
     "diff": CommandPlace("diff", "diff_command", "What changed between two recordings?"),
     "replay": CommandPlace(
         "replay", "replay_command", "Would other allocator settings have helped this recording?"

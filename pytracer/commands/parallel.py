@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pytracer.errors import PytracerError
+from pytracer.reading.files import find
 from pytracer.reading.reader import estimated_bytes
 from pytracer.text import printable
 
@@ -19,6 +20,22 @@ Result = TypeVar("Result")
 
 PATIENCE_S = 2.0
 """Work that takes longer than this shows its progress."""
+
+
+def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
+    """Return the snapshot files that the paths name, each once, and why others name none.
+
+    Args:
+        paths: Files, and directories of them.
+    """
+    found: list[Path] = []
+    errors: list[PytracerError] = []
+    for path in paths:
+        try:
+            found += find([path])
+        except PytracerError as error:
+            errors.append(error)
+    return list(dict.fromkeys(found)), errors
 
 
 def in_parallel(

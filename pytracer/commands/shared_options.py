@@ -52,9 +52,51 @@ files_argument = click.argument(
     type=click.Path(path_type=Path),
 )
 
+
+def top_option(rows: str) -> Callable[[Command], Command]:
+    """Give a command `--top`; `rows` is what it limits, as in "rows of each table"."""
+    return click.option(
+        "--top",
+        type=click.IntRange(min=0),
+        default=TOP,
+        show_default=True,
+        help=f"How many {rows} to print. JSON has all rows.",
+    )
+
+
 device_option = click.option(
     "--device", type=click.IntRange(min=0), help="Report only the device with this index."
 )
+
+
+moment_option = click.option(
+    "--at",
+    "moment",
+    metavar="MOMENT",
+    help="The moment: oom, peak, end, the index of an event, or +SECONDS after the first event.  "
+    "[default: the last out-of-memory, or else the peak]",
+)
+
+
+def moment_options(command: Command) -> Command:
+    """Give `pytracer stats` its options about one moment: `moment`, `by` and `depth`."""
+    from pytracer.analysis.groups import KEYS
+
+    by = click.option(
+        "--by",
+        type=click.Choice(KEYS),
+        help="Print only who holds memory at one moment, grouped by this.  [default: site]",
+    )
+    depth = click.option(
+        "--depth",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="How many callers to print with --by site or caller, and to tell groups apart by.",
+    )
+    for option in (depth, by, moment_option):
+        command = option(command)
+    return command
 
 
 def parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:

@@ -10,14 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytracer.analysis.explanation_lines import lines
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.report import DeviceReport, Report, stats
-from pytracer.commands.parallel import in_parallel, print_errors
+from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
     TOP,
     device_option,
     files_argument,
     json_options,
     memory_option,
+    moment_options,
 )
 from pytracer.commands.stats_tables import (
     has_steps,
@@ -28,9 +31,7 @@ from pytracer.commands.stats_tables import (
     usage_table,
     usage_text,
 )
-from pytracer.commands.table import call_site_text
 from pytracer.errors import PytracerError
-from pytracer.reading.files import find
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
 from pytracer.text import duration, number, printable, size, utc_time
@@ -44,6 +45,7 @@ from pytracer.text import duration, number, printable, size, utc_time
     type=click.IntRange(min=0),
     help=f"How many call sites, steps and phases to print. JSON has all rows.  [default: {TOP}]",
 )
+@moment_options
 @json_options
 @memory_option
 @click.pass_context
@@ -52,6 +54,9 @@ def stats_command(
     paths: tuple[Path, ...],
     device: int | None,
     top: int | None,
+    moment: str | None,
+    by: str | None,
+    depth: int,
     as_json: bool,
     json_path: str | None,
     memory_bytes: int | None,
@@ -61,21 +66,25 @@ def stats_command(
     \b
     pytracer stats snapshot.pickle
     pytracer stats outputs/profile --top 3
+    pytracer stats snapshot.pickle --at peak --by caller --depth 2
 
     Prints the peaks of a snapshot, the call sites that held memory at the peak, the steps, the
     phases, and what the recording lacks. For several files, or a directory of them, prints a table
-    with a row for each file. With --top, also prints each of these files in full.
+    with a row for each file. With --top, also prints each of these files in full. With --at, --by
+    or --depth, prints only who holds memory at one moment, for each file.
     """
-    found: list[Path] = []
-    results: list[Report | PytracerError] = []
-    for path in paths:
-        try:
-            found += find([path])
-        except PytracerError as error:
-            results.append(error)
+    if moment is not None or by is not None or depth:
+        from pytracer.commands.stats_groups import held_in_file, show_held
+
+        read_held = partial(held_in_file, device=device, at=moment, by=by or "site", depth=depth)
+        shown = TOP if top is None else top
+        if not show_held(paths, read_held, shown, as_json, json_path, memory_bytes):
+            context.exit(1)
+        return
+    found, unsearched = find_files(paths)
     has_json = as_json or json_path is not None
     read = partial(_read, device=device, writes_stacks=has_json)
-    results += in_parallel(read, list(dict.fromkeys(found)), "Reading snapshots", memory_bytes)
+    results = unsearched + in_parallel(read, found, "Reading snapshots", memory_bytes)
     reports = [result for result in results if isinstance(result, Report)]
     if has_json:
         from pytracer.commands.json_output import write_json
@@ -125,16 +134,8 @@ def _show_file(report: Report, top: int) -> None:
 
 def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
     """Yield what a reader wants to know first: the peak, and why memory ran out."""
-    if device.ooms:
-        from pytracer.commands.oom_verdict import oom_verdict
-
-        if verdict := oom_verdict(report, device.ooms[-1]):
-            largest = ""
-            if device.sites_at_oom:
-                site = device.sites_at_oom[0]
-                largest = f" The largest part of memory, {size(site.size_bytes)}, was held by "
-                largest += f"{call_site_text(site.call_site)}."
-            yield f"{device.name}: out of memory. {verdict}{largest}"
+    if device.explanation is not None:
+        yield from lines(device.explanation)
     peak = device.peak_allocated
     sample = device.end if peak is None else peak
     text = f"{usage_text(device, sample, 'allocated_bytes')} allocated"
@@ -202,6 +203,10 @@ def _show_device(console: Console, report: Report, device: DeviceReport, top: in
     if (device.sites if device.sites_at_oom is None else device.sites_at_oom) and top:
         console.print()
         console.print(_sites(device, top))
+    if device.categories is not None and top:
+        from pytracer.commands.stats_categories import show_categories
+
+        show_categories(console, report, device)
     if len(device.steps) > 1 and top:
         console.print()
         console.print(steps_table(device, top))

@@ -17,7 +17,11 @@ from pytracer.text import printable, size, size_range, utc_time, wrapped_text
 
 
 def overview(reports: list[Report]) -> Table:
-    """Make the table of the peaks of each file, and of whether the file lacks events."""
+    """Make the table of the peaks of each file, and of whether the file lacks events.
+
+    The newest file comes last; files that do not say when they were written come first.
+    """
+    reports = sorted(reports, key=lambda report: read_number(report.metadata, "written_ns") or 0)
     devices = {device.device for report in reports for device in report.devices}
     files = [os.path.abspath(report.path) for report in reports]
     folder = os.path.commonpath([os.path.dirname(file) for file in files])

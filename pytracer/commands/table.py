@@ -1,7 +1,7 @@
 """Tables for the terminal: numbers, ranges and call sites that fit their columns."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -9,8 +9,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
-from pytracer.text import printable
 
 _RANGE = re.compile(r"[\d.]+(?: \w+)?-[\d.]+ \w+")
 _LEAST_WIDTH = 12
@@ -74,34 +74,12 @@ def call_site(frame: Frame | None) -> Fitted:
     return Fitted(partial(call_site_text, frame), call_site_text(frame))
 
 
-def call_site_text(frame: Frame | None, width: int | None = None) -> str:
-    """Return a call site as text, as in "models/llama.py:123 forward".
+def call_chain(frame: Frame | None, callers: Sequence[Frame]) -> Fitted:
+    """Make the cell of a call site with its callers, one line each where the column is wide."""
 
-    Args:
-        frame: The call site's frame; None if the call site is unknown.
-        width: The length of the longest line. A text that does not fit is shortened: first the path
-            from the left, then the function from the right. The file name and the line number stay
-            together, and the function gets a line of its own where they leave no room for it.
-    """
-    if frame is None:
-        return "(unknown)"
-    if frame.filename in ("", "??"):  # a C++ function has no file
-        return _shortened(printable(frame.name), width)
-    folder, name = ["", *re.split(r"[/\\]", printable(frame.filename))][-2:]
-    file, function = f"{name}:{frame.line}", printable(frame.name)
-    path = f"{folder}/{file}" if folder else file
-    if width is None or len(path) + 1 + len(function) <= width:
-        return f"{path} {function}"
-    if len(file) + 1 + min(len(function), _LEAST_FUNCTION) <= width:
-        return f"{file} {_shortened(function, width - len(file) - 1)}"
-    if len(file) > width:
-        file = "…" + file[1 - width :]
-    return f"{file}\n{_shortened(function, width)}"
+    def lines(width: int | None) -> str:
+        shorter = None if width is None else width - 2
+        called_by = [f"← {call_site_text(caller, shorter)}" for caller in callers]
+        return "\n".join([call_site_text(frame, width), *called_by])
 
-
-_LEAST_FUNCTION = 12
-"""The least number of characters that are shown of a function's name."""
-
-
-def _shortened(text: str, width: int | None) -> str:
-    return text if width is None or len(text) <= width else text[: max(width - 1, 0)] + "…"
+    return Fitted(lines, lines(None))

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import History
 from pytracer.errors import PytracerError
 from pytracer.export.histories import replay_all
@@ -22,7 +22,7 @@ from pytracer.export.origin import Origin
 from pytracer.export.output_file import open_output
 from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
 from pytracer.reading.metadata import backend, step_boundaries
-from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
+from pytracer.reading.snapshot import NO_TIME, Column, Frame, Snapshot
 
 Format = Literal["parquet", "arrow"]
 
@@ -141,7 +141,10 @@ class _Tables:
         stacks, strings = snapshot.stacks, snapshot.strings
         frames = frame_texts(stacks, lambda filename, name, line: f"{filename}:{line} {name}")
         self._stacks = self._texts(stack_texts(stacks, frames, "\n"))
-        self._sites, self._site_of = self._texts(frames), call_sites(stacks)
+        sites, self._site_of = np.unique(call_sites(stacks), return_inverse=True)
+        self._sites = self._texts(_site_text(frame_at(stacks, site)) for site in sites.tolist())
+        self._has_site = sites[self._site_of] != UNKNOWN
+        self._has_frames = np.diff(stacks.offsets) != 0
         self._strings = self._texts(strings)
         self._actions = self._texts(snapshot.actions)
         self._pools = self._texts(f"{high}.{low}" for high, low in snapshot.pools.tolist())
@@ -275,11 +278,9 @@ class _Tables:
         }
 
     def _stack(self, stack: Column) -> Rows:
-        is_empty = stack == 0
-        sites = np.where(is_empty, 0, self._site_of[stack])
         return {
-            "site": _Coded(sites, self._sites, is_empty),
-            "stack": _Coded(stack, self._stacks, is_empty),
+            "site": _Coded(self._site_of[stack], self._sites, ~self._has_site[stack]),
+            "stack": _Coded(stack, self._stacks, ~self._has_frames[stack]),
         }
 
     def _steps(self, device: int) -> Callable[[Column], Any]:
@@ -295,6 +296,12 @@ class _Tables:
             return np.ma.array(steps[boundary], mask=boundary == 0)
 
         return step_of
+
+
+def _site_text(frame: Frame | None) -> str:
+    if frame is None:
+        return ""
+    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
 
 
 def _constant(value: int | None, count: int) -> Any:

@@ -57,6 +57,20 @@ class Frame(NamedTuple):
     line: int
 
 
+class Backward(NamedTuple):
+    """What is known of the autograd node in which an allocation was made.
+
+    Attributes:
+        node: The node's name, such as "LogSoftmaxBackward0"; "" if unknown.
+        frames: The stack of the forward call that made the node, innermost first; () if unknown.
+        is_exact: Whether `frames` are those of this node, and not of a neighbouring node.
+    """
+
+    node: str
+    frames: tuple[Frame, ...]
+    is_exact: bool
+
+
 def compress_constant(column: Column) -> Column:
     """Return the column, as a view of one value if all are equal (often streams and pools)."""
     if len(column) == 0 or np.any(column != column[0]):
@@ -73,6 +87,10 @@ class Stacks:
         frame: uint32, the frames of all stacks, one stack after the other.
         filename, name: uint32, for each distinct frame an index in `strings`.
         line: int64, for each distinct frame the line number.
+        forward: uint32, for the stack of an allocation in the backward pass the stack of the
+            forward call that made its autograd node; 0: unknown, or not in the backward pass.
+        node: uint32, the name of that node, such as LogSoftmaxBackward0: an index in `strings`.
+        is_exact: bool, whether `forward` is that of this node, and not of a neighbouring node.
         strings: The snapshot's strings.
     """
 
@@ -81,6 +99,9 @@ class Stacks:
     filename: Column
     name: Column
     line: Column
+    forward: Column
+    node: Column
+    is_exact: Column
     strings: Sequence[str]
 
     def __len__(self) -> int:
@@ -94,6 +115,13 @@ class Stacks:
             Frame(self.strings[self.filename[i]], self.strings[self.name[i]], int(self.line[i]))
             for i in self.frame[begin:end]
         )
+
+    def backward(self, stack: int) -> Backward | None:
+        """Return what is known of the node of a stack; None: the stack is of no node."""
+        forward, node = int(self.forward[stack]), int(self.node[stack])
+        if not forward and not node:
+            return None
+        return Backward(self.strings[node], self.frames(forward), bool(self.is_exact[stack]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +196,12 @@ class Blocks:
             do not have them.
         state: uint8: `INACTIVE`, `PENDING_FREE` or `ALLOCATED`.
         stack: uint32.
+        category: uint32, what the block holds: "parameter", "gradient", "optimizer_state",
+            "buffer", "mixed" or "unknown": an index in the snapshot's `strings`. "" in blocks that
+            are not allocated, and in files that do not have it.
+        category_rule: uint32, the fact that decided (docs/reference/snapshot-format.md).
+        owner: uint32, the name of the largest tensor that has the block; "": none is known.
+        owners: int64, how many tensors have the block.
     """
 
     segment: Column
@@ -176,6 +210,10 @@ class Blocks:
     requested_bytes: Column
     state: Column
     stack: Column
+    category: Column
+    category_rule: Column
+    owner: Column
+    owners: Column
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -22,12 +22,12 @@ from pytracer.settings.keys import (
     BACK_TO_DEFAULT,
     DEFAULTS,
     READ_ONCE,
-    VARIABLE,
     format_settings,
     not_in_force_error,
     parse_settings,
     refusal,
 )
+from pytracer.variables import VARIABLE
 
 
 def merge_settings(settings: str, change: str) -> str:

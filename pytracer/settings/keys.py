@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytracer.errors import ConfigError, PytracerError
-
-VARIABLE = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}
+from pytracer.variables import VARIABLE
 
 DEFAULTS = {
     "backend": "native",

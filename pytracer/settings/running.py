@@ -18,12 +18,12 @@ from pytracer.settings.keys import (
     DEFAULTS,
     KNOWN,
     SHOWN,
-    VARIABLE,
     format_settings,
     is_shown_as,
     parse_settings,
     shown_value,
 )
+from pytracer.variables import VARIABLE
 
 
 def in_force(backend: str) -> str:

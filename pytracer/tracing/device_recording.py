@@ -5,6 +5,8 @@ from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.log import warn_once
+from pytracer.owners.read import read_owners
+from pytracer.owners.registry import REGISTRY
 from pytracer.settings import change
 from pytracer.tracing import process
 from pytracer.tracing.option_checks import CONTEXTS
@@ -29,6 +31,7 @@ class DeviceRecording:
         self.options = options
         self._untraced: dict[str, str] = {}  # reasons by backend; "all": for all devices
         self._final_memory: dict[int, dict[str, int | None]] = {}  # when the recording stopped
+        self._final_owners: _core.Owners | None = None  # the same
         self.indices: Indices = {}
         self.session = self.new_session()
 
@@ -40,6 +43,7 @@ class DeviceRecording:
             self.options.stack_depth,
             self.options.max_stack_bytes,
             CONTEXTS.index(self.options.context),
+            self.options.forward_stacks,
         )
 
     def change(self, options: Options) -> None:
@@ -72,6 +76,8 @@ class DeviceRecording:
             except Exception as error:  # a HookError, or one from torch itself
                 attached.pop(backend, None)
                 self.leave_out(backend, error)
+        if attached and self.options.forward_stacks and self.options.context is not None:
+            HOOKS.attach_autograd()
         if {*self.options.device} != {"cpu"}:
             process.await_devices()
         return attached
@@ -124,6 +130,7 @@ class DeviceRecording:
             raise ConfigError(
                 f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
             ) from None
+        REGISTRY.follow()
 
     def stop(self) -> None:
         """End the recording.
@@ -131,9 +138,28 @@ class DeviceRecording:
         Raises:
             MemoryError: There is no memory to keep the live blocks; the recording has ended.
         """
+        self._final_owners = read_owners(self.session)
         self.session.stop()
         if any(backend != "cpu" for backend in self.indices):
             self._final_memory = self._memory_now(self.session.view())
+
+    def view(
+        self, session: _core.Session | None = None, phase: int = 0, history: bool = True
+    ) -> _core.View:
+        """Return what a session sees now, with the owners of its blocks.
+
+        Args:
+            session: A session of the same devices; None: the recording's own.
+            phase: The phase to show; 0: all events.
+            history: Whether the view has events.
+        """
+        session = self.session if session is None else session
+        owners = read_owners(session) if self.session.recording else self._final_owners
+        return session.view(history, phase, owners)
+
+    def end_window(self, history: bool, step: int) -> _core.View:
+        """Return the view of the window that ends; see `_core.Session.end_window`."""
+        return self.session.end_window(history, step, read_owners(self.session))
 
     def memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
         """Return how full the devices are, or were when the recording stopped, by index."""
@@ -157,6 +183,12 @@ class DeviceRecording:
     def is_going_on(self) -> bool:
         """Whether anything is recorded; hooks that wait for torch to initialise may fail later."""
         return self.session.recording and not all(map(HOOKS.late_problem, self.indices))
+
+    @property
+    def has_forward_stacks(self) -> bool:
+        """Whether allocations in backward have the stacks of their forward calls."""
+        options = self.options
+        return options.forward_stacks and options.context is not None and HOOKS.reads_autograd
 
     @property
     def why_untraced(self) -> str | None:

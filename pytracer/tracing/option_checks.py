@@ -277,6 +277,16 @@ def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
     )
 
 
+def check_phases(name: str, phases: object) -> str | None:
+    """Check "auto" or None."""
+    if phases is None or phases == "auto":
+        return "auto" if phases else None
+    raise ConfigError(
+        f'{name}={phases!r} is unknown: give "auto" for the phases forward, backward and '
+        "optimizer, or None for the phases that the program names (pytracer.annotate)"
+    )
+
+
 def check_callback(name: str, callback: object) -> OnSnapshot:
     """Check a function, None, or "package.module:function", which is imported when needed."""
     if callback is None or callable(callback):

@@ -35,12 +35,14 @@ class Options:
     stack_depth: int
     context: str | None
     max_stack_bytes: int
+    forward_stacks: bool
     metadata: dict[str, Any]
     steps: Sequence[int] | None
     memory_snapshot_num_steps: int
     schedule: Schedule | None
     step_from: str | None
     discrete: bool | tuple[str, ...]
+    phases: str | None
     ranks: tuple[int, ...]
     all_ranks: bool
     oom_ranks: tuple[int, ...] | None

@@ -3,13 +3,13 @@
 import functools
 import inspect
 import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 from pytracer import _core
+from pytracer.backends.running_torch import is_compiled
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 
@@ -28,12 +28,6 @@ class Listener(Protocol):
 
 listeners: set[Listener] = set()
 os.register_at_fork(after_in_child=listeners.clear)
-
-
-def _is_compiled() -> bool:
-    """Return whether `torch.compile` traces this code; it takes the answer for a constant."""
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # torch may be half imported
-    return compiler is not None and compiler.is_compiling()
 
 
 def path_of(phase: int) -> tuple[str, ...]:
@@ -80,7 +74,7 @@ class annotate:  # noqa: N801
 
     def __enter__(self) -> None:
         """Enter the phase on the calling thread."""
-        if _is_compiled():
+        if is_compiled():
             return
         entry, phase = self._enter()
         try:
@@ -107,7 +101,7 @@ class annotate:  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         """Leave the phase."""
-        if _is_compiled():
+        if is_compiled():
             return
         entry = self._leave()
         if listeners:
@@ -155,7 +149,7 @@ class annotate:  # noqa: N801
         else:
 
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                if _is_compiled():
+                if is_compiled():
                     return function(*args, **kwargs)
                 with self:
                     return function(*args, **kwargs)

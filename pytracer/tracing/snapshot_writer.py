@@ -1,5 +1,6 @@
 """Writes the snapshots of one tracer, and counts and reports what fails."""
 
+import contextlib
 import os
 import pickle
 import platform
@@ -15,13 +16,14 @@ import pytracer
 from pytracer import _core
 from pytracer.backends import oom
 from pytracer.errors import ConfigError
-from pytracer.log import warn_once
-from pytracer.tracing import process, ranks
+from pytracer.log import print_line, warn_once
+from pytracer.text import printable
+from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
 
-FORMAT_VERSION = (1, 4)
+FORMAT_VERSION = (1, 5)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -47,6 +49,7 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "stack_depth": options.stack_depth,
         "context": options.context,
         "max_stack_bytes": options.max_stack_bytes,
+        "forward_stacks": recording.has_forward_stacks,
         "untraced": recording.why_untraced,
         "settings": recording.settings,
         "metadata": options.metadata,
@@ -74,6 +77,7 @@ class SnapshotWriter:
         self.files: Files | None = None
         self.failures = 0
         self.written = 0
+        self._latest_oom: tuple[Path, int] | None = None  # and the device
 
     def open(self, function_is_given: bool) -> None:
         """Check that the output can be written to, and begin a recording's files.
@@ -163,17 +167,19 @@ class SnapshotWriter:
         Raises:
             OSError: The file cannot be written.
         """
-        view = self._recording.session.view() if view is None else view
+        view = self._recording.view() if view is None else view
         view.write(os.fsencode(path), {**self._described(view), **more}, self._memory(view))
         self.written += 1
 
     def as_dict(self, more: Metadata) -> dict[str, Any]:
         """Return the snapshot of the present, as `write` would write it."""
-        view = self._recording.session.view()
-        content: dict[str, Any] = pickle.loads(
-            view.to_bytes({**self._described(view), **more}, self._memory(view))
-        )
+        content: dict[str, Any] = pickle.loads(self.as_bytes(more))
         return content
+
+    def as_bytes(self, more: Metadata) -> bytes:
+        """Return the file of the present, as `write` would write it."""
+        view = self._recording.view()
+        return view.to_bytes({**self._described(view), **more}, self._memory(view))
 
     def _described(self, view: _core.View) -> Metadata:
         if view.problem:
@@ -191,6 +197,19 @@ class SnapshotWriter:
         self.failures += 1
         warn_once(message, kind)
 
+    def report_ooms(self) -> None:
+        """Report how many out-of-memories there were, and the last, unless each was logged."""
+        if self.files is None or not self.files.replaced_oom_snapshots or not self._latest_oom:
+            return
+        path, device = self._latest_oom
+        with contextlib.suppress(Exception):  # there may be no stderr
+            print_line(
+                f"pytracer: out of memory {self.files.oom_snapshots:,} times; the snapshot of "
+                f"the last time is {printable(str(path))}"
+            )
+        if device >= 0:
+            oom_log.explain(path, device)  # it may be the one that ended the program
+
     def on_oom(self, event: oom.OutOfMemory, more: Metadata) -> None:
         """Write a snapshot on the thread that ran out of memory; `more`: see `save`."""
         if not self._recording.session.recording or all(
@@ -201,8 +220,11 @@ class SnapshotWriter:
         path = self.files.out_of_memory(datetime.now())
         if path is None or not self.save(path, {**more, "oom": asdict(event)}):
             return
+        self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
-            warn_once(f"out of memory: wrote {path}; `pytracer stats` shows what held the memory")
+            warn_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
+            if event.device >= 0:  # after an out-of-memory of the CPU, reading might fail too
+                oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""

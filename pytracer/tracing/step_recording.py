@@ -174,7 +174,7 @@ class StepRecording:
         if not session.recording:
             return None
         if ended is not None and self._writer.writes_steps:
-            return session.end_window(self._steps.are_recorded, self._steps.current)
+            return self._recording.end_window(self._steps.are_recorded, self._steps.current)
         session.begin_step(self._steps.current)
         session.start(self._steps.are_recorded)
         if ended is not None:
@@ -205,7 +205,7 @@ class StepRecording:
         assert self._writer.files is not None
         if not self._writer.writes_steps:
             return
-        view = occurrence.session.view(phase=occurrence.phase)
+        view = self._recording.view(occurrence.session, occurrence.phase)
         if self._writer.is_worth_writing(view):
             first, last = occurrence.step, max(occurrence.step, self._steps.current)
             window = {

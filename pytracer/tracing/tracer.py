@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from pytracer.backends import oom
 from pytracer.log import warn_once
 from pytracer.tracing import description, on_demand, phases, process
 from pytracer.tracing.device_recording import DeviceRecording, Indices
+from pytracer.tracing.live_answers import LiveAnswers
 from pytracer.tracing.option_checks import OnSnapshot
 from pytracer.tracing.option_docs import with_options
 from pytracer.tracing.option_values import Device, Options, Output, with_given
@@ -21,10 +21,11 @@ from pytracer.tracing.options import switched_off
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
 from pytracer.tracing.step_windows import Schedule
+from pytracer.tracing.training_phases import TRAINING_PHASES
 
 
 @with_options
-class Tracer:
+class Tracer(LiveAnswers):
     """Records what the allocator does, and which Python code asked for it, in a bounded ring.
 
     Use it as a context manager, or call `start()` and `stop()`. Several tracers, nested or at the
@@ -58,12 +59,14 @@ class Tracer:
         stack_depth: int = 32,
         context: str | None = "all",
         max_stack_bytes: int = 2**25,
+        forward_stacks: bool = False,
         metadata: dict[str, Any] | None = None,
         steps: Sequence[int] | None = None,
         memory_snapshot_num_steps: int = 1,
         schedule: Schedule | None = None,
         step_from: str | None = None,
         discrete: bool | Sequence[str] = False,
+        phases: str | None = None,
         ranks: Sequence[int] = (),
         all_ranks: bool = False,
         oom_ranks: Sequence[int] | None = None,
@@ -129,6 +132,8 @@ class Tracer:
         if self in process.recording:  # it recorded other devices until now
             return
         process.recording.add(self)
+        if self._options.phases == "auto":
+            TRAINING_PHASES.begin()
         if self._writer.files is not None:
             if self._options.on_oom:
                 oom.listeners.add(self._on_oom)
@@ -182,6 +187,8 @@ class Tracer:
 
     def _stop(self) -> None:
         process.waiting.discard(self)
+        if self in process.recording and self._options.phases == "auto":
+            TRAINING_PHASES.end()
         process.recording.discard(self)
         oom.listeners.discard(self._on_oom)
         on_demand.unwatch(self._on_demand)
@@ -210,12 +217,7 @@ class Tracer:
         self._bodies += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop and write the snapshot, whether the body raised or not."""
         self._bodies -= 1
         self._finish()
@@ -228,11 +230,12 @@ class Tracer:
         try:
             self._step_recording.finish_phases()
             self._stop()
-            view = self._session.view()
+            view = self._recording.view()
         except Exception as failure:
             self._writer.fail(
                 f"no memory for the blocks alive at the end: {failure}", "no memory at the end"
             )
+        self._writer.report_ooms()
         files = self._writer.files
         if files is None or not self._writer.is_worth_writing(view):
             return

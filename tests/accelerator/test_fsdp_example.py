@@ -8,6 +8,7 @@ import pytest
 import simulated
 import torch
 
+from pytracer.analysis import explain
 from pytracer.analysis.report import stats
 from pytracer.experiments.replay import replay
 from pytracer.reading import load
@@ -63,6 +64,10 @@ def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path)
     (path,) = tmp_path.glob("*.oom-*.pickle")
     replayed = replay(path, ["expandable_segments:True"]).replayed
     assert [result.setting.outcomes[0].ooms for result in replayed] == [1, 0]
+    # AND this is the first verdict; on the larger device, the limit is to blame as well
+    (explanation,) = explain(load(path))
+    limit = ["limit"] if device_mib > CAPACITY_BYTES >> 20 else []
+    assert [verdict.kind for verdict in explanation.verdicts] == ["fragmented", *limit]
     # AND the segments had more free memory than the request, but no block was large enough
     (oom,) = stats(load(path)).devices[0].ooms
     assert oom.sample is not None

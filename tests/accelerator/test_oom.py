@@ -18,7 +18,8 @@ import pytracer
 from pytracer import ACTIONS
 from pytracer.analysis.report import stats
 from pytracer.backends import devices
-from pytracer.reading import load
+from pytracer.reading import load, reader
+from pytracer.tracing import oom_log
 
 HUGE = 1 << 50
 MIB = 1 << 20
@@ -247,6 +248,77 @@ def test_a_dump_that_fails(
         monkeypatch.undo()
     # AND no partial file is left
     assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
+
+
+@pytest.mark.once_per_backend
+def test_the_log_explains_the_out_of_memory(
+    backend: str,
+    device: ModuleType,
+    ask_for_too_much: Callable[[], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a block of this line
+    taken: list[int] = []
+    explain = oom_log.explain
+
+    def observed(path: Path, index: int) -> None:
+        taken.append(device.memory_stats(0)["allocation.all.allocated"])
+        explain(path, index)
+        taken.append(device.memory_stats(0)["allocation.all.allocated"])
+
+    monkeypatch.setattr(oom_log, "explain", observed)
+    with pytracer.Tracer(tmp_path / "x.pickle", device=backend):
+        held = torch.empty(3 * MIB, dtype=torch.uint8, device=backend)
+        # WHEN memory runs out
+        with caplog.at_level(logging.WARNING, "pytracer"):
+            message = ask_for_too_much()
+    # THEN the log names the file, and then what happened, why, who holds memory and what to try
+    (path,) = tmp_path.glob("x.oom-*")
+    wrote, explained = (record.getMessage() for record in caplog.records)
+    assert f"wrote {path}" in wrote
+    what, verdict, holders, advice = explained.splitlines()
+    assert f"{backend.upper()} out of memory: 1 PiB were requested at " in what
+    assert "test_oom.py:" in what
+    assert verdict.startswith("  Verdict: too large: 1 PiB are more than all free memory")
+    assert re.search(r"Held by: .*3 MiB .*test_oom.py:\d+ test_the_log_explains", holders)
+    assert f"pytracer stats {path}" in advice
+    # AND the explanation took no device memory, and the exception is torch's
+    assert taken[0] == taken[1]
+    assert "out of memory" in message
+    assert held.numel()
+
+
+@pytest.mark.once_per_backend
+@pytest.mark.parametrize("is_large", [True, False])
+def test_an_explanation_that_is_not_possible(
+    backend: str,
+    ask_for_too_much: Callable[[], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    is_large: bool,
+) -> None:
+    # GIVEN files that are too large to be read at that time, or a reader that fails
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    if is_large:
+        monkeypatch.setattr(oom_log, "MOST_BYTES", 100)
+    monkeypatch.setattr(reader, "load", fail)
+    # WHEN memory runs out twice
+    with (
+        caplog.at_level(logging.WARNING, "pytracer"),
+        pytracer.Tracer(tmp_path / "x.pickle", device=backend),
+    ):
+        messages = [ask_for_too_much(), ask_for_too_much()]
+    # THEN the exceptions are torch's, and the files are complete
+    assert all("out of memory" in message for message in messages)
+    assert len([load(path) for path in tmp_path.glob("x.oom-*")]) == 2
+    # AND a failure is logged once
+    failures = [record for record in caplog.records if "not explained" in record.getMessage()]
+    assert len(failures) <= (0 if is_large else 1)
 
 
 @pytest.mark.once_per_backend

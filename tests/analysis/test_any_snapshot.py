@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pytracer.analysis import explain, fragmentation, who_holds
 from pytracer.analysis.diff import compare_directories, compare_snapshots, summarise
+from pytracer.analysis.diff.limit import check_limit, parse_limit
 from pytracer.analysis.report import stats
 from pytracer.commands.json_output import write_json
 from pytracer.commands.main import main
@@ -24,6 +26,7 @@ from pytracer.export.parquet_arrow import write_tables
 from pytracer.export.perfetto import Writer
 from pytracer.reading import load
 from pytracer.reading.files import Place
+from pytracer.reading.to_json import to_json
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
 PYTRACER_FILES = [path for path in GOLDEN if path.name.startswith("snapshot-1.")]
@@ -129,13 +132,24 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
         pairs = [("step 1", *summaries), ("step 2", *summaries[::-1])]
         write_json(compare_directories("a", "b", pairs), path=str(folder / "diff.json"))
 
+    def limit() -> None:
+        pairs = [("", summarise(baseline), summarise(snapshot))]
+        write_json(check_limit(pairs, parse_limit("5%")), path=str(folder / "limit.json"))
+
     yield "stats as JSON", lambda: write_json(stats(snapshot), path=str(folder / "stats.json"))
     yield "stats", partial(command, "stats", path)
     yield "diff", partial(command, "diff", golden, path)
     yield "diff with swapped files", lambda: compare_snapshots(snapshot, baseline)
     yield "diff of directories", directories
+    yield "diff with a limit", limit
+    yield "leaks", partial(command, "leaks", path)
+    yield "leaks of two files", partial(command, "leaks", golden, path)
     yield "tables", lambda: write_tables(snapshot, origin, folder, "parquet")
     yield "trace", trace
+    yield "explain", lambda: to_json(explain(snapshot))
+    yield "frag", lambda: to_json(fragmentation(snapshot))
+    yield "held by step", lambda: to_json(who_holds(snapshot, by="step"))
+    yield "held by site", lambda: to_json(who_holds(snapshot, by="site", depth=1))
     yield from (
         (f"stacks at {at}", partial(collapse_stacks, snapshot, at)) for at in ("peak", "end", "oom")
     )
@@ -169,6 +183,6 @@ def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN a hundred distorted files, THEN each command has a result for many of them
     counts = count_results(random.Random("answers"), 100, tmp_path)
-    assert len(counts) == 10
+    assert len(counts) == 17
     assert counts.pop("stacks at oom") > 5  # only some of the files have an out-of-memory
     assert min(counts.values()) > 100 / 3, counts

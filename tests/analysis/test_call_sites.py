@@ -138,7 +138,9 @@ TRAIN = Frame("/home/me/train.py", "main", 5)
         # no Python frame: autograd's node, else the operator, else the innermost frame
         ([UNWINDER, MALLOC, EMPTY, SUM, NODE], NODE),
         ([UNWINDER, MALLOC, EMPTY, SUM, EVAL], SUM),
-        ([UNWINDER, MALLOC, EMPTY, EVAL], UNWINDER),
+        # neither: the innermost frame outside the recorder and the allocator, else the innermost
+        ([UNWINDER, MALLOC, Frame("??", "??", 0), EMPTY, EVAL], EMPTY),
+        ([UNWINDER, MALLOC], UNWINDER),
         # programs that are not a file, or have no suffix
         *(
             ([MODULE, Frame(name, "f", 1), TRAIN], Frame(name, "f", 1))

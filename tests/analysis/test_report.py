@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synthetic_program import FIRST_TIME_US, run
 from synthetic_snapshots import inexact
 
-from pytracer.analysis import report as reading_stats
+from pytracer.analysis import device_data, ooms
 from pytracer.analysis.history import History, Lifetimes, Usage, replay
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.analysis.usage import UsageSample, sample_at, series
@@ -182,11 +182,13 @@ def test_an_out_of_memory() -> None:
 def test_whether_a_request_fits_if_free_bytes_are_a_bound(
     is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a history that may be inexact when memory runs out
+    # GIVEN a history that may be inexact when memory runs out, as if other events followed
+    monkeypatch.setattr(ooms, "_event_at_end", lambda _: -1)
+
     def replayed(*arguments: Any) -> Any:
         return inexact(replay(*arguments), 0 if is_exact else 7)
 
-    monkeypatch.setattr(reading_stats, "replay", replayed)
+    monkeypatch.setattr(device_data, "replay", replayed)
     content = cuda_content()
     # WHEN more than all possibly free memory is requested, THEN the request does not fit
     assert only_device(content).ooms[0].fits_in_free_blocks is False
@@ -382,7 +384,7 @@ def test_an_inexact_peak_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a history whose second level may be 1000 bytes higher
     snapshot = reference_reader.convert(cuda_content())
     history = replace(inexact(replay(snapshot), 2), uncertain_bytes=np.array([0, 1000]))
-    monkeypatch.setattr(reading_stats, "replay", lambda *_: history)
+    monkeypatch.setattr(device_data, "replay", lambda *_: history)
 
     # WHEN it is reported, THEN the peak is certain, because it is higher than this level's bound
     device = only_device(cuda_content())

@@ -187,13 +187,35 @@ def test_doctor_on_an_unsupported_interpreter(world: World) -> None:
     assert examination.problems == ["call stacks: unknown CPython 3.99"]
 
 
+def test_without_the_library_for_autograd_all_else_is_available(world: World) -> None:
+    # GIVEN an installation in which the library does not compile
+    result = call(hooks.build_hooks, [], world)
+    # THEN the hooks are built, and one line says what is missing
+    assert result.exit_code == 0
+    assert "autograd: not built, so no forward stacks: " in result.output
+    # AND the doctor says it, once, and has no problem with it
+    report = examine((), world.hooks())
+    assert report.problems == []
+    assert not report.autograd.available
+    result = call(hooks.doctor, [], world)
+    assert (result.exit_code, result.output.count("forward stacks")) == (0, 1)
+    # AND a tracer goes on without it
+    attached = world.hooks()
+    attached.attach_autograd()
+    assert not attached.reads_autograd
+
+
 def test_build_hooks_prints_the_files(world: World) -> None:
+    # GIVEN the sources of the CPU hook and of the library for autograd
+    (world.source / "hooks" / "autograd.cpp").write_text('#include "hook_abi.h"\n')
     # WHEN
     result = call(hooks.build_hooks, [], world)
     # THEN
     path = world.cache / world.hook_name
-    assert (result.exit_code, result.output) == (0, f"cpu: {path}\n")
+    library = world.cache / world.compiler().file_name("autograd")
+    assert (result.exit_code, result.output) == (0, f"cpu: {path}\nautograd: {library}\n")
     assert path.exists()
+    assert "-ltorch_cpu" in world.compilations[-1]
     # WHEN
     result = call(hooks.build_hooks, ["--output", str(world.root / "image")], world)
     # THEN

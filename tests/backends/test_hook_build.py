@@ -109,7 +109,8 @@ def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path:
         check=False,
     )
     assert (baked.returncode, baked.stderr) == (0, "")
-    assert baked.stdout == f"cpu: {hooks_in(image)[0]}\n"
+    library, hook = hooks_in(image)
+    assert baked.stdout == f"cpu: {hook}\nautograd: {library}\n"
     # WHEN
     bare_env = {**without_compiler(env, tmp_path), "PYTRACER_HOOK_DIR": str(image)}
     bare_env |= {
@@ -120,7 +121,7 @@ def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path:
     result = run(ATTACH, bare_env, tmp_path)
     # THEN
     assert (result.returncode, result.stderr) == (0, "")
-    assert len(list(image.iterdir())) == 1
+    assert sorted(image.iterdir()) == [library, hook]
 
 
 @pytest.mark.parametrize(

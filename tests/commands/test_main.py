@@ -42,8 +42,8 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
 def test_all_commands_are_listed() -> None:
     with click.Context(main) as context:
         assert main.list_commands(context) == [
-            *("run", "demo", "stats", "diff", "replay", "experiment", "export"),
-            *("doctor", "build-hooks"),
+            *("run", "demo", "stats", "explain", "frag", "leaks", "diff", "replay"),
+            *("experiment", "export", "doctor", "build-hooks"),
         ]
 
 
@@ -81,7 +81,7 @@ def test_stats_imports_few_modules(env: dict[str, str], tmp_path: Path) -> None:
     modules = loaded_modules("stats", str(GOLDEN_FILE), env=env, cwd=tmp_path)
     # THEN it imported few modules of pytracer, and none that records
     pytracer_modules = {name for name in modules if name.partition(".")[0] == "pytracer"}
-    assert len(pytracer_modules) < 30, sorted(pytracer_modules)
+    assert len(pytracer_modules) < 45, sorted(pytracer_modules)
     for folder in ("tracing", "backends", "experiments", "settings", "export", "_core"):
         assert f"pytracer.{folder}" not in pytracer_modules
     assert "torch" not in modules
@@ -142,7 +142,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     # AND the output has the file's peak and call sites, largest first
     assert f"peak {peak.allocated_bytes / 2**20:.4g} MiB, after event {peak.event};" in done.stdout
     sites = device.sites[:10]
-    printed = re.findall(r"│ +([\d.]+ [KM]?i?B) │ +(\d+) │ (\S+):(\d+) (\S+) +│", done.stdout)
+    printed = re.findall(r"│ +([\d.]+ [KM]?i?B) │ +(\d+) │ (\S+):(\d+) (.+?) +│", done.stdout)
     found = [(s.count, s.call_site.line, s.call_site.name) for s in sites if s.call_site]
     assert [(int(count), int(line), name) for _, count, _, line, name in printed] == found
     assert sum(file == "commands/demo_training.py" for _, _, file, _, _ in printed) >= 8

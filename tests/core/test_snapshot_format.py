@@ -164,6 +164,11 @@ def test_files_of_every_format_version(path: Path) -> None:
         assert "labels_dropped" in metadata["devices"][0]
     if minor >= 4:
         assert "settings" in metadata
+    if minor >= 5:
+        assert set(metadata["tensors"]) >= {"read", "unread", "unread_gradients"}
+        blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+        named = {(block["category"], block["owner"]) for block in blocks if "owner" in block}
+        assert named >= {("parameter", "weight"), ("gradient", "grad of weight")}
     if path.stem.endswith("-cuda"):
         if minor >= 4:
             assert set(metadata["devices"][0]["statistics"]) >= STATISTICS_KEYS

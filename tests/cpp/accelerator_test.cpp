@@ -188,6 +188,23 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
 }
 
+TEST(threads_that_meet_on_an_accelerator_lose_no_event) {
+  Recording recording;
+  constexpr uint64_t kPairs = 100'000;
+  const auto run = [](uint64_t first) {
+    for (uint64_t i = 0; i < kPairs; ++i) {
+      record(0, PYTRACER_ALLOC, first + 512 * (i % 100), 512);
+      record(0, PYTRACER_FREE_COMPLETED, first + 512 * (i % 100), 512);
+    }
+  };
+  std::thread other(run, 1 << 20);
+  run(1 << 28);
+  other.join();
+  for (const Session::DeviceStats& device : recording.session.stats().devices) {
+    if (device.device == 0) CHECK(device.recorded == 4 * kPairs && device.live_blocks == 0);
+  }
+}
+
 TEST(a_free_that_completes_at_once_has_the_stack_of_its_request) {
   Recording recording;
   Recorder::instance().set_walking(true);

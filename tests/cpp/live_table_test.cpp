@@ -12,7 +12,7 @@ using namespace pytracer;
 
 namespace {
 bool insert(LiveTable& table, uint64_t address, uint64_t size) {
-  return table.insert(address, size, static_cast<uint32_t>(size));
+  return table.insert(address, size, static_cast<uint32_t>(size)).done;
 }
 bool remove(LiveTable& table, uint64_t address) {
   const LiveBlock* found = table.find(address);

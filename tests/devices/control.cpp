@@ -34,6 +34,7 @@ long from_environment(const char* name, long default_value) {
 Settings read_settings() {
   Settings read{};
   read.capacity = static_cast<size_t>(from_environment("SIMULATED_CAPACITY_MB", 16384)) << 20;
+  read.others = static_cast<size_t>(from_environment("SIMULATED_OTHERS_MB", 0)) << 20;
   read.devices = std::clamp<int>(from_environment("SIMULATED_DEVICES", 2), 0, kMaxDevices);
   read.pending_queries = from_environment("SIMULATED_PENDING_QUERIES", 0);
   // With 9.0 torch would prefer cuDNN's attention, which has only stubs.

@@ -12,6 +12,7 @@ namespace simulated {
 // Settings from the environment, read at the first use; README.md describes them.
 struct Settings {
   size_t capacity;      // SIMULATED_CAPACITY_MB, in bytes
+  size_t others;        // SIMULATED_OTHERS_MB, in bytes
   int devices;          // SIMULATED_DEVICES
   int pending_queries;  // SIMULATED_PENDING_QUERIES, at the start
   int capability;       // SIMULATED_COMPUTE_CAPABILITY, 80 means 8.0

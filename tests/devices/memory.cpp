@@ -55,7 +55,10 @@ const Window& window() {
 
 struct Device {
   size_t capacity = settings().capacity;
+  size_t others = settings().others;
   size_t used = 0;
+
+  size_t free() const { return capacity > used + others ? capacity - used - others : 0; }
 };
 
 struct Chunk {
@@ -88,7 +91,7 @@ struct Model {
 
   bool take(int device, size_t bytes) {
     Device& of = devices[device];
-    if (of.used > of.capacity || bytes > of.capacity - of.used) return false;
+    if (bytes > of.free()) return false;
     of.used += bytes;
     return true;
   }
@@ -144,8 +147,7 @@ size_t used_bytes(int device) {
 
 size_t free_bytes(int device) {
   Lock lock(model().mutex);
-  const Device& of = model().devices[device];
-  return of.capacity > of.used ? of.capacity - of.used : 0;
+  return model().devices[device].free();
 }
 
 Outcome allocate(int device, size_t bytes, void** address) {

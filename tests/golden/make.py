@@ -21,7 +21,15 @@ def step(x):
     forward(x)
     return forward(x)[0] + 1
 
+def train(x):
+    loss = x.exp().sum()
+    loss.backward()
+    return x.grad
+
 torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8, device=DEVICE)
+model(torch.ones(8, device=DEVICE)).sum().backward()
+gradient = train(torch.ones(8, 8, device=DEVICE, requires_grad=True))
 kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
 """
 
@@ -33,7 +41,7 @@ if __name__ == "__main__":
     socket.gethostname = lambda: "example"
     # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
-    with pytracer.Tracer(path, device=device, **options) as tracer:
+    with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
         with pytracer.annotate("training"):
             exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})
         tracer.step()

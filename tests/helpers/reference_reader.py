@@ -4,6 +4,7 @@ The reader unpickles files with Python's own pickle, so it is for trusted files 
 """
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,23 @@ def convert(content: Any, path: str = "") -> Snapshot:
     strings, frames, stacks, pools = (
         Numbers({"": 0}),
         Numbers(),
-        Numbers({(): 0}),
+        Numbers({((), 0, 0, False): 0}),
         Numbers({(0, 0): 0}),
     )
     actions = Numbers({name: value for value, name in enumerate(ACTIONS)})
 
-    def stack(found: list[dict[str, Any]]) -> int:
-        return stacks[tuple(frames[f["filename"], f["name"], f["line"]] for f in found)]
+    def plain(found: list[dict[str, Any]]) -> Any:
+        return tuple(frames[f["filename"], f["name"], f["line"]] for f in found)
+
+    def stack(row: dict[str, Any], default: list[dict[str, Any]] | None = None) -> int:
+        numbers = plain(row.get("frames", default or []))
+        texts, node = row.get("forward_frames") or [], row.get("autograd_node", "")
+        forward = 0
+        matches = [re.match(r'  File "(.*)", line (\d+), in (.*)', text) for text in texts]
+        if found := [match for match in reversed(matches) if match]:
+            forward = stacks[tuple(frames[m[1], m[3], int(m[2])] for m in found), 0, 0, False]
+        is_exact = bool(forward) and row.get("forward_exact", True)
+        return stacks[numbers, forward, strings[node], is_exact]
 
     traces = []
     for events in top["device_traces"]:
@@ -60,7 +71,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
                 e.get("size", 0),
                 e.get("stream", 0),
                 e.get("time_us", NO_TIME),
-                stack(e.get("frames", [])),
+                stack(e),
                 pools[tuple(e.get("pool_id", (0, 0)))],
                 strings[e.get("compile_context", "")],
                 strings[e.get("user_metadata", "")],
@@ -80,7 +91,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
                 strings[s.get("segment_type", "")],
                 pools[tuple(s.get("segment_pool_id", (0, 0)))],
                 s.get("is_expandable", False),
-                stack(s.get("frames", [])),
+                stack(s),
                 len(blocks),
             )
         )
@@ -94,7 +105,11 @@ def convert(content: Any, path: str = "") -> Snapshot:
                     b["size"],
                     b.get("requested_size", history[0].get("real_size", b["size"])),
                     STATES.get(b["state"], PENDING_FREE),
-                    stack(b.get("frames", history[0].get("frames", []))),
+                    stack(b, history[0].get("frames", [])),
+                    strings[b.get("category", "")],
+                    strings[b.get("category_rule", "")],
+                    strings[b.get("owner", "")],
+                    b.get("owners", 0),
                 )
             )
             address += b["size"]
@@ -105,11 +120,12 @@ def convert(content: Any, path: str = "") -> Snapshot:
         path=path,
         traces=tuple(traces),
         segments=Segments(*columns(segments, "i8 i8 i8 i8 u4 u4 ?1 u4 i8")),
-        blocks=Blocks(*columns(blocks, "i8 i8 i8 i8 u1 u4")),
+        blocks=Blocks(*columns(blocks, "i8 i8 i8 i8 u1 u4 u4 u4 u4 i8")),
         stacks=Stacks(
-            np.cumsum([0] + [len(numbers) for numbers in stacks], dtype=np.int64),
-            np.array([frame for numbers in stacks for frame in numbers], np.uint32),
+            np.cumsum([0] + [len(numbers) for numbers, *_ in stacks], dtype=np.int64),
+            np.array([frame for numbers, *_ in stacks for frame in numbers], np.uint32),
             *names,
+            *columns([backward for _, *backward in stacks], "u4 u4 ?1"),
             texts,
         ),
         strings=texts,

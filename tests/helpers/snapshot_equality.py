@@ -19,15 +19,17 @@ def assert_same(found: Snapshot, expected: Snapshot) -> None:
 def contents(snapshot: Snapshot) -> dict[str, Any]:
     """Return each column with its type, with indices replaced by the values they refer to."""
     strings = list(snapshot.strings)
-    stacks = [snapshot.stacks.frames(stack) for stack in range(len(snapshot.stacks))]
+    all_stacks = range(len(snapshot.stacks))
+    stacks = [(snapshot.stacks.frames(s), snapshot.stacks.backward(s)) for s in all_stacks]
     meanings: dict[str, Any] = {
         "action": snapshot.actions,
         "pool": [tuple(pool) for pool in snapshot.pools.tolist()],
         "stack": stacks,
         **dict.fromkeys(("kind", "compile_context", "user_metadata"), strings),
+        **dict.fromkeys(("category", "category_rule", "owner"), strings),
     }
     # Index 0 is always the empty value.
-    assert (strings[0], stacks[0], meanings["pool"][0]) == ("", (), (0, 0))
+    assert (strings[0], stacks[0], meanings["pool"][0]) == ("", ((), None), (0, 0))
     result: dict[str, Any] = {
         "allocator_settings": snapshot.allocator_settings,
         "external_annotations": snapshot.external_annotations,

@@ -22,6 +22,8 @@ FrameKey = tuple[str, str, int]  # filename, name, line
 SAFE_INTEGER = 2**53  # the page's numbers are doubles, which are exact up to here
 MAX_BATCH = 65_535  # the page appends a batch in one call; JavaScript engines limit its arguments
 
+# Of events and blocks that an autograd node allocated; torch writes the first one too.
+BACKWARD_TYPES = {"forward_frames": list, "forward_exact": bool, "autograd_node": str}
 TOP_KEYS = {"segments", "device_traces", "allocator_settings", "external_annotations"}
 OPTIONAL_TOP_KEYS = {"pytracer", "host_segments", "host_traces"}
 SEGMENT_TYPES = {
@@ -39,6 +41,8 @@ SEGMENT_TYPES = {
     "blocks": list,
 }
 BLOCK_TYPES = {"address": int, "size": int, "requested_size": int, "state": str, "frames": list}
+CATEGORY_TYPES = {"category": str, "category_rule": str}  # pytracer's own, as the next
+OWNER_TYPES = {"owner": str, "owners": int}
 EVENT_TYPES = {
     "action": str,
     "addr": int,
@@ -285,7 +289,8 @@ def _check_segment(segment: Any, where: str) -> None:
     address = segment["address"]
     for number, block in enumerate(segment["blocks"]):
         inside = f"{where} block {number}"
-        _check_types(block, BLOCK_TYPES, inside)
+        types = BLOCK_TYPES | (CATEGORY_TYPES if "category" in block else {})
+        _check_types(block, types | (OWNER_TYPES if "owner" in block else {}), inside)
         _check_range(block["address"], block["size"], inside)
         _require(block["address"] == address, f"{inside}: at {block['address']}, not {address}")
         state, requested = block["state"], block["requested_size"]
@@ -322,6 +327,8 @@ def _check_event(event: Any, where: str) -> None:
 
 def _check_types(value: Any, types: dict[str, type], where: str) -> None:
     _require(isinstance(value, dict), f"{where} is not a dict")
+    if "frames" in types:
+        types = {**types, **{key: BACKWARD_TYPES[key] for key in BACKWARD_TYPES if key in value}}
     if value.keys() != types.keys():
         missing, extra = types.keys() - value.keys(), value.keys() - types.keys()
         raise ViewerError(f"{where}: missing {missing}, unknown {extra}")

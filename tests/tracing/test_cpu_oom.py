@@ -108,7 +108,11 @@ def requested(path: Path) -> int:
 
 @pytest.mark.parametrize(("most", "kept"), [(1, [49]), (3, [0, 1, 49])])
 def test_fifty_leave_the_first_files_and_the_last(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, most: int, kept: list[int]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    most: int,
+    kept: list[int],
 ) -> None:
     # GIVEN a program that catches torch's exception
     reported: list[str] = []
@@ -127,6 +131,9 @@ def test_fifty_leave_the_first_files_and_the_last(
     assert len(earlier) == most
     assert f"more often than max_oom_snapshots={most}: {reported[most]} has replaced" in last
     assert ("the first 2 stay" in last) == (most == 3)
+    # AND the end says how many there were
+    at_end = capsys.readouterr().err
+    assert f"out of memory 50 times; the snapshot of the last time is {reported[49]}" in at_end
 
 
 def test_options_of_several_tracers(tmp_path: Path) -> None:

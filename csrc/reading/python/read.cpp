@@ -61,7 +61,9 @@ py::tuple to_arrays(SegmentColumns& segments) {
 py::tuple to_arrays(BlockColumns& blocks) {
   return py::make_tuple(to_array(blocks.segment), to_array(blocks.address), to_array(blocks.size),
                         to_array(blocks.requested), to_array(blocks.state),
-                        to_array(blocks.stack));
+                        to_array(blocks.stack), to_array(blocks.category),
+                        to_array(blocks.category_rule), to_array(blocks.owner),
+                        to_array(blocks.owners));
 }
 
 py::dict read(const py::object& file, const py::object& allowed_bytes) {
@@ -94,6 +96,9 @@ py::dict read(const py::object& file, const py::object& allowed_bytes) {
   result["blocks"] = to_arrays(tables.blocks);
   result["stack_ends"] = to_array(tables.stacks.ends);
   result["stack_frames"] = to_array(tables.stacks.frame);
+  result["stack_backward"] =
+      py::make_tuple(to_array(tables.stacks.forward), to_array(tables.stacks.node),
+                     to_array(tables.stacks.is_exact));
   result["frames"] = py::make_tuple(to_array(tables.frames.filename), to_array(tables.frames.name),
                                     to_array(tables.frames.line));
   result["pools"] = to_array(tables.pools.numbers);

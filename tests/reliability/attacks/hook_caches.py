@@ -160,7 +160,7 @@ def attack(budget: Budget) -> Outcome:
     outcome.failures += [f"before any attack: {problem}" for problem in first.problems()]
     good = user.folder / "good"
     shutil.copytree(user.cache, good)
-    (name,) = (path.name for path in good.glob("*.so"))
+    (name,) = (path.name for path in good.glob("pytracer_cpu-*.so"))
     tampers = list(TAMPERS)
     if os.geteuid() != 0:
         tampers = [tamper for tamper in tampers if tamper not in (of_another, folder_of_another)]

@@ -1,0 +1,44 @@
+// The C interface between the recorder and the library that reads autograd's state (autograd.cpp).
+//
+// The library is compiled against the running torch's headers, as a hook is, but apart from the
+// hooks: where it cannot be had, the hooks work without it. Any change of this file raises
+// PYTRACER_AUTOGRAD_ABI by one.
+#pragma once
+
+#include <stdint.h>
+
+#define PYTRACER_AUTOGRAD_ABI 1u
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What autograd knows on the calling thread. Each thread numbers the nodes that it makes.
+typedef struct pytracer_autograd_state {
+  uint64_t thread;         // torch's number of the calling thread; never used again
+  uint64_t next_sequence;  // the number of the next node that this thread makes
+  // The running node, if `node` is not null. It stays valid as long as the thread runs it.
+  const void* node;
+  const char* node_type;   // the mangled name of its C++ type, static
+  uint64_t node_thread;    // the thread that made it
+  uint64_t node_sequence;  // its number on that thread; UINT64_MAX: it has none
+} pytracer_autograd_state;
+
+// The functions may be called on any thread, inside an allocator. They take no lock, allocate
+// nothing and never throw.
+typedef struct pytracer_autograd {
+  uint32_t abi;  // PYTRACER_AUTOGRAD_ABI of the header that the library was compiled against
+  void (*read)(pytracer_autograd_state* state);
+  // Whether the thread runs an operator's kernel that autograd has called, in grad mode.
+  int32_t (*runs_kernel)(void);
+  // The bytes of the first tensor that the forward call of `node` returned, and whether it is on the
+  // CPU. 0: unknown, or no element.
+  uint64_t (*output_size)(const void* node, int32_t* is_on_cpu);
+} pytracer_autograd;
+
+// The one symbol that the library exports.
+typedef const pytracer_autograd* (*pytracer_autograd_entry)(void);
+#define PYTRACER_AUTOGRAD_SYMBOL "pytracer_autograd_v1"
+
+#ifdef __cplusplus
+}
+#endif

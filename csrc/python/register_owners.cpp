@@ -1,0 +1,53 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/registers.h"
+#include "view/owners.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+// Each of `owners` is (address, bytes, device, category, rule, name).
+std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py::list& owners,
+                                    uint64_t unread, uint64_t unread_gradients,
+                                    bool has_all_modules) {
+  std::vector<Owner> made;
+  made.reserve(owners.size());
+  for (const py::handle& item : owners) {
+    const auto owner = py::reinterpret_borrow<py::tuple>(item);
+    const auto category = owner[3].cast<uint8_t>();
+    const auto rule = owner[4].cast<uint8_t>();
+    if (category >= kCategories || rule >= kRules) throw py::index_error("no such category or rule");
+    made.push_back({owner[0].cast<uint64_t>(), owner[1].cast<uint64_t>(), owner[2].cast<int>(),
+                    static_cast<Category>(category), static_cast<Rule>(rule),
+                    owner[5].attr("encode")("utf-8", "replace").cast<std::string>()});
+  }
+  return std::make_shared<Owners>(std::move(marks), std::move(made),
+                                  Owners::Missing{unread, unread_gradients, !has_all_modules});
+}
+
+py::tuple to_tuple(const char* const* names, size_t count) {
+  return py::tuple(py::cast(std::vector<std::string>(names, names + count)));
+}
+
+}  // namespace
+
+void register_owners(py::module_& core) {
+  core.attr("CATEGORIES") = to_tuple(kCategoryNames, kCategories);
+  core.attr("CATEGORY_RULES") = to_tuple(kRuleNames, kRules);
+  py::class_<DeviceLog::Mark>(core, "Mark").def_readonly("device", &DeviceLog::Mark::device);
+  py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
+      .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),
+           py::arg("unread_gradients"), py::arg("has_all_modules"));
+}
+
+}  // namespace pytracer

@@ -1,0 +1,85 @@
+// The part of DeviceLog that every event passes. It is inlined into Recorder::record() once for each
+// frequent action: `action`, which is that of the event, is a constant there.
+#pragma once
+
+#include <algorithm>
+
+#include "record/clock.h"
+#include "record/device_log.h"
+
+namespace pytracer {
+
+__attribute__((always_inline)) inline void DeviceLog::record(const pytracer_event& given,
+                                                             uint8_t action, uint32_t stack,
+                                                             uint16_t phase, EventQueue& queue,
+                                                             Capture* capture) noexcept {
+  if (!writer_lock_.try_lock()) {
+    // An accelerator's allocator has a lock of its own, so its threads hardly ever meet here.
+    if (is_cpu() && queue.has_room()) return queue_event(given, stack, phase, queue);
+    writer_lock_.lock();
+  }
+  write_queued();
+  // An accelerator's hook has read the clock under the allocator's lock.
+  write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
+  if (capture != nullptr) begin_capture_locked(*capture);
+  writer_lock_.unlock();
+}
+
+__attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event& given,
+                                                            uint8_t action, int64_t ticks,
+                                                            uint32_t stack,
+                                                            uint16_t phase) noexcept {
+  // set_mode() takes the lock too, so the mode holds until this event is written.
+  const Mode mode = mode_.load(std::memory_order_relaxed);
+  if (mode == Mode::off) return;
+  if (is_cpu()) {
+    // Times and numbers have the same order. A queued event's time may be before that of an event
+    // that was written meanwhile, and a processor may read its clock a little early.
+    ticks = last_ticks_ = std::max(ticks, last_ticks_);
+  }
+  const Known known = update_tables(given, action, ticks, stack, phase);
+  if (!known.is_recorded || mode != Mode::on) return;
+  ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
+                 names_->intern_pool(given.pool_high, given.pool_low),
+                 names_->intern_labels(given.labels), action, static_cast<int8_t>(given.device)});
+}
+
+__attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
+    const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
+    uint16_t phase) noexcept {
+  LiveTable& blocks = tables_->blocks;
+  if (action != PYTRACER_SNAPSHOT) used_ = true;
+  Known known{given.size, 0, true};
+  switch (action) {
+    case PYTRACER_ALLOC: {
+      LiveTable::Inserted inserted = blocks.insert(given.address, given.size, stack);
+      if (inserted.block != nullptr) {
+        record_missed_free(given, ticks, phase, *inserted.block);
+        inserted = blocks.insert(given.address, given.size, stack);
+      }
+      if (!inserted.done) {
+        increment(live_dropped_);
+        known.is_recorded = !is_cpu();  // an event without its block would contradict the state
+      }
+      break;
+    }
+    case PYTRACER_FREE_REQUESTED:
+      if (const LiveBlock* block = blocks.find(given.address)) known.alloc_stack = block->stack;
+      break;
+    case PYTRACER_FREE_COMPLETED:
+      if (const LiveBlock* block = blocks.find(given.address)) {
+        known.alloc_stack = block->stack;
+        if (known.size == 0) known.size = block->size;
+        blocks.remove(*block);
+      } else {
+        increment(unknown_frees_);
+        known.is_recorded = !is_cpu() || known.size != 0;  // without a size the event is useless
+      }
+      break;
+    default:
+      known.alloc_stack = update_segments(given, stack);
+  }
+  return known;
+}
+
+}  // namespace pytracer

@@ -1,0 +1,103 @@
+// Which forward call made the autograd node that runs, as far as the thread's allocations tell.
+//
+// 1. An operator makes its node before it allocates. So a thread's first allocation after node n was
+//    made is of the call that made node n, if that call allocates at all. Where that is not certain,
+//    the stack is marked as not exact. So is the stack of a node without an allocation of its own:
+//    it is that of an earlier node of the same thread, at most kNear nodes before.
+//    docs/explanation/recorder.md explains the rules.
+// 2. A thread numbers the nodes that it makes. Each such thread has a table with its last kNodes
+//    nodes, which it alone writes. Any thread reads the table without a lock.
+// 3. Bounded: tables for kTables threads, of 1 MiB each, committed as they fill. When all are taken,
+//    a new thread gets the oldest table of a thread that has ended. If there is none, the nodes of
+//    the new thread stay unknown.
+// 4. A collection may give a stack's id to another stack. So each table belongs to an era of the
+//    stack table, which ends when a collection begins. A reader finds nothing of another era.
+// 5. Never destroyed, as the recorder.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "hooks/autograd_abi.h"
+#include "hooks/hook_abi.h"
+#include "record/forward_cursor.h"
+#include "record/node_types.h"
+#include "record/stack_table.h"
+#include "support/reserved_array.h"
+#include "support/spin_lock.h"
+
+namespace pytracer {
+
+struct ThreadSlot;
+
+// The nodes [first, end) that a thread has made, of which the array has the last kNodes.
+struct NodeTable {
+  std::atomic<uint64_t> era{0};        // 0: the table is being reset
+  std::atomic<uint64_t> first{0};
+  std::atomic<uint64_t> announced{0};  // nodes below it have or had a place that is being written
+  std::atomic<uint64_t> end{0};
+  std::atomic<uint64_t>* nodes;
+  const ThreadSlot* owner = nullptr;  // under the lock of claims, as the next
+  uint64_t claim = 0;
+};
+
+class ForwardStacks {
+ public:
+  static constexpr uint32_t kTables = 32, kNodes = 1u << 17, kNear = 8;
+
+  // `engine` is the code object of the Python function that calls autograd's engine. Throws Error
+  // (no address space) or std::bad_alloc.
+  ForwardStacks(const pytracer_autograd& autograd, const void* engine);
+
+  // In a hook, for an allocation by the calling thread, whose own stack is `own`. Returns `own`, or
+  // the id of `own` with the forward stack of the node that runs. `era` and `seed` are those of
+  // `stacks` before the stack was walked.
+  uint32_t attribute(StackTable& stacks, ThreadSlot& slot, const pytracer_event& allocation,
+                     uint32_t own, uint64_t era, uint64_t seed) noexcept;
+
+  // Not in a hook. Allocations before this call may not have been seen.
+  void begin_period() noexcept { period_.fetch_add(1, std::memory_order_relaxed); }
+  void reset_after_fork() noexcept;
+
+ private:
+  struct Forward {
+    uint32_t stack;  // 0: unknown
+    bool is_exact;   // if the node's type and the allocation fit together
+    bool is_on_cpu;  // the allocation, as the next
+    uint32_t size;   // a hash, in 30 bits
+  };
+  Forward find(uint64_t thread, uint64_t node, uint64_t era) const noexcept;
+  void note(const pytracer_autograd_state& state, ThreadSlot& slot, const Forward& forward,
+            bool is_first, uint64_t era) noexcept;
+  void note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
+                      const pytracer_event& allocation, uint32_t stack, bool is_exact,
+                      uint64_t era) noexcept;
+  NodeTable* claim(ThreadSlot& slot, uint64_t thread) noexcept;
+
+  // Whether the noted allocation must have been that of the call that made `node`.
+  bool fits(const Forward& forward, const void* node, NodeTypes::Output output) const noexcept;
+
+  static constexpr uint32_t kSkipped = 0;  // the size of a node without an allocation of its own
+  static uint32_t hash_of(uint64_t size) noexcept {
+    return static_cast<uint32_t>(size * 0x9e3779b97f4a7c15ull >> 34) | 1;
+  }
+  static uint64_t word_of(const Forward& forward) noexcept {
+    return uint64_t{forward.size} << 34 | uint64_t{forward.is_on_cpu} << 33 |
+           uint64_t{forward.is_exact} << 32 | forward.stack;
+  }
+  static Forward forward_of(uint64_t word) noexcept {
+    return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0,
+            static_cast<uint32_t>(word >> 34)};
+  }
+
+  const pytracer_autograd& autograd_;
+  const void* const engine_;
+  std::atomic<uint64_t> period_{1};
+  std::atomic<uint64_t> threads_[kTables]{};  // torch's numbers, from 1 on; 0: the table is free
+  NodeTable tables_[kTables];
+  ReservedArray<std::atomic<uint64_t>> nodes_{size_t{kTables} * kNodes};
+  SpinLock claims_;
+  uint64_t last_claim_ = 0;
+};
+
+}  // namespace pytracer

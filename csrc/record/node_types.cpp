@@ -1,0 +1,102 @@
+#include "record/node_types.h"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+namespace pytracer {
+
+namespace {
+
+// The operators of torch whose result shares the memory of an argument.
+constexpr std::string_view kViews =
+    " "
+    "Alias AsStrided Chunk Conj Detach Diagonal Expand Lift LiftFresh NegView NestedGetValues "
+    "NestedViewFromBuffer NestedViewFromJagged Permute ReshapeAlias Select Slice Split "
+    "SplitWithSizes Squeeze T Transpose Unbind Unfold UnsafeSplit UnsafeSplitWithSizes "
+    "UnsafeView Unsqueeze Values View ViewAsComplex ViewAsReal ";
+
+// The operators that torch has in place too (add_ for add). A node does not tell the two apart.
+// tests/tracing/test_forward_stacks.py compares the list with the running torch.
+constexpr std::string_view kInPlace =
+    " "
+    "Abs Acos Acosh Add Addbmm Addcdiv Addcmul Addmm Addmv Addr Asin Asinh Atan Atan2 Atanh Baddbmm "
+    "Bernoulli Cauchy Ceil Celu Clamp ClampMax ClampMin ConjPhysical Copy Copysign Cos Cosh Cumprod Cumsum "
+    "Deg2Rad Digamma Div Elu EmbeddingRenorm Eq Erf Erfc Erfinv Exp Exp2 Expm1 Exponential Fill "
+    "Floor Fmod Frac Ge Gelu Geometric Gt Hardsigmoid Hardswish Hardtanh Hypot I0 Igamma Igammac "
+    "IndexAdd IndexCopy IndexFill IndexPut IndexPutImpl IndexReduce Ldexp Le LeakyRelu Lerp "
+    "Lgamma Log Log10 Log1P Log2 LogNormal Logit Lt MaskedFill MaskedScatter Mish Mul Mvlgamma "
+    "NanToNum Ne Neg Nextafter Normal Polygamma Pow Put Rad2Deg Random Reciprocal Relu Remainder "
+    "Renorm Round RreluWithNoise Rsqrt Scatter ScatterAdd ScatterReduce Sgn Sigmoid Sign Silu "
+    "Sin Sinc Sinh Sqrt Sub Tan Tanh Threshold Tril Triu Trunc Uniform Xlogy Zero ";
+
+bool has_word(std::string_view words, std::string_view word) noexcept {
+  for (size_t at = words.find(word); at != std::string_view::npos; at = words.find(word, at + 1)) {
+    if (words[at - 1] == ' ' && words[at + word.size()] == ' ') return true;
+  }
+  return false;
+}
+
+// The derivatives of torch's own operators are in the namespace N5torch8autograd9generated.
+NodeTypes::Output output_of(std::string_view mangled) noexcept {
+  constexpr std::string_view kGenerated = "N5torch8autograd9generated", kForeach = "Foreach";
+  if (mangled.substr(0, kGenerated.size()) != kGenerated) return NodeTypes::Output::unknown;
+  std::string_view name = mangled.substr(kGenerated.size());
+  while (!name.empty() && name.front() >= '0' && name.front() <= '9') name.remove_prefix(1);
+  name = name.substr(0, name.find("Backward"));
+  if (name.empty() || name.substr(0, kForeach.size()) == kForeach || has_word(kViews, name)) {
+    return NodeTypes::Output::unknown;
+  }
+  return has_word(kInPlace, name) ? NodeTypes::Output::may_be_in_place
+                                  : NodeTypes::Output::allocated;
+}
+
+}  // namespace
+
+NodeTypes& NodeTypes::instance() noexcept {
+  static NodeTypes* const types = new NodeTypes;
+  return *types;
+}
+
+__attribute__((noinline)) uint32_t NodeTypes::add(const char* mangled) noexcept {
+  std::lock_guard lock(lock_);
+  const uint32_t place = place_of(mangled);
+  for (uint32_t i = 0; i < kProbes; ++i) {
+    Place& probe = places_[(place + i) % kPlaces];
+    const char* key = probe.key.load(std::memory_order_relaxed);
+    if (key == mangled) return probe.number;
+    if (key != nullptr) continue;
+    const auto size = static_cast<uint32_t>(std::strlen(mangled)) + 1;
+    if (count_ == kMaxTypes || size > kNameBytes - name_bytes_) return 0;
+    char* const name = names_ + name_bytes_;
+    std::memcpy(name, mangled, size);
+    name_bytes_ += size;
+    types_[++count_].mangled = name;
+    types_[count_].output = output_of(name);
+    probe.number = count_;
+    probe.key.store(mangled, std::memory_order_release);
+    return count_;
+  }
+  return 0;
+}
+
+std::string NodeTypes::name(uint32_t number) const {
+  if (number == 0) return {};
+  const char* mangled = types_[number].mangled;
+  int status = 0;
+  char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+  if (status == -1) throw std::bad_alloc();
+  std::string name = demangled != nullptr ? demangled : mangled;
+  std::free(demangled);
+  const size_t end = name.find_first_of("<({");
+  const size_t scope = name.rfind("::", end);
+  return scope == std::string::npos ? name : name.substr(scope + 2);
+}
+
+void NodeTypes::reset_after_fork() noexcept { lock_.unlock(); }
+
+}  // namespace pytracer

@@ -1,0 +1,78 @@
+// The C++ types of the autograd nodes that ran, by number.
+//
+// 1. number_of() runs in hooks, on any thread. It is lock-free for a type that is known; a new type
+//    takes a spin lock for microseconds.
+// 2. Numbers are given out from 1 on and keep their meaning for the life of the process. Bounded:
+//    kMaxTypes types, and 64 KiB of names. A type that finds no place gets 0.
+// 3. A name is copied: the library that defines the type may be unloaded.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "support/spin_lock.h"
+
+namespace pytracer {
+
+class NodeTypes {
+ public:
+  static constexpr uint32_t kMaxTypes = 1023;
+
+  static NodeTypes& instance() noexcept;  // never destroyed, as the recorder
+
+  // `mangled` is the static name of a C++ type.
+  uint32_t number_of(const char* mangled) noexcept {
+    const uint32_t place = place_of(mangled);
+    for (uint32_t i = 0; i < kProbes; ++i) {
+      const Place& probe = places_[(place + i) % kPlaces];
+      const char* key = probe.key.load(std::memory_order_acquire);
+      if (key == mangled) return probe.number;
+      if (key == nullptr) break;
+    }
+    return add(mangled);
+  }
+  // What the forward call of such a node does with memory, if its result has elements.
+  enum class Output : uint8_t {
+    unknown,    // it may allocate nothing, as a view does, or may run other calls
+    may_be_in_place,  // it allocates its result, unless the operator is called in place
+    allocated   // it allocates at least its result
+  };
+  Output output(uint32_t number) const noexcept { return types_[number].output; }
+  // The program calls the operator in place: from then on no such node's stack is exact.
+  void note_in_place(uint32_t number) noexcept {
+    types_[number].is_in_place.store(true, std::memory_order_relaxed);
+  }
+  bool is_in_place(uint32_t number) const noexcept {
+    return types_[number].is_in_place.load(std::memory_order_relaxed);
+  }
+  // The short name, such as LogSoftmaxBackward0; "" for 0. Throws std::bad_alloc.
+  std::string name(uint32_t number) const;
+
+  void reset_after_fork() noexcept;  // another thread may have been in add()
+
+ private:
+  static constexpr uint32_t kPlaces = 4096, kProbes = 64, kNameBytes = 1 << 16;
+  struct Place {
+    std::atomic<const char*> key;
+    uint32_t number;
+  };
+  struct Type {
+    const char* mangled;
+    Output output;
+    std::atomic<bool> is_in_place;
+  };
+  static uint32_t place_of(const char* mangled) noexcept {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(mangled) * 0x9e3779b97f4a7c15ull >> 52);
+  }
+  uint32_t add(const char* mangled) noexcept;
+
+  Place places_[kPlaces]{};
+  Type types_[kMaxTypes + 1]{};
+  SpinLock lock_;  // guards the next
+  uint32_t count_ = 0;
+  uint32_t name_bytes_ = 0;
+  char names_[kNameBytes];
+};
+
+}  // namespace pytracer

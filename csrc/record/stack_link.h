@@ -1,0 +1,52 @@
+// What a stack of an allocation in an autograd node says besides the thread's own frames.
+//
+// Such a stack is the thread's own stack and, in the places of two more frames, two links: one to the
+// forward stack of the node, one to the node's type. So an event carries one number, and collections
+// of the stack table reach the forward stack.
+#pragma once
+
+#include <cstdint>
+
+#include "frames/walk_key.h"
+
+namespace pytracer {
+
+class StackLink {
+ public:
+  static bool is_link(uint32_t frame) noexcept { return frame >= kNode; }
+
+  // 0 for stack 0. The stack has no links itself.
+  static uint32_t forward(uint32_t stack, bool is_exact) noexcept {
+    return stack != 0 ? kForward | (is_exact ? kExact : 0) | stack : 0;
+  }
+  // 0 for type 0; types are those of NodeTypes.
+  static uint32_t node(uint32_t type) noexcept { return type != 0 ? kNode | type : 0; }
+
+  // The forward stack; 0: the frame is no such link.
+  static uint32_t forward_of(uint32_t frame) noexcept {
+    return (frame & kForward) != 0 ? frame & (kExact - 1) : 0;
+  }
+  static bool is_exact(uint32_t frame) noexcept { return (frame & kExact) != 0; }
+  static uint32_t node_of(uint32_t frame) noexcept { return frame & (kNode - 1); }
+
+ private:
+  // Frames and stacks have smaller numbers: a table of at most 4 GiB has fewer than 2^28 of them.
+  static constexpr uint32_t kForward = 1u << 31, kNode = 1u << 30, kExact = 1u << 29;
+};
+
+struct Backward {
+  uint32_t own;        // the thread's own stack, as all events have it; 0: none
+  uint32_t forward;    // the stack of the forward call that made the node; 0: unknown
+  uint32_t node_type;  // as in NodeTypes; 0: unknown
+  bool is_exact;       // `forward` is that of this node, not of a neighbour
+
+  // The key of such a stack in the cache of walks. Walks' keys are hashes of two words, so an equal
+  // one is as improbable as two equal walks' keys.
+  WalkKey key(uint64_t seed) const noexcept {
+    const uint64_t stacks = (uint64_t{own} << 32 | forward) * 0x9e3779b97f4a7c15ull;
+    const uint64_t salt = (seed << 16 | node_type << 1 | is_exact) * 0xd6e8feb86659fd93ull;
+    return {stacks ^ (stacks >> 32) ^ salt, salt ^ (salt >> 32)};
+  }
+};
+
+}  // namespace pytracer

@@ -1,0 +1,76 @@
+// Who owns the memory of live blocks: parameters, gradients, buffers and optimizers' states.
+//
+// 1. An owner is a tensor, as Python read it between a mark (Session::mark) and a capture.
+// 2. A block is named only if it was live from the mark to the capture: whatever was at its address
+//    meanwhile was in that block. A block that is younger than the mark is `too_new`.
+// 3. A tensor that does not lie within one block names none.
+// 4. Of several owners of exactly the same bytes, the first one counts; if owners of other bytes in
+//    a block have another category, the block is `mixed`.
+// 5. Constant once made; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "record/device_log.h"
+
+namespace pytracer {
+
+// The names are in owners.cpp, and in pytracer/owners/.
+enum class Category : uint8_t { unknown, parameter, buffer, gradient, optimizer_state, mixed };
+constexpr uint8_t kCategories = 6;
+
+// Why a block has its category.
+enum class Rule : uint8_t {
+  no_owner,   // no known tensor has this memory
+  too_new,    // allocated after the owners were read, or not known to the recorder
+  module,     // a parameter or buffer of a module
+  optimizer,  // a parameter of an optimizer, or a tensor of its state
+  grad,       // a parameter's `grad`
+  several,    // owners of different categories
+};
+constexpr uint8_t kRules = 6;
+
+extern const char* const kCategoryNames[kCategories];
+extern const char* const kRuleNames[kRules];
+
+struct Owner {
+  uint64_t address;
+  uint64_t size;  // bytes
+  int device;
+  Category category;
+  Rule rule;
+  std::string name;
+};
+
+class Owners {
+ public:
+  struct Missing {
+    uint64_t tensors;    // that were not read
+    uint64_t gradients;  // that this thread may not read
+    bool modules;        // the search for older modules and optimizers was cut short
+  };
+  Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners, Missing missing);
+
+  struct Found {
+    Category category = Category::unknown;
+    Rule rule = Rule::no_owner;
+    const Owner* first = nullptr;  // the largest one
+    uint64_t count = 0;            // how many owners the block has
+  };
+  // `live`: the live table's entry of the block, or null.
+  Found find(uint64_t address, uint64_t size, const LiveBlock* live,
+             const DeviceLog::Capture& capture, int device) const;
+  uint64_t count() const noexcept { return owners_.size(); }
+  const Missing& missing() const noexcept { return missing_; }
+
+ private:
+  bool was_live(const LiveBlock* live, const DeviceLog::Capture& capture, int device) const;
+
+  std::vector<DeviceLog::Mark> marks_;
+  std::vector<Owner> owners_;  // by device and address
+  const Missing missing_;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,90 @@
+"""The data of one device of a snapshot, from which its report and its explanation are made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import Boundaries, device_metadata, only_phase, step_boundaries
+from pytracer.reading.snapshot import Snapshot, Trace, has_events, used_devices
+
+_NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceData:
+    """One device of a snapshot.
+
+    Attributes:
+        snapshot: The snapshot.
+        device: The index of the device.
+        has_trace: Whether the file has a trace of the device; the oldest files have none.
+        trace: The device's events.
+        history: The usage over the trace; None without events, and with a contradiction. In a file
+            of one phase, no entry is exact.
+        contradiction: Why the trace does not lead to the final state; None if it does.
+        boundaries: The boundaries of the device's steps.
+        metadata: The device's metadata.
+        is_cpu: Whether the device is the CPU; None if unknown.
+    """
+
+    snapshot: Snapshot
+    device: int
+    has_trace: bool
+    trace: Trace
+    history: History | None
+    contradiction: str | None
+    boundaries: Boundaries
+    metadata: Mapping[str, Any]
+    is_cpu: bool | None
+
+
+def device_data(snapshot: Snapshot, device: int) -> DeviceData:
+    """Replay a device's trace and collect what the file says about the device."""
+    history, contradiction = None, None
+    has_trace = 0 <= device < len(snapshot.traces)
+    trace = snapshot.traces[device] if has_trace else _NO_EVENTS
+    if has_events(trace):
+        try:
+            history = replay(snapshot, device)
+            if only_phase(snapshot) is not None:
+                history = history.without_exact_entries()
+        except ContradictionError as error:
+            contradiction = str(error)
+    metadata = device_metadata(snapshot, device)
+    return DeviceData(
+        snapshot=snapshot,
+        device=device,
+        has_trace=has_trace,
+        trace=trace,
+        history=history,
+        contradiction=contradiction,
+        boundaries=step_boundaries(snapshot, device) if has_trace else [],
+        metadata=metadata,
+        is_cpu=metadata["is_cpu"] if type(metadata.get("is_cpu")) is bool else None,
+    )
+
+
+def expands(data: DeviceData) -> bool:
+    """Return whether expandable segments were on at the end."""
+    segments = data.snapshot.segments
+    return data.snapshot.allocator_settings.get("expandable_segments") is True or bool(
+        (segments.is_expandable & (segments.device == data.device)).any()
+    )
+
+
+def chosen_devices(snapshot: Snapshot, device: int | None) -> list[int]:
+    """Return the devices to report: the given one, or all devices that were used.
+
+    Raises:
+        PytracerError: The snapshot has no such device.
+    """
+    used = used_devices(snapshot)
+    known = {*used, *range(len(snapshot.traces))}
+    if device is not None and device not in known:
+        others = f"it has {', '.join(map(str, sorted(known)))}" if known else "it has no devices"
+        raise PytracerError(f"{snapshot.path} has no device {device}: {others}")
+    return used if device is None else [device]

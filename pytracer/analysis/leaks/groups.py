@@ -1,0 +1,286 @@
+"""The search for groups of blocks that grow, in the blocks of one device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pytracer.analysis.leaks.callers import Callers, by_site, divided, shared_frames
+from pytracer.analysis.leaks.growth import (
+    LEAST_SLOTS,
+    Lives,
+    Steadiness,
+    floors,
+    horizon,
+    largest_deviation,
+    largest_fall,
+    levels,
+    longest_life,
+    steadiness,
+    theil_sen,
+)
+from pytracer.analysis.leaks.results import Growth, Release
+from pytracer.reading.snapshot import Column, Frame
+
+_LEAST_OLDER = 8
+"""The least number of older and newer growths together that prove a leak of rare growths."""
+
+_MOST_DIVISIONS = 32
+"""How often a group is divided by callers at most, because recursion has any number of them."""
+
+_LEAST_PART = 4
+"""Memory must have grown for the quarter of a run: that of a buffer is released sooner or later."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What was observed on one device.
+
+    Attributes:
+        lives: The blocks that outlived a slot.
+        is_owned: bool, whether a model or an optimizer has the block at the end: such blocks, as
+            those of an optimizer's state that is made late, are no leak.
+        slots: The number of slots.
+        position: float64, the position of each slot: its step, or its time in seconds.
+        has_steps: Whether the slots are steps.
+        begins_late: Whether the steps before the first slot are missing.
+        volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
+        older_death, older_bytes: int64, the slot of the release and the size of each block that is
+            older than the first slot, whose stack is unknown.
+        phases: The names of the phases.
+        doubt: Why no growth can certainly be a leak; "" if one can.
+    """
+
+    lives: Lives
+    is_owned: Column
+    slots: int
+    position: Column
+    has_steps: bool
+    begins_late: bool
+    volume_bytes: Column | None
+    older_death: Column
+    older_bytes: Column
+    phases: Sequence[str]
+    doubt: str
+
+
+def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Release]]:
+    """Return the memory that grew, leaks and the largest first, and memory that is no leak."""
+    found = _Search(seen, callers)
+    for group in by_site(seen.lives.of(~seen.is_owned), callers):
+        if found.may_grow(group):
+            found.examine(group)
+    growths = sorted(found.growths, key=lambda g: (g.verdict != "leak", -g.bytes_per_step))
+    releases = sorted(found.releases, key=lambda release: -release.most_bytes)
+    return growths, releases[:5]
+
+
+class _Search:
+    def __init__(self, seen: Observation, callers: Callers) -> None:
+        self.seen, self.callers = seen, callers
+        self.growths: list[Growth] = []
+        self.releases: list[Release] = []
+        lives = seen.lives
+        # What a program holds all the time, such as its model.
+        self._is_background = (lives.death == seen.slots) & (lives.birth <= seen.slots // 3)
+        self._background = int(lives.size_bytes[self._is_background].sum())
+        self._background_freed = int(
+            lives.size_bytes[self._is_background & lives.is_freed_later].sum()
+        )
+
+    def examine(self, group: Lives, divisions: int = 0) -> bool:
+        """Add what is found in a group; return whether a leak was.
+
+        Args:
+            group: The blocks.
+            divisions: How often they have been divided.
+        """
+        kept = self._kept(group)
+        is_leak = isinstance(kept, Growth) and kept.verdict == "leak"
+        # A call site may have several uses, of which one leaks.
+        before = len(self.growths)
+        parts = []
+        if divisions < _MOST_DIVISIONS:
+            parts = divided(group, self.callers, by_caller_only=is_leak)
+        if sum([self.examine(part, divisions + 1) for part in parts if self.may_grow(part)]):
+            return True
+        found = kept if parts or is_leak else self._replaced(group) or kept
+        if isinstance(found, Growth) and is_leak and parts:
+            reason = "several of its callers grow, and each of them too rarely"
+            found = replace(found, verdict="unknown", reason=reason)
+        if isinstance(found, Growth) and len(self.growths) == before:
+            self.growths.append(found)
+        if isinstance(found, Release) and not parts:
+            self.releases.append(found)
+        return isinstance(found, Growth) and found.verdict == "leak"
+
+    def may_grow(self, group: Lives) -> bool:
+        """Return whether the group has blocks that a later slot than the first one kept."""
+        return bool(np.any((group.birth > 0) & (group.death == self.seen.slots)))
+
+    def _kept(self, group: Lives) -> Growth | Release | None:
+        """Return whether blocks of the group stay for ever."""
+        slots = self.seen.slots
+        longest = longest_life(group, slots)
+        end = horizon(longest, slots)
+        alive = _without_set_up(group.of((group.birth >= 0) & (group.death == slots)))
+        overdue = alive.of(alive.birth < end)
+        growths = np.unique(overdue.birth)
+        if len(growths) < 2:
+            if len(np.unique(alive.birth)) < 3:
+                return None
+            reason = f"its blocks are released after at most {longest} steps"
+            return self._release(group, reason)
+        steady = steadiness(growths, end, slots)
+        older = group.of((group.birth < 0) & (group.death == slots))
+        is_older = self._has_older(older, overdue)
+        if not steady.is_steady and is_older and steady.is_open:
+            steady = self._with_older(steady, older, growths, end)
+        if not steady.is_steady and not steady.is_open:
+            return self._release(group, steady.reason) if len(growths) > 2 else None
+        reason = self.seen.doubt or steady.reason
+        reason = reason or self._older_released(overdue, longest, len(overdue))
+        reason = reason or self._freed_at_end(overdue)
+        level = np.cumsum(np.bincount(overdue.birth, overdue.size_bytes, slots))[growths]
+        held = group.of(group.death == slots) if is_older else alive.of(alive.birth >= growths[0])
+        return self._growth("kept", reason, growths, level, held, overdue, is_older)
+
+    def _replaced(self, group: Lives) -> Growth | None:
+        """Return whether blocks of the group are replaced by larger ones."""
+        slots, level = self.seen.slots, levels(group, self.seen.slots)
+        floor = floors(level)
+        growths = np.flatnonzero(np.diff(floor) > 0) + 1
+        if len(growths) < 3:
+            return None
+        grown = int(floor[-1] - floor[growths[0] - 1])
+        steady = steadiness(growths, slots, slots)
+        if not steady.is_steady or grown <= 2 * largest_fall(level):
+            return None
+        if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
+            return None
+        born = group.of(group.birth >= 0)
+        reason = self.seen.doubt or self._volume_grows(born)
+        reason = reason or self._older_released(born, 0, len(growths))
+        alive = group.of(group.death == slots)
+        reason = reason or self._freed_at_end(alive)
+        # Blocks of several steps were added rather than replaced.
+        kind: Literal["kept", "replaced"] = (
+            "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
+        )
+        return self._growth(kind, reason, growths, floor[growths], alive, born, False)
+
+    def _growth(
+        self,
+        kind: Literal["kept", "replaced"],
+        reason: str,
+        growths: Column,
+        level: Column,
+        held: Lives,
+        suspects: Lives,
+        is_older: bool,
+    ) -> Growth:
+        position = self.seen.position[growths]
+        line = theil_sen(position, level.astype(np.float64))
+        held_bytes = int(held.size_bytes.sum())
+        reason = reason or self._grew_shortly(held_bytes, line.slope)
+        phases = np.unique(suspects.phase)
+        count = len(growths) if kind == "replaced" else len(np.unique(held.birth[held.birth >= 0]))
+        return Growth(
+            verdict="unknown" if reason else "leak",
+            reason=reason,
+            kind=kind,
+            frames=shared_frames(suspects, self.callers),
+            phase=self.seen.phases[int(phases[0])] if len(phases) == 1 else None,
+            bytes_per_step=line.slope,
+            least_bytes_per_step=line.least,
+            most_bytes_per_step=line.most,
+            growths=count,
+            period_steps=float(np.median(np.diff(position))),
+            first_step=int(position[0]) if self.seen.has_steps else None,
+            is_older=is_older,
+            held_bytes=held_bytes,
+            blocks=len(held),
+        )
+
+    def _grew_shortly(self, held_bytes: int, bytes_per_step: float) -> str:
+        """Return a doubt if memory has grown for a small part of the run, as a buffer may."""
+        total = float(self.seen.position[-1])
+        grew = held_bytes / max(bytes_per_step, 1.0)
+        if not self.seen.has_steps or grew >= total / _LEAST_PART:
+            return ""
+        return f"it has grown for only about {round(grew):,} of {round(total):,} steps"
+
+    def _release(self, group: Lives, reason: str) -> Release:
+        most = int(levels(group, self.seen.slots).max())
+        return Release(shared_frames(group, self.callers), most, reason)
+
+    def _has_older(self, older: Lives, overdue: Lives) -> bool:
+        """Return whether blocks of the same sizes were kept in steps that the file lacks."""
+        sizes = np.unique(overdue.size_bytes)
+        return self.seen.begins_late and bool(np.isin(older.size_bytes, sizes).any())
+
+    def _with_older(
+        self, steady: Steadiness, older: Lives, growths: Column, end: int
+    ) -> Steadiness:
+        """Return the steadiness of rare growths, if blocks of missing steps confirm their rate."""
+        missing = float(self.seen.position[0]) - 1
+        expected = len(growths) / end * missing
+        is_as_many = 0.6 * expected <= len(older) <= 1.6 * expected
+        is_enough = len(growths) >= 3 and len(growths) + len(older) >= _LEAST_OLDER
+        if self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough:
+            return Steadiness(True, "", False)
+        return steady
+
+    def _older_released(self, suspects: Lives, longest: int, count: int) -> str:
+        """Return a doubt if older blocks that may be of the same group were released late."""
+        size = suspects.size_bytes
+        is_alike = (self.seen.older_bytes >= size.min()) & (self.seen.older_bytes <= size.max())
+        is_late = self.seen.older_death > max(longest, 1)
+        released = int(np.count_nonzero(is_alike & is_late))
+        if released < 0.25 * count:
+            return ""
+        return (
+            f"{released} blocks of such sizes, older than the file, were released, and the file "
+            "does not say which line allocated them"
+        )
+
+    def _freed_at_end(self, suspects: Lives) -> str:
+        """Return a doubt if the blocks were released after the last step, but the others not."""
+        total = int(suspects.size_bytes.sum())
+        if int(suspects.size_bytes[suspects.is_freed_later].sum()) < 0.5 * total:
+            return ""
+        is_old = suspects.birth <= self.seen.slots // 3
+        others = self._background - int(suspects.size_bytes[is_old].sum())
+        freed = self._background_freed - int(
+            suspects.size_bytes[is_old & suspects.is_freed_later].sum()
+        )
+        if others > 0 and freed >= 0.5 * others:
+            return ""  # the end of the program released everything
+        return "it was released after the last step, as a buffer of these steps would be"
+
+    def _volume_grows(self, group: Lives) -> str:
+        """Return a doubt if the other allocations grow as well, as with growing batches."""
+        if self.seen.volume_bytes is None:
+            return "the sizes of the program's other allocations are unknown"
+        own = np.bincount(group.birth, group.size_bytes, self.seen.slots)
+        others = (self.seen.volume_bytes - own)[1:]
+        line = theil_sen(np.arange(float(len(others))), others)
+        if line.least > 0 and line.slope * len(others) > 0.05 * np.median(others):
+            return "the program's other allocations grow as well, as with growing batches"
+        return ""
+
+
+def _without_set_up(alive: Lives) -> Lives:
+    """Leave out the set-up: blocks of other sizes, in a first slot that has far more bytes."""
+    is_first = alive.birth == 0
+    by_slot = np.bincount(alive.birth, alive.size_bytes) if len(alive) else np.zeros(0)
+    others = by_slot[1:][by_slot[1:] > 0]
+    if len(others) and is_first.any() and by_slot[0] > 4 * np.median(others):
+        return alive.of(~is_first | np.isin(alive.size_bytes, alive.size_bytes[~is_first]))
+    return alive
+
+
+def is_users(frame: Frame) -> bool:
+    """Return whether a frame is of the user's own code, not of an installed package."""
+    return "site-packages" not in frame.filename and "dist-packages" not in frame.filename

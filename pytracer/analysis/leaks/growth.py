@@ -1,0 +1,168 @@
+"""The statistics that tell a leak from memory that is released later, or that stops growing.
+
+A group of blocks is observed over consecutive slots: the complete steps of a file, time slices, or
+several files. A block that is alive at the end of the last slot is accused only if it has outlived
+what its group's own released blocks lived, and if such blocks were born steadily over the slots.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.reading.snapshot import Column
+
+LEAST_SLOTS = 8
+"""The least number of slots from which a leak is concluded."""
+
+LEAST_GROWTHS = 5
+"""The least number of slots with growth from which a leak is concluded."""
+
+_MOST_POINTS = 200
+"""The number of points of a line of which all pairs are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """Blocks that outlived the slot in which they were born; columns of equal length.
+
+    Attributes:
+        birth: int64, the slot of the allocation; -1: before the first slot.
+        death: int64, the slot of the release; the number of slots: alive at the end of the last.
+        size_bytes: int64.
+        stack: int64, a number that identifies the stack.
+        phase: int64, a number that identifies the phase.
+        is_freed_later: bool, whether the block was released after the end of the last slot.
+    """
+
+    birth: Column
+    death: Column
+    size_bytes: Column
+    stack: Column
+    phase: Column
+    is_freed_later: Column
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.birth)
+
+    def of(self, chosen: Column) -> "Lives":
+        """Return the chosen blocks."""
+        return Lives(
+            self.birth[chosen],
+            self.death[chosen],
+            self.size_bytes[chosen],
+            self.stack[chosen],
+            self.phase[chosen],
+            self.is_freed_later[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """The slope of points: the Theil-Sen estimate and its 95% confidence interval."""
+
+    slope: float
+    least: float
+    most: float
+
+
+def theil_sen(x: Column, y: Column) -> Line:
+    """Return the slope of at least two points with distinct `x`."""
+    if len(x) > _MOST_POINTS:
+        chosen = np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(np.int64)
+        x, y = x[chosen], y[chosen]
+    first, second = np.triu_indices(len(x), 1)
+    slopes = np.sort((y[second] - y[first]) / (x[second] - x[first]))
+    points, pairs = len(x), len(slopes)
+    # Sen's interval: the ranks that Kendall's statistic leaves in 95% of samples without a trend.
+    width = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
+    least = max(math.floor((pairs - width) / 2), 0)
+    most = min(math.ceil((pairs + width) / 2), pairs - 1)
+    return Line(float(np.median(slopes)), float(slopes[least]), float(slopes[most]))
+
+
+def longest_life(lives: Lives, slots: int) -> int:
+    """Return how many slots the longest-lived released block lived; 0 without one."""
+    released = (lives.birth >= 0) & (lives.death < slots)
+    return int((lives.death - lives.birth)[released].max(initial=0))
+
+
+def horizon(longest: int, slots: int) -> int:
+    """Return the slot before which a block must be born to have outlived its group's releases.
+
+    The margin of half a life allows for lives that vary.
+    """
+    return slots if longest == 0 else slots - longest - longest // 2 - 1
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """Whether growths are spread over the slots as those of a leak are.
+
+    Attributes:
+        is_steady: Whether they are.
+        reason: Why not; "" if they are.
+        is_open: Whether more slots could show a leak: growth so far is as that of a leak, but too
+            little was observed.
+    """
+
+    is_steady: bool
+    reason: str
+    is_open: bool
+
+
+def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
+    """Return whether growths are spread steadily from the first one to the slot `end`.
+
+    Args:
+        growths: The slots with growth: int64, ascending, distinct, at least one.
+        end: The slot after the last one in which growth would count.
+        slots: The number of observed slots.
+    """
+    count, first, last = len(growths), int(growths[0]), int(growths[-1])
+    gaps = np.diff(growths)
+    largest = int(gaps.max(initial=1))
+    if count < 3:
+        return Steadiness(False, "it grew in fewer than three steps", False)
+    if end - 1 - last > 1.5 * largest:
+        return Steadiness(False, "it stopped growing", False)
+    third = (end - first) / 3
+    early = int(np.count_nonzero(growths < first + third))
+    late = int(np.count_nonzero(growths >= end - third))
+    if late + 1 < 0.6 * early:
+        is_open = late + 1 > 0.35 * early
+        return Steadiness(False, "its growth slows down, as that of a cache that fills", is_open)
+    if count < LEAST_GROWTHS:
+        is_regular = largest <= 2 * int(gaps.min())
+        return Steadiness(False, f"it grew in only {count} steps", is_regular)
+    if slots < LEAST_SLOTS:
+        return Steadiness(False, f"only {slots} steps were observed", True)
+    return Steadiness(True, "", False)
+
+
+def levels(lives: Lives, slots: int) -> Column:
+    """Return the bytes of the blocks alive at the end of each slot: int64."""
+    change = np.zeros(slots + 1, np.int64)
+    np.add.at(change, np.maximum(lives.birth, 0), lives.size_bytes)
+    np.subtract.at(change, np.clip(lives.death, 0, slots), lives.size_bytes)
+    found: Column = np.cumsum(change[:-1])
+    return found
+
+
+def floors(level: Column) -> Column:
+    """Return the level below which memory never fell again, for each slot."""
+    lowest: Column = np.minimum.accumulate(level[::-1])[::-1]
+    return lowest
+
+
+def largest_fall(level: Column) -> int:
+    """Return the most by which the level fell below an earlier level."""
+    return int((np.maximum.accumulate(level) - level).max(initial=0))
+
+
+def largest_deviation(level: Column) -> float:
+    """Return the largest distance of a level from the straight line that fits it."""
+    x, y = np.arange(float(len(level))), level.astype(np.float64)
+    rest = y - theil_sen(x, y).slope * x if len(level) > 1 else y
+    return float(np.abs(rest - np.median(rest)).max(initial=0.0))

@@ -1,0 +1,251 @@
+"""The search for leaks in the trace of one file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
+from pytracer.analysis.categories import is_owned_at_end
+from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.analysis.leaks.callers import Callers
+from pytracer.analysis.leaks.groups import Observation, search
+from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict
+from pytracer.reading.metadata import (
+    device_metadata,
+    device_name,
+    only_phase,
+    read_number,
+    step_boundaries,
+)
+from pytracer.reading.snapshot import Column, Frame, Snapshot, Trace, has_events
+
+TIME_SLICES = 24
+"""The number of slices of a file without steps."""
+
+_MOST_SLOTS = 2048
+"""Of more steps, several consecutive ones are one slot."""
+
+NO_STEPS = "the file has no steps: call tracer.step() at the end of each step"
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The slots over which growth is observed.
+
+    Attributes:
+        unit: What a slot is: see `DeviceLeaks`.
+        edges: int64, the first event of each slot, and the event after the last slot.
+        position: float64, the step of each slot, or its time in seconds.
+        begins_late: Whether steps before the first slot are missing.
+    """
+
+    unit: Literal["step", "second", "slice"]
+    edges: Column
+    position: Column
+    begins_late: bool
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return max(len(self.edges) - 1, 0)
+
+
+def timeline(snapshot: Snapshot, device: int) -> Timeline:
+    """Return the complete steps of a trace, or slices of its time if it has no steps."""
+    trace = snapshot.traces[device]
+    steps: list[int] = []
+    edges: list[int] = []
+    for step, first in step_boundaries(snapshot, device):
+        if not steps or (step > steps[-1] and first > edges[-1]):
+            steps.append(step)
+            edges.append(first)
+    if not steps:
+        return _slices(trace, has_times=snapshot.has_times(device))
+    if _last_step_is_complete(snapshot, steps[-1]):
+        edges.append(len(trace))
+    stride = -(-len(edges) // _MOST_SLOTS)
+    kept = np.array(edges, np.int64)[::stride]
+    position = np.array(steps, np.float64)[stride - 1 :: stride][: len(kept) - 1]
+    overwritten = device_metadata(snapshot, device).get("overwritten")
+    return Timeline("step", kept, position, steps[0] > 1 or overwritten != 0)
+
+
+def _slices(trace: Trace, has_times: bool) -> Timeline:
+    events = len(trace)
+    if has_times:
+        time_s = (np.maximum.accumulate(trace.time_us) - trace.time_us[0]) / 1e6
+        ends = np.linspace(0, float(time_s[-1]), TIME_SLICES + 1)
+        if ends[-1] > 0:
+            edges = np.append(np.searchsorted(time_s, ends[:-1]), events)
+            return Timeline("second", edges, ends[1:], begins_late=True)
+    edges = np.linspace(0, events, min(TIME_SLICES, max(events, 1)) + 1).astype(np.int64)
+    return Timeline("slice", edges, np.arange(1.0, len(edges)), begins_late=True)
+
+
+def _last_step_is_complete(snapshot: Snapshot, last: int) -> bool:
+    window = snapshot.metadata.get("window")
+    if isinstance(window, dict):
+        return window.get("complete") is True and window.get("last") == last
+    current = read_number(snapshot.metadata, "current_step")
+    return current is not None and current > last
+
+
+def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = None) -> DeviceLeaks:
+    """Search the trace of one device for leaks; `history` is its history, if the caller has it."""
+    is_traced = 0 <= device < len(snapshot.traces)  # the oldest files have no traces
+    if not is_traced or not has_events(snapshot.traces[device]):
+        return _unknown(snapshot, device, "the file has no events of the device")
+    if (phase := only_phase(snapshot)) is not None:
+        reason = f"the file has only the events of phase {phase!r}"
+        return _unknown(snapshot, device, reason)
+    try:
+        history = history or replay(snapshot, device)
+    except ContradictionError as error:
+        return _unknown(snapshot, device, str(error))
+    slots = timeline(snapshot, device)
+    if slots.slots < 2:
+        reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
+        return _unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
+    seen = _observe(snapshot, device, history, slots)
+    sites = call_sites(snapshot.stacks)
+    growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites)))
+    allocated = history.usage.allocated_bytes
+    begin, end = int(allocated[slots.edges[1]]), int(allocated[slots.edges[-1]])
+    verdict, reason = judged(growths, seen, end)
+    return device_leaks(
+        snapshot,
+        device,
+        verdict,
+        reason,
+        slots.unit,
+        (slots.position, begin, end),
+        growths,
+        releases,
+        _available(snapshot, device, int(allocated[-1])),
+    )
+
+
+def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tuple[Verdict, str]:
+    """Return the verdict and its reason, from what was found."""
+    if any(growth.verdict == "leak" for growth in growths):
+        return "leak", ""
+    notable = [growth for growth in growths if growth.held_bytes >= end_bytes / 100]
+    if seen.doubt:
+        return "unknown", seen.doubt
+    if notable:
+        return "unknown", notable[0].reason
+    if seen.slots < LEAST_SLOTS:
+        return (
+            "unknown",
+            f"only {seen.slots} complete steps were observed; {LEAST_SLOTS} are needed",
+        )
+    return "none", "no memory that outlived a step kept growing"
+
+
+def device_leaks(
+    snapshot: Snapshot,
+    device: int,
+    verdict: Verdict,
+    reason: str,
+    unit: Literal["step", "second", "slice", "file"],
+    observed: tuple[Column, int | None, int | None],
+    growths: list[Growth],
+    releases: list[Release],
+    available: int | None,
+) -> DeviceLeaks:
+    """Return the result for one device of the process that wrote `snapshot`."""
+    position, begin, end = observed
+    per_step = sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
+    has_steps = unit == "step" and len(position) > 0
+    last = int(position[-1]) if has_steps else None
+    exhausted = None
+    # With less left than a step takes, memory has run out, or is about to.
+    if available is not None and last is not None and 0 < per_step <= available:
+        exhausted = last + int(min(available / per_step, 2**53))
+    return DeviceLeaks(
+        verdict=verdict,
+        reason=reason,
+        device=device_name(snapshot, device),
+        rank=read_number(snapshot.metadata, "rank"),
+        pid=read_number(snapshot.metadata, "pid"),
+        path=snapshot.path,
+        files=1,
+        unit=unit,
+        first=int(position[0]) if has_steps else None,
+        last=last,
+        observed=len(position),
+        begin_bytes=begin,
+        end_bytes=end,
+        growths=growths,
+        releases=releases,
+        bytes_per_step=per_step,
+        available_bytes=available,
+        exhausted_step=exhausted,
+    )
+
+
+def _unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
+    nothing = (np.zeros(0), None, None)
+    return device_leaks(snapshot, device, "unknown", reason, "step", nothing, [], [], None)
+
+
+def _available(snapshot: Snapshot, device: int, allocated: int) -> int | None:
+    """Return the bytes that the program could still allocate at the end; None if unknown."""
+    metadata = device_metadata(snapshot, device)
+    free, reserved = (read_number(metadata, name) for name in ("free_bytes", "reserved_bytes"))
+    if free is None or reserved is None or free < 0 or reserved < allocated:
+        return None
+    return free + reserved - allocated
+
+
+def stack_frames(snapshot: Snapshot, sites: Column) -> Callable[[int], tuple[Frame, ...]]:
+    """Return a function that returns the frames of a stack, from its call site outwards."""
+    stacks = snapshot.stacks
+
+    @cache
+    def frames(stack: int) -> tuple[Frame, ...]:
+        site = int(sites[stack])
+        indices = (site, *callers_of(stacks, stack, site))
+        return tuple(frame for index in indices if (frame := frame_at(stacks, index)) is not None)
+
+    return frames
+
+
+def _observe(snapshot: Snapshot, device: int, history: History, slots: Timeline) -> Observation:
+    blocks, edges, count = history.blocks, slots.edges, slots.slots
+    birth = np.searchsorted(edges, blocks.alloc_event, "right") - 1
+    death = np.searchsorted(edges, blocks.free_requested_event, "right") - 1
+    is_born = birth < count
+    in_slot = is_born & (birth >= 0)
+    volume = np.bincount(birth[in_slot], blocks.requested_bytes[in_slot], count).astype(np.int64)
+    is_carried = is_born & (death > birth)
+    # A block older than the first slot that was released has no stack: its allocation is missing.
+    is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
+    found = np.flatnonzero(is_carried & ~is_lost)
+    lives = Lives(
+        birth=birth[found],
+        death=death[found],
+        size_bytes=blocks.size_bytes[found].astype(np.int64),
+        stack=blocks.stack[found].astype(np.int64),
+        phase=blocks.user_metadata[found].astype(np.int64),
+        is_freed_later=(death[found] == count)
+        & (blocks.free_requested_event[found] < len(snapshot.traces[device])),
+    )
+    has_steps = slots.unit == "step"
+    return Observation(
+        lives=lives,
+        is_owned=is_owned_at_end(snapshot, device, blocks, found),
+        slots=count,
+        position=slots.position,
+        has_steps=has_steps,
+        begins_late=slots.begins_late,
+        volume_bytes=volume,
+        older_death=death[is_lost],
+        older_bytes=blocks.size_bytes[is_lost],
+        phases=snapshot.strings,
+        doubt="" if has_steps else NO_STEPS,
+    )

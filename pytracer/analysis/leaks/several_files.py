@@ -1,0 +1,238 @@
+"""The search for leaks in several files: dumps of one process, files of steps, many ranks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.device_data import chosen_devices
+from pytracer.analysis.leaks.callers import Callers
+from pytracer.analysis.leaks.groups import Observation, search
+from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
+from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames
+from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
+from pytracer.reading.files import parse_place
+from pytracer.reading.metadata import device_name, read_number
+from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot
+
+Block = tuple[int, int, int]
+"""A block that is alive at the end of a file: its address, its size, and the key of its stack."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileLeaks:
+    """What one file shows: the part of a search that needs the file's content.
+
+    Attributes:
+        path: The file.
+        process: A key that is the same for the files of one process.
+        written_ns: When the file was written; None if unknown.
+        step: The step in which the file was written; None if unknown.
+        devices: The result for each used device, from the file's trace alone.
+        alive: The blocks alive at the end, by the device's name; {} if there are no other files.
+        stacks: The frames of the blocks' stacks, from the call site outwards, by their hash.
+    """
+
+    path: str
+    process: tuple[object, ...]
+    written_ns: int | None
+    step: int | None
+    devices: list[DeviceLeaks]
+    alive: dict[str, set[Block]]
+    stacks: dict[int, tuple[Frame, ...]]
+
+
+def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = False) -> FileLeaks:
+    """Return what one file shows.
+
+    Args:
+        snapshot: The snapshot.
+        device: The index of the only device to search; None for every used device.
+        is_only: Whether the file will not be compared with others.
+
+    Raises:
+        PytracerError: The snapshot has no such device.
+    """
+    devices = chosen_devices(snapshot, device)
+    metadata = snapshot.metadata
+    host, pid = metadata.get("host"), read_number(metadata, "pid")
+    process: tuple[object, ...] = (str(host), pid)
+    if pid is None:
+        process = (parse_place(Path(snapshot.path)).who,)
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    alive = {
+        device_name(snapshot, index): _alive(snapshot, index, stacks)
+        for index in ([] if is_only else devices)
+    }
+    return FileLeaks(
+        path=snapshot.path,
+        process=process,
+        written_ns=read_number(metadata, "written_ns"),
+        step=read_number(metadata, "current_step"),
+        devices=[leaks_on_device(snapshot, index) for index in devices],
+        alive=alive,
+        stacks=stacks,
+    )
+
+
+def find_leaks(*snapshots: Snapshot, device: int | None = None) -> LeakReport:
+    """Search snapshots for leaks.
+
+    Args:
+        snapshots: The files of one run, as returned by `load`: of one process or of many ranks,
+            at one time or at several.
+        device: The index of the only device to search; None for every used device.
+
+    Raises:
+        PytracerError: A snapshot has no such device.
+    """
+    is_only = len(snapshots) == 1
+    return combine(examine(snapshot, device, is_only=is_only) for snapshot in snapshots)
+
+
+def combine(files: Iterable[FileLeaks]) -> LeakReport:
+    """Return the result of all files, from what each of them shows."""
+    by_process: dict[tuple[object, ...], list[FileLeaks]] = {}
+    for file in files:
+        by_process.setdefault(file.process, []).append(file)
+    devices = []
+    for process in by_process.values():
+        if all(file.written_ns is not None for file in process):
+            process = sorted(process, key=lambda file: file.written_ns or 0)
+        names = dict.fromkeys(device.device for file in process for device in file.devices)
+        devices += [_of_process(process, name) for name in names]
+    devices.sort(key=lambda device: device.rank if device.rank is not None else -1)
+    verdicts = {device.verdict for device in devices}
+    verdict: Verdict = "leak" if "leak" in verdicts else "unknown"
+    return LeakReport("none" if verdicts == {"none"} else verdict, devices)
+
+
+def _of_process(files: Sequence[FileLeaks], name: str) -> DeviceLeaks:
+    """Return the result for one device of one process: from the longest trace, or all ends."""
+    having = [file for file in files if any(d.device == name for d in file.devices)]
+    found = [next(d for d in file.devices if d.device == name) for file in having]
+    longest = max(reversed(found), key=lambda device: (device.unit == "step", device.observed))
+    if longest.verdict == "leak" or len(having) < 2:
+        return longest
+    compared = _compare_ends(having, found, name)
+    if compared is None or (longest.verdict == "none" and compared.verdict != "leak"):
+        return longest
+    return compared
+
+
+def _compare_ends(
+    files: Sequence[FileLeaks], found: Sequence[DeviceLeaks], name: str
+) -> DeviceLeaks | None:
+    """Search for blocks that stay from file to file; None if the files are of several programs."""
+    ends = [file.alive[name] for file in files]
+    if any(not before & after for before, after in pairwise(ends) if before and after):
+        return None
+    slots = len(ends) - 1
+    first: dict[Block, int] = {}
+    born: list[tuple[int, int, Block]] = []
+    for i, alive in enumerate(ends):
+        for block in [block for block in first if block not in alive]:
+            born.append((first.pop(block), i - 1, block))
+        for block in alive:
+            first.setdefault(block, i - 1)
+    born += [(birth, slots, block) for block, birth in first.items()]
+    steps = [file.step for file in files]
+    known = [step for step in steps if step is not None]
+    has_steps = len(known) == len(steps) and all(a < b for a, b in pairwise(known))
+    position = np.array(known[1:] if has_steps else range(2, slots + 2), np.float64)
+    stacks = {key: frames for file in files for key, frames in file.stacks.items()}
+    seen, callers = _observation(born, stacks, slots, position, has_steps)
+    growths, releases = search(seen, callers)
+    totals = [sum(size for _, size, _ in alive) for alive in (ends[0], ends[-1])]
+    verdict, reason = judged(growths, seen, totals[1])
+    per_step = sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
+    last = found[-1]
+    exhausted = None
+    if has_steps and per_step > 0 and last.available_bytes is not None:
+        exhausted = known[-1] + int(min(last.available_bytes / per_step, 2**53))
+    return replace(
+        last,
+        verdict=verdict,
+        reason=reason,
+        files=len(files),
+        unit="step" if has_steps else "file",
+        first=known[0] if has_steps else None,
+        last=known[-1] if has_steps else None,
+        observed=slots,
+        begin_bytes=totals[0],
+        end_bytes=totals[1],
+        growths=growths,
+        releases=releases,
+        bytes_per_step=per_step,
+        exhausted_step=exhausted,
+    )
+
+
+def _observation(
+    born: Sequence[tuple[int, int, Block]],
+    stacks: Mapping[int, tuple[Frame, ...]],
+    slots: int,
+    position: Column,
+    has_steps: bool,
+) -> tuple[Observation, Callers]:
+    number = {key: i for i, key in enumerate(stacks)}
+    rows = [(birth, death, size, number[key]) for birth, death, (_, size, key) in born]
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    count = len(born)
+    lives = Lives(
+        birth=columns[0],
+        death=columns[1],
+        size_bytes=columns[2],
+        stack=columns[3],
+        phase=np.zeros(count, np.int64),
+        is_freed_later=np.zeros(count, bool),
+    )
+    sites: dict[Frame | None, int] = {}
+    paths = list(stacks.values())
+    site = [sites.setdefault(path[0] if path else None, len(sites)) for path in paths]
+    few = ""
+    if slots < LEAST_SLOTS:
+        few = (
+            f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
+            f"or a file with {LEAST_SLOTS} complete steps"
+        )
+    nothing = np.zeros(0, np.int64)
+    seen = Observation(
+        lives=lives,
+        is_owned=np.zeros(count, bool),
+        slots=slots,
+        position=position,
+        has_steps=has_steps,
+        begins_late=True,
+        volume_bytes=None,
+        older_death=nothing,
+        older_bytes=nothing,
+        phases=("",),
+        doubt=few,
+    )
+    return seen, Callers(np.array(site, np.int64), paths.__getitem__)
+
+
+def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> set[Block]:
+    """Return the blocks alive at the end of a file, and add the frames of their stacks."""
+    blocks = snapshot.blocks
+    is_alive = blocks.state != INACTIVE
+    is_alive &= snapshot.segments.device[blocks.segment] == device
+    chosen = np.flatnonzero(is_alive)
+    frames = stack_frames(snapshot, call_sites(snapshot.stacks))
+    keys = {}
+    for stack in np.unique(blocks.stack[chosen]).tolist():
+        keys[stack] = hash(frames(stack))
+        stacks[keys[stack]] = frames(stack)
+    return {
+        (address, size, keys[stack])
+        for address, size, stack in zip(
+            blocks.address[chosen].tolist(),
+            blocks.size_bytes[chosen].tolist(),
+            blocks.stack[chosen].tolist(),
+            strict=True,
+        )
+    }

@@ -1,0 +1,86 @@
+"""Moments of a recording that a user names: "oom", "peak", "end", an event, or a time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.device_data import DeviceData
+from pytracer.errors import PytracerError
+from pytracer.reading.snapshot import NO_TIME, OOM
+
+FORMS = "oom, peak, end, the index of an event, or +SECONDS after the first event"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a device's history.
+
+    Attributes:
+        name: "oom", "peak" or "end", or "event 12".
+        entry: The entry of the history's usage: `i + 1` after event i. None: the file's end, of
+            which no history is needed.
+        event: The event before the moment; None if there is none.
+    """
+
+    name: str
+    entry: int | None
+    event: int | None
+
+    def __str__(self) -> str:
+        """Return the moment as text, as in "at the peak" and "after event 12"."""
+        names = {"oom": "at the out-of-memory", "peak": "at the peak", "end": "at the end"}
+        return names.get(self.name, f"after {self.name}")
+
+
+def moment_of(data: DeviceData, text: str | None) -> Moment:
+    """Return the moment that a text names.
+
+    Args:
+        data: The device.
+        text: "oom" (the last out-of-memory), "peak" (of allocated bytes), "end", the index of an
+            event, or "+SECONDS" after the first event. None: "oom" if the device ran out of memory,
+            or else "peak"; without a history "end".
+
+    Raises:
+        PytracerError: The text names no moment of the device.
+    """
+    history, trace, path = data.history, data.trace, data.snapshot.path
+    if text == "end" or (text is None and history is None):
+        return Moment("end", None, len(trace) - 1 if len(trace) else None)
+    if history is None:
+        reason = data.contradiction or "the file has no events"
+        raise PytracerError(f"{path} has only the state at the end: {reason}; give --at end")
+    ooms = np.flatnonzero(trace.action == OOM)
+    if text == "oom" and len(ooms) == 0:
+        raise PytracerError(f"{path} has no out-of-memory of device {data.device}")
+    if text == "oom" or (text is None and len(ooms)):
+        return _after("oom", int(ooms[-1]))
+    if text in (None, "peak"):
+        entry = int(history.usage.allocated_bytes.argmax())
+        return Moment("peak", entry, entry - 1 if entry else None)
+    assert text is not None
+    event = _event(data, text)
+    if not 0 <= event < len(trace):
+        raise PytracerError(
+            f"{path} has no event {event:,} of device {data.device}: its events are 0 to "
+            f"{len(trace) - 1:,}"
+        )
+    return _after(f"event {event:,}", event)
+
+
+def _after(name: str, event: int) -> Moment:
+    return Moment(name, event + 1, event)
+
+
+def _event(data: DeviceData, text: str) -> int:
+    """Return the event that a text names by its index or its time."""
+    times = data.trace.time_us
+    try:
+        if not text.startswith("+"):
+            return int(text)
+        after_us = round(float(text[1:]) * 1e6)
+    except (ValueError, OverflowError):
+        raise PytracerError(f"{text!r} is not a moment: give {FORMS}") from None
+    if len(times) == 0 or times[0] == NO_TIME:
+        raise PytracerError(f"{data.snapshot.path} has no times: give the index of an event")
+    return int(np.searchsorted(times, times[0] + after_us, "right")) - 1

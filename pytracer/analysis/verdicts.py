@@ -1,0 +1,271 @@
+"""Why an allocation failed: the verdicts on an out-of-memory, and the figures that decide them.
+
+A verdict is given only if the figures prove it, whatever is unknown. What would have saved the
+allocation is compared with `segment_bytes`, the memory that the allocator really needed. What could
+not have saved it is compared with `requested_bytes`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.usage import UsageSample
+from pytracer.text import size
+
+if TYPE_CHECKING:
+    from pytracer.analysis.leaks import DeviceLeaks
+
+LEAK = "leak"
+FRAGMENTED = "fragmented"
+LIMIT = "limit"
+OTHERS = "others"
+TOO_LARGE = "too large"
+UNKNOWN = "can't tell"
+
+USUAL_CONTEXT_BYTES = 2**30
+"""Memory of a process outside the allocator that is not blamed: the context and loaded kernels.
+
+They take several hundred MiB on current devices, and the program cannot give them up.
+"""
+
+SPARE_PAGES = 10
+"""How many pages of each stream must be to spare for a verdict of fragmentation."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reason why an allocation failed.
+
+    Attributes:
+        kind: "leak": memory that is kept from step to step, and the allocation would have fitted
+            without it. "fragmented": the allocation would have fitted if the free memory of its
+            pool and of the device were one piece. "limit": a limit of the process
+            (`set_per_process_memory_fraction`) leaves memory of the device unused, and the
+            allocation would have fitted without it. "others": memory outside the allocator, of
+            other processes or of libraries, and the allocation would have fitted without it. "too
+            large": no allocator could have served the allocation next to the memory that the
+            program held. "can't tell": none of these is certain.
+        text: The figures that decided, as sentences.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a file says about the device apart from the out-of-memory. None means unknown.
+
+    Attributes:
+        is_cpu: Whether the device is the CPU.
+        expands: Whether expandable segments were on at the end.
+        outside_bytes: The bytes that the process held on the device outside the allocator.
+        why_no_history: Why the usage at the out-of-memory is unknown; None if it is known.
+        leaks: The leaks until the out-of-memory; None if there was none, or if nobody looked.
+    """
+
+    is_cpu: bool
+    expands: bool
+    outside_bytes: int | None
+    why_no_history: str | None
+    leaks: "DeviceLeaks | None" = None
+
+
+def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
+    """Return the verdicts on an out-of-memory, at least one.
+
+    A leak comes first: with it, the program runs out of memory whatever else is changed. The others
+    follow, the cheapest remedy first.
+    """
+    leak = list(_leak(oom, around))
+    if around.is_cpu:
+        return leak or [_of_cpu(oom)]
+    sample = oom.sample
+    if sample is None or sample.uncertain_bytes is None:
+        reason = around.why_no_history or "the file has the events of one phase only"
+        return [Verdict(UNKNOWN, f"{reason}.")]
+    if oom.segment_bytes <= oom.available_bytes:
+        return [_of_enough_memory(oom)]
+    found = [*leak, *_fragmented(oom, around), *_limit(oom), *_others(oom, around)]
+    if found:
+        return found
+    most = _most_available(oom, sample)
+    if oom.requested_bytes > most:
+        return [_too_large(oom, sample, around)]
+    return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
+
+
+def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+    if around.leaks is None or around.leaks.verdict != "leak":
+        return
+    from pytracer.analysis.leaks.texts import rate_text, since_text, where_text
+
+    growths = [growth for growth in around.leaks.growths if growth.verdict == "leak"]
+    held = sum(growth.held_bytes for growth in growths)
+    # Half: freed blocks of a leak may leave free memory in pieces.
+    if oom.segment_bytes > oom.available_bytes + held // 2:
+        return
+    yield Verdict(
+        LEAK,
+        f"{rate_text(around.leaks, around.leaks.bytes_per_step)} are kept"
+        f"{since_text(growths, around.leaks)}, from {where_text(growths)}, {size(held)} in all. "
+        f"Without this memory, the {size(oom.requested_bytes)} would have fitted.",
+    )
+
+
+def _of_cpu(oom: OutOfMemory) -> Verdict:
+    asked, free = size(oom.requested_bytes), size(oom.device_free_bytes)
+    if oom.requested_bytes > oom.device_free_bytes:
+        return Verdict(TOO_LARGE, f"{asked} were requested, and {free} were free in the system.")
+    return Verdict(
+        UNKNOWN,
+        f"{asked} were requested, and {free} were free in the system. A limit of the process or of "
+        "its container (ulimit -v, cgroup), or the kernel's overcommit policy, may have refused "
+        "the allocation.",
+    )
+
+
+def _of_enough_memory(oom: OutOfMemory) -> Verdict:
+    needs = size(oom.segment_bytes)
+    return Verdict(
+        UNKNOWN,
+        f"the allocator needed {needs} from the device, and {size(oom.available_bytes)} were free. "
+        "A limit that is not in the file, a capture of a graph, or another process that held the "
+        "memory for a moment may have prevented the allocation.",
+    )
+
+
+def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+    own, streams = oom.own_pool_free_bytes, oom.own_pool_streams
+    if own is None or streams is None or around.expands:
+        return
+    # Expandable segments join free memory only as far as no block in use is in the same page.
+    lost = max(own // 2, SPARE_PAGES * PAGE_BYTES * max(streams, 1))
+    if oom.segment_bytes + lost > oom.available_bytes + own:
+        return
+    largest = 0 if oom.sample is None else oom.sample.largest_free_bytes
+    in_streams = "" if streams < 2 else f" of {streams} streams"
+    yield Verdict(
+        FRAGMENTED,
+        f"{size(oom.requested_bytes)} would fit into the {size(oom.available_bytes + own)} that "
+        f"are free, {size(oom.available_bytes)} on the device and {size(own)} inside segments"
+        f"{in_streams}, if they were one piece. The largest free block has {size(largest)}.",
+    )
+
+
+def _limit(oom: OutOfMemory) -> Iterator[Verdict]:
+    if oom.available_bytes < oom.device_free_bytes and oom.segment_bytes <= oom.device_free_bytes:
+        unused = size(oom.device_free_bytes - oom.available_bytes)
+        yield Verdict(
+            LIMIT,
+            f"the limit of the process (set_per_process_memory_fraction) leaves {unused} of the "
+            f"device unused. Without it, the {size(oom.requested_bytes)} would have fitted.",
+        )
+
+
+def _others(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+    own, others = _elsewhere(oom, around)
+    if oom.sample is None or own is None:
+        return
+    blamed = max(own - USUAL_CONTEXT_BYTES, 0) + (others or 0)
+    room = oom.device_free_bytes + blamed
+    if oom.limit_bytes is not None:
+        room = min(room, oom.limit_bytes - oom.sample.reserved_bytes)
+    if blamed == 0 or oom.segment_bytes > room:
+        return
+    if others is None:
+        held = (
+            f"{size(own)} of the device are held outside this process's allocator. Whether by "
+            "other processes or by this process's context and libraries is unknown, because the "
+            "driver did not report the memory of the process"
+        )
+    else:
+        parts = []
+        if others:
+            parts.append(f"other processes hold {size(others)} of the device")
+        if own > USUAL_CONTEXT_BYTES or not others:
+            parts.append(
+                f"this process's context and libraries hold {size(own)} outside the allocator"
+            )
+        held = ", and ".join(parts)
+    yield Verdict(
+        OTHERS,
+        f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted.",
+    )
+
+
+def _elsewhere(oom: OutOfMemory, around: Surroundings) -> tuple[int | None, int | None]:
+    """Return the bytes outside the allocator, of this process and of other processes.
+
+    The second number is None if the two are not known apart: then the first is their sum.
+    """
+    elsewhere = oom.elsewhere_bytes
+    if elsewhere is None or around.outside_bytes is None or not oom.is_at_end:
+        return elsewhere, None
+    own = min(around.outside_bytes, elsewhere)
+    return own, elsewhere - own
+
+
+def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:
+    """Return the memory that an ideal allocator would have had: no rounding, no unusable piece."""
+    waiting = sample.active_bytes - sample.allocated_bytes + (sample.uncertain_bytes or 0)
+    return oom.available_bytes + sample.reserved_bytes - sample.requested_bytes + waiting
+
+
+def _too_large(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
+    missing = oom.requested_bytes - oom.available_bytes - sample.free_bytes
+    free = size(oom.available_bytes + sample.free_bytes)
+    text = (
+        f"{size(oom.requested_bytes)} are more than all free memory, {free} on the device and "
+        f"inside segments: {size(missing)} were missing."
+    )
+    elsewhere = oom.elsewhere_bytes
+    if elsewhere is None:
+        text += " How much of the device is held outside the allocator is unknown."
+    elif elsewhere:
+        text += f" {size(elsewhere)} of the device are held outside this process's allocator."
+    return Verdict(TOO_LARGE, text)
+
+
+def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:
+    """Return why an allocation failed that was not larger than what an ideal allocator has."""
+    asked, available = size(oom.requested_bytes), size(oom.available_bytes)
+    own = oom.own_pool_free_bytes
+    if own is None or oom.own_pool_streams is None:
+        return (
+            f"{available} were free on the device and up to {size(sample.free_bytes)} inside "
+            "segments. Which of these the request could use is unknown, because the file does not "
+            "have the exact sizes of all blocks at that moment."
+        )
+    if oom.requested_bytes > oom.available_bytes + sample.free_bytes:
+        if waiting := sample.active_bytes - sample.allocated_bytes:
+            return (
+                f"{asked} are more than all free memory, {size(oom.available_bytes + own)}, but "
+                f"the program has freed {size(waiting)} more, which a stream still uses."
+            )
+        lost_bytes = sample.active_bytes - sample.requested_bytes
+        return (
+            f"{asked} are more than all free memory, {size(oom.available_bytes + own)}, but the "
+            f"allocator has rounded the program's blocks up by {size(lost_bytes)}. Another "
+            "rounding might have left enough."
+        )
+    if around.expands:
+        return (
+            f"{available} were free on the device and {size(own)} in the segments of the request's "
+            "pool, although expandable segments are on. They lie between blocks in use, in pages "
+            "that cannot be given back."
+        )
+    if oom.requested_bytes > oom.available_bytes + own:
+        other = size(sample.free_bytes - own)
+        return (
+            f"{available} were free on the device and {size(own)} in the segments that the "
+            f"request could use. {other} more were free in other memory pools, such as a CUDA "
+            "graph's, or in segments for blocks of other sizes."
+        )
+    return (
+        f"{asked} would fit into the {size(oom.available_bytes + own)} that are free, "
+        f"{available} on the device and {size(own)} inside segments, if they were one piece. But "
+        "too little is to spare to be sure that expandable segments would join enough of it."
+    )

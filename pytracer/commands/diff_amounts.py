@@ -1,0 +1,62 @@
+"""The table of the amounts of two recordings, for `pytracer diff`."""
+
+from collections.abc import Callable
+
+from rich.table import Table
+
+from pytracer.analysis.diff import DeviceDifference
+from pytracer.commands.table import new_table
+from pytracer.text import size
+
+_AMOUNTS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "allocs": "allocations",
+    "frees": "frees",
+}
+_AMOUNTS_OF_ACCELERATORS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "reserved_bytes": "reserved",
+    "fragmentation_bytes": "reserved - allocated",
+    "rounding_bytes": "active - requested",
+    "inactive_split_bytes": "inactive split",
+    "largest_free_bytes": "largest free block",
+    "segments": "segments",
+    "peak_reserved_bytes": "reserved, own peak",
+    "allocs": "allocations",
+    "frees": "frees",
+    "device_allocs": "device allocs",
+    "device_frees": "device frees",
+    "ooms": "out of memory",
+    "retries": "retries",
+}
+
+
+def amounts_table(device: DeviceDifference, title: str) -> Table:
+    """Make the table of the amounts of a device, and of their differences."""
+    is_cpu = device.before == device.after == "cpu"
+    table = new_table("delta", "baseline", "new", "", title=title, text=-1)
+    for key, name in (_AMOUNTS if is_cpu else _AMOUNTS_OF_ACCELERATORS).items():
+        amount = device.amounts[key]
+        if not amount.before and not amount.after:
+            continue
+        show = size if key.endswith("_bytes") else "{:,}".format
+        table.add_row(
+            "" if amount.delta is None else signed(amount.delta, show),
+            "-" if amount.before is None else show(amount.before),
+            "-" if amount.after is None else show(amount.after),
+            name,
+        )
+    return table
+
+
+def delta(delta_bytes: int) -> str:
+    """Return a difference in bytes, with its sign."""
+    return signed(delta_bytes, size)
+
+
+def signed(difference: int, show: Callable[[int], str]) -> str:
+    """Return a number with its sign."""
+    return f"+{show(difference)}" if difference > 0 else show(difference)

@@ -1,0 +1,132 @@
+"""The command `pytracer frag`."""
+
+import shlex
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
+from pytracer.commands.shared_options import device_option, json_options, moment_option, top_option
+from pytracer.commands.table import call_site, new_table
+from pytracer.reading.reader import load
+from pytracer.text import number, printable, size, size_range
+
+
+@click.command("frag")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@moment_option
+@device_option
+@top_option("rows")
+@json_options
+def frag_command(
+    path: Path,
+    moment: str | None,
+    device: int | None,
+    top: int,
+    as_json: bool,
+    json_path: str | None,
+) -> None:
+    """What keeps free memory from being given back?
+
+    \b
+    pytracer frag snapshot.pickle
+    pytracer frag snapshot.pickle --at peak
+
+    Prints the free memory inside segments, and the call sites whose blocks keep it there: the
+    allocator gives a segment, or a page of an expandable segment, back only if all of it is free.
+    """
+    found = fragmentation(load(path), device, moment)
+    if as_json or json_path is not None:
+        from pytracer.commands.json_output import write_json
+        from pytracer.reading.to_json import SCHEMA_VERSION
+
+        document = {"schema_version": SCHEMA_VERSION, "path": str(path), "devices": found}
+        write_json(document, to_stdout=as_json, path=json_path)
+    if as_json:
+        return
+    console = Console(highlight=False)
+    for index, fragmented in enumerate(found):
+        if index:
+            console.print()
+        _show(console, fragmented, top)
+
+
+def _show(console: Console, fragmented: Fragmentation, top: int) -> None:
+    console.print(Text(printable(_answer(fragmented)), "bold"))
+    if fragmented.pins and (sentence := _sentence(fragmented.pins[0])):
+        console.print(Text(printable(sentence), "bold"))
+    if not fragmented.is_exact:
+        console.print("The sizes of some blocks are unknown, so free bytes are upper bounds.")
+    if fragmented.pins and top:
+        console.print()
+        console.print(_table(fragmented.pins, top))
+    if fragmented.stuck_bytes and not any(pin.is_expandable for pin in fragmented.pins):
+        console.print()
+        console.print("What to try:")
+        path = shlex.quote(fragmented.path)
+        command = f"  pytracer replay {path} --set expandable_segments:True"
+        console.print(Text(printable(command), "bold"), soft_wrap=True)
+
+
+def _answer(fragmented: Fragmentation) -> str:
+    return (
+        f"{fragmented.name} {fragmented.moment}: of {size(fragmented.reserved_bytes)} reserved, "
+        f"{size(fragmented.active_bytes)} are in use, {size(fragmented.stuck_bytes)} are free next "
+        f"to blocks in use, and {size(fragmented.returnable_bytes)} can be given back to the "
+        f"device. The largest free block has {size(fragmented.largest_free_bytes)}."
+    )
+
+
+def _sentence(pin: Pin) -> str:
+    """Describe the segments that pin most, as in "108 segments of 80 MiB, each with 1 block"."""
+    unit = "page" if pin.is_expandable else "segment"
+    each = "" if pin.segments == 1 else " each"
+    sizes = size_range(pin.least_segment_bytes, pin.most_segment_bytes)
+    return (
+        f"{call_site_text(pin.call_site)} pins most: {number(pin.segments, unit)} of {sizes}"
+        f"{each}, with {number(pin.blocks, 'block')} of {size(pin.block_bytes)} and "
+        f"{size(pin.stuck_bytes)} free in all."
+    )
+
+
+def _table(pins: list[Pin], top: int) -> object:
+    streams, pools = ({getattr(pin, name) for pin in pins} for name in ("stream", "pool"))
+    has_streams, has_pools = len(streams) > 1, pools != {(0, 0)}
+    table = new_table(
+        "free",
+        "in use",
+        "blocks",
+        "segments",
+        "of",
+        *(("stream",) if has_streams else ()),
+        *(("pool",) if has_pools else ()),
+        "pinned by",
+        title="Free memory next to blocks in use",
+        text=-1,
+    )
+    for pin in pins[:top]:
+        kind = f"{pin.kind} page" if pin.is_expandable else pin.kind
+        table.add_row(
+            size(pin.stuck_bytes),
+            size(pin.block_bytes),
+            f"{pin.blocks:,}",
+            f"{pin.segments:,} {kind}",
+            size_range(pin.least_segment_bytes, pin.most_segment_bytes),
+            *((f"{pin.stream:#x}",) if has_streams else ()),
+            *((f"{pin.pool[0]}.{pin.pool[1]}",) if has_pools else ()),
+            call_site(pin.call_site),
+        )
+    if others := pins[top:]:
+        table.add_row(
+            size(sum(pin.stuck_bytes for pin in others)),
+            size(sum(pin.block_bytes for pin in others)),
+            f"{sum(pin.blocks for pin in others):,}",
+            f"{sum(pin.segments for pin in others):,}",
+            "",
+            *([""] * (has_streams + has_pools)),
+            f"({number(len(others), 'other row')})",
+        )
+    return table

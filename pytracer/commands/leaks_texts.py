@@ -1,0 +1,207 @@
+"""The texts and tables of `pytracer leaks`."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.leaks.groups import is_users
+from pytracer.analysis.leaks.growth import LEAST_GROWTHS
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport
+from pytracer.analysis.leaks.texts import rate_text, since_text, where_text
+from pytracer.commands.table import Fitted, new_table
+from pytracer.reading.snapshot import Frame
+from pytracer.text import number, printable, size
+
+_CALLERS = 2
+"""The number of callers that a table shows below a call site."""
+
+
+def answers(report: LeakReport) -> Iterator[str]:
+    """Yield the first lines: the verdict on each process, or on those with the same verdict."""
+    groups: dict[str, list[DeviceLeaks]] = {}
+    for device in report.devices:
+        groups.setdefault(_same(device), []).append(device)
+    order = ("leak", "unknown", "none")
+    for devices in sorted(groups.values(), key=lambda found: order.index(found[0].verdict)):
+        largest = max(devices, key=lambda device: device.bytes_per_step)
+        yield f"{_who(devices, report.devices)}{_answer(largest)}"
+
+
+def _same(device: DeviceLeaks) -> str:
+    """Return a text that is the same for devices of which one answer is given."""
+    leaks = _leaks(device)
+    where = where_text(leaks) if leaks else device.reason
+    return f"{device.device.partition(':')[0]} {device.verdict} {where}"
+
+
+def _who(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
+    """Name the processes of an answer: "On rank 2 of 4 ranks: "."""
+    if len(among) == 1:
+        return ""
+    is_one_device = len({device.device for device in among}) == 1
+    if _noun(among) == "devices":
+        names = [device.device for device in devices]
+    elif is_one_device:
+        names = [_process(device) for device in devices]
+    else:
+        names = [f"{_process(device)} {device.device}" for device in devices]
+    if len(devices) == len(among):
+        return f"On all {len(among)} {_noun(among)}: "
+    shown = ", ".join(names[:8]) + (" and others" if len(names) > 8 else "")
+    return f"On {shown} of {len(among)} {_noun(among)}: "
+
+
+def _noun(devices: Sequence[DeviceLeaks]) -> str:
+    ranks = {device.rank for device in devices}
+    if None not in ranks and len(ranks) == len(devices):
+        return "ranks"
+    is_one_process = len({(device.rank, device.pid) for device in devices}) == 1
+    names = {device.device for device in devices}
+    return "devices" if is_one_process and len(names) == len(devices) else "recordings"
+
+
+def _process(device: DeviceLeaks) -> str:
+    if device.rank is not None:
+        return f"rank {device.rank}"
+    return "an unknown process" if device.pid is None else f"pid {device.pid}"
+
+
+def _answer(device: DeviceLeaks) -> str:
+    if device.verdict == "leak":
+        leaks = _leaks(device)
+        text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
+        text += f"{where_text(leaks)}."
+        if device.exhausted_step is not None:
+            text += f" Memory would run out at about step {device.exhausted_step:,}."
+        return text
+    if device.verdict == "none":
+        span = f"steps {device.first} to {device.last}"
+        if device.first is None:
+            span = f"{device.files} files"
+        return f"No leak found in {span}: {device.reason}."
+    text = f"Can't tell whether there is a leak, because {device.reason}."
+    if device.growths:
+        growth = device.growths[0]
+        text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
+        text += f"from {where_text([growth])}."
+    return text
+
+
+def _leaks(device: DeviceLeaks) -> list[Growth]:
+    return [growth for growth in device.growths if growth.verdict == "leak"]
+
+
+def observed(device: DeviceLeaks, is_only: bool) -> Iterator[str]:
+    """Yield what was observed, and the figures that decided."""
+    who = device.device if is_only else f"{_process(device)}, {device.device}"
+    path = device.path if device.files == 1 else f"the ends of {device.files} files"
+    if device.begin_bytes is None or device.end_bytes is None:
+        yield f"{who}: {path}"
+        return
+    change = f"{size(device.begin_bytes)} → {size(device.end_bytes)}"
+    if device.first is not None and device.last is not None:
+        at = f"at the ends of steps {device.first} and {device.last}"
+    else:
+        at = "at the ends of the first and the last part"
+        at = at if device.files == 1 else "in the first and the last file"
+    yield f"{who}: {change} allocated {at} ({path})"
+
+
+def growths_table(device: DeviceLeaks, top: int) -> Table:
+    """Make the table of what grew."""
+    unit = "file" if device.unit == "file" else "s" if device.unit == "second" else device.unit
+    names = (f"per {unit}", "95% between", "grew in", "since", "held", "call site")
+    is_mixed = len({growth.verdict for growth in device.growths}) > 1
+    table = new_table(*names, text=-1)
+    for growth in device.growths[:top]:
+        least, most = growth.least_bytes_per_step, growth.most_bytes_per_step
+        site = Fitted(partial(_site, growth, is_mixed), _site(growth, is_mixed, None))
+        table.add_row(
+            size(round(growth.bytes_per_step)),
+            f"{size(round(least))}\n{size(round(most))}",
+            _occurrences(growth, device),
+            _first(growth, device),
+            f"{size(growth.held_bytes)}\n{number(growth.blocks, 'block')}",
+            site,
+        )
+    if others := device.growths[top:]:
+        table.add_row("", "", "", "", "", f"({len(others):,} others)")
+    return table
+
+
+def _occurrences(growth: Growth, device: DeviceLeaks) -> str:
+    return f"{growth.growths:,} of {device.observed:,}"
+
+
+def _first(growth: Growth, device: DeviceLeaks) -> str:
+    if growth.is_older:
+        return f"{device.first:,}\nor before" if device.first else "before"
+    return "-" if growth.first_step is None else f"{growth.first_step:,}"
+
+
+def _site(growth: Growth, is_mixed: bool, width: int | None) -> str:
+    lines = [call_site_text(growth.frames[0] if growth.frames else None, width)]
+    callers = [frame for frame in growth.frames[1:] if frame.name != "<module>"]
+    less = None if width is None else width - 2
+    lines += [f"← {call_site_text(frame, less)}" for frame in callers[:_CALLERS]]
+    if growth.phase:
+        lines.append(f"phase {printable(growth.phase)}")
+    if growth.kind == "replaced":
+        lines.append("(each block is replaced by a larger one)")
+    if is_mixed and growth.verdict == "unknown":
+        lines.append(f"(can't tell: {growth.reason})")
+    return "\n".join(lines)
+
+
+def releases_table(device: DeviceLeaks, top: int) -> Table:
+    """Make the table of what grew for some steps, but is no leak."""
+    table = new_table("at most", "why it is no leak", "call site", text=-1)
+    table.title = Text("Memory that grew for some steps", "table.title")
+    table.columns[1].justify = "left"
+    for release in device.releases[:top]:
+        frame = release.frames[0] if release.frames else None
+        caller = next((f for f in release.frames[1:] if is_users(f)), None)
+
+        def text(
+            width: int | None, frame: Frame | None = frame, caller: Frame | None = caller
+        ) -> str:
+            first = call_site_text(frame, width)
+            less = None if width is None else width - 2
+            return first if caller is None else f"{first}\n← {call_site_text(caller, less)}"
+
+        table.add_row(size(release.most_bytes), Text(release.reason), Fitted(text, text(None)))
+    return table
+
+
+def advice(report: LeakReport) -> Iterator[str]:
+    """Yield what to do next, as commands to paste."""
+    verdicts = [device for device in report.devices if device.verdict == report.verdict]
+    device = verdicts[0]
+    path = shlex.quote(device.path)
+    if device.verdict == "leak":
+        yield (
+            "What to do: find what stores the memory that these lines allocate and outlives the "
+            "step: a list, a cache, a closure, or a loss that keeps its graph. All memory held at "
+            "the end, by stack:"
+        )
+        yield f"    pytracer export {path} --to collapsed --at end"
+        return
+    if device.verdict == "none":
+        yield (
+            f"A leak that adds memory fewer than {LEAST_GROWTHS} times in {device.observed:,} "
+            f"{device.unit}s would not be found: record more steps to find it."
+        )
+        return
+    if device.unit != "step":
+        yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
+        yield "    PYTRACER=1 PYTRACER_STEP_FROM=optimizer python train.py"
+        return
+    yield (
+        "What to do: record more steps in one file, with a larger trace_alloc_max_entries if the "
+        "ring overwrote the first ones, or compare two files of the process:"
+    )
+    yield "    pytracer diff EARLY.pickle LATE.pickle"

@@ -1,0 +1,218 @@
+"""The checks of the markers `max_device_memory` and `no_device_leak`."""
+
+import dataclasses
+import gc
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytracer.analysis.call_sites import Site, sites_at
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.history import ContradictionError, History, Lifetimes, replay
+from pytracer.backends.devices import automatic_backend
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import device_metadata, device_name
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Snapshot, has_events
+from pytracer.text import number, parsed_size, size
+from pytracer.tracing.tracer import Tracer
+
+RING_ENTRIES = 1_000_000
+"""The bound of the events of a test's recording; they take at most 48 MB."""
+
+_TOP = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """A marker of a test.
+
+    Attributes:
+        limit_bytes: The most bytes that are allowed.
+        device: The device to check, as in "cuda" or "cuda:1".
+    """
+
+    limit_bytes: int
+    device: str
+
+
+class Recording:
+    """The recording of one marked test."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        """Check the markers' arguments, and begin to record.
+
+        Raises:
+            Failed: A marker has a wrong argument, or the device cannot be recorded.
+            Skipped: A marker needs an accelerator, and there is none.
+        """
+        self._item = item
+        self._peak = _check(item, "max_device_memory", "limit")
+        self._leak = _check(item, "no_device_leak", "allow")
+        devices = {check.device for check in (self._peak, self._leak) if check is not None}
+        gc.collect()
+        self._tracer = Tracer(device=sorted(devices), trace_alloc_max_entries=RING_ENTRIES)
+        self._tracer.start()
+        if untraced := self._tracer.stats()["untraced"]:
+            self._tracer.stop()
+            pytest.fail(f"the memory of the test cannot be recorded: {untraced}", pytrace=False)
+
+    def end_call(self, has_passed: bool) -> None:
+        """Check the peak at the end of the test's call.
+
+        Raises:
+            Failed: The test allocated more than its limit, or this is unknown.
+        """
+        text = ""
+        if self._peak is not None and has_passed:
+            text = self._problem(self._peak, _over_limit)
+        if text or not has_passed or self._leak is None:
+            self._leak = None
+            self._tracer.stop()
+        if text:
+            pytest.fail(text, pytrace=False)
+
+    def end_test(self) -> None:
+        """Report the memory that is left after the test and its fixtures, as a failure."""
+        if self._leak is None:
+            return
+        gc.collect()
+        _clear_workspaces()
+        self._tracer.stop()
+        item = self._item
+        if text := self._problem(self._leak, _left):
+            report = pytest.TestReport(
+                nodeid=item.nodeid,
+                location=item.location,
+                keywords=dict.fromkeys(item.keywords, 1),
+                outcome="failed",
+                longrepr=text,
+                when="teardown",
+            )
+            item.ihook.pytest_runtest_logreport(report=report)
+
+    def _problem(self, check: Check, find: Callable[[Snapshot, int, Check], Iterator[str]]) -> str:
+        """Return what is wrong on the devices of a marker; "" if nothing is."""
+        path = self._file()
+        try:
+            self._tracer.dump(path)
+            snapshot = load(path)
+            lines: list[str] = []
+            for device, trace in enumerate(snapshot.traces):
+                name = device_name(snapshot, device)
+                if has_events(trace) and name.split(":")[0] == check.device.split(":")[0]:
+                    lines += find(snapshot, device, check)
+        except (OSError, PytracerError) as error:
+            return f"the memory of {self._item.name} cannot be checked: {error}"
+        if not lines:
+            path.unlink(missing_ok=True)
+            return ""
+        command = f"To look further: pytracer stats {shlex.quote(str(path))}"
+        return "\n".join([f"{self._item.name} {lines[0]}", *lines[1:], command])
+
+    def _file(self) -> Path:
+        """Return the file of the recording: in pytest's cache, where the next run replaces it."""
+        name = re.sub(r"[^\w.-]+", "_", self._item.nodeid)[-150:] + ".pickle"
+        cache = getattr(self._item.config, "cache", None)
+        folder = tempfile.mkdtemp(prefix="pytracer-") if cache is None else cache.mkdir("pytracer")
+        path = Path(folder, name)
+        return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
+    """Return a marker of a test; None: the test does not have it."""
+    marker = item.get_closest_marker(name)
+    if marker is None:
+        return None
+    given = dict(marker.kwargs)
+    if name == "max_device_memory" and len(marker.args) == 1:
+        given[amount] = marker.args[0]
+    elif marker.args:
+        pytest.fail(f"the marker {name} has wrong arguments: {marker.args}", pytrace=False)
+    if unknown := given.keys() - {amount, "device"}:
+        pytest.fail(f"the marker {name} has no argument {unknown.pop()!r}", pytrace=False)
+    limit, device = given.get(amount), given.get("device")
+    if limit is None and name == "max_device_memory":
+        pytest.fail(f'the marker {name} needs a limit, as in {name}("2 GiB")', pytrace=False)
+    try:
+        limit_bytes = parsed_size(limit) if isinstance(limit, str) else int(limit or 0)
+    except (TypeError, ValueError) as error:
+        pytest.fail(f"the marker {name} has a wrong limit: {error}", pytrace=False)
+    if device is None:
+        device = automatic_backend()
+        if device == "cpu":
+            pytest.skip(
+                f'{name} finds no accelerator: give device="cpu" to check the CPU\'s memory'
+            )
+    return Check(limit_bytes, str(device))
+
+
+def _history(snapshot: Snapshot, device: int) -> History | str:
+    """Return the history, with the blocks of the test only; a sentence if it is unknown."""
+    try:
+        history = replay(snapshot, device)
+    except ContradictionError as error:
+        return str(error)
+    if device_metadata(snapshot, device).get("overwritten") != 0:
+        return f"the test has more events than the recording's {RING_ENTRIES:,}"
+    blocks = history.blocks
+    is_tests = blocks.alloc_event >= 0
+    own = {
+        field.name: getattr(blocks, field.name)[is_tests] for field in dataclasses.fields(blocks)
+    }
+    return dataclasses.replace(history, blocks=Lifetimes(**own))
+
+
+def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
+    """Yield lines if the test allocated more than its limit, or if this is unknown."""
+    history, name = _history(snapshot, device), device_name(snapshot, device)
+    if isinstance(history, str):
+        yield f"may have allocated more than {size(check.limit_bytes)} on {name}: {history}"
+        return
+    added = history.usage.allocated_bytes - history.usage.allocated_bytes[0]
+    entry = int(added.argmax())
+    peak = int(added[entry])
+    if peak <= check.limit_bytes:
+        return
+    yield (
+        f"allocated {size(peak)} on {name}, {size(peak - check.limit_bytes)} more than its limit "
+        f"of {size(check.limit_bytes)}. At the peak, most was held by:"
+    )
+    yield from _holders(sites_at(history, snapshot, entry, _TOP))
+
+
+def _left(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
+    """Yield lines if more memory is left than allowed, or if this is unknown."""
+    history, name = _history(snapshot, device), device_name(snapshot, device)
+    if isinstance(history, str):
+        yield f"may have left memory on {name}: {history}"
+        return
+    end = len(snapshot.traces[device])
+    left = int(history.blocks.size_bytes[history.blocks.free_requested_event >= end].sum())
+    if left <= check.limit_bytes:
+        return
+    allowed = f", and {size(check.limit_bytes)} are allowed" if check.limit_bytes else ""
+    yield (
+        f"left {size(left)} on {name} that it had allocated{allowed}. After the test and its "
+        "fixtures, most is held by:"
+    )
+    yield from _holders(sites_at(history, snapshot, end, _TOP))
+
+
+def _holders(sites: Sequence[Site]) -> Iterator[str]:
+    for site in sites:
+        where = call_site_text(site.call_site)
+        yield f"  {size(site.size_bytes):>9} in {number(site.count, 'block')}: {where}"
+
+
+def _clear_workspaces() -> None:
+    """Release the workspaces that cuBLAS keeps once they were used: they are no test's leak."""
+    clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()

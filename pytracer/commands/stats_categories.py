@@ -1,0 +1,81 @@
+"""The table of `pytracer stats` about what memory was for."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.analysis.categories import FREED_LATER, CategoryUsage
+from pytracer.analysis.report import DeviceReport, Report
+from pytracer.commands.table import add_row, new_table
+from pytracer.reading.metadata import read_number
+from pytracer.text import number, printable, size
+
+_BAR_WIDTH = 12
+
+
+def show_categories(console: Console, report: Report, device: DeviceReport) -> None:
+    """Print the tables of the categories, at the end and at the peak, and what is not known."""
+    categories = device.categories
+    if categories is None:
+        return
+    moment = "end" if device.sites_at_oom is None else "out-of-memory"
+    console.print()
+    console.print(_table(categories.at_end, f"What memory was for at the {moment}"))
+    at_peak = categories.at_peak
+    if at_peak not in (None, categories.at_end) and any(usage.owners for usage in at_peak):
+        console.print()
+        console.print(_table(at_peak, "What memory was for at the peak"))
+        if any(usage.category == FREED_LATER for usage in at_peak):
+            console.print(
+                "Blocks that were freed later did not exist any more when the file was written, "
+                "so their categories are unknown."
+            )
+    for line in _not_known(report):
+        console.print(Text(line))
+
+
+def _not_known(report: Report) -> Iterator[str]:
+    tensors = report.metadata.get("tensors")
+    if not isinstance(tensors, dict):
+        return
+    if gradients := read_number(tensors, "unread_gradients"):
+        yield (
+            f"The gradients of {number(gradients, 'parameter')} are unknown: another thread than "
+            "the training's wrote the file, and torch allows no other thread to read them."
+        )
+    if unread := read_number(tensors, "unread"):
+        yield f"{number(unread, 'tensor')} could not be read, so their blocks are unknown."
+    if tensors.get("all_modules_found") is False:
+        yield (
+            "The search for modules that are older than the recording was cut short: their "
+            "blocks may be unknown. Start the tracer before the model is made."
+        )
+
+
+def _table(categories: list[CategoryUsage], title: str) -> Table:
+    table = new_table("category", "bytes", "share", "", "blocks", "largest", title=title, text=1)
+    table.columns[3].justify = "left"
+    table.columns[5].justify = "left"
+    table.columns[5].overflow = "fold"
+    total = sum(usage.size_bytes for usage in categories)
+    for usage in categories:
+        share = usage.size_bytes / total if total else 0.0
+        add_row(
+            table,
+            printable(usage.category.replace("_", " ")),
+            size(usage.size_bytes),
+            f"{share:.0%}",
+            "█" * round(share * _BAR_WIDTH),
+            f"{usage.count:,}",
+            _largest(usage),
+        )
+    return table
+
+
+def _largest(usage: CategoryUsage) -> str:
+    if not usage.owners:
+        return ""
+    owner = usage.owners[0]
+    return f"{size(owner.size_bytes)}: {printable(owner.name)}"

@@ -1,0 +1,1 @@
+"""The owners of live memory: parameters, gradients, buffers and optimizers' states."""

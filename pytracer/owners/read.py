@@ -1,0 +1,150 @@
+"""Reads which tensors own memory now."""
+
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pytracer import _core
+from pytracer.log import warn_once
+from pytracer.owners.gradients import GradientAccess
+from pytracer.owners.names import named_tensors
+from pytracer.owners.registry import REGISTRY
+from pytracer.owners.tensors import memory_of, tensors_in
+
+MAX_OWNERS = 200_000
+"""How many owners are read at most. Later ones are counted."""
+
+Owner = tuple[int, int, int, int, int, str]
+"""Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
+
+_PARAMETER, _BUFFER, _GRADIENT, _STATE = map(
+    _core.CATEGORIES.index, ("parameter", "buffer", "gradient", "optimizer_state")
+)
+_MODULE, _OPTIMIZER, _GRAD = map(_core.CATEGORY_RULES.index, ("module", "optimizer", "grad"))
+
+
+class OwnersNow:
+    """The owners of memory at one moment.
+
+    Attributes:
+        owners: The owners; of those with the same memory, the one that names it first.
+        unread_gradients: Of how many parameters the gradient may not be read on this thread.
+        unread: How many more there are: those that could not be read, and those beyond
+            `MAX_OWNERS`.
+    """
+
+    def __init__(self, devices: Collection[int]) -> None:
+        """Read the owners of memory on these devices; -1: the CPU. Never raises."""
+        self.owners: list[Owner] = []
+        self.unread = 0
+        self.unread_gradients = 0
+        self._devices = devices
+        self._torch: Any = sys.modules.get("torch")
+        if self._torch is None:
+            return
+        # Classes and modes of the program that intercept functions of tensors are not asked.
+        with self._torch._C.DisableTorchFunction():
+            self._read()
+
+    def _read(self) -> None:
+        parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
+        for name, parameter in self._of_modules():
+            parameters.setdefault(id(parameter), (name, parameter))
+        optimizers = REGISTRY.optimizers()
+        access = GradientAccess(self._torch, REGISTRY)
+        for optimizer in optimizers:
+            self._attempt(self._parameters_of, optimizer, parameters, access)
+        for name, parameter in parameters.values():
+            self._attempt(self._gradient_of, name, parameter, access)
+        for optimizer in optimizers:
+            self._attempt(self._state_of, optimizer, parameters)
+
+    def _attempt(self, read: Any, *arguments: Any) -> None:
+        try:
+            read(*arguments)
+        except Exception as error:  # code of the program: subclasses of tensors and of optimizers
+            self.unread += 1
+            warn_once(
+                f"some memory has no name: reading a tensor failed with {error!r}. The job is not "
+                "affected",
+                f"owners: {type(error)}",
+            )
+
+    def _add(self, tensor: Any, category: int, rule: int, name: str) -> None:
+        for address, size_bytes, device in memory_of(self._torch, tensor):
+            if device not in self._devices:
+                continue
+            if len(self.owners) < MAX_OWNERS:
+                self.owners.append((address, size_bytes, device, category, rule, name))
+            else:
+                self.unread += 1
+
+    def _of_modules(self) -> Iterator[tuple[str, Any]]:
+        """Add what modules have; yield the parameters."""
+        named: list[Any] = []
+        self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
+        self._attempt(REGISTRY.names.remember, named)
+        for name, tensor, is_buffer in named:
+            category = _BUFFER if is_buffer else _PARAMETER
+            self._attempt(self._add, tensor, category, _MODULE, name)
+            if not is_buffer:
+                yield name, tensor
+
+    def _parameters_of(
+        self, optimizer: Any, parameters: dict[int, tuple[str, Any]], access: GradientAccess
+    ) -> None:
+        """Add the parameters that no module has."""
+        kind = type(optimizer).__name__
+        thread = REGISTRY.stepping_thread(optimizer)
+        for number, group in enumerate(list(optimizer.param_groups)):
+            access.note_optimizer(list(group["params"]), thread)
+            for position, parameter in enumerate(list(group["params"])):
+                if id(parameter) not in parameters:
+                    name = REGISTRY.names.name_of(parameter)
+                    name = name or f"{kind} group {number} parameter {position}"
+                    parameters[id(parameter)] = (name, parameter)
+                    self._attempt(self._add, parameter, _PARAMETER, _OPTIMIZER, name)
+
+    def _gradient_of(self, name: str, parameter: Any, access: GradientAccess) -> None:
+        if not access.may_read(parameter):
+            self.unread_gradients += parameter.requires_grad
+        elif parameter.is_leaf and (gradient := parameter.grad) is not None:
+            self._add(gradient, _GRADIENT, _GRAD, f"grad of {name}")
+        # Megatron's gradient in full precision. A property of this name is not asked, because
+        # Megatron-FSDP's allocates the gradient.
+        main_grad = getattr(parameter, "__dict__", {}).get("main_grad")
+        if isinstance(main_grad, self._torch.Tensor):
+            self._add(main_grad, _GRADIENT, _GRAD, f"main_grad of {name}")
+
+    def _state_of(self, optimizer: Any, parameters: dict[int, tuple[str, Any]]) -> None:
+        kind = type(optimizer).__name__
+        for key, state in list(optimizer.state.items()):
+            owner, _ = parameters.get(id(key), (kind, None))
+            values = list(state.items()) if isinstance(state, dict) else [(key, state)]
+            for name, value in values:
+                text = f"{name if isinstance(name, str | int) else 'state'} of {owner}"
+                for tensor in tensors_in(self._torch, value):
+                    self._attempt(self._add, tensor, _STATE, _OPTIMIZER, text)
+        for number, group in enumerate(list(optimizer.param_groups)):
+            for name, value in list(group.items()):
+                if name != "params":  # such as a learning rate that is a tensor
+                    for tensor in tensors_in(self._torch, value):
+                        named = f"{name} of {kind} group {number}"
+                        self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named)
+
+
+def read_owners(session: _core.Session) -> _core.Owners | None:
+    """Read the owners of what the next view of a session has; None if that fails. Never raises."""
+    try:
+        marks = session.mark()
+        now = OwnersNow({mark.device for mark in marks})
+        return _core.Owners(
+            marks,
+            now.owners,
+            unread=now.unread + REGISTRY.dropped,
+            unread_gradients=now.unread_gradients,
+            has_all_modules=REGISTRY.is_complete,
+        )
+    except Exception as error:
+        warn_once(f"a snapshot has no owners of memory: {error!r}", f"owners: {type(error)}")
+        return None

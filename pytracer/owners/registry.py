@@ -1,0 +1,197 @@
+"""The modules and optimizers of this process, found as they are made and used.
+
+Torch reports each parameter, buffer and submodule when a module gets it, and each optimizer when it
+steps. Modules and optimizers that are older than the first tracer are found once, when it starts.
+"""
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+from pytracer.backends.running_torch import is_compiled
+from pytracer.log import warn_once
+from pytracer.owners.names import RememberedNames, named_tensors
+
+MAX_MODULES = 2**18
+"""How many modules, and how many optimizers, are known at most. Later ones are counted."""
+
+MAX_SEARCH_SECONDS = 0.5
+"""How long the search for older modules and optimizers may take, without the listing itself."""
+
+_OBJECTS_BETWEEN_CLOCKS = 2**16
+_MAX_MAKERS = 1024
+
+
+class Registry:
+    """Weak references to modules and optimizers. Any thread may call the methods; none raises.
+
+    Attributes:
+        names: The names that parameters had.
+        makers: The threads that make modules or start tracers.
+        dropped: How many modules and optimizers found no room.
+        is_complete: False if the search for older ones ran out of time, or failed.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet, and do not follow torch."""
+        self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        # The thread that stepped an optimizer last; None: it has not stepped yet.
+        self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
+        self._handles: list[Any] = []
+        self._changing = threading.RLock()  # a signal handler may start or stop a tracer
+        self.names = RememberedNames()
+        self.makers: set[int] = set()
+        self.dropped = 0
+        self.is_complete = True
+
+    def follow(self) -> None:
+        """Have torch report modules and optimizers from now on.
+
+        The hooks stay: they take next to nothing, and without them each start of a tracer would
+        have to search for the modules that were made meanwhile.
+        """
+        with self._changing:
+            self._note_maker()
+            if self._handles:
+                return
+            try:
+                self._follow_torch()
+            except Exception as error:  # another torch than expected
+                self._end()
+                self.is_complete = False
+                warn_once(
+                    f"blocks of parameters and optimizers have no names: torch refused the hooks "
+                    f"({error!r}). Everything else is recorded",
+                    "owners: hooks",
+                )
+
+    def reset_lock(self) -> None:
+        """Replace the lock in a forked child: a thread that the child lacks may hold it."""
+        self._changing = threading.RLock()
+
+    def _follow_torch(self) -> None:
+        modules = sys.modules.get("torch.nn.modules.module")
+        optimizers = sys.modules.get("torch.optim.optimizer")
+        if modules is None or optimizers is None:  # no torch
+            return
+        for register, hook in (
+            (modules.register_module_parameter_registration_hook, self._registered),
+            (modules.register_module_buffer_registration_hook, self._registered),
+            (modules.register_module_module_registration_hook, self._registered),
+            (optimizers.register_optimizer_step_pre_hook, self._steps),
+        ):
+            self._handles.append(register(hook))
+        self.is_complete = self._search(modules.Module, optimizers.Optimizer)
+
+    def _end(self) -> None:
+        for handle in self._handles:
+            with contextlib.suppress(Exception):
+                handle.remove()
+        self._handles.clear()
+
+    def _note_maker(self) -> None:
+        if len(self.makers) < _MAX_MAKERS:
+            self.makers.add(threading.get_ident())
+
+    def _registered(self, module: Any, _name: str, _value: Any) -> None:
+        """Note a module, on the thread that gives it a parameter, a buffer or a submodule."""
+        if is_compiled():  # torch would not compile what follows
+            return
+        if id(module) not in self._modules:
+            self._note_maker()
+            self._add_module(module)
+
+    def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Note an optimizer and its thread, before its first step makes its state."""
+        if is_compiled():
+            return
+        try:
+            thread, stepped = threading.get_ident(), self._optimizers.get(optimizer)
+            if stepped != thread:
+                self._add_optimizer(optimizer, thread)
+            if stepped is None:
+                self.names.remember(named_tensors(self.modules()))
+        except Exception:  # code of the program: a hash, or a module that is not like torch's
+            self.dropped += 1
+
+    def _add_module(self, module: Any) -> None:
+        if len(self._modules) < MAX_MODULES:
+            with contextlib.suppress(TypeError):  # a class without weak references
+                self._modules[id(module)] = module
+                return
+        self.dropped += 1
+
+    def _add_optimizer(self, optimizer: Any, thread: int | None) -> None:
+        if len(self._optimizers) < MAX_MODULES or optimizer in self._optimizers:
+            with contextlib.suppress(TypeError):
+                self._optimizers[optimizer] = thread
+                return
+        self.dropped += 1
+
+    def _search(self, module: type, optimizer: type) -> bool:
+        """Find what is older than this call; return whether everything was examined.
+
+        Only the types of objects are looked at, so hardly any code of the program runs.
+        """
+        begin = time.monotonic()
+        modules, optimizers = _subclasses(module), _subclasses(optimizer)
+        wanted = modules | optimizers
+        objects = gc.get_objects()
+        for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
+            if time.monotonic() - begin > MAX_SEARCH_SECONDS:
+                return False
+            some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
+            for thing in [thing for thing in some if id(type(thing)) in wanted]:
+                if id(type(thing)) in optimizers:
+                    self._add_older(thing)
+                elif id(thing) not in self._modules:
+                    self._add_module(thing)
+        return True
+
+    def _add_older(self, optimizer: Any) -> None:
+        try:
+            if optimizer not in self._optimizers:
+                self._add_optimizer(optimizer, None)
+        except Exception:  # code of the program: a hash
+            self.dropped += 1
+
+    def modules(self) -> list[Any]:
+        """Return the modules that exist, in the order in which they were found."""
+        return _alive(self._modules.valuerefs())
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that exist, in the order in which they were found."""
+        return _alive(self._optimizers.keyrefs())
+
+    def stepping_thread(self, optimizer: Any) -> int | None:
+        """Return the thread that stepped an optimizer last; None: it has not stepped yet."""
+        return self._optimizers.get(optimizer)
+
+
+def _subclasses(kind: type) -> set[int]:
+    """Return the ids of a class and of all classes that inherit from it."""
+    found = {id(kind)}
+    waiting = [kind]
+    while waiting:
+        subclasses: list[type] = type.__subclasses__(waiting.pop())
+        for subclass in subclasses:
+            if id(subclass) not in found:
+                found.add(id(subclass))
+                waiting.append(subclass)
+    return found
+
+
+def _alive(references: "Iterable[ref[Any]]") -> list[Any]:
+    return [thing for reference in references if (thing := reference()) is not None]
+
+
+REGISTRY = Registry()
+"""The modules and optimizers of this process."""
+
+os.register_at_fork(after_in_child=REGISTRY.reset_lock)

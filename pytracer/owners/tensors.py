@@ -1,0 +1,64 @@
+"""Where the memory of a tensor is. No device is waited for, and none allocates anything."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+MAX_NESTING = 4
+"""How deep tensors may be nested in tensors, lists and dicts."""
+
+
+class Memory(NamedTuple):
+    """The memory of one tensor.
+
+    Attributes:
+        address: Where the tensor's elements begin.
+        size_bytes: The bytes of its elements.
+        device: The index of the accelerator; -1: the CPU.
+    """
+
+    address: int
+    size_bytes: int
+    device: int
+
+
+def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
+    """Yield the memory of a tensor: several parts for sparse tensors and tensors of tensors.
+
+    Nothing is yielded for a tensor without memory: a fake one, one on the device "meta", a
+    parameter that has no shape yet, or an empty tensor.
+
+    Args:
+        torch: The module.
+        tensor: The tensor.
+        nesting: How many tensors are around this one.
+    """
+    kind = type(tensor)
+    flatten = getattr(kind, "__tensor_flatten__", None)
+    if flatten is not None:  # DTensor, and quantised tensors such as torchao's
+        if nesting < MAX_NESTING:
+            for name in flatten(tensor)[0]:
+                if isinstance(part := getattr(tensor, name), torch.Tensor):
+                    yield from memory_of(torch, part, nesting + 1)
+        return
+    if tensor.layout is not torch.strided:
+        if tensor.layout is torch.sparse_coo:
+            yield from memory_of(torch, tensor._indices(), nesting + 1)
+            yield from memory_of(torch, tensor._values(), nesting + 1)
+        return
+    # A tensor that shares its memory until it is written to must not be copied by the question.
+    read = getattr(tensor, "const_data_ptr", tensor.data_ptr)
+    try:
+        address = read()
+    except RuntimeError:  # a tensor without storage: fake, functional, batched
+        return
+    if address and (size_bytes := tensor.nbytes):
+        yield Memory(address, size_bytes, tensor.get_device())
+
+
+def tensors_in(torch: Any, value: Any, nesting: int = 0) -> Iterator[Any]:
+    """Yield the tensors in a value: a tensor, or lists and dicts of tensors."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif nesting < MAX_NESTING and isinstance(value, list | tuple | dict):
+        for item in list(value.values()) if isinstance(value, dict) else list(value):
+            yield from tensors_in(torch, item, nesting + 1)

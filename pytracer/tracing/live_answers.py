@@ -1,0 +1,74 @@
+"""The answers that a tracer gives about its own recording."""
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.live_categories import Categories, live_categories
+from pytracer.tracing.snapshot_writer import SnapshotWriter
+
+if TYPE_CHECKING:
+    from pytracer.analysis.explanation import Explanation
+    from pytracer.analysis.groups import Held
+
+
+@dataclass(frozen=True, repr=False)
+class LiveReport:
+    """What `pytracer explain` would say about the recording. A notebook shows it as text.
+
+    Attributes:
+        explanations: One explanation for each device; devices that ran out of memory come first.
+    """
+
+    explanations: "list[Explanation]"
+
+    def __str__(self) -> str:
+        """Return what happened, the verdicts and who holds the memory, for each device."""
+        from pytracer.analysis.explanation_lines import lines
+
+        devices = ["\n".join(lines(one, is_file=False)) for one in self.explanations]
+        return "\n\n".join(devices) or "Nothing was recorded."
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class LiveAnswers:
+    """The methods of `Tracer` that read its recording as `pytracer.analysis` reads a file."""
+
+    _recording: DeviceRecording
+    _writer: SnapshotWriter
+
+    def _metadata(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def report(self) -> LiveReport:
+        """Return what `pytracer explain` would say about the recording so far."""
+        from pytracer.analysis.explanation import explain
+        from pytracer.reading.reader import load
+
+        return LiveReport(explain(load(self._writer.as_bytes(self._metadata()))))
+
+    def categories(self) -> dict[str, Categories]:
+        """Return what live memory is for now, by device and category: see `live_categories`."""
+        return live_categories(self._recording)
+
+    def who_holds(self, by: str = "site", *, at: str = "end", depth: int = 0) -> "list[Held]":
+        """Return who holds memory now, or at another moment, for each device.
+
+        Args:
+            by: What to group by: "site", "caller", "stack", "category", "owner", "phase", "step"
+                or "age".
+            at: "end" (now), "peak", "oom", the index of an event, or "+SECONDS" after the first.
+            depth: How many callers distinguish groups by "site" and "caller".
+
+        Raises:
+            PytracerError: There is no such moment, or `by` is unknown.
+        """
+        from pytracer.analysis.groups import who_holds
+        from pytracer.reading.reader import load
+
+        return who_holds(load(self._writer.as_bytes(self._metadata())), at=at, by=by, depth=depth)

@@ -1,0 +1,233 @@
+"""Programs that run out of memory for one known reason; see test_verdicts.py.
+
+    python oom_programs.py cuda NAME... SEED...
+
+The device has 4 GiB. For each name of a function, a line has "passed" or "failed"; for each seed, a
+line has the number of the allocation that failed, or -1. With OUTPUT, each is recorded in a folder
+of its name.
+"""
+
+import ctypes
+import gc
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pytracer
+
+MIB = 1 << 20
+
+backend = sys.argv[1]
+device = f"{backend}:0"
+api = getattr(torch, backend)
+
+
+def make(mib: float) -> torch.Tensor:
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=device)
+
+
+@contextmanager
+def taken_from_driver(mib: int) -> Iterator[None]:
+    """Hold device memory as a library does, without torch."""
+    make(1)  # initialises the device
+    address = ctypes.c_void_p()
+    size = ctypes.c_size_t(mib * MIB)
+    if backend == "cuda":
+        library = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+        allocate, free = library.cudaMalloc, library.cudaFree
+    else:
+        library = ctypes.CDLL("libascendcl.so")
+        allocate, free = library.aclrtMalloc, library.aclrtFree
+    assert allocate(ctypes.byref(address), size, 0) == 0  # cudaMalloc ignores the third argument
+    try:
+        yield
+    finally:
+        assert free(address) == 0
+
+
+def pinned_segments(mib: int = 45) -> list[torch.Tensor]:
+    """Leave 40 segments of 80 MiB, each with one block."""
+    peak = [make(80) for _ in range(40)]
+    del peak
+    return [make(mib) for _ in range(40)]
+
+
+def fragmented() -> None:
+    held = pinned_segments()
+    make(1500)
+    del held
+
+
+def nearly_fits() -> None:
+    """Request as much as is free in all, but for 4 MiB."""
+    held = pinned_segments()
+    free, _ = api.mem_get_info(0)
+    make(free // MIB + api.memory_reserved(0) // MIB - api.memory_allocated(0) // MIB - 4)
+    del held
+
+
+def too_large() -> None:
+    held = [make(100) for _ in range(30)]
+    make(2000)
+    del held
+
+
+def too_large_in_a_fragmented_device() -> None:
+    held = pinned_segments()
+    make(3000)
+    del held
+
+
+def library() -> None:
+    with taken_from_driver(2560):
+        held = make(1000)
+        make(1000)
+        del held
+
+
+def small_library() -> None:
+    """Let a library hold no more than a context does."""
+    with taken_from_driver(700):
+        held = [make(100) for _ in range(30)]
+        make(500)
+        del held
+
+
+def neighbour() -> None:
+    """Need SIMULATED_OTHERS_MB=2560."""
+    held = make(1000)
+    make(1000)
+    del held
+
+
+def limit() -> None:
+    api.set_per_process_memory_fraction(0.25, 0)
+    try:
+        held = make(600)
+        make(600)
+        del held
+    finally:
+        api.set_per_process_memory_fraction(1.0, 0)
+
+
+def other_stream() -> None:
+    """Leave the free memory in the segments of another stream."""
+    with api.stream(api.Stream(device=device)):
+        held = pinned_segments()
+    make(1500)
+    del held
+
+
+def other_pool() -> None:
+    """Leave the free memory in a memory pool that the request cannot use."""
+    pool = api.MemPool()
+    with api.use_mem_pool(pool, device=0):
+        held = pinned_segments()
+    make(1500)
+    del held
+
+
+def pinned_pages() -> None:
+    """Leave a block of 2 MiB in each 32 MiB of an expandable segment."""
+    pairs = [(make(30), make(2)) for _ in range(110)]
+    held = [kept for _, kept in pairs]
+    del pairs
+    make(2500)
+    del held
+
+
+def leaking() -> None:
+    """Keep 60 MiB of each step."""
+    train(batches_kept=10**6)
+
+
+def not_leaking() -> None:
+    """Keep 60 MiB of each of the last three steps, until a batch does not fit."""
+    train(batches_kept=3, last_batch_mib=4000)
+
+
+def train(batches_kept: int, last_batch_mib: int = 100) -> None:
+    model = make(500)
+    kept: list[torch.Tensor] = []
+    for step in range(100):
+        batch = make(last_batch_mib if step == 99 else 100)
+        kept = [*kept, make(60)][-batches_kept:]
+        del batch
+        if tracer is not None:
+            tracer.step()
+    del model
+
+
+def survived() -> None:
+    """Continue after a fragmented device."""
+    held = pinned_segments()
+    with suppress(torch.OutOfMemoryError):
+        make(1500)
+    del held
+    held = [make(5) for _ in range(3)]
+    del held
+
+
+def random_program(seed: int) -> int:
+    """Allocate and free at random; return the number of the allocation that failed."""
+    rng = random.Random(seed)
+    mix = rng.choice(["large", "mixed", "pinning"])
+    held: list[torch.Tensor] = []
+    for number in range(20_000):
+        if mix == "pinning" and number % 40 == 39:
+            held = held[::2] if rng.random() < 0.7 else held[-3:]
+        elif held and rng.random() < 0.4:
+            held.pop(rng.randrange(len(held)))
+        low, high = (20, 400) if mix == "large" else (0.05, rng.choice([30, 200, 600]))
+        size = rng.uniform(low, high)
+        try:
+            held.append(make(size))
+        except torch.OutOfMemoryError:
+            return number
+    return -1
+
+
+tracer: pytracer.Tracer | None = None
+"""The tracer of the program that runs."""
+
+
+def traced(name: str) -> Any:
+    """Return a tracer that writes to OUTPUT/name, if there is one, else nothing."""
+    if "OUTPUT" not in os.environ:
+        return nullcontext()
+    entries = int(os.environ.get("ENTRIES", "100000"))
+    path = Path(os.environ["OUTPUT"]) / name
+    return pytracer.Tracer(path, device=backend, trace_alloc_max_entries=entries)
+
+
+def passes(program: Callable[[], None]) -> bool:
+    try:
+        program()
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def main(name: str) -> None:
+    global tracer
+    with traced(name) as tracer:
+        if name.isdecimal():
+            result: object = random_program(int(name))
+        else:
+            result = "passed" if passes(globals()[name]) else "failed"
+    print(name, result, flush=True)
+    gc.collect()
+    api.empty_cache()
+
+
+if __name__ == "__main__":
+    if os.environ.get("NO_NVML"):
+        sys.modules["pynvml"] = None  # type: ignore[assignment]
+    for argument in sys.argv[2:]:
+        main(argument)

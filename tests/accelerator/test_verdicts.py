@@ -1,0 +1,190 @@
+"""Test the verdicts of `pytracer explain` on programs that run out of memory for a known reason.
+
+The oracle is the program itself: under expandable segments, on a larger device, or without the
+memory of others.
+"""
+
+from pathlib import Path
+
+import processes
+import pytest
+import simulated
+
+from pytracer.analysis import explain
+from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, TOO_LARGE, UNKNOWN
+from pytracer.reading import load
+
+PROGRAM = Path(__file__).parent / "oom_programs.py"
+CAPACITY_MIB = 4 << 10
+
+pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
+
+
+@pytest.fixture(autouse=True)
+def simulated_device() -> None:
+    if not simulated.active():
+        pytest.skip("needs a device of a chosen capacity")
+
+
+def run(backend: str, folder: Path, *names: object, **more: str) -> dict[str, str]:
+    """Run programs in a process, and return the result of each."""
+    env = processes.environment(**{"SIMULATED_CAPACITY_MB": str(CAPACITY_MIB), **more})
+    done = processes.run_python(PROGRAM, backend, *names, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def expandable(backend: str) -> dict[str, str]:
+    return {f"PYTORCH_{backend.upper()}_ALLOC_CONF": "expandable_segments:True"}
+
+
+def explained(folder: Path, name: object) -> Explanation:
+    """Return the explanation of a program's out-of-memory."""
+    (path,) = folder.glob(f"{name}/oom_*/*.pickle")
+    found = explain(load(path))[0]
+    assert found.is_oom_file
+    return found
+
+
+def kinds(explanation: Explanation) -> list[str]:
+    return [verdict.kind for verdict in explanation.verdicts]
+
+
+EXPECTED = {
+    "fragmented": [FRAGMENTED],
+    "nearly_fits": [UNKNOWN],
+    "too_large": [TOO_LARGE],
+    "too_large_in_a_fragmented_device": [TOO_LARGE],
+    "library": [OTHERS],
+    "small_library": [TOO_LARGE],
+    "limit": [LIMIT],
+    "other_stream": [FRAGMENTED],
+    "other_pool": [UNKNOWN],
+}
+
+
+@pytest.mark.parametrize("entries", [100_000, 48])
+def test_known_reasons(backend: str, tmp_path: Path, entries: int) -> None:
+    # WHEN programs run out of memory, also if the ring has lost the beginning
+    names = [*EXPECTED] if backend == "cuda" else [*EXPECTED][:-1]  # torch_npu's pools differ
+    results = run(backend, tmp_path, *names, OUTPUT=str(tmp_path), ENTRIES=str(entries))
+    assert results == dict.fromkeys(names, "failed")
+    found = {name: explained(tmp_path, name) for name in names}
+    # THEN the verdicts are the known ones
+    assert {name: kinds(found[name]) for name in names} == {name: EXPECTED[name] for name in names}
+    for explanation in found.values():
+        # AND the line of the allocation that failed, and those that hold memory, are known
+        assert explanation.oom is not None
+        assert explanation.oom.call_site is not None
+        assert explanation.oom.call_site.filename == str(PROGRAM)
+        assert explanation.held_at == "oom"
+        assert explanation.holders[0].site.call_site is not None
+
+
+def test_the_programs_confirm_the_verdicts(backend: str, tmp_path: Path) -> None:
+    # WHEN the programs run under expandable segments, THEN only those pass that were fragmented
+    of_kind = {
+        kind: [name for name, expected in EXPECTED.items() if expected == [kind]]
+        for kind in (FRAGMENTED, TOO_LARGE)
+    }
+    results = run(
+        backend, tmp_path, *of_kind[FRAGMENTED], *of_kind[TOO_LARGE], **expandable(backend)
+    )
+    for kind, names in of_kind.items():
+        expected = "passed" if kind == FRAGMENTED else "failed"
+        assert [results[name] for name in names] == [expected] * len(names)
+    # AND on a larger device, those pass that were too large
+    larger = run(backend, tmp_path, *of_kind[TOO_LARGE], SIMULATED_CAPACITY_MB="16384")
+    assert set(larger.values()) == {"passed"}
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None:
+    # GIVEN a device of which another process holds 2.5 GiB, and a driver that reports the memory
+    # of this process, or does not
+    if is_silent and backend == "npu":
+        pytest.skip("the simulated DCMI always answers")
+    more = {"NO_NVML": "1"} if is_silent else {}
+    traced = {"OUTPUT": str(tmp_path), "SIMULATED_OTHERS_MB": "2560", **more}
+    assert run(backend, tmp_path, "neighbour", **traced) == {"neighbour": "failed"}
+    # THEN the verdict is the other process
+    explanation = explained(tmp_path, "neighbour")
+    assert kinds(explanation) == [OTHERS]
+    text = explanation.verdicts[0].text
+    # Of this process, the simulated driver counts 300 MiB that are not used memory of the device.
+    assert ("other processes hold 2.207 GiB" in text) == (not is_silent)
+    assert ("is unknown, because the driver" in text) == is_silent
+    # AND the program passes without that process
+    assert run(backend, tmp_path, "neighbour") == {"neighbour": "passed"}
+
+
+def test_a_leak(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program that keeps memory of each step, and one that keeps that of the last steps
+    names = ("leaking", "not_leaking")
+    results = run(backend, tmp_path, *names, OUTPUT=str(tmp_path))
+    assert results == dict.fromkeys(names, "failed")
+    # THEN only the first one leaks, and the line is named
+    leak, innocent = (explained(tmp_path, name) for name in names)
+    assert kinds(leak) == [LEAK]
+    assert "60 MiB a step are kept since step 1, from " in leak.verdicts[0].text
+    assert "oom_programs.py" in leak.verdicts[0].text
+    assert leak.suggestions[0].command.startswith("pytracer leaks ")
+    assert kinds(innocent) == [TOO_LARGE]
+    # AND a larger device helps the second one, but the first one only for some steps
+    larger = run(backend, tmp_path, *names, SIMULATED_CAPACITY_MB="5632")
+    assert larger == {"leaking": "failed", "not_leaking": "passed"}
+
+
+def test_expandable_segments_are_not_suggested_twice(backend: str, tmp_path: Path) -> None:
+    # GIVEN a program that runs out of memory only with expandable segments
+    assert run(backend, tmp_path, "pinned_pages") == {"pinned_pages": "passed"}
+    run(backend, tmp_path, "pinned_pages", OUTPUT=str(tmp_path), **expandable(backend))
+    explanation = explained(tmp_path, "pinned_pages")
+    # THEN the verdict does not promise that they help
+    assert kinds(explanation) == [UNKNOWN]
+    assert "although expandable segments are on" in explanation.verdicts[0].text
+    commands = [suggestion.command for suggestion in explanation.suggestions]
+    assert not any("expandable_segments:True" in command for command in commands)
+
+
+def test_the_file_at_the_end_of_a_program_that_survived(backend: str, tmp_path: Path) -> None:
+    # WHEN a program survives an out-of-memory by fragmentation, and writes a file at its end
+    assert run(backend, tmp_path, "survived", OUTPUT=str(tmp_path)) == {"survived": "passed"}
+    (at_end,) = tmp_path.glob("survived/exit/*.pickle")
+    # THEN both files have the verdict, and name the same holders
+    earlier, later = explained(tmp_path, "survived"), explain(load(at_end))[0]
+    assert kinds(earlier) == [FRAGMENTED]
+    # An NPU's file does not show how the allocator rounded sizes, if no block is left at the end.
+    assert kinds(later) == [FRAGMENTED if backend == "cuda" else UNKNOWN]
+    assert not later.is_oom_file
+    assert "continued afterwards" in later.what
+    sites = [[holder.site.call_site for holder in one.holders] for one in (earlier, later)]
+    assert sites[0] == sites[1]
+
+
+SEEDS = range(100, 150)
+
+
+def test_random_programs(backend: str, tmp_path: Path) -> None:
+    # GIVEN programs that allocate and free at random until memory runs out, in other ways under
+    # expandable segments and on a larger device
+    def failures(**more: str) -> dict[int, float]:
+        """Return the number of the allocation that failed of each seed."""
+        results = run(backend, tmp_path, *SEEDS, **more)
+        numbers = {int(seed): float(number) for seed, number in results.items()}
+        return {seed: number if number >= 0 else float("inf") for seed, number in numbers.items()}
+
+    recorded = failures(OUTPUT=str(tmp_path), ENTRIES="300")
+    joined, larger = failures(**expandable(backend)), failures(SIMULATED_CAPACITY_MB="65536")
+    found: dict[str, list[int]] = {FRAGMENTED: [], TOO_LARGE: [], UNKNOWN: []}
+    for seed in SEEDS:
+        (kind,) = kinds(explained(tmp_path, seed))
+        found[kind].append(seed)
+    # THEN each verdict is confirmed by the same program
+    assert [seed for seed in found[FRAGMENTED] if joined[seed] <= recorded[seed]] == []
+    assert [seed for seed in found[TOO_LARGE] if joined[seed] > recorded[seed]] == []
+    assert [seed for seed in found[TOO_LARGE] if larger[seed] <= recorded[seed]] == []
+    # AND most programs get a verdict
+    assert min(len(found[FRAGMENTED]), len(found[TOO_LARGE])) > 5
+    assert len(found[UNKNOWN]) < len(SEEDS) // 2

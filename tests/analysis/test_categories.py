@@ -1,0 +1,135 @@
+"""Tests of what memory was for, from files of real trainings."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from commands import invoke
+from torch import nn
+
+import pytracer
+from pytracer import text
+from pytracer.analysis import explain
+from pytracer.analysis.categories import FREED_LATER, CategoryUsage
+from pytracer.analysis.groups import who_holds
+from pytracer.analysis.report import DeviceReport, stats
+from pytracer.errors import PytracerError
+from pytracer.reading.reader import load
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a snapshot of a training whose peak has activations."""
+    path = tmp_path_factory.mktemp("categories") / "x.pickle"
+    with pytracer.Tracer(path, device="cpu"):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            loss = model(torch.ones(512, 64)).square().sum()
+            loss.backward()
+            optimizer.step()
+    return path
+
+
+@pytest.fixture
+def report(path: Path) -> DeviceReport:
+    (device,) = stats(load(path)).devices
+    return device
+
+
+def by_name(categories: list[CategoryUsage]) -> dict[str, CategoryUsage]:
+    assert len({usage.category for usage in categories}) == len(categories)
+    sizes = [usage.size_bytes for usage in categories]
+    assert sizes == sorted(sizes, reverse=True)
+    return {usage.category: usage for usage in categories}
+
+
+def test_the_end_has_the_categories_of_the_blocks(path: Path, report: DeviceReport) -> None:
+    # GIVEN the blocks of the file, read by Python's own pickle
+    content = pickle.loads(path.read_bytes())
+    sizes: Counter[str] = Counter()
+    blocks: Counter[str] = Counter()
+    for segment in content["segments"]:
+        for block in segment["blocks"]:
+            sizes[block["category"]] += block["size"]
+            blocks[block["category"]] += 1
+    # THEN the report has the same sums
+    assert report.categories is not None
+    found = by_name(report.categories.at_end)
+    assert {name: usage.size_bytes for name, usage in found.items()} == sizes
+    assert {name: usage.count for name, usage in found.items()} == blocks
+    assert sum(sizes.values()) == report.end.active_bytes
+    # AND the owners add up, the largest first
+    state = found["optimizer_state"]
+    assert sum(owner.size_bytes for owner in state.owners) == state.size_bytes
+    assert state.owners[0].size_bytes == 64 * 64 * 4
+    assert state.owners[0].name.endswith("0.weight")
+    assert found["unknown"].owners == []
+
+
+def test_the_peak_has_the_categories_of_blocks_that_stayed(report: DeviceReport) -> None:
+    assert report.categories is not None
+    assert report.categories.at_peak is not None
+    assert report.peak_allocated is not None
+    found = by_name(report.categories.at_peak)
+    total = sum(usage.size_bytes for usage in found.values())
+    assert total == report.peak_allocated.active_bytes
+    # All parameters existed at the peak, and the activations were freed later.
+    parameters = 4 * (64 * 64 + 64) * 4
+    assert found["parameter"].size_bytes == parameters
+    assert found[FREED_LATER].size_bytes >= 4 * 512 * 64 * 4
+    assert found[FREED_LATER].owners == []
+
+
+def test_files_without_owners_have_no_categories() -> None:
+    for name in ("snapshot-1.4-cpu.pickle", "native/cuda-2.12.1.pickle"):
+        for device in stats(load(GOLDEN / name)).devices:
+            assert device.categories is None
+
+
+def test_a_file_without_a_trace_has_the_end(path: Path) -> None:
+    content = pickle.loads(path.read_bytes())
+    content["device_traces"] = [[]]
+    (device,) = stats(load(pickle.dumps(content, protocol=4))).devices
+    assert device.categories is not None
+    assert device.categories.at_peak is None
+    assert by_name(device.categories.at_end)["parameter"].count == 8
+
+
+def test_groups_are_those_of_the_report(path: Path, report: DeviceReport) -> None:
+    assert report.categories is not None
+    snapshot = load(path)
+    for at, expected in (("end", report.categories.at_end), ("peak", report.categories.at_peak)):
+        # WHEN memory is grouped by category, THEN the groups are the categories
+        (held,) = who_holds(snapshot, at=at, by="category")
+        assert expected is not None
+        assert [(group.category, group.size_bytes, group.count) for group in held.groups] == [
+            (usage.category, usage.size_bytes, usage.count) for usage in expected
+        ]
+        # AND by owner, each owner has a group, and what has no owner has its category
+        (held,) = who_holds(snapshot, at=at, by="owner")
+        owners = {
+            (usage.category, o.name): o.size_bytes for usage in expected for o in usage.owners
+        }
+        found = {(group.category, group.owner): group.size_bytes for group in held.groups}
+        assert {key: size for key, size in found.items() if key[1] is not None} == owners
+        assert sum(found.values()) == sum(usage.size_bytes for usage in expected)
+        assert held.active_bytes == sum(usage.size_bytes for usage in expected)
+
+
+def test_a_file_without_owners_has_no_groups_by_category() -> None:
+    with pytest.raises(PytracerError, match=r"cpu.pickle has no owners of blocks, so no category"):
+        who_holds(load(GOLDEN / "snapshot-1.4-cpu.pickle"), by="category")
+
+
+def test_the_explanation_says_what_memory_was_for(path: Path, report: DeviceReport) -> None:
+    assert report.categories is not None
+    (found,) = explain(load(path))
+    assert found.categories == report.categories.at_peak
+    output = " ".join(invoke("explain", path).output.split())
+    size_bytes = 4 * (64 * 64 + 64) * 4
+    assert f", parameter {text.size(size_bytes)} ({size_bytes / found.held_bytes:.0%})" in output

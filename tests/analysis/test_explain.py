@@ -1,0 +1,121 @@
+"""Test the explanation of a file: what happened, who holds memory and for how long, what to try."""
+
+from pathlib import Path
+
+import pytest
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.analysis import explain
+from pytracer.analysis.explanation_lines import lines
+from pytracer.reading import load
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MIB = 2**20
+KIB = 2**10
+
+MODEL = ("model.py", "forward", 31)
+TORCH = ("/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", "_call_impl", 1)
+NATIVE = ("??", "torch::autograd::Engine::run()", 0)
+
+
+def program_of_steps() -> Program:
+    """Return a program that runs out of memory in step 4, with blocks of all steps."""
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    steps = []
+    for step in range(1, 5):
+        steps.append([step, len(program.events)])
+        program.alloc(300 * KIB, MODEL, TORCH, NATIVE, ("train.py", f"step{step}", step))
+        if step < 3:
+            program.alloc(KIB, ("setup.py", "load", 2))
+    temporary = program.alloc(400 * KIB, ("train.py", "temporary", 9))
+    program.free(temporary)
+    program.out_of_memory(40 * MIB, 10 * MIB)
+    program.metadata["devices"][0] |= {"steps": steps, "overwritten": 0}
+    return program
+
+
+def test_who_holds_memory_and_for_how_long() -> None:
+    # GIVEN a program that keeps a block of each step
+    (found,) = explain(program_of_steps().snapshot())
+    # THEN the call sites are those at the out-of-memory, with callers outside torch
+    model, setup = found.holders
+    assert found.held_at == "oom"
+    assert model.site.call_site == MODEL
+    assert model.site.count == 4
+    assert [caller.filename for caller in model.callers] == ["train.py"]
+    assert found.held_bytes == 4 * 300 * KIB + 2 * KIB
+    assert model.share == pytest.approx(1200 / 1202)
+    # AND the ages are those of their oldest and newest block, in steps
+    assert (model.oldest_age, model.newest_age) == (3, 0)
+    assert (setup.oldest_age, setup.newest_age) == (3, 2)
+    # AND the text names the step
+    assert found.what.startswith("CUDA out of memory: 40 MiB were requested at (unknown), step 4.")
+
+
+def test_four_lines() -> None:
+    (found,) = explain(program_of_steps().snapshot())
+    what, verdict, held, advice = lines(found)
+    assert what == found.what
+    assert verdict.startswith("Verdict: too large: 40 MiB are more than all free memory")
+    assert held.startswith(
+        "Held by: 1.172 MiB (100%) model.py:31 forward ← train.py:1 step1 (0-3 steps old); 2 KiB"
+    )
+    assert advice == "Try: pytracer stats made.pickle --top 20"
+
+
+def test_blocks_older_than_the_trace_have_no_age() -> None:
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": MIB})
+    program.alloc(300 * KIB, MODEL, events=False)
+    program.alloc(300 * KIB, MODEL)
+    second = len(program.events)
+    program.alloc(300 * KIB, MODEL)
+    program.out_of_memory(40 * MIB, 10 * MIB)
+    program.metadata["devices"][0] |= {"steps": [[7, 0], [8, second]], "overwritten": 3}
+    (found,) = explain(program.snapshot())
+    (holder,) = found.holders
+    assert (holder.site.count, holder.oldest_age, holder.newest_age) == (3, None, 0)
+
+
+def test_without_an_out_of_memory_the_peak_is_explained() -> None:
+    (found,) = explain(load(GOLDEN / "snapshot-1.4-cuda.pickle"), 0)
+    assert found.oom is None
+    assert found.verdicts == []
+    assert found.held_at == "peak"
+    assert found.what.startswith("cuda:0: no out-of-memory. At the peak, 8.127 MiB were allocated")
+    assert found.holders[0].site.call_site is not None
+    assert found.suggestions
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "expected"),
+    [
+        ("cuda", None, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (
+            "cuda",
+            "max_split_size_mb:64,expandable_segments:False,roundup_power2_divisions:[256:1,>:2]",
+            "PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64,expandable_segments:True,"
+            "roundup_power2_divisions:[256:1,>:2]'",
+        ),
+        (  # torch_npu refuses the two together
+            "npu",
+            "max_split_size_mb:64",
+            "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+        ),
+    ],
+)
+def test_the_line_to_paste(backend: str, settings: str | None, expected: str) -> None:
+    # GIVEN a device that is fragmented: 300 segments with half of their memory free
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 2 * MIB})
+    program.metadata |= {"backends": [backend, "cpu"], "settings": {backend: settings}}
+    for _ in range(300):
+        program.alloc(MIB + 512, MODEL)
+    program.out_of_memory(MIB, MIB)
+    # WHEN it is explained
+    (found,) = explain(program.snapshot())
+    # THEN the first suggestion keeps the program's settings
+    assert [verdict.kind for verdict in found.verdicts] == ["fragmented"]
+    assert found.suggestions[0].command == f"export {expected}"
+    assert found.suggestions[1].command.startswith("pytracer replay made.pickle --set expandable")

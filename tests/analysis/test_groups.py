@@ -1,0 +1,115 @@
+"""Test who holds memory at a moment, against a synthetic program whose state is known."""
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from commands import cells
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_program import CALL_SITES, STACKS, operations, run
+from synthetic_snapshots import Program
+
+from pytracer.analysis import who_holds
+from pytracer.analysis.groups import KEYS, Group
+from pytracer.errors import PytracerError
+from pytracer.reading import load
+from pytracer.reading.to_json import to_json
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CUDA = GOLDEN / "snapshot-1.4-cuda.pickle"
+OF_TRACE = [key for key in KEYS if key not in ("category", "owner")]  # see test_categories.py
+# The program's frames that call the call site of each stack.
+CALLERS = [(), (STACKS[1][2],), (), (STACKS[3][1],), ()]
+
+invoke = partial(commands.invoke, "stats")
+
+
+def key(group: Group, by: str) -> Any:
+    return tuple(group.frames) if by in ("site", "caller", "stack") else getattr(group, by)
+
+
+@given(operations, st.integers(0, 200), st.sampled_from(OF_TRACE), st.integers(0, 2))
+def test_groups_equal_the_model(
+    program: list[tuple[str, int, int]], event: int, by: str, depth: int
+) -> None:
+    # GIVEN a program, and the blocks that it held after an event
+    model = run(program)
+    if not model.trace:
+        return
+    event %= len(model.trace)
+    snapshot = model.snapshot()
+
+    def step_at(index: int) -> int | None:
+        begun = [step for step, first in model.boundaries if first <= index]
+        return begun[-1] if begun else None
+
+    sizes: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
+    for block in model.moments[event + 1].values():
+        site, callers = CALL_SITES[block.stack], CALLERS[block.stack]
+        step, now = step_at(block.event), step_at(event)
+        expected = {
+            "site": () if site is None else (site, *callers[:depth]),
+            "caller": callers[: depth + 1],
+            "stack": STACKS[block.stack],
+            "phase": block.phase,
+            "step": step,
+            "age": None if step is None or now is None else now - step,
+        }[by]
+        sizes[expected] += block.size
+        counts[expected] += 1
+    # WHEN the blocks are grouped
+    (held,) = who_holds(snapshot, 1, at=str(event), by=by, depth=depth)
+    # THEN the groups are those of the model, the largest first
+    assert {key(group, by): group.size_bytes for group in held.groups} == sizes
+    assert {key(group, by): group.count for group in held.groups} == counts
+    assert [group.size_bytes for group in held.groups] == sorted(sizes.values(), reverse=True)
+    assert held.active_bytes == sum(sizes.values())
+
+
+def test_the_end_without_a_history() -> None:
+    # GIVEN a file without events
+    program = Program()
+    program.alloc(1000, ("train.py", "load", 1), events=False)
+    snapshot = program.snapshot()
+    # THEN its end has call sites, but no phases, steps or ages
+    (held,) = who_holds(snapshot)
+    assert held.moment.name == "end"
+    assert held.groups[0].frames
+    for by in ("phase", "step", "age"):
+        with pytest.raises(PytracerError, match="only the state at the end"):
+            who_holds(snapshot, by=by)
+
+
+def test_the_command() -> None:
+    result = invoke(CUDA, "--at", "peak", "--by", "site", "--depth", 1)
+    assert result.exit_code == 0
+    assert "cuda:0 at the peak: 8.127 MiB in use (event 37)." in result.output
+    rows = cells(result.output)
+    assert ["8.126 MiB", "100%", "3", "train.py:5 forward"] in rows
+    assert ["", "", "", "← train.py:8 step"] in rows
+    # AND the JSON has all groups
+    document = json.loads(invoke(CUDA, "--by", "phase", "--json").output)
+    assert document["files"] == [to_json(who_holds(load(CUDA), by="phase"))]
+    # AND --top limits the rows
+    (*_, others) = cells(invoke(CUDA, "--at", "peak", "--top", 1, "--device", 0).output)
+    assert others[-1] == "(2 others)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--at", "later"], "is not a moment"),
+        (["--at", "oom", "--device", "0"], "has no out-of-memory"),
+        (["--at", "1000000"], "has no event 1,000,000"),
+    ],
+)
+def test_moments_that_do_not_exist(arguments: list[str], message: str) -> None:
+    result = invoke(CUDA, *arguments)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())

@@ -1,0 +1,134 @@
+"""Test the verdicts on an out-of-memory by its figures."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.verdicts import (
+    FRAGMENTED,
+    LIMIT,
+    OTHERS,
+    TOO_LARGE,
+    UNKNOWN,
+    USUAL_CONTEXT_BYTES,
+    Surroundings,
+    verdicts,
+)
+
+MIB = 2**20
+GIB = 2**30
+
+
+def sample(**changes: int | None) -> UsageSample:
+    """Return 10 GiB reserved, of which 7 GiB are in use and 3 GiB free, in blocks of 1 GiB."""
+    values: dict[str, Any] = {
+        **{"event": 9, "time_us": None, "step": None, "phase": "", "is_exact": True},
+        **{"uncertain_bytes": 0, "requested_bytes": 7 * GIB, "allocated_bytes": 7 * GIB},
+        **{"active_bytes": 7 * GIB, "reserved_bytes": 10 * GIB, "fragmentation_bytes": 3 * GIB},
+        **{"rounding_bytes": 0, "inactive_split_bytes": 3 * GIB, "largest_free_bytes": GIB},
+        **{"free_concentration": 0.3, "segments": 10},
+    }
+    return UsageSample(**{**values, **changes})
+
+
+def oom(requested: int, **changes: Any) -> OutOfMemory:
+    """Return a request on a device of 12 GiB, of which 2 GiB are free."""
+    values: dict[str, Any] = {
+        **{"event": 9, "time_us": None, "step": None, "phase": "", "call_site": None},
+        **{"requested_bytes": requested, "segment_bytes": requested, "limit_bytes": 12 * GIB},
+        **{"device_free_bytes": 2 * GIB, "available_bytes": 2 * GIB, "free_segments": 3},
+        **{"free_in_segments_bytes": 3 * GIB, "own_pool_free_bytes": 3 * GIB},
+        **{"own_pool_streams": 1, "fits_in_largest_block": None, "fits_in_free_blocks": None},
+        **{"fits_if_joined": None, "is_one_pool": True, "elsewhere_bytes": 0},
+        **{"is_at_end": True, "sample": sample()},
+    }
+    return OutOfMemory(**{**values, **changes})
+
+
+AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
+
+
+def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
+    return [verdict.kind for verdict in verdicts(failed, replace(AROUND, **around))]
+
+
+LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": False}
+
+
+@pytest.mark.parametrize(
+    ("failed", "around", "expected"),
+    [
+        (oom(7 * GIB // 2), {}, [FRAGMENTED]),
+        (oom(7 * GIB // 2 + 1), {}, [UNKNOWN]),  # less than half of the free memory is to spare
+        (oom(5 * GIB), {}, [UNKNOWN]),
+        (oom(5 * GIB + 1), {}, [TOO_LARGE]),
+        # Expandable segments are on, and did not help.
+        (oom(3 * GIB), {"expands": True}, [UNKNOWN]),
+        (oom(5 * GIB + 1), {"expands": True}, [TOO_LARGE]),
+        # The free memory belongs to another pool.
+        (oom(4 * GIB, own_pool_free_bytes=GIB), {}, [UNKNOWN]),
+        (oom(6 * GIB, own_pool_free_bytes=GIB), {}, [TOO_LARGE]),
+        # Ten pages of each stream are to spare.
+        (oom(2 * GIB + 24 * MIB, own_pool_free_bytes=224 * MIB), {}, [FRAGMENTED]),
+        (oom(2 * GIB + 25 * MIB, own_pool_free_bytes=224 * MIB), {}, [UNKNOWN]),
+        (oom(2 * GIB + 224 * MIB, own_pool_free_bytes=GIB, own_pool_streams=4), {}, [FRAGMENTED]),
+        (oom(2 * GIB + 225 * MIB, own_pool_free_bytes=GIB, own_pool_streams=4), {}, [UNKNOWN]),
+        # The allocator needed more than the request.
+        (oom(3 * GIB, segment_bytes=5 * GIB), {}, [UNKNOWN]),
+        # Rounding and pending frees hold what is missing.
+        (oom(6 * GIB, sample=sample(requested_bytes=5 * GIB)), {}, [UNKNOWN]),
+        (oom(6 * GIB, sample=sample(allocated_bytes=5 * GIB)), {}, [UNKNOWN]),
+        # The device had enough.
+        (oom(GIB), {}, [UNKNOWN]),
+        # A limit.
+        (oom(2 * GIB, available_bytes=GIB, own_pool_free_bytes=0), {}, [LIMIT]),
+        (oom(2 * GIB, available_bytes=GIB), {}, [FRAGMENTED, LIMIT]),
+        (oom(6 * GIB, available_bytes=GIB), {}, [TOO_LARGE]),
+        # The state of the out-of-memory is not that of the file's end.
+        (oom(4 * GIB, **LATER), {}, [UNKNOWN]),
+        (oom(6 * GIB, **LATER), {}, [TOO_LARGE]),
+        # The ring lost its beginning: up to 1 GiB more may have been in use, and 1 GiB less.
+        (oom(6 * GIB, **LATER, sample=sample(uncertain_bytes=GIB)), {}, [UNKNOWN]),
+        # No usage at all.
+        (oom(GIB, sample=None), {"why_no_history": "reason"}, [UNKNOWN]),
+        (oom(GIB, sample=sample(uncertain_bytes=None)), {}, [UNKNOWN]),
+        # The CPU.
+        (oom(3 * GIB), {"is_cpu": True}, [TOO_LARGE]),
+        (oom(GIB), {"is_cpu": True}, [UNKNOWN]),
+    ],
+)
+def test_the_kind(failed: OutOfMemory, around: dict[str, Any], expected: list[str]) -> None:
+    assert kinds(failed, **around) == expected
+    assert all(verdict.text.endswith(".") for verdict in verdicts(failed, AROUND))
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "outside", "expected"),
+    [
+        (4 * GIB, None, [OTHERS]),  # without NVML: no more than the usual is not blamed
+        (4 * GIB - 1, None, [TOO_LARGE]),
+        (None, None, [TOO_LARGE]),
+        (4 * GIB, 4 * GIB, [OTHERS]),  # a library in this process
+        (3 * GIB, 0, [OTHERS]),  # another process
+        (3 * GIB, GIB, [TOO_LARGE]),
+        (3 * GIB + MIB, MIB, [OTHERS]),
+    ],
+)
+def test_memory_of_others(elsewhere: int | None, outside: int | None, expected: list[str]) -> None:
+    # GIVEN a request that needs 3 GiB more, on a device of 20 GiB
+    assert USUAL_CONTEXT_BYTES == GIB
+    failed = oom(5 * GIB, elsewhere_bytes=elsewhere, limit_bytes=20 * GIB)
+    failed = replace(failed, own_pool_free_bytes=0, free_in_segments_bytes=0)
+    failed = replace(failed, sample=sample(active_bytes=10 * GIB, requested_bytes=10 * GIB))
+    failed = replace(failed, sample=replace(failed.sample, allocated_bytes=10 * GIB))
+    # THEN others are blamed if their memory alone would have been enough
+    assert kinds(failed, outside_bytes=outside) == expected
+
+
+def test_a_limit_bounds_what_others_could_give_back() -> None:
+    failed = oom(5 * GIB, elsewhere_bytes=8 * GIB, limit_bytes=14 * GIB, own_pool_free_bytes=0)
+    assert kinds(failed) == [UNKNOWN]
+    assert kinds(replace(failed, limit_bytes=15 * GIB)) == [OTHERS]

@@ -1,0 +1,250 @@
+"""Test `pytracer leaks` on trainings that leak and on trainings that only look so."""
+
+import json
+import pickle
+import re
+import textwrap
+from pathlib import Path
+
+import leak_cases
+import processes
+import pytest
+from commands import cells, invoke
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.analysis import find_leaks
+from pytracer.reading import load
+from pytracer.reading.to_json import SCHEMA_VERSION, to_json
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "leaks.md"
+TRAIN = ("/home/me/train.py", "train_step", 41)
+MAIN = ("/home/me/train.py", "main", 90)
+MIB = 1 << 20
+
+
+def record(case: str, path: Path, *numbers: int, **variables: str) -> Path:
+    """Record a case on the CPU, in a process of its own."""
+    arguments = (leak_cases.__file__, case, "cpu", path, *numbers)
+    env = processes.environment(**variables)
+    done = processes.run_python(*arguments, cwd=path.parent, env=env)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def verdict_on_page(case: str) -> str:
+    """Return what the page says about a case."""
+    row = rf"^\| {case.replace('_', ' ')} \|.*\| (.+?) \|$"
+    (verdict,) = re.findall(row, PAGE.read_text(), re.MULTILINE)
+    return str(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", leak_cases.LEAKS)
+def test_each_leak_is_named(case: str, tmp_path: Path) -> None:
+    path = record(case, tmp_path / "a.pickle")
+    output = invoke("leaks", path).output
+    # THEN the first line has the verdict
+    assert output.startswith("Leak: ")
+    # AND the leak's line is that of the largest growth, or of a caller
+    (device,) = json.loads(invoke("leaks", path, "--json").stdout)["devices"]
+    growth = device["growths"][0]
+    lines = [frame["line"] for frame in growth["frames"]]
+    assert leak_cases.LEAKS[case] in lines
+    assert f"leak_cases.py:{leak_cases.LEAKS[case]}" in output
+    # AND no other line is accused that does not belong to the case
+    assert all(
+        any(frame["name"] == case for frame in growth["frames"]) for growth in device["growths"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", leak_cases.INNOCENTS)
+def test_no_innocent_is_accused(case: str, tmp_path: Path) -> None:
+    path = record(case, tmp_path / "a.pickle")
+    result = invoke("leaks", path)
+    expected = {
+        "none": "No leak found in steps 1 to 60: ",
+        "can't tell": "Can't tell whether there is a leak, because ",
+    }
+    assert result.output.startswith(expected[verdict_on_page(case)])
+    assert result.exit_code == 0
+
+
+def training(steps: int, **metadata: object) -> Program:
+    """Return a program that keeps 1 MiB of each step, and frees 512 KiB in each step."""
+    program = Program()
+    boundaries = []
+    for step in range(1, steps + 1):
+        boundaries.append([step, len(program.events)])
+        program.alloc(MIB, TRAIN, MAIN)
+        program.free(program.alloc(MIB // 2, ("/home/me/model.py", "forward", 7), TRAIN, MAIN))
+    program.metadata = file_metadata(current_step=steps + 1, **metadata)
+    program.metadata["devices"][0]["steps"] = boundaries
+    return program
+
+
+def test_the_answer_comes_first(tmp_path: Path) -> None:
+    # GIVEN a leak of 1 MiB a step on a device of which 150 MiB are free
+    program = training(30)
+    reserved = sum(segment["total_size"] for segment in program.content()["segments"])
+    device = {"total_bytes": 1 << 30, "free_bytes": 150 * MIB, "reserved_bytes": reserved}
+    program.metadata["devices"][0] |= device
+    path = program.write(tmp_path / "a.pickle")
+    # THEN the first line has its rate, its begin, its line, and when memory runs out
+    output = invoke("leaks", path).output
+    step = 30 + (150 * MIB + reserved - 30 * MIB) // MIB
+    assert output.splitlines()[0] == (
+        "Leak: 1 MiB a step since step 1, from me/train.py:41 train_step, called from "
+        f"me/train.py:90 main. Memory would run out at about step {step}."
+    )
+    # AND the table has the figures, and the last lines a command
+    (row, *_) = (row for row in cells(output) if "MiB" in row[0])
+    assert row[:4] == ["1 MiB", "1 MiB", "30 of 30", "1"]
+    assert output.splitlines()[-1] == f"    pytracer export {path} --to collapsed --at end"
+
+
+def test_json_has_what_python_returns(tmp_path: Path) -> None:
+    path = training(30).write(tmp_path / "a.pickle")
+    document = json.loads(invoke("leaks", path, "--json").stdout)
+    report = find_leaks(load(path))
+    assert document == {"schema_version": SCHEMA_VERSION, "errors": [], **to_json(vars(report))}
+    assert (report.verdict, report.devices[0].growths[0].held_bytes) == ("leak", 30 * MIB)
+
+
+def test_a_file_without_steps_cannot_tell(tmp_path: Path) -> None:
+    program = training(30)
+    del program.metadata["devices"][0]["steps"]
+    output = invoke("leaks", program.write(tmp_path / "a.pickle")).output
+    assert output.startswith(
+        "Can't tell whether there is a leak, because the file has no steps: call tracer.step() at "
+        "the end of each step. The largest growth is "
+    )
+    assert "from me/train.py:41 train_step" in output.splitlines()[0]
+    # AND so cannot a file of another recorder
+    program.metadata = {}
+    output = invoke("leaks", program.write(tmp_path / "b.pickle")).output
+    assert output.startswith("Can't tell whether there is a leak, because the file has no steps")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_few_steps_cannot_tell(steps: int, tmp_path: Path) -> None:
+    output = invoke("leaks", training(steps).write(tmp_path / "a.pickle")).output
+    assert output.startswith("Can't tell whether there is a leak, because ")
+    assert "8 are needed" in output or "only 5 steps" in output
+
+
+def test_a_leak_is_found_on_the_ranks_that_have_it(tmp_path: Path) -> None:
+    # GIVEN files of four ranks, of which rank 2 leaks
+    paths = []
+    for rank in range(4):
+        program = training(30, rank=rank, pid=100 + rank)
+        if rank != 2:
+            for address in list(program._alive):
+                program.free(address)
+            program.metadata["devices"][0]["steps"].append([31, len(program.events) - 1])
+        paths.append(program.write(tmp_path / f"rank{rank}.pickle"))
+    # THEN the first line names the rank
+    first, second, *_ = invoke("leaks", *paths).output.splitlines()
+    assert first.startswith("On rank 2 of 4 ranks: Leak: 1 MiB a step since step 1, from ")
+    assert second.startswith("On rank 0, rank 1, rank 3 of 4 ranks: ")
+    # AND if all leak, that is one line
+    paths = [
+        training(30, rank=rank, pid=rank).write(tmp_path / f"all{rank}.pickle") for rank in range(4)
+    ]
+    assert invoke("leaks", *paths).output.startswith("On all 4 ranks: Leak: 1 MiB a step ")
+
+
+def test_state_that_an_optimizer_makes_late_is_no_leak(tmp_path: Path) -> None:
+    # GIVEN a training in which one more layer is trained in each step, so that its gradient and its
+    # optimizer's state stay from then on
+    program = """
+        import torch, pytracer
+
+        layers = [torch.nn.Linear(64, 64) for _ in range(40)]
+        for layer in layers:
+            layer.requires_grad_(False)
+        optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()])
+        with pytracer.Tracer("a.pickle", device="cpu") as tracer:
+            for layer in layers:
+                layer.requires_grad_(True)
+                x = torch.ones(64)
+                for each in layers:
+                    x = each(x)
+                x.sum().backward()
+                optimizer.step()
+                tracer.step()
+    """
+    done = processes.run_python("-c", textwrap.dedent(program), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # THEN nobody is accused
+    assert not invoke("leaks", tmp_path / "a.pickle").output.startswith("Leak")
+
+
+@pytest.mark.slow
+def test_one_of_four_processes_leaks(tmp_path: Path) -> None:
+    # GIVEN four processes of a job, of which rank 2 keeps memory
+    for rank in range(4):
+        case = next(iter(leak_cases.LEAKS)) if rank == 2 else leak_cases.INNOCENTS[0]
+        record(case, tmp_path, RANK=str(rank), WORLD_SIZE="4", PYTRACER_ALL_RANKS="1")
+    # THEN the first line names the rank
+    first, *_ = invoke("leaks", tmp_path).output.splitlines()
+    assert first.startswith("On rank 2 of 4 ranks: Leak: ")
+    # AND so does the function
+    report = find_leaks(*map(load, sorted(tmp_path.rglob("*.pickle"))))
+    assert [device.rank for device in report.devices if device.verdict == "leak"] == [2]
+
+
+def test_devices_of_one_process_are_named(tmp_path: Path) -> None:
+    content = training(30).content()
+    content["device_traces"].insert(
+        0, [{"action": "oom", "size": 1, "device_free": 0, "stream": 0}]
+    )
+    for segment in content["segments"]:
+        segment["device"] = 1
+    content["pytracer"]["devices"][0]["index"] = 1
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps(content, protocol=4))
+    first, second, *_ = invoke("leaks", path).output.splitlines()
+    assert first.startswith("On cuda:1 of 2 devices: Leak: 1 MiB a step since step 1, from ")
+    assert second.startswith("On cuda:0 of 2 devices: Can't tell whether there is a leak, because")
+
+
+def dumps(folder: Path, count: int) -> list[Path]:
+    """Write a file after each of `count` steps of one process, each with its own step only."""
+    program, paths = Program(), []
+    for step in range(1, count + 1):
+        program.events.clear()
+        program.alloc(MIB, TRAIN, MAIN)
+        program.free(program.alloc(MIB // 2, ("/home/me/model.py", "forward", 7), TRAIN, MAIN))
+        program.metadata = file_metadata(current_step=step, written_ns=step)
+        program.metadata["devices"][0]["steps"] = [[step, 0]]
+        paths.append(program.write(folder / f"step{step}.pickle"))
+    return paths
+
+
+def test_files_of_steps_are_compared(tmp_path: Path) -> None:
+    # GIVEN twelve files of one step each, in any order
+    paths = dumps(tmp_path, 12)
+    output = invoke("leaks", *reversed(paths)).output
+    # THEN the blocks that stay from file to file are found
+    assert output.startswith(
+        "Leak: 1 MiB a step since step 1 or before, from me/train.py:41 train_step, called from "
+        "me/train.py:90 main."
+    )
+    assert "the ends of 12 files" in output
+    # AND a few files do not tell
+    output = invoke("leaks", *paths[:4]).output
+    assert output.startswith(
+        "Can't tell whether there is a leak, because 4 files are too few to compare their ends"
+    )
+    assert "from me/train.py:41 train_step" in output.splitlines()[0]
+
+
+def test_errors_are_reported_next_to_results(tmp_path: Path) -> None:
+    good = training(30).write(tmp_path / "a.pickle")
+    (tmp_path / "b.pickle").write_bytes(b"no pickle")
+    result = invoke("leaks", good, tmp_path / "b.pickle", tmp_path / "c.pickle")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Leak: ")
+    assert "b.pickle" in result.stderr
+    assert "c.pickle does not exist" in result.stderr

@@ -1,0 +1,389 @@
+// Allocations in autograd nodes get the stack of the forward call that made the node, or none.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "cpu_events.h"
+#include "fake_frame_walk.h"
+#include "record/node_types.h"
+#include "session/session.h"
+#include "view/events.h"
+
+using namespace pytracer;
+
+namespace {
+
+constexpr const char* kMul = "N5torch8autograd9generated12MulBackward0E";
+constexpr const char* kSum = "N5torch8autograd9generated12SumBackward0E";
+constexpr const char* kLog = "N5torch8autograd9generated12LogBackward0E";
+constexpr const char* kTanh = "N5torch8autograd9generated13TanhBackward0E";
+constexpr const char* kAddmm = "N5torch8autograd9generated14AddmmBackward0E";
+constexpr const char* kSelect = "N5torch8autograd9generated15SelectBackward0E";
+constexpr const char* kCustom = "N5torch8autograd6PyNodeE";
+constexpr const char* kAccumulate = "N5torch8autograd14AccumulateGradE";
+constexpr uintptr_t kEngine = 999;
+constexpr uint64_t kBytes = 256;  // of every output
+
+// What torch would know on this thread.
+struct Autograd {
+  uint64_t thread = 0, next = 0;
+  const char* type = nullptr;  // of the running node
+  uint64_t node_thread = 0, node = 0;
+  bool runs_kernel = true;
+  bool is_on_cpu = true;
+  uint64_t output_size = kBytes;
+};
+thread_local Autograd t_autograd;
+
+void read(pytracer_autograd_state* state) {
+  const Autograd& now = t_autograd;
+  *state = {now.thread, now.next, now.type, now.type, now.node_thread, now.node};
+}
+int32_t runs_kernel() { return t_autograd.runs_kernel; }
+uint64_t output_size(const void*, int32_t* is_on_cpu) {
+  *is_on_cpu = t_autograd.is_on_cpu;
+  return t_autograd.output_size;
+}
+const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &output_size};
+
+class Recording {
+ public:
+  explicit Recording(uint32_t entries = 1000, uint64_t stack_bytes = 1 << 20,
+                     bool forward_stacks = true)
+      : session_({{PYTRACER_CPU_DEVICE}, entries, 32, stack_bytes, Context::all, forward_stacks}) {
+    Recorder::instance().set_walking(true);
+    Registry::instance().set_autograd(kAutograd, reinterpret_cast<const void*>(kEngine));
+    session_.start();
+    static uint64_t threads = 0;
+    t_autograd = {++threads, 0};
+    alloc(kFirst);  // the first allocation of a thread is never known to be the first of a call
+    release(kFirst);
+  }
+  ~Recording() { t_autograd = {}; }
+
+  View view() { return session_.view(); }
+  Session& session() { return session_; }
+  static constexpr uint64_t kFirst = 1 << 30;
+
+ private:
+  Session session_;
+};
+
+// Makes a node on this thread, and allocates at a line: as an operator does.
+void call(int32_t line, uint64_t address, uint64_t size = kBytes) {
+  run_frames({frame_at(1, line), frame_at(2, 0)});
+  ++t_autograd.next;
+  alloc(address, size);
+}
+// Runs a node of `thread`, which allocates. Its own frames are those given.
+void backward(const char* type, uint64_t thread, uint64_t node, uint64_t address,
+              std::vector<RawFrame> own = {}) {
+  const Autograd before = t_autograd;
+  run_frames(std::move(own));
+  t_autograd.type = type;
+  t_autograd.node_thread = thread;
+  t_autograd.node = node;
+  alloc(address, kBytes);
+  t_autograd.type = nullptr;
+  t_autograd.node_thread = before.node_thread;
+}
+
+struct Shown {
+  size_t own_frames;
+  std::optional<int32_t> line;  // of the forward call
+  std::string node;
+  bool is_exact;
+  bool operator==(const Shown& other) const {
+    return own_frames == other.own_frames && line == other.line && node == other.node &&
+           is_exact == other.is_exact;
+  }
+};
+
+Shown shown(const View& view, uint32_t id) {
+  const StackTable& stacks = *view.stacks;
+  const Backward backward = stacks.backward(id);
+  Shown result{stacks.stack(backward.own).frames, std::nullopt,
+               NodeTypes::instance().name(backward.node_type), backward.is_exact};
+  CHECK(stacks.stack(id).frames == result.own_frames);
+  if (backward.forward != 0) {
+    result.line = stacks.frame(stacks.stack(backward.forward).frame).offset;
+  }
+  return result;
+}
+Shown of_block(const View& view, uint64_t address) {
+  for (const LiveBlock& block : view.devices[0].capture.blocks) {
+    if (block.address == address) return shown(view, block.stack);
+  }
+  std::abort();
+}
+
+}  // namespace
+
+TEST(a_node_has_the_stack_of_the_first_allocation_after_it_was_made) {
+  Recording recording(8);
+  const uint64_t forward = t_autograd.thread;
+  // GIVEN two operators; the second allocates twice
+  call(10, 1 << 10);
+  call(20, 2 << 10);
+  run_frames({frame_at(1, 30), frame_at(2, 0)});
+  alloc(3 << 10, kBytes);
+  // WHEN their nodes run on another thread without frames
+  std::thread([&] {
+    t_autograd = {1000, 0};
+    backward(kAddmm, forward, 1, 4 << 10);
+    backward(kAddmm, forward, 0, 5 << 10);
+    backward(kAccumulate, forward, UINT64_MAX, 6 << 10);
+  }).join();
+  // THEN their allocations have the stacks and the names of the nodes
+  const auto check = [&] {
+    const View view = recording.view();
+    CHECK((of_block(view, 2 << 10) == Shown{2, std::nullopt, "", false}));
+    CHECK((of_block(view, 4 << 10) == Shown{0, 20, "AddmmBackward0", true}));
+    CHECK((of_block(view, 5 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+    CHECK((of_block(view, 6 << 10) == Shown{0, std::nullopt, "AccumulateGrad", false}));
+  };
+  check();
+  // AND so they have once the ring has forgotten them
+  for (uint64_t i = 0; i < 20; ++i) alloc((100 + i) << 10);
+  check();
+}
+
+TEST(what_is_not_certain_is_not_exact) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);             // node 0
+  call(20, 2 << 10, 2 * kBytes);  // node 1: another size than the output's
+  t_autograd.runs_kernel = false;
+  call(30, 3 << 10);  // node 2: not in an operator
+  t_autograd.runs_kernel = true;
+  t_autograd.next += 10;  // nodes 3 to 12 allocate nothing
+  call(40, 4 << 10);      // node 13
+  backward(kLog, forward, 0, 5 << 10);
+  backward(kSelect, forward, 0, 6 << 10);
+  backward(kCustom, forward, 0, 7 << 10);
+  backward(kMul, forward, 0, 20 << 10);
+  backward(kSum, forward, 1, 21 << 10);
+  t_autograd.output_size = 0;
+  backward(kSum, forward, 0, 22 << 10);
+  t_autograd.output_size = kBytes;
+  t_autograd.is_on_cpu = false;
+  backward(kSum, forward, 13, 23 << 10);
+  t_autograd.is_on_cpu = true;
+  backward(kLog, forward, 1, 8 << 10);
+  backward(kSum, forward, 2, 9 << 10);
+  backward(kSum, forward, 3, 10 << 10);
+  backward(kSum, forward, 10, 11 << 10);
+  backward(kSum, forward, 11, 12 << 10);
+  backward(kSum, forward, 13, 13 << 10);
+  backward(kSum, forward, 14, 14 << 10);
+  backward(kSum, forward, 22, 15 << 10);
+  backward(kSum, forward + 1000, 0, 16 << 10);
+  const View view = recording.view();
+  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "LogBackward0", true}));
+  CHECK((of_block(view, 6 << 10) == Shown{0, 10, "SelectBackward0", false}));
+  CHECK((of_block(view, 7 << 10) == Shown{0, 10, "PyNode", false}));
+  CHECK((of_block(view, 20 << 10) == Shown{0, 10, "MulBackward0", true}));
+  // Such a call never is in place, so the size of its first allocation does not matter.
+  CHECK((of_block(view, 21 << 10) == Shown{0, 20, "SumBackward0", true}));
+  CHECK((of_block(view, 22 << 10) == Shown{0, 10, "SumBackward0", false}));
+  CHECK((of_block(view, 23 << 10) == Shown{0, 40, "SumBackward0", false}));
+  CHECK((of_block(view, 8 << 10) == Shown{0, 20, "LogBackward0", false}));
+  CHECK((of_block(view, 9 << 10) == Shown{0, 30, "SumBackward0", false}));
+  CHECK((of_block(view, 10 << 10) == Shown{0, 30, "SumBackward0", false}));
+  CHECK((of_block(view, 11 << 10) == Shown{0, 30, "SumBackward0", false}));
+  // More than 8 nodes away, and a thread that made no nodes: unknown.
+  CHECK((of_block(view, 12 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
+  CHECK((of_block(view, 13 << 10) == Shown{0, 40, "SumBackward0", true}));
+  CHECK((of_block(view, 14 << 10) == Shown{0, 40, "SumBackward0", false}));
+  CHECK((of_block(view, 15 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
+  CHECK((of_block(view, 16 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
+}
+
+TEST(an_operator_that_is_called_in_place_is_never_exact) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);  // node 0
+  ++t_autograd.next;  // node 1, in place
+  call(30, 2 << 10);  // node 2
+  backward(kTanh, forward, 0, 3 << 10);
+  backward(kLog, forward, 0, 5 << 10);
+  CHECK((of_block(recording.view(), 3 << 10) == Shown{0, 10, "TanhBackward0", true}));
+  // WHEN a node of the same type ran whose call allocated nothing
+  backward(kTanh, forward, 1, 4 << 10);
+  // THEN no stack of such a node is exact, not even an earlier one
+  const View view = recording.view();
+  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "TanhBackward0", false}));
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "TanhBackward0", false}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "LogBackward0", true}));
+}
+
+TEST(a_call_that_was_not_seen_from_its_begin_is_not_exact) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);
+  // GIVEN a pause, in which a node was made
+  recording.session().pause();
+  call(20, 2 << 10);
+  recording.session().start();
+  // WHEN the next allocation comes without a new node
+  run_frames({frame_at(1, 30)});
+  alloc(3 << 10, kBytes);
+  backward(kAddmm, forward, 0, 4 << 10);
+  backward(kAddmm, forward, 1, 5 << 10);
+  // THEN the node is not exact
+  const View view = recording.view();
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 30, "AddmmBackward0", false}));
+}
+
+TEST(the_first_call_after_a_pause_is_exact_if_an_allocation_came_between) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);
+  recording.session().pause();
+  recording.session().start();
+  alloc(2 << 10);
+  call(20, 3 << 10);
+  backward(kAddmm, forward, 0, 4 << 10);
+  backward(kAddmm, forward, 1, 5 << 10);
+  const View view = recording.view();
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 20, "AddmmBackward0", true}));
+}
+
+TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);  // node 0
+  const std::vector<RawFrame> engine = {frame_at(kEngine, 5), frame_at(2, 0)};
+  const std::vector<RawFrame> recomputed = {frame_at(1, 70), frame_at(kEngine, 5)};
+  // WHEN node 0 makes node 1, below the engine's frames, and node 1 makes node 2, without frames
+  t_autograd.next = 2;
+  backward(kAddmm, forward, 0, 2 << 10, engine);
+  t_autograd.next = 3;
+  backward(kAddmm, forward, 1, 3 << 10);
+  // AND node 0 recomputes a call, which makes node 3
+  t_autograd.next = 4;
+  backward(kAddmm, forward, 0, 4 << 10, recomputed);
+  backward(kAddmm, forward, 2, 5 << 10);
+  backward(kAddmm, forward, 3, 6 << 10);
+  // THEN nodes 1 and 2 have the stack of node 0, and node 3 has that of the recomputation
+  const View view = recording.view();
+  CHECK((of_block(view, 2 << 10) == Shown{2, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 4 << 10) == Shown{2, 10, "AddmmBackward0", true}));
+  CHECK((of_block(view, 6 << 10) == Shown{0, 70, "AddmmBackward0", true}));
+}
+
+TEST(a_table_keeps_the_last_nodes_of_a_thread) {
+  Recording recording(10);
+  const uint64_t forward = t_autograd.thread;
+  for (uint32_t node = 0; node < ForwardStacks::kNodes + 100; ++node) {
+    call(static_cast<int32_t>(node % 1000), 1 << 10);
+    release(1 << 10);
+  }
+  backward(kAddmm, forward, 99, 2 << 10);
+  backward(kAddmm, forward, 100, 3 << 10);
+  backward(kAddmm, forward, ForwardStacks::kNodes + 99, 4 << 10);
+  const View view = recording.view();
+  CHECK((of_block(view, 2 << 10) == Shown{0, std::nullopt, "AddmmBackward0", false}));
+  CHECK((of_block(view, 3 << 10) == Shown{0, 100, "AddmmBackward0", true}));
+  CHECK((of_block(view, 4 << 10) ==
+         Shown{0, (ForwardStacks::kNodes + 99) % 1000, "AddmmBackward0", true}));
+}
+
+TEST(threads_that_have_ended_keep_their_nodes_as_long_as_there_is_room) {
+  Recording recording(10'000);
+  constexpr int kThreads = 3 * ForwardStacks::kTables;
+  for (int i = 0; i < kThreads; ++i) {
+    std::thread([&] {
+      t_autograd = {5000 + static_cast<uint64_t>(i), 0};
+      alloc(Recording::kFirst);
+      release(Recording::kFirst);
+      call(100 + i, static_cast<uint64_t>(1 + i) << 10);
+    }).join();
+  }
+  int known = 0;
+  for (int i = 0; i < kThreads; ++i) {
+    const uint64_t address = static_cast<uint64_t>(1000 + i) << 10;
+    backward(kAddmm, 5000 + static_cast<uint64_t>(i), 0, address);
+    const Shown shown = of_block(recording.view(), address);
+    CHECK(!shown.line || *shown.line == 100 + i);
+    CHECK(shown.is_exact == shown.line.has_value());
+    known += shown.is_exact;
+  }
+  // The table of the main thread and those of other tests are not free.
+  CHECK(known >= static_cast<int>(ForwardStacks::kTables) / 2);
+}
+
+TEST(a_collection_of_stacks_makes_no_forward_stack_wrong) {
+  // GIVEN a table that is collected many times; the digits of a node's number are in its frames
+  Recording recording(50, 1 << 17);
+  const uint64_t forward = t_autograd.thread;
+  constexpr uint64_t kDigits = 16, kFrames = 4, kEvery = 50;
+  uint64_t exact = 0, runs = 0;
+  for (uint64_t node = 0; node < 40'000; ++node) {
+    std::vector<RawFrame> frames;
+    for (uint64_t i = 0, rest = node; i < kFrames; ++i, rest /= kDigits) {
+      frames.push_back(frame_at(1 + i, static_cast<int32_t>(rest % kDigits)));
+    }
+    run_frames(frames);
+    ++t_autograd.next;
+    alloc(1 << 10, kBytes);
+    release(1 << 10);
+    if (node % kEvery != kEvery - 1) continue;
+    // WHEN a node of some time ago runs
+    const uint64_t back = node - node % 49;
+    backward(kSum, forward, back, 2 << 10);
+    const View view = recording.view();
+    const Backward found = view.stacks->backward(view.devices[0].capture.blocks[0].stack);
+    release(2 << 10);
+    ++runs;
+    if (found.forward == 0) continue;
+    // THEN it has its own stack; or that of a neighbour, where the table was full; or none
+    uint64_t number = 0, power = 1;
+    for (uint32_t id = found.forward; id != 0; id = view.stacks->stack(id).outer, power *= kDigits) {
+      const StackTable::Frame& frame = view.stacks->frame(view.stacks->stack(id).frame);
+      number += power * static_cast<uint64_t>(frame.offset);
+    }
+    CHECK(found.is_exact ? number == back : number <= back && number + 9 >= back);
+    exact += found.is_exact;
+  }
+  CHECK(recording.session().stats().stacks.freed > 10'000);
+  CHECK(exact > runs / 2 && exact < runs);
+}
+
+TEST(without_the_option_events_have_their_own_stacks_alone) {
+  Recording recording(100, 1 << 20, false);
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);
+  backward(kAddmm, forward, 0, 2 << 10);
+  CHECK((of_block(recording.view(), 2 << 10) == Shown{0, std::nullopt, "", false}));
+}
+
+TEST(a_forked_child_knows_no_nodes_of_its_parent) {
+  Recording recording;
+  const uint64_t forward = t_autograd.thread;
+  call(10, 1 << 10);
+  const pid_t child = fork();
+  if (child == 0) {
+    Session session({{PYTRACER_CPU_DEVICE}, 100, 32, 1 << 20, Context::all, true});
+    session.start();
+    call(20, 2 << 10);  // the child's first allocation
+    call(30, 3 << 10);
+    backward(kAddmm, forward, 0, 4 << 10);
+    backward(kAddmm, forward, 2, 5 << 10);
+    const View view = session.view();
+    CHECK((of_block(view, 4 << 10) == Shown{0, std::nullopt, "AddmmBackward0", false}));
+    CHECK((of_block(view, 5 << 10) == Shown{0, 30, "AddmmBackward0", true}));
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}

@@ -1,0 +1,92 @@
+#include "view/owners.h"
+
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "record/live_table.h"
+
+using namespace pytracer;
+
+namespace {
+
+constexpr uint32_t kEpoch = 5;  // of the mark
+
+Owner owner(uint64_t address, uint64_t size, Category category, const char* name) {
+  return {address, size, 0, category, Rule::module, name};
+}
+
+Owners::Found find(std::vector<Owner> owners, uint64_t address, uint64_t size,
+                   uint32_t epoch = kEpoch - 1) {
+  const Owners all({{0, kEpoch, 0}}, std::move(owners), {});
+  const LiveBlock live{address, size, 0, 0, 0, epoch};
+  Owners::Found found = all.find(address, size, &live, {}, 0);
+  found.first = nullptr;  // gone with `all`
+  return found;
+}
+
+}  // namespace
+
+TEST(a_block_has_the_owners_within_it) {
+  const std::vector<Owner> owners = {owner(300, 100, Category::buffer, "after"),
+                                     owner(100, 100, Category::parameter, "a"),
+                                     owner(100, 100, Category::parameter, "tied"),
+                                     owner(250, 51, Category::gradient, "beyond the end")};
+  CHECK(find(owners, 100, 200).category == Category::parameter);
+  CHECK(find(owners, 100, 200).count == 2);
+  CHECK(find(owners, 100, 99).category == Category::unknown);
+  CHECK(find(owners, 101, 100).rule == Rule::no_owner);
+  CHECK(find(owners, 300, 100).category == Category::buffer);
+  CHECK(find({}, 300, 100).rule == Rule::no_owner);
+}
+
+TEST(owners_of_other_bytes_make_a_block_mixed) {
+  const Owner parameter = owner(100, 50, Category::parameter, "p");
+  CHECK(find({parameter, owner(100, 50, Category::optimizer_state, "same bytes")}, 100, 100)
+            .category == Category::parameter);
+  CHECK(find({parameter, owner(100, 100, Category::optimizer_state, "more bytes")}, 100, 100)
+            .category == Category::mixed);
+  CHECK(find({parameter, owner(150, 50, Category::gradient, "g")}, 100, 100).rule ==
+        Rule::several);
+  CHECK(find({parameter, owner(150, 50, Category::parameter, "q")}, 100, 100).category ==
+        Category::parameter);
+}
+
+TEST(the_largest_owner_names_a_block) {
+  const Owners owners({{0, kEpoch, 0}},
+                      {owner(100, 10, Category::parameter, "small"),
+                       owner(120, 50, Category::parameter, "large"),
+                       owner(180, 20, Category::parameter, "last")},
+                      {3, 2, true});
+  const LiveBlock live{100, 100, 0, 0, 0, 0};
+  CHECK(owners.find(100, 100, &live, {}, 0).first->name == "large");
+  CHECK(owners.count() == 3 && owners.missing().gradients == 2);
+}
+
+TEST(a_block_that_may_be_younger_than_the_owners_has_none) {
+  const Owner parameter = owner(100, 50, Category::parameter, "p");
+  CHECK(find({parameter}, 100, 100, kEpoch - 1).category == Category::parameter);
+  CHECK(find({parameter}, 100, 100, kEpoch).rule == Rule::too_new);
+  const Owners owners({{0, kEpoch, 7}}, {parameter}, {});
+  DeviceLog::Capture capture{};
+  // A block that the live table does not have is older than the recording, or was dropped.
+  capture.ever_dropped = 7;
+  CHECK(owners.find(100, 100, nullptr, capture, 0).category == Category::parameter);
+  capture.ever_dropped = 8;
+  CHECK(owners.find(100, 100, nullptr, capture, 0).rule == Rule::too_new);
+  // The owners of another device say nothing.
+  CHECK(owners.find(100, 100, nullptr, capture, 1).category == Category::unknown);
+}
+
+TEST(marks_tell_older_blocks_from_younger_ones) {
+  LiveTable table(10);
+  CHECK(table.insert(64, 8, 0).done);
+  const uint32_t mark = table.mark();
+  CHECK(table.find(64)->epoch < mark);
+  CHECK(table.insert(128, 8, 0).done && table.find(128)->epoch >= mark);
+  // A table in another's place goes on: the mark is older than all its blocks.
+  LiveTable next(10);
+  next.follow(table);
+  CHECK(next.insert(64, 8, 0).done && next.find(64)->epoch >= mark);
+  CHECK(next.mark() > next.find(64)->epoch);
+}

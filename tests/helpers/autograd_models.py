@@ -1,0 +1,147 @@
+"""Small programs with a forward and a backward pass, for tests of forward stacks."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, TIME, BATCH = 32, 16, 4
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.output = nn.Linear(WIDTH, WIDTH)
+        self.widen, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norms[0](x)
+        query, key, value = self.query_key_value(normed).chunk(3, -1)
+        scores = query @ key.transpose(-1, -2) / WIDTH**0.5
+        mixed = scores.softmax(-1) @ value
+        x = x + self.output(mixed)
+        hidden = functional.gelu(self.widen(self.norms[1](x)))
+        return x + functional.dropout(self.narrow(hidden), 0.1)
+
+
+def _loss(layers: Callable[[Tensor], Tensor], device: str) -> Tensor:
+    tokens = torch.zeros(BATCH, TIME, dtype=torch.int64, device=device)
+    embedding = nn.Embedding(100, WIDTH).to(device)
+    scores = layers(embedding(tokens)).flatten(0, 1)
+    return functional.cross_entropy(scores, torch.zeros_like(tokens).flatten())
+
+
+def gpt(device: str) -> None:
+    layers = nn.Sequential(Layer(), Layer()).to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        loss = _loss(layers, device)
+    loss.backward()
+
+
+def _checkpointed(device: str, use_reentrant: bool) -> None:
+    first, second = Layer().to(device), Layer().to(device)
+
+    def layers(x: Tensor) -> Tensor:
+        hidden: Tensor = checkpoint(first, x, use_reentrant=use_reentrant)
+        return second(hidden)
+
+    _loss(layers, device).backward()
+
+
+def checkpointed(device: str) -> None:
+    _checkpointed(device, False)
+
+
+def reentrantly_checkpointed(device: str) -> None:
+    _checkpointed(device, True)
+
+
+def in_place(device: str) -> None:
+    """Make many nodes whose calls allocate nothing, and calls between them that make no node.
+
+    None of these follows a call in place and allocates as much (docs/reference/limits.md).
+    """
+    weight = torch.ones(64, 64, device=device, requires_grad=True)
+    data = torch.ones(64, 1, device=device)
+    x = weight * 2
+    x.add_(1)
+    mask = data > 0
+    x.mul_(mask)
+    noise = torch.zeros_like(data)
+    row = x[3]
+    other = torch.ones(64, device=device)
+    y = row.exp() + noise[0] + other
+    y.sigmoid_()
+    z = x.relu_().sum(0)
+    column = x[:, 1]
+    shape = torch.empty(64, 64, device=device)
+    shape.copy_(data.expand(64, 64))
+    ((y * z).sum() + column.expand(64, 64).exp().sum() + (x * shape).sum()).backward()
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        scaled = x * 2
+        return scaled.exp()
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> Tensor:
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        inner = (x * 2).exp()
+        return gradient * 2 * inner
+
+
+def custom_function(device: str) -> None:
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    y = x.sin()
+    z = _Scaled.apply(y)
+    other = torch.zeros(64, 64, device=device)
+    (z.cos() + other).sum().backward()
+
+
+def two_threads(device: str) -> None:
+    """Run two forward passes on threads that end before the backward pass."""
+    losses = []
+
+    def forward(width: int) -> None:
+        x = torch.ones(width, width, device=device, requires_grad=True)
+        losses.append(x.exp().sin().sum() if width == 32 else x.cos().tanh().sum())
+
+    threads = [threading.Thread(target=forward, args=(width,)) for width in (32, 48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (losses[0] + losses[1]).backward()
+
+
+def double_backward(device: str) -> None:
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    y = x.exp()
+    z = (y * y.sin()).sum()
+    (gradient,) = torch.autograd.grad(z, x, create_graph=True)
+    penalty = gradient.pow(2).sum()
+    penalty.backward()
+
+
+MODELS = {
+    model.__name__: model
+    for model in (
+        gpt,
+        checkpointed,
+        reentrantly_checkpointed,
+        in_place,
+        custom_function,
+        two_threads,
+        double_backward,
+    )
+}

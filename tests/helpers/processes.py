@@ -20,14 +20,14 @@ HANG_S = 900
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return the environment of a user who has set no option of pytracer.
+    """Return the environment of a user who has set no option of pytracer or pytest.
 
     The user's programs import the same packages as the tests, and torch uses one thread.
     """
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PYTRACER") and name != "RANK"
+        if not name.startswith(("PYTRACER", "PYTEST_")) and name != "RANK"
     }
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}

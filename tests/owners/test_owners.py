@@ -19,6 +19,7 @@ import pytracer
 from pytracer import _core
 from pytracer.owners import read
 from pytracer.owners.registry import REGISTRY, Registry
+from pytracer.tracing import ranks
 
 Blocks = list[dict[str, Any]]
 
@@ -70,7 +71,8 @@ def test_no_block_has_a_wrong_category(make: Callable[[Program], Moments]) -> No
 
 
 @pytest.fixture
-def process_group() -> Iterator[None]:
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -1,12 +1,11 @@
 """Tests of phases that need no change of the program: phases="auto" and annotate_modules."""
 
 import gc
-import subprocess
-import sys
 import textwrap
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import processes
@@ -167,7 +166,7 @@ def test_an_interrupted_forward_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("phases", ["auto", "none"])
-def test_what_a_tracer_registers_can_be_compiled(phases: str) -> None:
+def test_what_a_tracer_registers_can_be_compiled(tmp_path: Path, phases: str) -> None:
     # GIVEN a module that sets a buffer in its forward, and an optimizer, while a tracer records
     # WHEN torch compiles them, THEN the module is one graph (in a process of its own, because torch
     # keeps what it has compiled)
@@ -192,13 +191,7 @@ def test_what_a_tracer_registers_can_be_compiled(phases: str) -> None:
                 step()
     """
     env = processes.environment(PYTRACER_PHASES=phases)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = processes.run(textwrap.dedent(program), cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert "Dynamo does not know how to trace" not in done.stderr
 
@@ -293,7 +286,7 @@ def test_a_wrong_model_is_refused() -> None:
         annotate_modules(nn.Linear(1, 1), -1)
 
 
-def test_a_forked_child_marks_its_own_phases() -> None:
+def test_a_forked_child_marks_its_own_phases(tmp_path: Path) -> None:
     # GIVEN a child that was forked while a tracer marks phases
     program = """
         import os, torch
@@ -307,4 +300,5 @@ def test_a_forked_child_marks_its_own_phases() -> None:
                 os._exit(0 if ("forward",) in phases else 1)
         assert os.waitpid(child, 0)[1] == 0
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    done = processes.run(textwrap.dedent(program), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -60,8 +60,8 @@ JSON_ROOTS = {
         LeakReport,
     ),
     "`pytracer frag --json`": (
-        "The object has `schema_version`, `path` and `devices`. Each entry of `devices` is a "
-        "`Fragmentation`:",
+        "The object has `schema_version`, `files` (a list for each file that could be read) and "
+        "`errors`. The list of a file has a `Fragmentation` for each device:",
         Fragmentation,
     ),
     "`pytracer diff --json`, of two files": (

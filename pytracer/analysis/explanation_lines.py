@@ -53,7 +53,7 @@ def age_text(holder: Holder) -> str:
     if newest is None:
         return ""
     if oldest is None:
-        return f"{newest} or more steps old"
+        return f"at least {number(newest, 'step')} old" if newest else "of this and earlier steps"
     if oldest == newest:
         return "of this step" if oldest == 0 else f"{number(oldest, 'step')} old"
     return f"{newest}-{oldest} steps old"

@@ -18,7 +18,6 @@ from pytracer.commands.shared_options import (
     memory_option,
 )
 from pytracer.commands.table import call_chain, new_table
-from pytracer.errors import PytracerError
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
 from pytracer.text import printable, size
@@ -59,12 +58,9 @@ def explain_command(
     results = errors + in_parallel(read, found, "Reading snapshots", memory_bytes)
     files = in_order([result for result in results if isinstance(result, ExplainedFile)])
     if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
+        from pytracer.commands.json_output import write_results
 
-        texts = [str(result) for result in results if isinstance(result, PytracerError)]
-        document = {"schema_version": SCHEMA_VERSION, "files": files, "errors": texts}
-        write_json(document, to_stdout=as_json, path=json_path)
+        write_results({"files": files}, results, to_stdout=as_json, path=json_path)
     if files and not as_json:
         _show(files[0])
         if files[1:]:

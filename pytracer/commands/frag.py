@@ -1,6 +1,7 @@
 """The command `pytracer frag`."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,49 +10,73 @@ from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
-from pytracer.commands.shared_options import device_option, json_options, moment_option, top_option
+from pytracer.commands.parallel import find_files, in_parallel, print_errors
+from pytracer.commands.shared_options import (
+    device_option,
+    files_argument,
+    json_options,
+    memory_option,
+    moment_option,
+    top_option,
+)
 from pytracer.commands.table import call_site, new_table
+from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
 from pytracer.text import number, printable, size, size_range
 
 
 @click.command("frag")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@files_argument
 @moment_option
 @device_option
 @top_option("rows")
 @json_options
+@memory_option
+@click.pass_context
 def frag_command(
-    path: Path,
+    context: click.Context,
+    paths: tuple[Path, ...],
     moment: str | None,
     device: int | None,
     top: int,
     as_json: bool,
     json_path: str | None,
+    memory_bytes: int | None,
 ) -> None:
     """What keeps free memory from being given back?
 
     \b
     pytracer frag snapshot.pickle
     pytracer frag snapshot.pickle --at peak
+    pytracer frag outputs/profile
 
     Prints the free memory inside segments, and the call sites whose blocks keep it there: the
     allocator gives a segment, or a page of an expandable segment, back only if all of it is free.
+    Of several files, or a directory of them, the one with the most such memory comes first.
     """
-    found = fragmentation(load(path), device, moment)
+    found, errors = find_files(paths)
+    read = partial(_read, device=device, moment=moment)
+    results = errors + in_parallel(read, found, "Reading snapshots", memory_bytes)
+    files = [result for result in results if not isinstance(result, PytracerError)]
+    files.sort(key=lambda devices: -max(device.stuck_bytes for device in devices))
     if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
+        from pytracer.commands.json_output import write_results
 
-        document = {"schema_version": SCHEMA_VERSION, "path": str(path), "devices": found}
-        write_json(document, to_stdout=as_json, path=json_path)
-    if as_json:
-        return
-    console = Console(highlight=False)
-    for index, fragmented in enumerate(found):
-        if index:
-            console.print()
-        _show(console, fragmented, top)
+        write_results({"files": files}, results, to_stdout=as_json, path=json_path)
+    if not as_json:
+        console = Console(highlight=False)
+        for index, fragmented in enumerate(device for devices in files for device in devices):
+            if index:
+                console.print()
+            if len(found) > 1:
+                console.print(Text(printable(fragmented.path)), soft_wrap=True)
+            _show(console, fragmented, top)
+    if print_errors(results):
+        context.exit(1)
+
+
+def _read(path: Path, device: int | None, moment: str | None) -> list[Fragmentation]:
+    return fragmentation(load(path), device, moment)
 
 
 def _show(console: Console, fragmented: Fragmentation, top: int) -> None:

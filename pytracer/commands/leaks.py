@@ -19,7 +19,6 @@ from pytracer.commands.shared_options import (
     memory_option,
     top_option,
 )
-from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
 from pytracer.text import printable
 
@@ -55,12 +54,9 @@ def leaks_command(
     results = errors + in_parallel(read, found, "Reading snapshots", memory_bytes)
     report = combine(result for result in results if isinstance(result, FileLeaks))
     if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
+        from pytracer.commands.json_output import write_results
 
-        texts = [str(result) for result in results if isinstance(result, PytracerError)]
-        document = {"schema_version": SCHEMA_VERSION, **vars(report), "errors": texts}
-        write_json(document, to_stdout=as_json, path=json_path)
+        write_results(vars(report), results, to_stdout=as_json, path=json_path)
     if not as_json and report.devices:
         _show(report, top)
     if print_errors(results):

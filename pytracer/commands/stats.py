@@ -31,7 +31,6 @@ from pytracer.commands.stats_tables import (
     usage_table,
     usage_text,
 )
-from pytracer.errors import PytracerError
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
 from pytracer.text import duration, number, printable, size, utc_time
@@ -87,12 +86,9 @@ def stats_command(
     results = unsearched + in_parallel(read, found, "Reading snapshots", memory_bytes)
     reports = [result for result in results if isinstance(result, Report)]
     if has_json:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
+        from pytracer.commands.json_output import write_results
 
-        errors = [str(result) for result in results if isinstance(result, PytracerError)]
-        document = {"schema_version": SCHEMA_VERSION, "files": reports, "errors": errors}
-        write_json(document, to_stdout=as_json, path=json_path)
+        write_results({"files": reports}, results, to_stdout=as_json, path=json_path)
     if not as_json:
         if len(results) > 1 and reports:
             from pytracer.commands.stats_several_files import overview

@@ -8,13 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.groups import Group, Held, who_holds
-from pytracer.commands.json_output import write_json
+from pytracer.commands.json_output import write_results
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.table import Fitted, call_chain, new_table
 from pytracer.errors import PytracerError
 from pytracer.export.texts import check_stack_texts
 from pytracer.reading.reader import load
-from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.text import number, printable, size
 
 
@@ -54,9 +53,7 @@ def show_held(
     results = errors + in_parallel(read, found, "Reading snapshots", memory_bytes)
     files = [devices for devices in results if not isinstance(devices, PytracerError)]
     if as_json or json_path is not None:
-        texts = [str(result) for result in results if isinstance(result, PytracerError)]
-        document = {"schema_version": SCHEMA_VERSION, "files": files, "errors": texts}
-        write_json(document, to_stdout=as_json, path=json_path)
+        write_results({"files": files}, results, to_stdout=as_json, path=json_path)
     if not as_json:
         console = Console(highlight=False)
         for devices in filter(None, files):

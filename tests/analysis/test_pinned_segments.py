@@ -145,7 +145,23 @@ def test_the_command() -> None:
     assert "train.py:5 make pins most: 1 segment of 20 MiB, with 3 blocks of 9 MiB" in output
     assert f"pytracer replay {CUDA} --set expandable_segments:True" in output
     document = json.loads(invoke(CUDA, "--device", 0, "--json").output)
-    assert document["devices"] == to_json(fragmentation(load(CUDA), 0))
+    assert document["files"] == [to_json(fragmentation(load(CUDA), 0))]
+
+
+def test_several_files(tmp_path: Path) -> None:
+    # GIVEN a directory with a file that cannot be read, one of the CPU, and two of an accelerator
+    cpu = (GOLDEN / "snapshot-1.4-cpu.pickle").read_bytes()
+    (tmp_path / "broken.pickle").write_bytes(b"no pickle")
+    (tmp_path / "cpu.pickle").write_bytes(cpu)
+    for name, mib in (("few", 20), ("much", 40)):
+        only = segment(1 << 40, mib * MIB, (MIB, "f"), ((mib - 1) * MIB, ""))
+        (tmp_path / f"{name}.pickle").write_bytes(content(only))
+    result = invoke(tmp_path)
+    # THEN the file with the most free memory that is pinned comes first, and each error is told
+    assert result.output.index("much.pickle") < result.output.index("few.pickle")
+    assert "broken.pickle" in result.output
+    assert "the CPU has no segments" in result.output
+    assert result.exit_code == 1
 
 
 def test_moments() -> None:

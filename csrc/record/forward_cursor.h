@@ -21,12 +21,19 @@ struct ForwardCursor {
     uint32_t forward = 0;  // to pass on to nodes that the node makes
     bool is_exact = false;
   } last;
+  // The last free while a node ran, and the id that it got.
+  struct LastFree {
+    const char* node_type = nullptr;
+    uint64_t seed = 0;
+    uint32_t own = 0, id = 0;
+  } last_free;
 
   // While no thread uses the slot.
   void reset() noexcept {
     table.store(nullptr, std::memory_order_relaxed);
     thread = next = period = 0;
     last = {};
+    last_free = {};
   }
 };
 

@@ -63,6 +63,19 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
   return last.id;
 }
 
+uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
+                                       uint64_t seed) noexcept {
+  pytracer_autograd_state state;
+  autograd_.read(&state);
+  if (state.node == nullptr) return own;
+  ForwardCursor::LastFree& last = slot.forward.last_free;
+  if (state.node_type != last.node_type || own != last.own || seed != last.seed) {
+    const uint32_t type = NodeTypes::instance().number_of(state.node_type);
+    last = {state.node_type, seed, own, stacks.intern_backward({own, 0, type, false}, seed)};
+  }
+  return last.id;
+}
+
 bool ForwardStacks::fits(const Forward& forward, const void* node,
                          NodeTypes::Output output) const noexcept {
   if (output == NodeTypes::Output::unknown) return false;

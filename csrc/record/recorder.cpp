@@ -41,8 +41,11 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
   DeviceLog* log = this->log(given.device);
   if (log == nullptr || log->mode() == Mode::off) return;
   const bool wants_stack = log->wants_stack(action);
+  // An accelerator's allocator reports what the program frees as a request, the CPU's at once.
+  const bool is_free = action == PYTRACER_FREE_REQUESTED ||
+                       (action == PYTRACER_FREE_COMPLETED && given.device == PYTRACER_CPU_DEVICE);
   ForwardStacks* const forward =
-      wants_stack && (action == PYTRACER_ALLOC || action == PYTRACER_OOM)
+      wants_stack && (action == PYTRACER_ALLOC || action == PYTRACER_OOM || is_free)
           ? forward_.load(std::memory_order_acquire)
           : nullptr;
   uint32_t stack = 0;
@@ -102,6 +105,9 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
   const uint32_t own = stack_of_event(event, action, slot);
+  if (action != PYTRACER_ALLOC && action != PYTRACER_OOM) {
+    return forward.attribute_free(*stacks, slot, own, seed);
+  }
   return forward.attribute(*stacks, slot, event, own, era, seed);
 }
 

@@ -7,6 +7,7 @@ memory_viz's timeline: the bytes of all call sites add up to the entry's `active
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -98,24 +99,24 @@ def call_sites(stacks: Stacks) -> Column:
     Returns:
         int64, for each stack a number for `frame_at`, or `UNKNOWN`.
     """
-    is_python = _is_python(stacks)
+    is_pythons = is_python(stacks)
     begin, end = stacks.offsets[:-1], stacks.offsets[1:]
     innermost = begin
     is_operator, is_node = (
-        _matching(pattern.search, stacks, stacks.name) for pattern in (_OPERATOR, _NODE)
+        frames_matching(pattern.search, stacks, "name") for pattern in (_OPERATOR, _NODE)
     )
-    is_users = ~_matching(_RECORDER.search, stacks, stacks.name)
+    is_users = ~frames_matching(_RECORDER.search, stacks, "name")
     # The last match wins.
-    for is_wanted in (is_users, is_operator, is_node, is_python, is_programs(stacks)):
+    for is_wanted in (is_users, is_operator, is_node, is_pythons, is_programs(stacks)):
         wanted = np.flatnonzero(is_wanted[stacks.frame])
         # The next wanted frame after the beginning of each stack; it may be in a later stack.
         following = np.append(wanted, len(stacks.frame))[np.searchsorted(wanted, begin)]
         innermost = np.where(following < end, following, innermost)
     frames = np.append(stacks.frame.astype(np.int64), UNKNOWN)
     sites = np.where(begin < end, frames[innermost], UNKNOWN)
-    python = np.flatnonzero(is_python[stacks.frame])
+    python = np.flatnonzero(is_pythons[stacks.frame])
     following = np.append(python, len(stacks.frame))[np.searchsorted(python, begin)]
-    is_engine = np.append(_matching(_ENGINE.fullmatch, stacks, stacks.name)[stacks.frame], False)
+    is_engine = np.append(frames_matching(_ENGINE.fullmatch, stacks, "name")[stacks.frame], False)
     is_made_by_node = (following >= end) | is_engine[following]
     is_backward = ((stacks.forward != 0) | (stacks.node != 0)) & is_made_by_node
     return np.where(is_backward, _backward_sites(stacks, sites[stacks.forward]), sites)
@@ -132,15 +133,16 @@ def _backward_sites(stacks: Stacks, forward_sites: Column) -> Column:
 
 def is_programs(stacks: Stacks) -> Column:
     """Return for each distinct frame whether it is a Python frame of the program: bool."""
-    is_others = _matching(_NOT_THE_PROGRAMS.search, stacks, stacks.filename)
-    found: Column = _is_python(stacks) & ~is_others
+    is_others = frames_matching(_NOT_THE_PROGRAMS.search, stacks, "filename")
+    found: Column = is_python(stacks) & ~is_others
     return found
 
 
-def _is_python(stacks: Stacks) -> Column:
+def is_python(stacks: Stacks) -> Column:
+    """Return for each distinct frame whether it is one of Python: bool."""
     found: Column = ~(
-        _matching(_NATIVE_FILE.fullmatch, stacks, stacks.filename)
-        | _matching(_NATIVE_NAME.fullmatch, stacks, stacks.name)
+        frames_matching(_NATIVE_FILE.fullmatch, stacks, "filename")
+        | frames_matching(_NATIVE_NAME.fullmatch, stacks, "name")
     )
     return found
 
@@ -163,11 +165,14 @@ def callers(frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
     ]
 
 
-def _matching(matches: Callable[[str], object], stacks: Stacks, column: Column) -> Column:
-    """Return for each distinct frame whether its text in a column (filename or name) matches."""
+def frames_matching(
+    matches: Callable[[str], object], stacks: Stacks, text: Literal["filename", "name"]
+) -> Column:
+    """Return for each distinct frame whether its filename or name matches: bool."""
+    column = stacks.filename if text == "filename" else stacks.name
     is_match = np.zeros(len(stacks.strings), bool)
-    for text in np.unique(column).tolist():
-        is_match[text] = matches(stacks.strings[text]) is not None
+    for index in np.unique(column).tolist():
+        is_match[index] = bool(matches(stacks.strings[index]))
     found: Column = is_match[column]
     return found
 

@@ -1,21 +1,14 @@
-"""What the live blocks are for: parameters, gradients, optimizers' states, buffers.
-
-A file has the categories of the blocks that were live when it was written. So the categories of the
-peak are known for those of its blocks that still existed then.
-"""
+"""What memory was for, by category: parameters, gradients, activations and others."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from pytracer.analysis.block_categories import UNKNOWN, rows_at_end
 from pytracer.analysis.call_sites import active_at, sum_by_key
-from pytracer.analysis.history import History, Lifetimes
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.history import Lifetimes
 from pytracer.reading.snapshot import INACTIVE, Column, Snapshot
-
-UNKNOWN = "unknown"
-
-FREED_LATER = "freed later"
-"""The category of blocks that did not exist any more when the file was written."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,9 @@ class CategoryUsage:
     """The active blocks of one category at one moment.
 
     Attributes:
-        category: "parameter", "gradient", "optimizer_state" or "buffer"; "mixed" for blocks with
-            tensors of several of these; "unknown" for blocks of which no owner is known, such as
-            activations; "freed later", before the end only, for blocks that did not exist any more
-            when the file was written, so that their category is unknown.
+        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary" or
+            "communication"; "mixed" for blocks with tensors of several of the first four; "unknown"
+            if no fact decides.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
@@ -72,50 +64,63 @@ class Categories:
     at_peak: list[CategoryUsage] | None
 
 
-def categories(
-    snapshot: Snapshot, device: int, history: History | None, peak: int | None
-) -> Categories | None:
+def categories(data: DeviceData, peak: int | None) -> Categories | None:
     """Return what the memory of a device was for; None if the file does not have the owners.
 
     Args:
-        snapshot: The snapshot.
-        device: The index of the device's trace.
-        history: The device's history; None: it is unknown.
-        peak: The entry of the peak in `history.usage`.
+        data: The device.
+        peak: The entry of the peak in `history.usage`; None without a history.
     """
-    if not snapshot.blocks.category.any():
+    if not data.snapshot.blocks.category.any():
         return None
-    at_end = categories_at(snapshot, device, None, None)
-    if history is None or peak is None:
-        return Categories(at_end, None)
-    return Categories(at_end, categories_at(snapshot, device, history, peak))
+    at_peak = None if data.history is None or peak is None else categories_at(data, peak)
+    return Categories(categories_at(data, None), at_peak)
 
 
-def categories_at(
-    snapshot: Snapshot, device: int, history: History | None, entry: int | None
-) -> list[CategoryUsage]:
+def categories_at(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
     """Return what the memory of a device was for at one moment, the largest category first.
 
     Args:
-        snapshot: A snapshot that has the owners of blocks.
-        device: The index of the device's trace.
-        history: The device's history; None: it is unknown.
+        data: The device; its file has the owners of blocks.
         entry: An entry of `history.usage`; None: the end.
     """
-    blocks = snapshot.blocks
-    active = np.flatnonzero(
-        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
+    history, found = data.history, data.block_categories
+    if history is None or found is None:
+        return _at_end(data)
+    entry = len(data.trace) if entry is None else entry
+    alive = np.flatnonzero(active_at(history, entry))
+    names, category = found.categories()
+    return _usages(
+        data.snapshot,
+        names,
+        category[alive],
+        found.owner[alive],
+        history.blocks.size_bytes[alive],
+        history.blocks.requested_bytes[alive],
     )
-    if history is None or entry is None:
-        return _usages(snapshot, active, blocks.size_bytes[active], blocks.requested_bytes[active])
-    lives, alive = history.blocks, np.flatnonzero(active_at(history, entry))
-    row = _rows_at_end(snapshot, device, lives, alive)
-    return _usages(snapshot, row, lives.size_bytes[alive], lives.requested_bytes[alive])
+
+
+def _at_end(data: DeviceData) -> list[CategoryUsage]:
+    """Return the categories at the end from the snapshot's blocks alone, without the trace."""
+    snapshot, blocks = data.snapshot, data.snapshot.blocks
+    active = np.flatnonzero(
+        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == data.device)
+    )
+    keys, category = np.unique(blocks.category[active], return_inverse=True)
+    names = tuple(snapshot.strings[key] or UNKNOWN for key in keys.tolist())
+    return _usages(
+        snapshot,
+        names,
+        category,
+        blocks.owner[active].astype(np.int64),
+        blocks.size_bytes[active],
+        blocks.requested_bytes[active],
+    )
 
 
 def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
     """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
-    row = _rows_at_end(snapshot, device, lives, chosen)
+    row = rows_at_end(snapshot, device, lives)[chosen]
     category = np.where(row < 0, 0, snapshot.blocks.category[row])
     owned = [
         key for key in np.unique(category).tolist() if snapshot.strings[key] not in ("", UNKNOWN)
@@ -124,44 +129,36 @@ def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: C
     return is_owned
 
 
-def _rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
-    """Return for each chosen block its row in the snapshot's blocks; -1 if it was freed before."""
-    blocks = snapshot.blocks
-    active = np.flatnonzero(
-        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
-    )
-    row = np.full(len(chosen), -1)
-    exists = lives.free_event[chosen] == len(snapshot.traces[device])
-    by_address = active[np.argsort(blocks.address[active], kind="stable")]
-    row[exists] = by_address[
-        np.searchsorted(blocks.address[by_address], lives.address[chosen[exists]])
-    ]
-    return row
-
-
 def _usages(
-    snapshot: Snapshot, row: Column, size_bytes: Column, requested_bytes: Column
+    snapshot: Snapshot,
+    names: tuple[str, ...],
+    category: Column,
+    owner: Column,
+    size_bytes: Column,
+    requested_bytes: Column,
 ) -> list[CategoryUsage]:
-    """Return the usage of blocks by category; `row`: their row in the snapshot's blocks, or -1."""
-    blocks, strings = snapshot.blocks, snapshot.strings
-    # -1 stands for blocks that were freed later, and 0 for unknown ones.
-    category = np.where(row < 0, -1, blocks.category[row].astype(np.int64))
-    for key in np.unique(category[category > 0]).tolist():
-        if strings[key] == UNKNOWN:
-            category[category == key] = 0
-    owner = np.where(row < 0, 0, blocks.owner[row].astype(np.int64))
+    """Return the usage of blocks by category.
+
+    Args:
+        snapshot: The snapshot.
+        names: Names of categories; several may be "unknown".
+        category, owner, size_bytes, requested_bytes: For each block an index in `names`, the owner
+            as an index in the snapshot's `strings`, and its sizes.
+    """
+    first = np.array([names.index(name) for name in names], np.int64)
+    category = first[category]
     found = []
     for key in np.unique(category).tolist():
         chosen = category == key
         texts, sums = sum_by_key(owner[chosen], size_bytes[chosen], requested_bytes[chosen], 1)
         owners = [
-            Owner(strings[text], *total)
+            Owner(snapshot.strings[text], *total)
             for text, *total in zip(texts.tolist(), *(c.tolist() for c in sums), strict=True)
             if text
         ]
         found.append(
             CategoryUsage(
-                category=FREED_LATER if key < 0 else strings[key] or UNKNOWN,
+                category=names[key],
                 size_bytes=int(size_bytes[chosen].sum()),
                 requested_bytes=int(requested_bytes[chosen].sum()),
                 count=int(np.count_nonzero(chosen)),

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.history import ContradictionError, History, replay
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, device_metadata, only_phase, step_boundaries
@@ -40,6 +42,13 @@ class DeviceData:
     boundaries: Boundaries
     metadata: Mapping[str, Any]
     is_cpu: bool | None
+
+    @cached_property
+    def block_categories(self) -> BlockCategories | None:
+        """What each block of the history was for; None without a history."""
+        if self.history is None:
+            return None
+        return block_categories(self.snapshot, self.device, self.history)
 
 
 def device_data(snapshot: Snapshot, device: int) -> DeviceData:

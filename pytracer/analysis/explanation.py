@@ -151,7 +151,7 @@ def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, l
 def _categories(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
     if not data.snapshot.blocks.category.any():
         return []
-    return categories_at(data.snapshot, data.device, data.history, entry)
+    return categories_at(data, entry)
 
 
 def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:

@@ -179,7 +179,7 @@ def _by_category(data: DeviceData, moment: Moment, by: str) -> Iterator[Group]:
     snapshot = data.snapshot
     if not snapshot.blocks.category.any():
         raise PytracerError(f"{snapshot.path} has no owners of blocks, so no {by}")
-    for usage in categories_at(snapshot, data.device, data.history, moment.entry):
+    for usage in categories_at(data, moment.entry):
         total = [usage.size_bytes, usage.requested_bytes, usage.count]
         if by == "owner":
             for owner in usage.owners:

@@ -286,7 +286,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         sites_at_oom=sites_at(history, snapshot, ooms[-1].event + 1, top)
         if history is not None and ooms and is_oom_snapshot(snapshot, device)
         else None,
-        categories=categories(snapshot, device, history, peak),
+        categories=categories(data, peak),
         counts=count_events(trace, is_cpu),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.analysis.categories import FREED_LATER, CategoryUsage
+from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands.table import add_row, new_table
 from pytracer.reading.metadata import read_number
@@ -27,11 +27,6 @@ def show_categories(console: Console, report: Report, device: DeviceReport) -> N
     if at_peak not in (None, categories.at_end) and any(usage.owners for usage in at_peak):
         console.print()
         console.print(_table(at_peak, "What memory was for at the peak"))
-        if any(usage.category == FREED_LATER for usage in at_peak):
-            console.print(
-                "Blocks that were freed later did not exist any more when the file was written, "
-                "so their categories are unknown."
-            )
     for line in _not_known(report):
         console.print(Text(line))
 

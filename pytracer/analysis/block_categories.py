@@ -1,0 +1,204 @@
+"""What each block of a trace was for, with the rule that decided.
+
+The file has the categories of the blocks that tensors owned when it was written. The categories of
+other blocks follow from when they were allocated and freed (docs/explanation/owners.md has the
+rules). Without such a fact, a block is "unknown".
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pytracer.analysis.history import History, Lifetimes
+from pytracer.analysis.stack_places import (
+    BACKWARD,
+    OPTIMIZER,
+    OUTSIDE,
+    StackPlaces,
+    stack_places,
+)
+from pytracer.reading.metadata import only_phase, step_boundaries
+from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, INACTIVE, Column, Snapshot
+
+UNKNOWN = "unknown"
+
+_KINDS = (
+    (UNKNOWN, "no_fact"),
+    ("activation", "freed_by_node"),
+    ("temporary", "within_forward"),
+    ("temporary", "within_optimizer"),
+    ("temporary", "within_backward"),
+    ("gradient", "zero_grad"),
+    ("communication", "fsdp_gather"),
+    ("communication", "ddp_bucket"),
+)
+(
+    _NO_FACT,
+    _FREED_BY_NODE,
+    _WITHIN_FORWARD,
+    _WITHIN_OPTIMIZER,
+    _WITHIN_BACKWARD,
+    _BY_ZERO_GRAD,
+    _GATHER,
+    _BUCKET,
+) = range(len(_KINDS))
+_SAME_SITE = "call_site"
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCategories:
+    """What the blocks of a `Lifetimes` were for; columns with a row for each block.
+
+    Attributes:
+        kind: int64, an index in `kinds`.
+        kinds: Pairs of a category and the rule that decided, such as ("activation",
+            "freed_by_node").
+        owner: int64, the name of the largest tensor in the block, an index in the snapshot's
+            `strings`; 0: no owner is known.
+    """
+
+    kind: Column
+    kinds: tuple[tuple[str, str], ...]
+    owner: Column
+
+    def categories(self) -> tuple[tuple[str, ...], Column]:
+        """Return the distinct categories, and for each block an index in them."""
+        names = tuple(dict.fromkeys(category for category, _ in self.kinds))
+        index = np.array([names.index(category) for category, _ in self.kinds], np.int64)
+        return names, index[self.kind]
+
+
+def block_categories(snapshot: Snapshot, device: int, history: History) -> BlockCategories:
+    """Return what each block of a device's history was for."""
+    lives, blocks, strings = history.blocks, snapshot.blocks, snapshot.strings
+    kind, kinds = np.full(len(lives), _NO_FACT), list(_KINDS)
+    if _shows_lives(snapshot):
+        kind = _kinds_by_life(snapshot, device, lives)
+    row = rows_at_end(snapshot, device, lives)
+    found = np.flatnonzero(row >= 0)
+    row = row[found]
+    in_file, which = np.unique(
+        blocks.category[row] * np.int64(len(strings)) + blocks.category_rule[row],
+        return_inverse=True,
+    )
+    for category, rule in (divmod(pair, len(strings)) for pair in in_file.tolist()):
+        kinds.append((strings[category], strings[rule]))
+    # An owner decides. Why there is none is kept where the block's life does not decide either.
+    categories = [category for category, _ in kinds[len(_KINDS) :]]
+    has_owner = np.array([name not in ("", UNKNOWN) for name in categories], bool)[which]
+    has_reason = np.array([name != "" for name in categories], bool)[which]
+    decides = has_owner | (has_reason & (kind[found] == _NO_FACT))
+    kind[found[decides]] = len(_KINDS) + which[decides]
+    owner = np.zeros(len(lives), np.int64)
+    owner[found] = blocks.owner[row]
+    result = BlockCategories(kind, tuple(kinds), owner)
+    return _by_call_site(snapshot, device, lives, result)
+
+
+def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
+    """Return for each block its row in the snapshot's blocks; -1 if it was freed before the end."""
+    blocks = snapshot.blocks
+    active = np.flatnonzero(
+        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
+    )
+    row = np.full(len(lives), -1)
+    exists = lives.free_event == len(snapshot.traces[device])
+    by_address = active[np.argsort(blocks.address[active], kind="stable")]
+    row[exists] = by_address[np.searchsorted(blocks.address[by_address], lives.address[exists])]
+    return row
+
+
+def _shows_lives(snapshot: Snapshot) -> bool:
+    """Return whether frees have the stacks of the threads that freed, and none is missing."""
+    return snapshot.metadata.get("context") == "all" and only_phase(snapshot) is None
+
+
+def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
+    trace, places = snapshot.traces[device], stack_places(snapshot.stacks)
+    freed = np.clip(lives.free_requested_event, -1, len(trace))
+    is_freed = (freed >= 0) & (freed < len(trace))
+    is_in_trace = lives.alloc_event >= 0
+    alloc_stack = np.where(is_in_trace, lives.stack, 0)
+    free_stack = np.where(is_freed, trace.stack[np.where(is_freed, freed, 0)], 0)
+    is_known = is_in_trace & (alloc_stack != 0)
+    place = places.place[alloc_stack]
+    is_of_engine, is_recomputed = places.is_of_engine, places.is_recomputed
+    by_forward = is_known & ((place != BACKWARD) | is_recomputed[alloc_stack])
+    by_engine = is_in_trace & is_of_engine[alloc_stack]
+    freed_by_engine = is_freed & is_of_engine[free_stack]
+    run = _runs(snapshot, device, places)
+    both = np.flatnonzero(is_known & is_freed | by_engine & is_freed)
+    is_within = np.zeros(len(lives), bool)
+    is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
+    is_within &= place != OUTSIDE
+    in_backward = by_engine & freed_by_engine
+    in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
+    return np.select(
+        [
+            is_known & places.gathers[alloc_stack],
+            is_known & places.makes_buckets[alloc_stack],
+            is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
+            by_forward & freed_by_engine,
+            is_within & (place == BACKWARD) & in_backward,
+            is_within & (place != BACKWARD) & is_known,
+        ],
+        [
+            _GATHER,
+            _BUCKET,
+            _BY_ZERO_GRAD,
+            _FREED_BY_NODE,
+            _WITHIN_BACKWARD,
+            np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),
+        ],
+        _NO_FACT,
+    )
+
+
+def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
+    """Return for each event the number of its run: of events of the program in the same place."""
+    trace = snapshot.traces[device]
+    counts = np.flatnonzero((trace.action == ALLOC) | (trace.action == FREE_REQUESTED))
+    place = places.place[trace.stack[counts]]
+    begins = np.zeros(len(trace), np.int64)
+    begins[counts[1:]] = place[1:] != place[:-1]
+    # Between two steps that are not consecutive, there were events that were not recorded.
+    steps = step_boundaries(snapshot, device)
+    for (step, _), (following, first) in pairwise(steps):
+        begins[first] |= following != step + 1
+    runs: Column = np.cumsum(begins)
+    return runs
+
+
+def _by_call_site(
+    snapshot: Snapshot, device: int, lives: Lifetimes, found: BlockCategories
+) -> BlockCategories:
+    """Decide blocks of the last step that still exist, by earlier blocks with the same stack.
+
+    All other blocks with the stack and the size, at least one, have to be of one category.
+    """
+    steps, end = step_boundaries(snapshot, device), len(snapshot.traces[device])
+    if not steps or not len(lives):
+        return found
+    names, category = found.categories()
+    unknown = names.index(UNKNOWN)
+    is_open = (category == unknown) & (lives.free_requested_event >= end)
+    is_open &= (lives.alloc_event >= steps[-1][1]) & (lives.stack != 0)
+    uses = np.zeros(len(snapshot.stacks), bool)
+    uses[lives.stack[is_open]] = True
+    rows = np.flatnonzero(uses[lives.stack] & (lives.alloc_event >= 0))
+    rows = rows[np.lexsort((lives.requested_bytes[rows], lives.stack[rows]))]
+    if not len(rows):
+        return found
+    stack, size = lives.stack[rows], lives.requested_bytes[rows]
+    begins = np.flatnonzero(np.append(True, (stack[1:] != stack[:-1]) | (size[1:] != size[:-1])))
+    is_peer = ~is_open[rows]
+    least = np.minimum.reduceat(np.where(is_peer, category[rows], len(names)), begins)
+    most = np.maximum.reduceat(np.where(is_peer, category[rows], -1), begins)
+    decided = np.where((least == most) & (least != unknown), least, unknown)
+    by_row = np.repeat(decided, np.diff(np.append(begins, len(rows))))
+    chosen = rows[~is_peer & (by_row != unknown)]
+    kind = found.kind.copy()
+    kind[chosen] = len(found.kinds) + by_row[~is_peer & (by_row != unknown)]
+    kinds = (*found.kinds, *((name, _SAME_SITE) for name in names))
+    return BlockCategories(kind, kinds, found.owner)

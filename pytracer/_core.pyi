@@ -50,12 +50,15 @@ class View:
         path: bytes,
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
+        generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
     ) -> None: ...
     def to_bytes(
         self,
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
+        generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
     ) -> bytes: ...
+    def lines_in(self, filenames: set[str], most: int) -> set[tuple[str, int]]: ...
 
 class Session:
     """A cursor into the shared recorder. It is inert in a child forked after it was made."""

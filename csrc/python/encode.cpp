@@ -1,8 +1,12 @@
 #include "python/encode.h"
 
+#include <pybind11/stl.h>
+
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "snapshot/memory_sink.h"
 #include "snapshot/pickle_writer.h"
@@ -68,10 +72,19 @@ std::string encode_items(const py::handle& dict) {
 
 }  // namespace
 
-SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices) {
+SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
+                             const py::dict& generated_code) {
   SnapshotExtras extras{encode_items(metadata)};
   for (const auto& item : devices) {
     extras.device_items[item.first.cast<int>()] = encode_items(item.second);
+  }
+  for (const auto& item : generated_code) {
+    std::vector<SourceFrame>& sources =
+        extras.generated_code[item.first.cast<std::pair<std::string, int64_t>>()];
+    for (const auto& source : item.second) {
+      auto [filename, name, line] = source.cast<std::tuple<std::string, std::string, int64_t>>();
+      sources.push_back({std::move(filename), std::move(name), line});
+    }
   }
   return extras;
 }

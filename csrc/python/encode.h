@@ -7,7 +7,9 @@
 
 namespace pytracer {
 
-// With the GIL. Raises TypeError for values that a snapshot cannot hold.
-SnapshotExtras encode_extras(const pybind11::dict& metadata, const pybind11::dict& devices);
+// With the GIL. Raises TypeError for values that a snapshot cannot hold. `generated_code`: for a file
+// and a line, a list of (filename, name, line), innermost first.
+SnapshotExtras encode_extras(const pybind11::dict& metadata, const pybind11::dict& devices,
+                             const pybind11::dict& generated_code);
 
 }  // namespace pytracer

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 #include "python/encode.h"
 #include "python/gil.h"
@@ -17,13 +19,34 @@ namespace py = pybind11;
 
 namespace pytracer {
 
+namespace {
+
+// The lines that frames of stacks have in these files, at most `most` of them.
+std::set<std::pair<std::string, int64_t>> lines_in(const View& view,
+                                                   const std::set<std::string>& filenames,
+                                                   size_t most) {
+  std::set<std::pair<std::string, int64_t>> lines;
+  const uint32_t frames = view.stacks ? view.stacks->resolved_frames() : 0;
+  std::unordered_map<uint32_t, bool> is_wanted;  // by the string id of the file
+  for (uint32_t id = 1; id < frames && lines.size() < most; ++id) {
+    const StackTable::Frame& frame = view.stacks->frame(id);
+    const uint32_t filename = view.stacks->filename(frame);
+    const auto [known, is_new] = is_wanted.emplace(filename, false);
+    if (is_new) known->second = filenames.count(view.stacks->string(filename)) != 0;
+    if (known->second) lines.emplace(view.stacks->string(filename), frame.line);
+  }
+  return lines;
+}
+
+}  // namespace
+
 void register_view(py::module_& core) {
   py::class_<View>(core, "View")
       .def(
           "write",
           [](const View& view, const py::bytes& path, const py::dict& metadata,
-             const py::dict& devices) {
-            const SnapshotExtras extras = encode_extras(metadata, devices);
+             const py::dict& devices, const py::dict& generated_code) {
+            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code);
             const std::string file = path;
             if (file.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
             OutsideGil outside;
@@ -31,11 +54,13 @@ void register_view(py::module_& core) {
             write_snapshot(view, extras, sink);
             sink.commit();
           },
-          py::arg("path"), py::arg("metadata"), py::arg("devices"))
+          py::arg("path"), py::arg("metadata"), py::arg("devices"),
+          py::arg("generated_code") = py::dict())
       .def(
           "to_bytes",
-          [](const View& view, const py::dict& metadata, const py::dict& devices) {
-            const SnapshotExtras extras = encode_extras(metadata, devices);
+          [](const View& view, const py::dict& metadata, const py::dict& devices,
+             const py::dict& generated_code) {
+            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code);
             MemorySink sink;
             {
               OutsideGil outside;
@@ -43,7 +68,9 @@ void register_view(py::module_& core) {
             }
             return py::bytes(sink.bytes);
           },
-          py::arg("metadata"), py::arg("devices"))
+          py::arg("metadata"), py::arg("devices"),
+          py::arg("generated_code") = py::dict())
+      .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))
       .def_property_readonly(
           "overwritten",
           [](const View& view) {

@@ -95,6 +95,8 @@ class StackTable {
   void code_destroyed(const void* pointer) noexcept;
   // Reads the lines of all frames and the names of all code objects.
   void resolve();
+  // Frames from 1 on, below this one, were resolved.
+  uint32_t resolved_frames() const noexcept { return resolved_frames_; }
 
   // Any thread, without a lock, for ids that were given out before the last resolve(), while the
   // table is pinned or the stack is kept. Stack 0 has no frames.

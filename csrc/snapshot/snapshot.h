@@ -10,15 +10,17 @@
 #include <map>
 #include <string>
 
-#include "view/view.h"
 #include "snapshot/byte_sink.h"
+#include "snapshot/stack_writer.h"
+#include "view/view.h"
 
 namespace pytracer {
 
-// What the Python side adds, as pickle fragments without memo references.
+// What the Python side adds. Items are pickle fragments without memo references.
 struct SnapshotExtras {
   std::string pytracer_items;  // key, value, key, value ... for the `pytracer` dict
   std::map<int, std::string> device_items = {};  // the same for each device's entry there
+  GeneratedCode generated_code = {};
 };
 
 // Writes the snapshot and leaves commit() to the caller. Lines and names must be resolved

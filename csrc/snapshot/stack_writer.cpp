@@ -48,7 +48,10 @@ void StackWriter::write_frames(uint32_t id) {
   if (count == 0) return;
   truncated_ += stack.truncated || count < stack.frames;
   out_.mark();
-  for (const uint32_t frame : frames_) write_frame(frame);
+  for (const uint32_t frame : frames_) {
+    write_frame(frame);
+    if (!generated_code_.empty()) write_sources(frame);
+  }
   out_.append_items();
 }
 
@@ -107,6 +110,36 @@ void StackWriter::write_frame(uint32_t id) {
   out_.key(line_);
   out_.integer(frame.line);
   out_.set_items();
+  memo = out_.remember();
+}
+
+void StackWriter::write_sources(uint32_t id) {
+  const StackTable::Frame& frame = stacks_->frame(id);
+  const std::string& filename = stacks_->string(stacks_->filename(frame));
+  const auto found = generated_code_.find({filename, frame.line});
+  if (found == generated_code_.end()) return;
+  for (const SourceFrame& source : found->second) {
+    Memo& memo = source_memos_[{source.filename, source.name, source.line}];
+    if (memo != 0) {
+      out_.recall(memo);
+      continue;
+    }
+    out_.dict();
+    out_.key(filename_);
+    write_text(source.filename);
+    out_.key(name_);
+    write_text(source.name);
+    out_.key(line_);
+    out_.integer(source.line);
+    out_.set_items();
+    memo = out_.remember();
+  }
+}
+
+void StackWriter::write_text(const std::string& text) {
+  Memo& memo = text_memos_[text];
+  if (memo != 0) return out_.recall(memo);
+  out_.string(text);
   memo = out_.remember();
 }
 

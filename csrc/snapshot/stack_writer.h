@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -16,11 +18,21 @@
 
 namespace pytracer {
 
+struct SourceFrame {
+  std::string filename, name;  // UTF-8
+  int64_t line;
+};
+
+// The frames of the program that a line of generated code was made from, by its file and line.
+using GeneratedCode = std::map<std::pair<std::string, int64_t>, std::vector<SourceFrame>>;
+
 class StackWriter {
  public:
-  // Stacks are cut off after `depth` frames. `stacks` is null if there are none.
-  StackWriter(PickleWriter& out, const std::shared_ptr<StackTable>& stacks, uint32_t depth)
-      : out_(out), stacks_(stacks), depth_(depth) {}
+  // Stacks are cut off after `depth` frames. `stacks` is null if there are none. The frames of
+  // `generated_code`, innermost first, follow the frame that they belong to, as in torch's recorder.
+  StackWriter(PickleWriter& out, const std::shared_ptr<StackTable>& stacks, uint32_t depth,
+              const GeneratedCode& generated_code)
+      : out_(out), stacks_(stacks), depth_(depth), generated_code_(generated_code) {}
 
   // Writes the key "frames" and a stack's list of frames, innermost first; an empty list for stack 0.
   // With `forward`, what is known of an autograd node follows: "forward_frames", as torch writes
@@ -41,6 +53,8 @@ class StackWriter {
   void write_node_type(uint32_t type);
   uint32_t frame_number(uint32_t frame);
   void write_frame(uint32_t id);
+  void write_sources(uint32_t id);
+  void write_text(const std::string& text);
   void write_string(uint32_t id);
 
   static Memo& memo_at(std::vector<Memo>& memos, uint32_t index) {
@@ -51,6 +65,9 @@ class StackWriter {
   PickleWriter& out_;
   const std::shared_ptr<StackTable> stacks_;
   const uint32_t depth_;
+  const GeneratedCode& generated_code_;
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, Memo> source_memos_;
+  std::map<std::string_view, Memo> text_memos_;  // of the texts of generated_code_
   std::vector<Memo> stack_memos_;        // by stack id
   std::vector<Memo> frame_memos_;        // by frame number
   std::vector<Memo> forward_memos_;      // by stack id

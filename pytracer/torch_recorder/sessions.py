@@ -10,6 +10,7 @@ from typing import Any
 from pytracer import ACTIONS
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.option_checks import CONTEXTS
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import MAX_ENTRIES_LIMIT, OPTIONS, STEP_OPTIONS
@@ -191,7 +192,8 @@ class TorchSession(Tracer):
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the segments of a snapshot, without the cost of the events."""
-        snapshot = pickle.loads(self._session.view(history=False).to_bytes({}, {}))
+        view = self._session.view(history=False)
+        snapshot = pickle.loads(view.to_bytes({}, {}, generated_code(view)))
         segments: list[dict[str, Any]] = snapshot["segments"]
         return segments
 

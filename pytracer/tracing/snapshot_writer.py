@@ -20,6 +20,7 @@ from pytracer.log import print_line, warn_once
 from pytracer.text import printable
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
 
@@ -168,7 +169,8 @@ class SnapshotWriter:
             OSError: The file cannot be written.
         """
         view = self._recording.view() if view is None else view
-        view.write(os.fsencode(path), {**self._described(view), **more}, self._memory(view))
+        described = {**self._described(view), **more}
+        view.write(os.fsencode(path), described, self._memory(view), generated_code(view))
         self.written += 1
 
     def as_dict(self, more: Metadata) -> dict[str, Any]:
@@ -179,7 +181,8 @@ class SnapshotWriter:
     def as_bytes(self, more: Metadata) -> bytes:
         """Return the file of the present, as `write` would write it."""
         view = self._recording.view()
-        return view.to_bytes({**self._described(view), **more}, self._memory(view))
+        described = {**self._described(view), **more}
+        return view.to_bytes(described, self._memory(view), generated_code(view))
 
     def _described(self, view: _core.View) -> Metadata:
         if view.problem:

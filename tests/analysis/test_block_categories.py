@@ -1,4 +1,4 @@
-"""Test the categories of all blocks of a trace, also of those that were freed, against the truth."""
+"""Test the categories of all blocks of a trace, also of freed ones, against the truth."""
 
 import pickle
 from pathlib import Path

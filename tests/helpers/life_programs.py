@@ -346,7 +346,8 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
         snapshot = load(content)
         data = device_data(snapshot, index)
         found, history = data.block_categories, data.history
-        assert found is not None and history is not None
+        assert found is not None
+        assert history is not None
         lives = history.blocks
         recorded = (lives.alloc_event >= 0) & (lives.requested_bytes >= SMALLEST)
         requested = lives.requested_bytes[recorded].tolist()

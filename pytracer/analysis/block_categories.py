@@ -43,7 +43,6 @@ _KINDS = (
     _GATHER,
     _BUCKET,
 ) = range(len(_KINDS))
-_SAME_SITE = "call_site"
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +174,8 @@ def _by_call_site(
 ) -> BlockCategories:
     """Decide blocks of the last step that still exist, by earlier blocks with the same stack.
 
-    All other blocks with the stack and the size, at least one, have to be of one category.
+    All other blocks with the stack and the size, at least one, have to be activations. Other
+    categories decide nothing: of the blocks of one line, the temporary ones are freed first.
     """
     steps, end = step_boundaries(snapshot, device), len(snapshot.traces[device])
     if not steps or not len(lives):
@@ -195,10 +195,8 @@ def _by_call_site(
     is_peer = ~is_open[rows]
     least = np.minimum.reduceat(np.where(is_peer, category[rows], len(names)), begins)
     most = np.maximum.reduceat(np.where(is_peer, category[rows], -1), begins)
-    decided = np.where((least == most) & (least != unknown), least, unknown)
-    by_row = np.repeat(decided, np.diff(np.append(begins, len(rows))))
-    chosen = rows[~is_peer & (by_row != unknown)]
+    is_sure = (least == most) & (least == names.index("activation"))
+    of_row = np.repeat(is_sure, np.diff(np.append(begins, len(rows))))
     kind = found.kind.copy()
-    kind[chosen] = len(found.kinds) + by_row[~is_peer & (by_row != unknown)]
-    kinds = (*found.kinds, *((name, _SAME_SITE) for name in names))
-    return BlockCategories(kind, kinds, found.owner)
+    kind[rows[~is_peer & of_row]] = len(found.kinds)
+    return BlockCategories(kind, (*found.kinds, ("activation", "call_site")), found.owner)

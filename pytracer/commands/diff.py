@@ -19,7 +19,7 @@ from pytracer.analysis.diff import (
     compare_summaries,
     summarise,
 )
-from pytracer.analysis.diff.changes import Change, PhaseChange, SiteChange
+from pytracer.analysis.diff.changes import CategoryChange, Change, PhaseChange, SiteChange
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
 from pytracer.analysis.frame_text import call_site_text
@@ -86,9 +86,9 @@ def diff_command(
     pytracer diff outputs/monday outputs/tuesday
     pytracer diff before.pickle after.pickle --fail-over 5%
 
-    Compares sizes, call sites, phases and options of two snapshots, each at its own peak, or both
-    at the end if the peak of one is unknown. In two directories, compares the files of the same
-    step, phase and rank.
+    Compares sizes, categories, call sites, phases and options of two snapshots, each at its own
+    peak, or both at the end if the peak of one is unknown. In two directories, compares the files
+    of the same step, phase and rank.
     """
     are_directories = [os.path.isdir(path) for path in (baseline, new)]
     if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):
@@ -238,7 +238,7 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
         console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
     _show_notes(console, device.notes)
     console.print(amounts_table(device, f"{printable(name)}, at {_AT[device.at]}"))
-    _show_changes(console, device.sites, device.phases, top)
+    _show_changes(console, device, top)
 
 
 def _show_directories(console: Console, report: DirectoryDifference, top: int) -> None:
@@ -265,7 +265,7 @@ def _show_directories(console: Console, report: DirectoryDifference, top: int) -
         table.add_row("", "", "", f"({others:,} others, which differ less)")
     if report.files:
         console.print(table)
-    _show_changes(console, report.sites, report.phases, top)
+    _show_changes(console, report, top)
 
 
 def _show_notes(console: Console, notes: Iterable[str]) -> None:
@@ -274,23 +274,29 @@ def _show_notes(console: Console, notes: Iterable[str]) -> None:
 
 
 def _show_changes(
-    console: Console, sites: Sequence[SiteChange], phases: Sequence[PhaseChange], top: int
+    console: Console, report: DeviceDifference | DirectoryDifference, top: int
 ) -> None:
-    if {phase.phase for phase in phases} <= {"", None}:
-        phases = []
-    for what, changes in (("call site", sites), ("phase", phases)):
+    has_phases = not {phase.phase for phase in report.phases} <= {"", None}
+    tables: dict[str, Sequence[SiteChange | PhaseChange | CategoryChange]] = {
+        "category": report.categories,
+        "call site": report.sites,
+        "phase": report.phases if has_phases else [],
+    }
+    for what, changes in tables.items():
         if changes and top:
             console.print()
             console.print(_changes(what, changes, top))
 
 
-def _changes(what: str, changes: Sequence[SiteChange | PhaseChange], top: int) -> Table | str:
+def _changes(
+    what: str, changes: Sequence[SiteChange | PhaseChange | CategoryChange], top: int
+) -> Table | str:
     differing = [change for change in changes if change.is_change]
     if not differing:
         return f"Every {what} holds as much as before."
     is_mean = differing[0].largest_in is not None
     title = f"By {what}, on average" if is_mean else f"By {what}"
-    last = "most in" if is_mean else "blocks" if what == "call site" else "allocations"
+    last = "most in" if is_mean else "allocations" if what == "phase" else "blocks"
     table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
     for change in differing[:top]:
         table.add_row(
@@ -317,7 +323,9 @@ def _most_in(change: Change) -> Text:
     return Text(largest + printable(change.largest_in or ""), overflow="fold")
 
 
-def _name(change: SiteChange | PhaseChange) -> Text | Fitted:
+def _name(change: SiteChange | PhaseChange | CategoryChange) -> Text | Fitted:
+    if isinstance(change, CategoryChange):
+        return Text(printable(change.category.replace("_", " ")), overflow="fold")
     if isinstance(change, PhaseChange):
         phase = "(before the trace)" if change.phase is None else printable(change.phase)
         return Text(phase or "(none)", overflow="fold")

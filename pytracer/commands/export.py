@@ -55,12 +55,18 @@ Result = list[str | PytracerError]
     "end: what was held when the snapshot was taken. oom: what was held when memory last ran out.  "
     "[default: peak]",
 )
+@click.option(
+    "--by-category",
+    is_flag=True,
+    help="Collapsed stacks begin with what the memory was for, such as activation.",
+)
 def export(
     paths: tuple[Path, ...],
     to: str,
     output: Path | None,
     memory_bytes: int | None,
     at: collapsed_stacks.At | None,
+    by_category: bool,
 ) -> None:
     """How do I open a recording in other tools?
 
@@ -73,6 +79,8 @@ def export(
     """
     if at is not None and to != "collapsed":
         raise click.UsageError(f"--at {at} applies only to --to collapsed: leave it out")
+    if by_category and to != "collapsed":
+        raise click.UsageError("--by-category applies only to --to collapsed: leave it out")
     if output is None and to != "collapsed":
         raise click.UsageError(f"--to {to} needs --output: give a file or a folder to write")
     output = output or Path("-")
@@ -82,7 +90,7 @@ def export(
     if to in ("parquet", "arrow"):
         results = _tables(files, output, memory_bytes, cast(parquet_arrow.Format, to))
     elif to == "collapsed":
-        results = _stacks(files, output, memory_bytes, at or "peak")
+        results = _stacks(files, output, memory_bytes, at or "peak", by_category)
     else:
         results = _perfetto(files, output, memory_bytes)
     for note in results:
@@ -103,14 +111,18 @@ def _tables(
 
 
 def _stacks(
-    files: Sequence[Path], output: Path, memory_bytes: int | None, at: collapsed_stacks.At
+    files: Sequence[Path],
+    output: Path,
+    memory_bytes: int | None,
+    at: collapsed_stacks.At,
+    by_category: bool,
 ) -> Result:
     found: Counter[str] = Counter()
     adding = threading.Lock()
 
     def add(snapshot: Snapshot, origin: Origin) -> list[str]:
         roots = [origin.name] if len(files) > 1 else []
-        stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots)
+        stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots, by_category)
         with adding:
             found.update(stacks)
         return []

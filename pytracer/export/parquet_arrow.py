@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import History
 from pytracer.errors import PytracerError
@@ -50,6 +51,8 @@ EVENTS = {
     "pool": "text",
     "site": "text",
     "stack": "text",
+    "autograd_node": "text",
+    "forward_stack": "text",
     "compile_context": "text",
     "requested_bytes": "int64",
     "allocated_bytes": "int64",
@@ -66,6 +69,8 @@ BLOCKS = {
     "pool": "text",
     "site": "text",
     "stack": "text",
+    "autograd_node": "text",
+    "forward_stack": "text",
     "phase": "text",
     "step": "int64",
     "alloc_event": "int64",
@@ -74,6 +79,9 @@ BLOCKS = {
     "alloc_time": "time",
     "free_requested_time": "time",
     "free_time": "time",
+    "category": "text",
+    "category_rule": "text",
+    "owner": "text",
 }
 """The columns of `blocks`."""
 
@@ -181,6 +189,8 @@ class _Tables:
                 continue
             blocks, step_of = history.blocks, self._steps(device)
             time_us = self._snapshot.traces[device].time_us
+            found = block_categories(self._snapshot, device, history)
+            kinds = [self._texts(texts) for texts in zip(*found.kinds, strict=True)]
             for begin in range(0, len(blocks), ROWS):
                 rows = slice(begin, begin + ROWS)
                 alloc, free_requested, free = (
@@ -208,6 +218,9 @@ class _Tables:
                     "alloc_time": _times(time_us, alloc),
                     "free_requested_time": _times(time_us, free_requested),
                     "free_time": _times(time_us, free),
+                    "category": _Coded(found.kind[rows], kinds[0]),
+                    "category_rule": _Coded(found.kind[rows], kinds[1]),
+                    "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
                 }
 
     def write(
@@ -278,9 +291,13 @@ class _Tables:
         }
 
     def _stack(self, stack: Column) -> Rows:
+        stacks = self._snapshot.stacks
+        forward = stacks.forward[stack]
         return {
             "site": _Coded(self._site_of[stack], self._sites, ~self._has_site[stack]),
             "stack": _Coded(stack, self._stacks, ~self._has_frames[stack]),
+            "autograd_node": _Coded(stacks.node[stack], self._strings, stacks.node[stack] == 0),
+            "forward_stack": _Coded(forward, self._stacks, ~self._has_frames[forward]),
         }
 
     def _steps(self, device: int) -> Callable[[Column], Any]:

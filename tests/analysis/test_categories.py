@@ -12,7 +12,8 @@ from torch import nn
 import pytracer
 from pytracer import text
 from pytracer.analysis import explain
-from pytracer.analysis.categories import FREED_LATER, CategoryUsage
+from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.diff import compare_summaries, summarise
 from pytracer.analysis.groups import who_holds
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.errors import PytracerError
@@ -78,11 +79,11 @@ def test_the_peak_has_the_categories_of_blocks_that_stayed(report: DeviceReport)
     found = by_name(report.categories.at_peak)
     total = sum(usage.size_bytes for usage in found.values())
     assert total == report.peak_allocated.active_bytes
-    # All parameters existed at the peak, and the activations were freed later.
+    # All parameters existed at the peak, and the activations were freed later, in backward.
     parameters = 4 * (64 * 64 + 64) * 4
     assert found["parameter"].size_bytes == parameters
-    assert found[FREED_LATER].size_bytes >= 4 * 512 * 64 * 4
-    assert found[FREED_LATER].owners == []
+    assert found["activation"].size_bytes >= 4 * 512 * 64 * 4
+    assert found["activation"].owners == []
 
 
 def test_files_without_owners_have_no_categories() -> None:
@@ -133,3 +134,32 @@ def test_the_explanation_says_what_memory_was_for(path: Path, report: DeviceRepo
     output = " ".join(invoke("explain", path).output.split())
     size_bytes = 4 * (64 * 64 + 64) * 4
     assert f", parameter {text.size(size_bytes)} ({size_bytes / found.held_bytes:.0%})" in output
+
+
+def test_a_comparison_has_the_categories_of_both_peaks(path: Path, tmp_path: Path) -> None:
+    # GIVEN the recording, and one of a smaller model
+    other = tmp_path / "other.pickle"
+    with pytracer.Tracer(other, device="cpu"):
+        model = nn.Linear(64, 64)
+        model(torch.ones(512, 64)).square().sum().backward()
+    # WHEN they are compared
+    summaries = [summarise(load(source)) for source in (path, other)]
+    (difference,) = compare_summaries(*summaries).devices
+    # THEN each category has the bytes of both peaks
+    reports = [summary.devices[0].report.categories for summary in summaries]
+    sizes = []
+    for report in reports:
+        assert report is not None
+        assert report.at_peak is not None
+        sizes.append({usage.category: usage.size_bytes for usage in report.at_peak})
+    assert {
+        change.category: (change.before_bytes, change.after_bytes)
+        for change in difference.categories
+    } == {name: tuple(size.get(name, 0) for size in sizes) for name in {**sizes[0], **sizes[1]}}
+    output = invoke("diff", path, other).output
+    assert "By category" in output
+    assert "optimizer state" in output
+    # AND a file without the owners of blocks is not compared by category
+    old = summarise(load(GOLDEN / "snapshot-1.4-cpu.pickle"))
+    (difference,) = compare_summaries(old, summaries[1]).devices
+    assert difference.categories == []

@@ -41,8 +41,9 @@ class Change:
             baseline. With several pairs of files, the mean over all pairs.
         after_bytes: As `before_bytes`, but of the new snapshot.
         delta_bytes: `after_bytes - before_bytes`.
-        before_count: In the baseline, the number of these blocks for a call site, and the number of
-            allocations in the trace for a phase. With several pairs of files, the mean.
+        before_count: In the baseline, the number of these blocks for a call site or a category, and
+            the number of allocations in the trace for a phase. With several pairs of files, the
+            mean.
         after_count: As `before_count`, but in the new snapshot.
         largest_in: With several pairs of files, the pair with the largest delta; else None.
         largest_delta_bytes: With several pairs of files, the delta of that pair; else None.
@@ -96,8 +97,19 @@ class PhaseChange(Change):
 
 
 @dataclass(frozen=True)
+class CategoryChange(Change):
+    """The change of one category.
+
+    Attributes:
+        category: What the blocks are for, as in `CategoryUsage`.
+    """
+
+    category: str
+
+
+@dataclass(frozen=True)
 class Pair(Generic[Key]):
-    """The memory of call sites or phases in two files."""
+    """The memory of call sites, phases or categories in two files."""
 
     place: str
     before: Mapping[Key, Held]
@@ -124,6 +136,15 @@ def phase_changes(pairs: Sequence[Pair[str | None]]) -> list[PhaseChange]:
     return _sorted(
         PhaseChange(**_numbers(pairs, [phase], [phase]), phase=phase)
         for phase in dict.fromkeys([*before, *after])
+    )
+
+
+def category_changes(pairs: Sequence[Pair[str]]) -> list[CategoryChange]:
+    """Return the changes of categories over all pairs, the largest first."""
+    before, after = _keys(pairs)
+    return _sorted(
+        CategoryChange(**_numbers(pairs, [category], [category]), category=category)
+        for category in dict.fromkeys([*before, *after])
     )
 
 

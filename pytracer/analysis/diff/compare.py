@@ -7,7 +7,7 @@ them has no history.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from pytracer.analysis.diff.changes import phase_changes, site_changes
+from pytracer.analysis.diff.changes import category_changes, phase_changes, site_changes
 from pytracer.analysis.diff.devices import (
     DevicePair,
     device_difference,
@@ -113,6 +113,9 @@ def compare_directories(
         only_new=only[1],
         sites=site_changes([device.sites for device in counted if device.sites is not None]),
         phases=phase_changes([device.phases for device in counted if device.phases is not None]),
+        categories=category_changes(
+            [device.categories for device in counted if device.categories is not None]
+        ),
         metadata=[OptionChange(*change, pairs=count) for change, count in metadata.most_common()],
         reasons=list(reasons),
         notes=sentences,

@@ -1,8 +1,9 @@
 """The comparison of the devices of two snapshots."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytracer.analysis.diff.changes import Pair, phase_changes, site_changes
+from pytracer.analysis.diff.changes import Held, Pair, category_changes, phase_changes, site_changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference, FileDifference
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
@@ -31,7 +32,8 @@ class DevicePair:
         before, after: The devices.
         reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
         uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
-        sites, phases: What call sites and phases hold; None if only one side has them.
+        sites, phases, categories: What call sites, phases and categories hold; None if only one
+            side has them.
     """
 
     before: DeviceSummary
@@ -41,6 +43,7 @@ class DevicePair:
     uncertain: list[tuple[str, int]]
     sites: Pair[Frame | None] | None
     phases: Pair[str | None] | None
+    categories: Pair[str] | None
 
 
 def pair_devices(
@@ -93,6 +96,7 @@ def device_difference(pair: DevicePair) -> DeviceDifference:
         amounts=_amounts(pair),
         sites=[] if pair.sites is None else site_changes([pair.sites]),
         phases=[] if pair.phases is None else phase_changes([pair.phases]),
+        categories=[] if pair.categories is None else category_changes([pair.categories]),
     )
 
 
@@ -155,7 +159,28 @@ def _pair(
         phases = None
         side = "new one" if baseline.has_phases else "baseline"
         notes.append(f"The {side} has no phases: phases are not compared")
-    return DevicePair(before, after, reasons, notes, uncertain, sites, phases)
+    categories = _categories(before, after, bool(reasons))
+    return DevicePair(
+        before,
+        after,
+        reasons,
+        notes,
+        uncertain,
+        sites,
+        phases,
+        None if categories is None else Pair(place, *categories),
+    )
+
+
+def _categories(
+    before: DeviceSummary, after: DeviceSummary, is_at_end: bool
+) -> tuple[Mapping[str, Held], Mapping[str, Held]] | None:
+    """Return what each category holds on both sides; None if one side does not have it."""
+    first, second = (
+        device.categories_at_end if is_at_end else device.categories_at_peak
+        for device in (before, after)
+    )
+    return None if first is None or second is None else (first, second)
 
 
 def _peak_uncertainty(device: DeviceSummary) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pytracer.analysis.diff.changes import PhaseChange, SiteChange
+from pytracer.analysis.diff.changes import CategoryChange, PhaseChange, SiteChange
 from pytracer.analysis.diff.options import OptionChange
 
 At = Literal["peak", "end"]
@@ -48,6 +48,8 @@ class DeviceDifference:
         sites: The call sites, the largest difference first; [] if only one side has stacks.
         phases: The phases, the largest difference first; [] if `at` is "end", or if only one side
             has phases.
+        categories: The categories, the largest difference first; [] if a file does not have the
+            owners of blocks.
     """
 
     before: str
@@ -59,6 +61,7 @@ class DeviceDifference:
     amounts: dict[str, Amount]
     sites: list[SiteChange]
     phases: list[PhaseChange]
+    categories: list[CategoryChange]
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class DirectoryDifference:
             has.
         sites: The changes of the call sites, as means over all pairs that have call sites, and the
             pair with the largest delta. Files of one phase count only if there are no others.
-        phases: The changes of the phases, in the same form.
+        phases, categories: The changes of the phases and the categories, in the same form.
         metadata: As in `Difference`.
         reasons: Why some devices were compared at the end.
         notes: What is unknown, as sentences.
@@ -140,6 +143,7 @@ class DirectoryDifference:
     only_new: list[str]
     sites: list[SiteChange]
     phases: list[PhaseChange]
+    categories: list[CategoryChange]
     metadata: list[OptionChange]
     reasons: list[str]
     notes: list[str]

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pytracer.analysis.call_sites import Site, sites_at_end
+from pytracer.analysis.categories import Categories
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.analysis.usage import LEAST_POINTS
@@ -23,6 +24,8 @@ class DeviceSummary:
         report: The device's report.
         at_peak, at_end: What each call site held at the peak, and at the end.
         phases: What each phase held at the peak.
+        categories_at_peak, categories_at_end: What each category held at the peak, and at the end;
+            None if unknown.
     """
 
     name: str
@@ -30,6 +33,8 @@ class DeviceSummary:
     at_peak: Mapping[Frame | None, Held]
     at_end: Mapping[Frame | None, Held]
     phases: Mapping[str | None, Held]
+    categories_at_peak: Mapping[str, Held] | None
+    categories_at_end: Mapping[str, Held] | None
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,21 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
                     phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations)
                     for phase in found.phases
                 },
+                categories_at_peak=_held_for(found.categories, "peak"),
+                categories_at_end=_held_for(found.categories, "end"),
             )
             for found in report.devices
         ],
     )
+
+
+def _held_for(categories: Categories | None, at: Literal["peak", "end"]) -> dict[str, Held] | None:
+    if categories is None:
+        return None
+    usages = categories.at_peak if at == "peak" else categories.at_end
+    if usages is None:
+        return None
+    return {usage.category: Held(usage.size_bytes, usage.count) for usage in usages}
 
 
 def _held(sites: Sequence[Site]) -> dict[Frame | None, Held]:

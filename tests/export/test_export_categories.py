@@ -1,0 +1,81 @@
+"""Test that exports have what blocks were for."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from commands import invoke
+from torch import nn
+
+import pytracer
+from pytracer.analysis import who_holds
+from pytracer.export.collapsed_stacks import collapse_stacks
+from pytracer.reading import load
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "x.pickle"
+    with pytracer.Tracer(path, device="cpu", forward_stacks=True):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(torch.ones(256, 64)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+@pytest.mark.parametrize("at", ["peak", "end"])
+def test_collapsed_stacks_begin_with_the_category(path: Path, at: str) -> None:
+    snapshot = load(path)
+    stacks = collapse_stacks(snapshot, at, by_category=True)  # type: ignore[arg-type]
+    # THEN the bytes by the outermost frame are those of the groups
+    found: Counter[str] = Counter()
+    for stack, size_bytes in stacks.items():
+        found[stack.split(";")[0]] += size_bytes
+    (held,) = who_holds(snapshot, at=at, by="category")
+    assert found == {group.category: group.size_bytes for group in held.groups}
+    # AND without the category, the same stacks hold as much
+    plain = collapse_stacks(snapshot, at)  # type: ignore[arg-type]
+    merged: Counter[str] = Counter()
+    for stack, size_bytes in stacks.items():
+        merged[stack.split(";", 1)[1]] += size_bytes
+    assert merged == plain
+
+
+def test_the_option_is_of_collapsed_stacks_only(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x"
+    assert not invoke("export", path, "--to", "collapsed", "--by-category", "-o", output).exit_code
+    assert output.read_text().startswith("activation;")
+    result = invoke("export", path, "--to", "perfetto", "--by-category", "-o", output)
+    assert result.exit_code == 2
+    assert "--by-category applies only to --to collapsed" in result.output
+
+
+def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    invoke("export", path, "--to", "parquet", "-o", tmp_path)
+    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    # THEN the rows that were active at the peak add up to the categories of the peak
+    (held,) = who_holds(load(path), at="peak", by="category")
+    event = held.moment.event
+    assert event is not None
+    found: Counter[str] = Counter()
+    for row in rows:
+        begins = -1 if row["alloc_event"] is None else row["alloc_event"]
+        ends = row["free_event"] is None or row["free_event"] > event
+        if begins <= event and ends:
+            found[row["category"]] += row["size_bytes"]
+    assert found == {group.category: group.size_bytes for group in held.groups}
+    # AND rules, owners, nodes and forward stacks are there
+    rules = {(row["category"], row["category_rule"]) for row in rows}
+    assert ("activation", "freed_by_node") in rules
+    assert ("parameter", "module") in rules
+    assert {row["owner"] for row in rows} >= {"0.weight", "2.bias", None}
+    backward = [row for row in rows if row["autograd_node"] == "AddmmBackward0"]
+    assert any("linear.py" in (row["forward_stack"] or "") for row in backward)
+    # AND frees say which node ran
+    events = parquet.read_table(next(tmp_path.glob("events/*"))).to_pylist()
+    assert any(e["autograd_node"] for e in events if e["action"] == "free_requested")

@@ -1,0 +1,369 @@
+"""Small trainings, and which of their blocks were saved for backward or were gradients.
+
+The truth is made without pytracer's analysis: hooks of autograd see each tensor that is saved, and
+the program itself shows its parameters, gradients and optimizer states. A program calls `look` at
+many moments.
+"""
+
+import gc
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from autograd_models import Layer
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import checkpoint as checkpoints
+
+import pytracer
+from pytracer.analysis.categories import categories_at
+from pytracer.analysis.device_data import device_data
+from pytracer.reading.reader import load
+
+MARKER = 10_000_003  # bytes; the programs allocate nothing as large
+
+SMALLEST = 64
+"""Smaller blocks are not compared: numbers that are wrapped as tensors, and losses."""
+
+Look = Callable[[nn.Module, list[torch.optim.Optimizer]], None]
+
+
+class _Looking(nn.Module):
+    """A layer that looks in the middle of the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.look()
+        return x
+
+
+def _train(
+    model: nn.Sequential,
+    make_batch: Callable[[], Tensor],
+    look: Look,
+    *,
+    accumulate: int = 1,
+    set_to_none: bool = True,
+    retain_graph: bool = False,
+    foreach: bool = True,
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+
+    def look_now(_: object = None) -> None:
+        look(model, [optimizer])
+
+    for module in model:
+        if isinstance(module, _Looking):
+            module.look = look_now
+    for parameter in [*model.parameters()][:2]:
+        parameter.register_post_accumulate_grad_hook(look_now)
+    for step in range(4):
+        for _ in range(accumulate):
+            batch = make_batch()
+            output = model(batch)
+            loss = output.float().square().mean()
+            look_now()
+            if retain_graph and step == 1:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            look_now()
+        optimizer.step()
+        look_now()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        with torch.no_grad():
+            model(batch)
+        model(batch)  # its graph is dropped without a backward pass
+        look_now()
+
+
+def _batch(device: str) -> Callable[[], Tensor]:
+    return lambda: torch.ones(3, 16, 32, device=device)
+
+
+def gpt(device: str, look: Look) -> None:
+    model = nn.Sequential(Layer(), _Looking(), Layer(), Layer()).to(device)
+    _train(model, _batch(device), look)
+
+
+def gpt_autocast(device: str, look: Look) -> None:
+    model = nn.Sequential(Layer(), _Looking(), Layer()).to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        _train(model, _batch(device), look, foreach=False)
+
+
+def convolutions(device: str, look: Look) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        _Looking(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 10),
+    ).to(device)
+    _train(model, lambda: torch.ones(2, 3, 16, 16, device=device), look)
+
+
+def accumulation(device: str, look: Look) -> None:
+    model = nn.Sequential(Layer(), _Looking(), Layer()).to(device)
+    _train(model, _batch(device), look, accumulate=3, set_to_none=False)
+
+
+def retained_graph(device: str, look: Look) -> None:
+    model = nn.Sequential(Layer(), _Looking(), Layer()).to(device)
+    _train(model, _batch(device), look, retain_graph=True)
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.use_reentrant = Layer(), use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoints.checkpoint(self.layer, x, use_reentrant=self.use_reentrant)
+        return y
+
+
+def _checkpointing(device: str, look: Look, use_reentrant: bool) -> None:
+    layers = [_Checkpointed(use_reentrant) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(32, 32), layers[0], _Looking(), layers[1]).to(device)
+    _train(model, _batch(device), look)
+
+
+def checkpointing(device: str, look: Look) -> None:
+    _checkpointing(device, look, False)
+
+
+def reentrant_checkpointing(device: str, look: Look) -> None:
+    _checkpointing(device, look, True)
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.kept = x * 2
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (x,) = ctx.saved_tensors
+        other: Tensor = ctx.kept * grads[0]
+        return other + x - x
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: Tensor
+        self.register_buffer("average", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = self.average * 0.9 + x.detach().mean((0, 1)) * 0.1
+        y: Tensor = _Scale.apply(x)
+        return y
+
+
+def custom_function(device: str, look: Look) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), _Scaled(), _Looking(), nn.Linear(32, 32)).to(device)
+    _train(model, _batch(device), look)
+
+
+def gradient_penalty(device: str, look: Look) -> None:
+    """The first backward pass has a graph of its own, which the second one uses."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        x = torch.ones(64, 32, device=device, requires_grad=True)
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        look(model, [optimizer])
+        functional.relu(gradient.square().sum()).backward()
+        del gradient
+        look(model, [optimizer])
+        optimizer.step()
+        optimizer.zero_grad()
+        look(model, [optimizer])
+
+
+PROGRAMS = [
+    gpt,
+    gpt_autocast,
+    convolutions,
+    accumulation,
+    retained_graph,
+    checkpointing,
+    reentrant_checkpointing,
+    custom_function,
+    gradient_penalty,
+]
+
+Events = list[dict[str, Any]]
+Facts = list[set[str]]
+"""For each allocation in the order of the trace, what its block was."""
+
+
+class Truth:
+    """What the storages of a program are, by their address before the next marker."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._markers = device, 0
+        self._seen: list[tuple[int, int, str]] = []  # markers so far, address, what
+
+    def note(self, tensor: Any, what: str) -> None:
+        if isinstance(tensor, Tensor) and tensor.device.type == self._device:
+            storage = tensor.untyped_storage().data_ptr()
+            self._seen.append((self._markers, storage, what))
+            torch.empty(MARKER + self._markers, dtype=torch.uint8, device=self._device)
+            self._markers += 1
+
+    def look(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        for parameter in model.parameters():
+            self.note(parameter, "parameter")
+            self.note(parameter.grad, "gradient")
+        for buffer in model.buffers():
+            self.note(buffer, "buffer")
+        for optimizer in optimizers:
+            for state in optimizer.state.values():
+                for value in state.values():
+                    self.note(value, "optimizer_state")
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Note what autograd saves; in a checkpoint, only what its recomputation saves."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            self.note(tensor, "activation")
+            return tensor.detach()
+
+        hooks = checkpoints._recomputation_hook.__init__
+
+        def noting(this: Any, *args: Any) -> None:
+            hooks(this, *args)
+            own = this.pack_hook
+
+            def noting_pack(tensor: Tensor) -> Any:
+                self.note(tensor, "activation")
+                return own(tensor)
+
+            this.pack_hook = noting_pack
+
+        rng_state = torch.get_rng_state
+
+        def noting_rng_state() -> Tensor:
+            state = rng_state()
+            if sys._getframe(1).f_code.co_filename == checkpoints.__file__:
+                self.note(state, "kept")  # until the recomputation, or dropped with the graph
+            return state
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "get_rng_state", noting_rng_state)
+            patch.setattr(checkpoints._recomputation_hook, "__init__", noting)
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                yield
+
+    def facts(self, events: Events) -> tuple[list[int], Facts]:
+        """Return the sizes of the allocations without markers, and what their blocks were."""
+        by_marker: dict[int, list[tuple[int, str]]] = {}
+        for marker, address, what in self._seen:
+            by_marker.setdefault(marker, []).append((address, what))
+        sizes: list[int] = []
+        facts: Facts = []
+        last: dict[int, set[str]] = {}
+        for event in events:
+            if event["action"] != "alloc":
+                continue
+            if event["size"] >= MARKER:
+                for address, what in by_marker.get(event["size"] - MARKER, ()):
+                    if address in last:  # else the block is older than the recording
+                        last[address].add(what)
+                continue
+            last[event["addr"]] = set()
+            if event["size"] >= SMALLEST:
+                sizes.append(event["size"])
+                facts.append(last[event["addr"]])
+        return sizes, facts
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collect garbage before, and none inside: two runs shall free at the same moments."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _known_facts(program: Callable[[str, Look], None], device: str, index: int) -> Any:
+    """Run a program, and return the sizes of its allocations and what their blocks were."""
+    truth = Truth(device)
+    with (
+        no_collection(),
+        pytracer.Tracer(device=device, trace_alloc_max_entries=2_000_000) as tracer,
+        truth.saving(),
+    ):
+        program(device, truth.look)
+        events = tracer.snapshot()["device_traces"][index]
+    return truth.facts(events)
+
+
+def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counter[Any]]:
+    """Compare the categories of all blocks at each look with the truth.
+
+    Returns:
+        "rules": how many blocks each category and rule decided, over all looks; "peak": the bytes
+        of each category at the peak of the complete program.
+    """
+    index = 0
+    program(device, lambda *_: None)  # what is allocated once, such as workspaces
+    sizes, facts = _known_facts(program, device, index)
+    snapshots: list[bytes] = []
+    with (
+        no_collection(),
+        pytracer.Tracer(
+            device=device, forward_stacks=True, trace_alloc_max_entries=200_000
+        ) as tracer,
+    ):
+
+        def look(*_: object) -> None:
+            snapshots.append(pickle.dumps(tracer.snapshot(), protocol=4))
+
+        program(device, look)
+        look()
+    rules: Counter[Any] = Counter()
+    for content in snapshots[:: -(len(snapshots) // -20)] + snapshots[-1:]:
+        snapshot = load(content)
+        data = device_data(snapshot, index)
+        found, history = data.block_categories, data.history
+        assert found is not None
+        assert history is not None
+        lives = history.blocks
+        recorded = (lives.alloc_event >= 0) & (lives.requested_bytes >= SMALLEST)
+        requested = lives.requested_bytes[recorded].tolist()
+        # The program did the same when the truth was collected.
+        assert requested == sizes[: len(requested)]
+        for place, kind in enumerate(found.kind[recorded].tolist()):
+            category, rule = found.kinds[kind]
+            rules[category, rule] += 1
+            about = (category, rule, facts[place], requested[place], place)
+            if category == "temporary":
+                assert facts[place] <= {"kept"}, about
+            elif category != "unknown":
+                own = facts[place] | ({"activation"} if facts[place] == {"kept"} else set())
+                assert category in own, about
+                others = {"parameter", "buffer", "optimizer_state", "gradient"} - {category}
+                assert category == "mixed" or not facts[place] & others, about
+    peak = int(history.usage.allocated_bytes.argmax())
+    held = Counter({usage.category: usage.size_bytes for usage in categories_at(data, peak)})
+    return {"rules": rules, "peak": held}

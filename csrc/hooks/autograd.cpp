@@ -34,26 +34,52 @@ int32_t runs_kernel() {
          c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
 }
 
-uint64_t output_size(const void* running_node, int32_t* is_on_cpu) {
+int32_t has_output(const void* running_node, int32_t* is_on_cpu) {
   const auto& node = *static_cast<const torch::autograd::Node*>(running_node);
   if (node.num_inputs() == 0) return 0;
   const torch::autograd::InputMetadata& output = node.input_metadata(0);
   if (output.was_default_constructed() || output.is_nested_tensor()) return 0;
   *is_on_cpu = output.device().is_cpu();
   try {
-    uint64_t size = output.dtype().itemsize();
     for (const c10::SymInt& length : output.shape_as_dim_vector()) {
       const auto known = length.maybe_as_int();
-      if (!known) return 0;
-      size *= static_cast<uint64_t>(*known);
+      if (!known || *known == 0) return 0;
     }
-    return size;
+    return 1;
   } catch (...) {
     return 0;
   }
 }
 
-const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &output_size};
+int32_t changes_shape(const void* running_node) {
+  const auto& node = *static_cast<const torch::autograd::Node*>(running_node);
+  if (node.num_inputs() == 0 || node.num_outputs() == 0) return 0;
+  const torch::autograd::Edge& edge = node.next_edge(0);
+  if (!edge.is_valid() || edge.input_nr >= edge.function->num_inputs()) return 0;
+  const torch::autograd::InputMetadata& first = edge.function->input_metadata(edge.input_nr);
+  const torch::autograd::InputMetadata& output = node.input_metadata(0);
+  if (first.was_default_constructed() || first.is_nested_tensor()) return 0;
+  if (output.was_default_constructed() || output.is_nested_tensor()) return 0;
+  try {
+    const auto from = first.shape_as_dim_vector(), to = output.shape_as_dim_vector();
+    if (from.size() != to.size()) return 1;
+    for (size_t i = 0; i < from.size(); ++i) {
+      const auto before = from[i].maybe_as_int(), after = to[i].maybe_as_int();
+      if (before && after && *before != *after) return 1;
+    }
+    return 0;
+  } catch (...) {
+    return 0;
+  }
+}
+
+int32_t has_two_gradients(const void* running_node) {
+  const auto& node = *static_cast<const torch::autograd::Node*>(running_node);
+  return node.num_outputs() > 1 && node.next_edge(0).is_valid() && node.next_edge(1).is_valid();
+}
+
+const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
+                                    &changes_shape, &has_two_gradients};
 
 }  // namespace
 

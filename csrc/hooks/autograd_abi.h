@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define PYTRACER_AUTOGRAD_ABI 1u
+#define PYTRACER_AUTOGRAD_ABI 2u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,9 +30,14 @@ typedef struct pytracer_autograd {
   void (*read)(pytracer_autograd_state* state);
   // Whether the thread runs an operator's kernel that autograd has called, in grad mode.
   int32_t (*runs_kernel)(void);
-  // The bytes of the first tensor that the forward call of `node` returned, and whether it is on the
-  // CPU. 0: unknown, or no element.
-  uint64_t (*output_size)(const void* node, int32_t* is_on_cpu);
+  // Whether the first tensor that the forward call of `node` returned has elements. If so,
+  // `is_on_cpu` says where they are. 0 too if that is unknown.
+  int32_t (*has_output)(const void* node, int32_t* is_on_cpu);
+  // Whether the first argument and the result of the forward call are known to have other shapes. A
+  // call in place returns its first argument.
+  int32_t (*changes_shape)(const void* node);
+  // Whether the node computes the gradients of at least two inputs of its forward call.
+  int32_t (*has_two_gradients)(const void* node);
 } pytracer_autograd;
 
 // The one symbol that the library exports.

@@ -43,11 +43,6 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
     if (state.node_sequence != kNoSequence) {
       forward = find(state.node_thread, state.node_sequence, era);
       forward.is_exact = forward.is_exact && fits(forward, state.node, types.output(type));
-      // A call that allocated nothing was in place, if its operator has such a variant.
-      const bool is_skipped = forward.stack != 0 && forward.size == kSkipped;
-      if (is_skipped && types.output(type) == NodeTypes::Output::may_be_in_place) {
-        types.note_in_place(type);
-      }
     }
     const uint32_t id = stacks.intern_backward({own, forward.stack, type, forward.is_exact}, seed);
     last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, forward.stack,
@@ -79,10 +74,13 @@ uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uin
 bool ForwardStacks::fits(const Forward& forward, const void* node,
                          NodeTypes::Output output) const noexcept {
   if (output == NodeTypes::Output::unknown) return false;
+  const bool is_new =
+      output == NodeTypes::Output::allocated ||
+      (output == NodeTypes::Output::keeps_both && autograd_.has_two_gradients(node) != 0) ||
+      autograd_.changes_shape(node) != 0;
+  if (!is_new) return false;
   int32_t is_on_cpu = 0;
-  const uint64_t size = autograd_.output_size(node, &is_on_cpu);
-  if (size == 0 || (is_on_cpu != 0) != forward.is_on_cpu) return false;
-  return output == NodeTypes::Output::allocated || hash_of(size) == forward.size;
+  return autograd_.has_output(node, &is_on_cpu) != 0 && (is_on_cpu != 0) == forward.is_on_cpu;
 }
 
 void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
@@ -95,7 +93,7 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
   if (stack != 0 && state.next_sequence != 0) {
     is_exact = is_exact && is_first && autograd_.runs_kernel() != 0;
     const bool is_on_cpu = allocation.device == PYTRACER_CPU_DEVICE;
-    note(state, slot, {stack, is_exact, is_on_cpu, hash_of(allocation.size)}, is_first, era);
+    note(state, slot, {stack, is_exact, is_on_cpu}, is_first, era);
   }
   cursor.thread = state.thread;
   cursor.next = state.next_sequence;
@@ -133,7 +131,7 @@ void ForwardStacks::note(const pytracer_autograd_state& state, ThreadSlot& slot,
                               : 0;
     for (uint64_t skipped = end; skipped < node; ++skipped) {
       const bool is_near = skipped - end < kNear;
-      store(skipped, {is_near ? forward_of(near).stack : 0, false, false, kSkipped});
+      store(skipped, {is_near ? forward_of(near).stack : 0, false, false});
     }
   }
   store(node, forward);

@@ -67,8 +67,7 @@ class ForwardStacks {
   struct Forward {
     uint32_t stack;  // 0: unknown
     bool is_exact;   // if the node's type and the allocation fit together
-    bool is_on_cpu;  // the allocation, as the next
-    uint32_t size;   // a hash, in 30 bits
+    bool is_on_cpu;  // the allocation
   };
   Forward find(uint64_t thread, uint64_t node, uint64_t era) const noexcept;
   void note(const pytracer_autograd_state& state, ThreadSlot& slot, const Forward& forward,
@@ -81,17 +80,11 @@ class ForwardStacks {
   // Whether the noted allocation must have been that of the call that made `node`.
   bool fits(const Forward& forward, const void* node, NodeTypes::Output output) const noexcept;
 
-  static constexpr uint32_t kSkipped = 0;  // the size of a node without an allocation of its own
-  static uint32_t hash_of(uint64_t size) noexcept {
-    return static_cast<uint32_t>(size * 0x9e3779b97f4a7c15ull >> 34) | 1;
-  }
   static uint64_t word_of(const Forward& forward) noexcept {
-    return uint64_t{forward.size} << 34 | uint64_t{forward.is_on_cpu} << 33 |
-           uint64_t{forward.is_exact} << 32 | forward.stack;
+    return uint64_t{forward.is_on_cpu} << 33 | uint64_t{forward.is_exact} << 32 | forward.stack;
   }
   static Forward forward_of(uint64_t word) noexcept {
-    return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0,
-            static_cast<uint32_t>(word >> 34)};
+    return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0};
   }
 
   const pytracer_autograd& autograd_;

@@ -34,18 +34,12 @@ class NodeTypes {
   }
   // What the forward call of such a node does with memory, if its result has elements.
   enum class Output : uint8_t {
-    unknown,    // it may allocate nothing, as a view does, or may run other calls
+    unknown,          // it may allocate nothing, as a view does, or may run other calls
     may_be_in_place,  // it allocates its result, unless the operator is called in place
-    allocated   // it allocates at least its result
+    keeps_both,       // the same; a call in place makes a node more if two gradients are computed
+    allocated         // it allocates at least its result, or makes another node in between
   };
   Output output(uint32_t number) const noexcept { return types_[number].output; }
-  // The program calls the operator in place: from then on no such node's stack is exact.
-  void note_in_place(uint32_t number) noexcept {
-    types_[number].is_in_place.store(true, std::memory_order_relaxed);
-  }
-  bool is_in_place(uint32_t number) const noexcept {
-    return types_[number].is_in_place.load(std::memory_order_relaxed);
-  }
   // The short name, such as LogSoftmaxBackward0; "" for 0. Throws std::bad_alloc.
   std::string name(uint32_t number) const;
 
@@ -60,7 +54,6 @@ class NodeTypes {
   struct Type {
     const char* mangled;
     Output output;
-    std::atomic<bool> is_in_place;
   };
   static uint32_t place_of(const char* mangled) noexcept {
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(mangled) * 0x9e3779b97f4a7c15ull >> 52);

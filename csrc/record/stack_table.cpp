@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "frames/code_objects.h"
-#include "record/node_types.h"
 
 namespace pytracer {
 
@@ -184,8 +183,6 @@ Backward StackTable::backward(uint32_t id) const noexcept {
       backward.node_type = StackLink::node_of(link);
     }
   }
-  // That a program calls an operator in place may have been found out after the event.
-  if (NodeTypes::instance().is_in_place(backward.node_type)) backward.is_exact = false;
   return backward;
 }
 

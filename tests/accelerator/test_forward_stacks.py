@@ -18,10 +18,13 @@ LEAST_EXACT = {
     "gpt": 0.9,
     "checkpointed": 0.85,
     "reentrantly_checkpointed": 0.7,
-    "in_place": 0.3,
+    "in_place": 0.1,
     "custom_function": 0.3,
-    "two_threads": 0.8,
-    "double_backward": 0.3,
+    "two_threads": 0.7,
+    "double_backward": 0.8,
+    "llama": 0.7,
+    "resnet": 0.8,
+    "lora": 0.7,
 }
 
 
@@ -85,7 +88,7 @@ def test_nodes_have_the_lines_of_their_operators(backend: str, device: ModuleTyp
     in_nodes = [event for event in events if "autograd_node" in event]
     # THEN the nodes ran without Python frames, and have the line that names their operator
     exact = [event for event in in_nodes if event.get("forward_exact")]
-    assert len(exact) >= 0.8 * len(in_nodes) > 0
+    assert len(exact) >= 0.7 * len(in_nodes) > 0
     for event in exact:
         _, name, rest = lines(event)[-1].split('"')
         source = linecache.getline(name, int(rest.split()[2].rstrip(",")))

@@ -22,7 +22,8 @@ constexpr const char* kMul = "N5torch8autograd9generated12MulBackward0E";
 constexpr const char* kSum = "N5torch8autograd9generated12SumBackward0E";
 constexpr const char* kLog = "N5torch8autograd9generated12LogBackward0E";
 constexpr const char* kTanh = "N5torch8autograd9generated13TanhBackward0E";
-constexpr const char* kAddmm = "N5torch8autograd9generated14AddmmBackward0E";
+constexpr const char* kTanhBackward = "N5torch8autograd9generated21TanhBackwardBackward0E";
+constexpr const char* kBmm = "N5torch8autograd9generated12BmmBackward0E";
 constexpr const char* kSelect = "N5torch8autograd9generated15SelectBackward0E";
 constexpr const char* kCustom = "N5torch8autograd6PyNodeE";
 constexpr const char* kAccumulate = "N5torch8autograd14AccumulateGradE";
@@ -36,7 +37,7 @@ struct Autograd {
   uint64_t node_thread = 0, node = 0;
   bool runs_kernel = true;
   bool is_on_cpu = true;
-  uint64_t output_size = kBytes;
+  bool has_output = true, changes_shape = false, has_two_gradients = true;
 };
 thread_local Autograd t_autograd;
 
@@ -45,11 +46,14 @@ void read(pytracer_autograd_state* state) {
   *state = {now.thread, now.next, now.type, now.type, now.node_thread, now.node};
 }
 int32_t runs_kernel() { return t_autograd.runs_kernel; }
-uint64_t output_size(const void*, int32_t* is_on_cpu) {
+int32_t has_output(const void*, int32_t* is_on_cpu) {
   *is_on_cpu = t_autograd.is_on_cpu;
-  return t_autograd.output_size;
+  return t_autograd.has_output;
 }
-const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &output_size};
+int32_t has_two_gradients(const void*) { return t_autograd.has_two_gradients; }
+int32_t changes_shape(const void*) { return t_autograd.changes_shape; }
+const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
+                                     &changes_shape, &has_two_gradients};
 
 class Recording {
  public:
@@ -135,16 +139,16 @@ TEST(a_node_has_the_stack_of_the_first_allocation_after_it_was_made) {
   // WHEN their nodes run on another thread without frames
   std::thread([&] {
     t_autograd = {1000, 0};
-    backward(kAddmm, forward, 1, 4 << 10);
-    backward(kAddmm, forward, 0, 5 << 10);
+    backward(kBmm, forward, 1, 4 << 10);
+    backward(kBmm, forward, 0, 5 << 10);
     backward(kAccumulate, forward, UINT64_MAX, 6 << 10);
   }).join();
   // THEN their allocations have the stacks and the names of the nodes
   const auto check = [&] {
     const View view = recording.view();
     CHECK((of_block(view, 2 << 10) == Shown{2, std::nullopt, "", false}));
-    CHECK((of_block(view, 4 << 10) == Shown{0, 20, "AddmmBackward0", true}));
-    CHECK((of_block(view, 5 << 10) == Shown{0, 10, "AddmmBackward0", true}));
+    CHECK((of_block(view, 4 << 10) == Shown{0, 20, "BmmBackward0", true}));
+    CHECK((of_block(view, 5 << 10) == Shown{0, 10, "BmmBackward0", true}));
     CHECK((of_block(view, 6 << 10) == Shown{0, std::nullopt, "AccumulateGrad", false}));
   };
   check();
@@ -157,7 +161,7 @@ TEST(what_is_not_certain_is_not_exact) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);             // node 0
-  call(20, 2 << 10, 2 * kBytes);  // node 1: another size than the output's
+  call(20, 2 << 10);             // node 1
   t_autograd.runs_kernel = false;
   call(30, 3 << 10);  // node 2: not in an operator
   t_autograd.runs_kernel = true;
@@ -168,13 +172,14 @@ TEST(what_is_not_certain_is_not_exact) {
   backward(kCustom, forward, 0, 7 << 10);
   backward(kMul, forward, 0, 20 << 10);
   backward(kSum, forward, 1, 21 << 10);
-  t_autograd.output_size = 0;
+  t_autograd.has_output = false;
   backward(kSum, forward, 0, 22 << 10);
-  t_autograd.output_size = kBytes;
+  t_autograd.has_output = true;
   t_autograd.is_on_cpu = false;
   backward(kSum, forward, 13, 23 << 10);
   t_autograd.is_on_cpu = true;
-  backward(kLog, forward, 1, 8 << 10);
+  t_autograd.has_two_gradients = false;
+  backward(kMul, forward, 1, 8 << 10);
   backward(kSum, forward, 2, 9 << 10);
   backward(kSum, forward, 3, 10 << 10);
   backward(kSum, forward, 10, 11 << 10);
@@ -188,11 +193,10 @@ TEST(what_is_not_certain_is_not_exact) {
   CHECK((of_block(view, 6 << 10) == Shown{0, 10, "SelectBackward0", false}));
   CHECK((of_block(view, 7 << 10) == Shown{0, 10, "PyNode", false}));
   CHECK((of_block(view, 20 << 10) == Shown{0, 10, "MulBackward0", true}));
-  // Such a call never is in place, so the size of its first allocation does not matter.
   CHECK((of_block(view, 21 << 10) == Shown{0, 20, "SumBackward0", true}));
   CHECK((of_block(view, 22 << 10) == Shown{0, 10, "SumBackward0", false}));
   CHECK((of_block(view, 23 << 10) == Shown{0, 40, "SumBackward0", false}));
-  CHECK((of_block(view, 8 << 10) == Shown{0, 20, "LogBackward0", false}));
+  CHECK((of_block(view, 8 << 10) == Shown{0, 20, "MulBackward0", false}));
   CHECK((of_block(view, 9 << 10) == Shown{0, 30, "SumBackward0", false}));
   CHECK((of_block(view, 10 << 10) == Shown{0, 30, "SumBackward0", false}));
   CHECK((of_block(view, 11 << 10) == Shown{0, 30, "SumBackward0", false}));
@@ -204,22 +208,20 @@ TEST(what_is_not_certain_is_not_exact) {
   CHECK((of_block(view, 16 << 10) == Shown{0, std::nullopt, "SumBackward0", false}));
 }
 
-TEST(an_operator_that_is_called_in_place_is_never_exact) {
+TEST(an_operator_that_may_be_called_in_place_is_not_exact_unless_it_keeps_its_argument) {
   Recording recording;
   const uint64_t forward = t_autograd.thread;
-  call(10, 1 << 10);  // node 0
-  ++t_autograd.next;  // node 1, in place
-  call(30, 2 << 10);  // node 2
-  backward(kTanh, forward, 0, 3 << 10);
-  backward(kLog, forward, 0, 5 << 10);
-  CHECK((of_block(recording.view(), 3 << 10) == Shown{0, 10, "TanhBackward0", true}));
-  // WHEN a node of the same type ran whose call allocated nothing
-  backward(kTanh, forward, 1, 4 << 10);
-  // THEN no stack of such a node is exact, not even an earlier one
+  call(10, 1 << 10);
+  backward(kTanh, forward, 0, 2 << 10);
+  backward(kLog, forward, 0, 3 << 10);
+  backward(kTanhBackward, forward, 0, 4 << 10);
+  t_autograd.changes_shape = true;
+  backward(kTanh, forward, 0, 5 << 10);
   const View view = recording.view();
-  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "TanhBackward0", false}));
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "TanhBackward0", false}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "LogBackward0", true}));
+  CHECK((of_block(view, 2 << 10) == Shown{0, 10, "TanhBackward0", false}));
+  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "LogBackward0", true}));
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "TanhBackwardBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "TanhBackward0", true}));
 }
 
 TEST(a_call_that_was_not_seen_from_its_begin_is_not_exact) {
@@ -233,12 +235,12 @@ TEST(a_call_that_was_not_seen_from_its_begin_is_not_exact) {
   // WHEN the next allocation comes without a new node
   run_frames({frame_at(1, 30)});
   alloc(3 << 10, kBytes);
-  backward(kAddmm, forward, 0, 4 << 10);
-  backward(kAddmm, forward, 1, 5 << 10);
+  backward(kBmm, forward, 0, 4 << 10);
+  backward(kBmm, forward, 1, 5 << 10);
   // THEN the node is not exact
   const View view = recording.view();
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 30, "AddmmBackward0", false}));
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 30, "BmmBackward0", false}));
 }
 
 TEST(the_first_call_after_a_pause_is_exact_if_an_allocation_came_between) {
@@ -249,11 +251,11 @@ TEST(the_first_call_after_a_pause_is_exact_if_an_allocation_came_between) {
   recording.session().start();
   alloc(2 << 10);
   call(20, 3 << 10);
-  backward(kAddmm, forward, 0, 4 << 10);
-  backward(kAddmm, forward, 1, 5 << 10);
+  backward(kBmm, forward, 0, 4 << 10);
+  backward(kBmm, forward, 1, 5 << 10);
   const View view = recording.view();
-  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 20, "AddmmBackward0", true}));
+  CHECK((of_block(view, 4 << 10) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 20, "BmmBackward0", true}));
 }
 
 TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
@@ -264,21 +266,21 @@ TEST(nodes_made_in_a_node_pass_its_stack_on_unless_python_code_runs) {
   const std::vector<RawFrame> recomputed = {frame_at(1, 70), frame_at(kEngine, 5)};
   // WHEN node 0 makes node 1, below the engine's frames, and node 1 makes node 2, without frames
   t_autograd.next = 2;
-  backward(kAddmm, forward, 0, 2 << 10, engine);
+  backward(kBmm, forward, 0, 2 << 10, engine);
   t_autograd.next = 3;
-  backward(kAddmm, forward, 1, 3 << 10);
+  backward(kBmm, forward, 1, 3 << 10);
   // AND node 0 recomputes a call, which makes node 3
   t_autograd.next = 4;
-  backward(kAddmm, forward, 0, 4 << 10, recomputed);
-  backward(kAddmm, forward, 2, 5 << 10);
-  backward(kAddmm, forward, 3, 6 << 10);
+  backward(kBmm, forward, 0, 4 << 10, recomputed);
+  backward(kBmm, forward, 2, 5 << 10);
+  backward(kBmm, forward, 3, 6 << 10);
   // THEN nodes 1 and 2 have the stack of node 0, and node 3 has that of the recomputation
   const View view = recording.view();
-  CHECK((of_block(view, 2 << 10) == Shown{2, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 4 << 10) == Shown{2, 10, "AddmmBackward0", true}));
-  CHECK((of_block(view, 6 << 10) == Shown{0, 70, "AddmmBackward0", true}));
+  CHECK((of_block(view, 2 << 10) == Shown{2, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 3 << 10) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 5 << 10) == Shown{0, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 4 << 10) == Shown{2, 10, "BmmBackward0", true}));
+  CHECK((of_block(view, 6 << 10) == Shown{0, 70, "BmmBackward0", true}));
 }
 
 TEST(a_table_keeps_the_last_nodes_of_a_thread) {
@@ -288,14 +290,14 @@ TEST(a_table_keeps_the_last_nodes_of_a_thread) {
     call(static_cast<int32_t>(node % 1000), 1 << 10);
     release(1 << 10);
   }
-  backward(kAddmm, forward, 99, 2 << 10);
-  backward(kAddmm, forward, 100, 3 << 10);
-  backward(kAddmm, forward, ForwardStacks::kNodes + 99, 4 << 10);
+  backward(kBmm, forward, 99, 2 << 10);
+  backward(kBmm, forward, 100, 3 << 10);
+  backward(kBmm, forward, ForwardStacks::kNodes + 99, 4 << 10);
   const View view = recording.view();
-  CHECK((of_block(view, 2 << 10) == Shown{0, std::nullopt, "AddmmBackward0", false}));
-  CHECK((of_block(view, 3 << 10) == Shown{0, 100, "AddmmBackward0", true}));
+  CHECK((of_block(view, 2 << 10) == Shown{0, std::nullopt, "BmmBackward0", false}));
+  CHECK((of_block(view, 3 << 10) == Shown{0, 100, "BmmBackward0", true}));
   CHECK((of_block(view, 4 << 10) ==
-         Shown{0, (ForwardStacks::kNodes + 99) % 1000, "AddmmBackward0", true}));
+         Shown{0, (ForwardStacks::kNodes + 99) % 1000, "BmmBackward0", true}));
 }
 
 TEST(threads_that_have_ended_keep_their_nodes_as_long_as_there_is_room) {
@@ -312,7 +314,7 @@ TEST(threads_that_have_ended_keep_their_nodes_as_long_as_there_is_room) {
   int known = 0;
   for (int i = 0; i < kThreads; ++i) {
     const uint64_t address = static_cast<uint64_t>(1000 + i) << 10;
-    backward(kAddmm, 5000 + static_cast<uint64_t>(i), 0, address);
+    backward(kBmm, 5000 + static_cast<uint64_t>(i), 0, address);
     const Shown shown = of_block(recording.view(), address);
     CHECK(!shown.line || *shown.line == 100 + i);
     CHECK(shown.is_exact == shown.line.has_value());
@@ -363,7 +365,7 @@ TEST(without_the_option_events_have_their_own_stacks_alone) {
   Recording recording(100, 1 << 20, false);
   const uint64_t forward = t_autograd.thread;
   call(10, 1 << 10);
-  backward(kAddmm, forward, 0, 2 << 10);
+  backward(kBmm, forward, 0, 2 << 10);
   CHECK((of_block(recording.view(), 2 << 10) == Shown{0, std::nullopt, "", false}));
 }
 
@@ -377,11 +379,11 @@ TEST(a_forked_child_knows_no_nodes_of_its_parent) {
     session.start();
     call(20, 2 << 10);  // the child's first allocation
     call(30, 3 << 10);
-    backward(kAddmm, forward, 0, 4 << 10);
-    backward(kAddmm, forward, 2, 5 << 10);
+    backward(kBmm, forward, 0, 4 << 10);
+    backward(kBmm, forward, 2, 5 << 10);
     const View view = session.view();
-    CHECK((of_block(view, 4 << 10) == Shown{0, std::nullopt, "AddmmBackward0", false}));
-    CHECK((of_block(view, 5 << 10) == Shown{0, 30, "AddmmBackward0", true}));
+    CHECK((of_block(view, 4 << 10) == Shown{0, std::nullopt, "BmmBackward0", false}));
+    CHECK((of_block(view, 5 << 10) == Shown{0, 30, "BmmBackward0", true}));
     _exit(0);
   }
   int status = 0;

@@ -62,16 +62,15 @@ def reentrantly_checkpointed(device: str) -> None:
 
 
 def in_place(device: str) -> None:
-    """Make many nodes whose calls allocate nothing, and calls between them that make no node.
-
-    None of these follows a call in place and allocates as much (docs/reference/limits.md).
-    """
+    """Make many nodes whose calls allocate nothing, and calls between them that make no node."""
     weight = torch.ones(64, 64, device=device, requires_grad=True)
     data = torch.ones(64, 1, device=device)
     x = weight * 2
     x.add_(1)
     mask = data > 0
     x.mul_(mask)
+    as_large = torch.cat([data] * 64, 1) * 2
+    x = x * as_large
     noise = torch.zeros_like(data)
     row = x[3]
     other = torch.ones(64, device=device)
@@ -133,6 +132,93 @@ def double_backward(device: str) -> None:
     penalty.backward()
 
 
+class RmsNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+        return (x.float() * scale).to(x.dtype) * self.weight
+
+
+class LlamaLayer(nn.Module):
+    """Attention with rotary positions, and SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([RmsNorm(), RmsNorm()])
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        angles = torch.arange(TIME)[:, None] / 100 ** (torch.arange(WIDTH) / WIDTH)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        rotated: Tensor = x * self.cos + torch.cat((-second, first), -1) * self.sin
+        return rotated
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (linear(self.norms[0](x)) for linear in [*self.projections][:3])
+        query, key = self._rotated(query), self._rotated(key)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projections[3](mixed)
+        hidden = self.norms[1](x)
+        down: Tensor = self.down(functional.silu(self.gate(hidden)) * self.up(hidden))
+        return x + down
+
+
+def llama(device: str) -> None:
+    layers = nn.Sequential(LlamaLayer(), LlamaLayer()).to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        loss = _loss(layers, device)
+    loss.backward()
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norms[0](self.convolutions[0](x)), inplace=True)
+        y = self.norms[1](self.convolutions[1](y))
+        y += x
+        return functional.relu(y, inplace=True)
+
+
+def resnet(device: str) -> None:
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    model = nn.Sequential(stem, nn.MaxPool2d(2), _Residual(8), _Residual(8), head).to(device)
+    images = torch.ones(4, 3, 16, 16, device=device)
+    labels = torch.zeros(4, dtype=torch.int64, device=device)
+    functional.cross_entropy(model(images), labels).backward()
+
+
+def lora(device: str) -> None:
+    """Train two small matrices next to a frozen one; the gradient is scaled and accumulated."""
+    frozen = nn.Linear(WIDTH, WIDTH, device=device).requires_grad_(False)
+    down, up = (nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(2))
+    optimizer = torch.optim.AdamW([*down.parameters(), *up.parameters()], foreach=True)
+    scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=128.0)
+    x = torch.ones(BATCH, WIDTH, device=device)
+    for _ in range(2):
+        for _ in range(2):
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                y = frozen(x) + up(functional.dropout(down(x), 0.1)) * 0.5
+                loss = y.float().square().mean()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+
+
 MODELS = {
     model.__name__: model
     for model in (
@@ -143,5 +229,8 @@ MODELS = {
         custom_function,
         two_threads,
         double_backward,
+        llama,
+        resnet,
+        lora,
     )
 }

@@ -1,5 +1,6 @@
 """Allocations of the CPU in backward have the forward stacks that autograd's anomaly mode notes."""
 
+import contextlib
 import gc
 import linecache
 import re
@@ -16,7 +17,15 @@ from pytracer.backends.hook_attach import HOOKS
 
 MARKER = 1_000_003  # bytes; the models allocate nothing as large
 
-LEAST_EXACT = {"gpt": 0.9, "checkpointed": 0.85, "two_threads": 0.8, "custom_function": 0.3}
+LEAST_EXACT = {
+    "gpt": 0.85,
+    "checkpointed": 0.6,
+    "two_threads": 0.7,
+    "custom_function": 0.3,
+    "llama": 0.7,
+    "resnet": 0.8,
+    "lora": 0.7,
+}
 
 
 class Markers(TorchDispatchMode):
@@ -108,6 +117,55 @@ def test_no_in_place_call_gets_the_stack_of_its_neighbour_as_exact() -> None:
         assert operator in source or symbol in source, (node, source)
 
 
+IN_PLACE = [
+    "abs_",
+    "cos_",
+    "exp_",
+    "log_",
+    "neg_",
+    "reciprocal_",
+    "relu_",
+    "rsqrt_",
+    "sigmoid_",
+    "sin_",
+    "sqrt_",
+    "tanh_",
+    "erf_",
+    "add_",
+    "sub_",
+    "mul_",
+    "div_",
+    "pow_",
+    "clamp_max_",
+    "clamp_",
+]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_call_in_place_does_not_get_the_next_calls_stack_as_exact(name: str) -> None:
+    # GIVEN calls in place, each directly before an operator of the same size without gradients
+    weight = torch.ones(32, 32, requires_grad=True)
+    second = torch.ones(32, 32, requires_grad=True)
+    data = torch.ones(32, 32)
+    arguments: list[tuple[Any, ...]] = [()]
+    if name in ("add_", "sub_", "mul_", "div_"):
+        arguments = [(2,), (data,), (second,)]
+    elif name.startswith(("pow", "clamp")):
+        arguments = [(0.5,)]
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        for values in arguments:
+            x = weight + 1
+            getattr(x, name)(*values)
+            neighbour = data * 3
+            with contextlib.suppress(RuntimeError):  # backward needs what the call has changed
+                (x.cosh().sum() * neighbour.sum()).backward()
+        events = allocs(tracer)
+    # THEN the operator without gradients is nowhere the exact forward call of a node
+    exact = [own_line(e["forward_frames"][-1]) for e in events if e.get("forward_exact")]
+    assert exact
+    assert not any("neighbour = data" in source for source in exact)
+
+
 def own_line(text: str) -> str:
     """Return the source of a formatted frame."""
     name, number = text.split('"')[1], int(text.split(", line ")[1].split(",")[0])
@@ -132,7 +190,7 @@ def test_live_blocks_keep_them_and_frames_are_as_before() -> None:
     # GIVEN a gradient whose event has left the ring
     with pytracer.Tracer(device="cpu", forward_stacks=True, trace_alloc_max_entries=4) as tracer:
         x = torch.ones(333, 7, requires_grad=True)
-        y = x.exp()
+        y = x.cosh()
         (gradient,) = torch.autograd.grad(y.sum(), x)
         for _ in range(20):
             torch.ones(10)
@@ -140,9 +198,9 @@ def test_live_blocks_keep_them_and_frames_are_as_before() -> None:
     blocks = {s["blocks"][0]["address"]: s["blocks"][0] for s in snapshot["segments"]}
     block = blocks[gradient.data_ptr()]
     # THEN the block has the forward call, and its frames are those of the thread
-    assert block["autograd_node"] == "ExpBackward0"
+    assert block["autograd_node"] == "CoshBackward0"
     assert block["forward_exact"]
-    assert "y = x.exp()" in own_line(block["forward_frames"][-1])
+    assert "y = x.cosh()" in own_line(block["forward_frames"][-1])
     assert block["frames"][0]["name"] == "_engine_run_backward"
     assert not {"forward_frames", "autograd_node"} & blocks[y.data_ptr()].keys()
 
@@ -159,7 +217,8 @@ def test_they_can_be_switched_off(options: dict[str, Any]) -> None:
 def test_the_lists_of_operators_fit_the_running_torch() -> None:
     # GIVEN the operators that torch has in place too, and the types of its nodes
     root = Path(torch.__file__).parent / "include/torch/csrc/autograd/generated/Functions.h"
-    types = set(re.findall(r"struct TORCH_API (\w+?)Backward\w*\d", root.read_text()))
+    text = root.read_text()
+    types = set(re.findall(r"struct TORCH_API (\w+?)Backward\w*\d", text))
     names = {schema.name for schema in torch._C._jit_get_all_schemas()}
     matches = [re.fullmatch(r"aten::([a-z]\w*)_", name) for name in names]
     in_place = {match[1].replace("_", "") for match in matches if match}
@@ -169,3 +228,13 @@ def test_the_lists_of_operators_fit_the_running_torch() -> None:
     listed = set(" ".join(re.findall(r'^    "(.*)"', source.read_text(), re.MULTILINE)).split())
     assert len(wanted) > 100
     assert wanted - listed == set()
+    # AND a node that keeps its argument, says the other list, keeps nothing else
+    fields = {
+        match[1]: re.findall(r"SavedVariable>? (\w+);", match[2])
+        for match in re.finditer(r"struct TORCH_API (\w+) : .*?\{(.*?)\n\};", text, re.DOTALL)
+    }
+    kept = {name for name in listed if "Backward" in name}
+    both = {"DivBackward0", "DivBackward2", "MulBackward0"}
+    assert len(kept & fields.keys()) > 35
+    assert {name for name in kept - both if fields.get(name, ["self_"]) != ["self_"]} == set()
+    assert all({*fields[name]} == {"other_", "self_"} for name in both)

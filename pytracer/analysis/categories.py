@@ -124,6 +124,18 @@ def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: C
     return is_owned
 
 
+def has_category_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, category: str) -> Column:
+    """Return for each block of a history whether the file has it in this category: bool.
+
+    Blocks that were freed before the file was written are in no category.
+    """
+    row = _rows_at_end(snapshot, device, lives, np.arange(len(lives)))
+    known = np.where(row < 0, 0, snapshot.blocks.category[row])
+    names = [key for key in np.unique(known).tolist() if snapshot.strings[key] == category]
+    found: Column = np.isin(known, names) & (row >= 0)
+    return found
+
+
 def _rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
     """Return for each chosen block its row in the snapshot's blocks; -1 if it was freed before."""
     blocks = snapshot.blocks

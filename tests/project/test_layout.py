@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Three chains, from top to bottom: a folder may import those below it in its chains.
 RECORDING = (
     "commands",
+    "recommendation",
     "experiments",
     "activation",
     "torch_recorder",
@@ -22,7 +23,15 @@ RECORDING = (
     "settings",
     "backends",
 )
-READING = ("commands", "experiments", "export", "analysis", "reading")
+READING = (
+    "commands",
+    "recommendation",
+    "experiments",
+    "export",
+    "simulator",
+    "analysis",
+    "reading",
+)
 LIVE = ("tracing", "analysis", "reading")  # a tracer explains its own snapshots
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works

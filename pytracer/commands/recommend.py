@@ -18,7 +18,7 @@ from pytracer.text import printable, size
 ROWS = 7
 """The most settings in the table; JSON has all."""
 
-NAME_WIDTH = 27
+NAME_WIDTH = 26
 
 
 @click.command("recommend")
@@ -118,17 +118,16 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
     write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
     write(fidelity_text(found.deviation))
-    names = ("setting", "OOM", "peak", "waste", "retries", "calls", "smallest device")
+    names = ("setting", "OOM", "peak", "waste", "calls", "fits in")
     table = new_table(*names, text=1)
     table.columns[0].min_width = NAME_WIDTH
     for row in _rows(found):
         least = row.smallest_device_bytes
         table.add_row(
-            Text(wrapped_name(printable(row.name), NAME_WIDTH)),
+            Text(wrapped_name(printable(_short_name(found, row)), NAME_WIDTH)),
             Text("no") if row.fits else Text("yes", "bold red"),
             size(row.peak_reserved_bytes),
             size(row.waste_bytes),
-            f"{row.retries:,}",
             f"{row.device_calls:,}",
             "-" if least is None else size(least),
         )
@@ -157,6 +156,10 @@ def _rows(found: Recommendation) -> list[TriedSetting]:
             rows.append(tried)
             seen.add(_keys(tried))
     return rows
+
+
+def _short_name(found: Recommendation, row: TriedSetting) -> str:
+    return "own settings" if row.name == found.own.name else row.name
 
 
 def _keys(tried: TriedSetting) -> tuple[str, ...]:

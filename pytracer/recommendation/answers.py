@@ -65,17 +65,27 @@ class Answer:
         return self.kind == CHANGE
 
 
-def command_of(settings: str, backend: str, torch_version: str | None) -> str:
+def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
     """Return the line to paste into a shell.
 
-    torch before 2.9 does not know the general variable. Later versions call the older name
-    deprecated.
+    torch before 2.9 does not know the general variable, and later versions call the older name
+    deprecated. If the job sets a variable already, the line must name the one that counts if both
+    are set: in torch 2.12 and later that is the older name.
+
+    Args:
+        settings: The settings, in the form of the variable; "" for the defaults.
+        backend: "cuda" or "npu".
+        torch_version: The version of torch; None if unknown.
+        own_settings: The settings of the recording; "" if no variable was set.
     """
-    variable = VARIABLE.get(backend, VARIABLE["cuda"])
+    variable = VARIABLE[backend]
+    if not settings:
+        return f"unset {variable} {_GENERAL}"
     if backend == "cuda" and torch_version is not None:
-        major, minor = (int(part) for part in torch_version.split(".")[:2])
-        variable = _GENERAL if (major, minor) >= (2, 9) else variable
-    return f"export {variable}={shlex.quote(settings)}" if settings else f"unset {variable}"
+        version = tuple(int(part) for part in torch_version.split(".")[:2])
+        if version >= (2, 9) and (version < (2, 12) or not own_settings):
+            variable = _GENERAL
+    return f"export {variable}={shlex.quote(settings)}"
 
 
 def answer_of(facts: Facts) -> Answer:

@@ -196,7 +196,7 @@ def _of_file(one: _Loaded, capacity_bytes: int | None, on_progress: Progress) ->
     hazards: list[str] = []
     command = ""
     if answer.is_change:
-        command = command_of(best.result.settings, backend, version)
+        command = command_of(best.result.settings, backend, version, recording.settings)
         files = [one.snapshot.strings[i] for i in np.unique(one.snapshot.stacks.filename)]
         has_pools = recording.requests.pools > 1
         if (

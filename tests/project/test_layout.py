@@ -16,6 +16,7 @@ RECORDING = (
     "commands",
     "recommendation",
     "experiments",
+    "simulator",
     "activation",
     "torch_recorder",
     "tracing",

@@ -56,6 +56,10 @@ class Explanation:
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
+        fitting_settings: The allocator settings with which the allocation that failed would have
+            found memory, in a simulation; []: with none of those tried; None: not simulated,
+            because there was no out-of-memory, the recording is not complete, or the simulator does
+            not reproduce it. Only `explain_with_settings` simulates.
     """
 
     path: str
@@ -70,6 +74,7 @@ class Explanation:
     holders: list[Holder]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
+    fitting_settings: list[str] | None = None
 
 
 def explain(snapshot: Snapshot, device: int | None = None) -> list[Explanation]:

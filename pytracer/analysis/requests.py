@@ -8,14 +8,13 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import PADDING_BYTES
 from pytracer.analysis.history import History, Lifetimes, replay
+from pytracer.analysis.memory_limits import fraction_bytes_of, limit_bytes_of
 from pytracer.analysis.ooms import count_retries
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import (
     backend,
-    device_metadata,
     device_name,
     only_phase,
-    read_number,
     settings_text,
 )
 from pytracer.reading.snapshot import (
@@ -91,11 +90,17 @@ class Recording:
     """The data of one device that a replay needs.
 
     Attributes:
+        device: The device's index in the file.
         name: The device's name, as in "cuda:0".
+        backend: "cuda" or "npu"; "cuda" where the file does not say.
+        torch_version: The version of torch, or of torch_npu on an NPU, without its local part, as
+            in "2.12.1"; None if unknown.
         settings: The allocator's settings, in the form of the allocator's variable, as far as the
             file has them.
         were_changed: Whether the trace shows that expandable segments were switched.
         limit_bytes: The most bytes that the allocator could have reserved; None if unknown.
+        fraction_bytes: The limit of the process (`set_per_process_memory_fraction`), if it is
+            smaller than what the device had for the allocator; None: no such limit is known.
         starts_empty: Whether nothing was reserved before the trace: only then can a replay be
             exact.
         trace: The device's events.
@@ -103,22 +108,29 @@ class Recording:
         requests: The requests to the device's allocator.
     """
 
+    device: int
     name: str
+    backend: str
+    torch_version: str | None
     settings: str
     were_changed: bool
     limit_bytes: int | None
+    fraction_bytes: int | None
     starts_empty: bool
     trace: Trace
     history: History
     requests: Requests
 
 
-def extract_recording(snapshot: Snapshot, device: int | None = None) -> Recording:
+def extract_recording(
+    snapshot: Snapshot, device: int | None = None, history: History | None = None
+) -> Recording:
     """Return the data that a replay of a device needs.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
         device: The device's index in the file; None for the accelerator with most events.
+        history: The device's history, if it is known already.
 
     Raises:
         PytracerError: The snapshot has no such device, the device is the CPU, it has no allocation,
@@ -142,19 +154,25 @@ def extract_recording(snapshot: Snapshot, device: int | None = None) -> Recordin
             "other threads at that time, so it cannot be replayed: give the file of the step"
         )
     trace = snapshot.traces[device]
-    history = replay(snapshot, device)
+    history = replay(snapshot, device) if history is None else history
     limit_bytes = limit_bytes_of(snapshot, device, history)
+    fraction_bytes = fraction_bytes_of(snapshot, device)
     requests = _requests(snapshot, device, history, limit_bytes)
     if not np.any((requests.kind == ALLOCATE) & (requests.event >= 0)):
         raise PytracerError(
             f"{snapshot.path}: {name} has no allocation in its trace ({len(trace)} events), so "
             "there is nothing to replay: record while the program allocates"
         )
+    kind = "npu" if backend(snapshot, device) == "npu" else "cuda"
     return Recording(
+        device=device,
         name=name,
+        backend=kind,
+        torch_version=_version(snapshot, kind),
         settings=_settings(snapshot, trace),
         were_changed=_were_changed(trace),
         limit_bytes=limit_bytes,
+        fraction_bytes=fraction_bytes if fraction_bytes == limit_bytes else None,
         starts_empty=int(history.usage.reserved_bytes[0]) == 0,
         trace=trace,
         history=history,
@@ -190,32 +208,19 @@ def _were_changed(trace: Trace) -> bool:
     return all(kinds)
 
 
-def limit_bytes_of(snapshot: Snapshot, device: int, history: History) -> int | None:
-    """Return how many bytes a device's allocator could reserve; None if unknown.
+def _version(snapshot: Snapshot, kind: str) -> str | None:
+    text = snapshot.metadata.get("torch_npu" if kind == "npu" else "torch")
+    found = re.match(r"\d+\.\d+\.\d+", text) if isinstance(text, str) else None
+    return None if found is None else found[0]
 
-    The limit is the sum of the reserved and the free memory at the last out-of-memory, or else when
-    the file was written, and at most the memory fraction.
+
+def block_order(blocks: Lifetimes) -> Column:
+    """Return the blocks of a history in the order of `Requests.block`: int64.
+
+    The order of blocks older than the trace is unknown: they are sorted by address.
     """
-    limits = []
-    trace = snapshot.traces[device]
-    ooms = np.flatnonzero(trace.action == OOM)
-    if len(ooms) > 0:
-        last = ooms[-1]
-        limits.append(int(history.usage.reserved_bytes[last] + trace.address[last]))
-    metadata = device_metadata(snapshot, device)
-    free, reserved = read_number(metadata, "free_bytes"), read_number(metadata, "reserved_bytes")
-    if not limits and free is not None and reserved is not None:
-        limits.append(free + reserved)
-    statistics, total = metadata.get("statistics"), read_number(metadata, "total_bytes")
-    fraction = statistics.get("memory_fraction") if isinstance(statistics, dict) else None
-    if total is not None and isinstance(fraction, float) and 0 < fraction < 1:
-        limits.append(round(fraction * total))
-    oom = snapshot.metadata.get("oom")
-    if isinstance(oom, dict) and oom.get("device") == device:
-        allowed = read_number(oom, "total_bytes")  # less than there is under a memory fraction
-        limits += [] if allowed is None else [allowed]
-    limit = min(limits, default=0)
-    return limit if limit > 0 else None
+    is_older = blocks.alloc_event < 0
+    return np.lexsort((blocks.address, np.where(is_older, -1, blocks.alloc_event)))
 
 
 def _requests(
@@ -224,8 +229,7 @@ def _requests(
     trace, blocks = snapshot.traces[device], history.blocks
     events = len(trace)
     is_older = blocks.alloc_event < 0
-    # The order of blocks older than the trace is unknown: they are sorted by address.
-    order = np.lexsort((blocks.address, np.where(is_older, -1, blocks.alloc_event)))
+    order = block_order(blocks)
     number = np.empty(len(blocks), np.int64)
     number[order] = np.arange(len(blocks))
     pool = _pools(snapshot, device, blocks)

@@ -35,6 +35,11 @@ class Suggestion:
     why: str
 
 
+def joins_segments(suggestion: Suggestion) -> bool:
+    """Return whether a suggestion is to switch on expandable segments, or to test that."""
+    return _EXPANDS in suggestion.command
+
+
 def is_much_unallocated(sample: UsageSample) -> bool:
     """Return whether a large part of the reserved memory is not allocated."""
     return sample.fragmentation_bytes > max(sample.reserved_bytes // 5, 256 * 2**20)
@@ -90,7 +95,7 @@ def _joining(data: DeviceData, path: str) -> list[Suggestion]:
         ),
         Suggestion(
             f"pytracer replay {path} --set {_EXPANDS}",
-            "Tests this with the recorded requests, in seconds, on a device of the same kind.",
+            "Tests this with the recorded requests, in a simulation.",
         ),
     ]
 

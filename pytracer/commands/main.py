@@ -37,6 +37,11 @@ COMMANDS = {
     "frag": CommandPlace("frag", "frag_command", "What keeps free memory from being given back?"),
     "leaks": CommandPlace("leaks", "leaks_command", "Does memory leak, and from which line?"),
     "diff": CommandPlace("diff", "diff_command", "What changed between two recordings?"),
+    "recommend": CommandPlace(
+        "recommend",
+        "recommend_command",
+        "Which allocator settings does this recording need?",
+    ),
     "replay": CommandPlace(
         "replay", "replay_command", "Would other allocator settings have helped this recording?"
     ),

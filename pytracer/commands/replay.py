@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options, parse_size, plot_option
+from pytracer.commands.shared_options import json_options, parse_size, plot_option, what_if_options
 from pytracer.text import printable, size
 
 
@@ -26,12 +26,19 @@ from pytracer.text import printable, size
     metavar="SIZE",
     callback=parse_size,
     help="The memory that the allocator may reserve, such as 80GiB.  [default: the limit of the "
-    "recording if the file has it, or else all free memory of this machine's device]",
+    "recording if the file has it, or else no limit]",
 )
 @click.option(
     "--device",
     type=click.IntRange(min=0),
     help="The device's index in the file.  [default: the accelerator with the most events]",
+)
+@what_if_options
+@click.option(
+    "--real",
+    is_flag=True,
+    help="Ask the real allocator of this machine's accelerator, in one process for each setting, "
+    "and not the simulator.",
 )
 @json_options
 @plot_option
@@ -42,6 +49,9 @@ def replay_command(
     changes: tuple[str, ...],
     capacity: int | None,
     device: int | None,
+    without: tuple[str, ...],
+    scale: tuple[str, ...],
+    real: bool,
     as_json: bool,
     json_path: str | None,
     plot_path: Path | None,
@@ -51,10 +61,10 @@ def replay_command(
     \b
     pytracer replay snapshot.pickle --set expandable_segments:True --capacity 80GiB
 
-    Repeats the allocations and frees of a snapshot with the real allocator of this machine's
-    accelerator, in one process for each setting. Needs neither the model nor the data. The first
-    replay uses the recording's own settings. Its deviation from the recording is the error bar of
-    all other answers.
+    Simulates the allocator's answers to the allocations and frees of a snapshot. Needs neither the
+    model nor the data, and no accelerator. The first replay uses the recording's own settings. Its
+    deviation from the recording is the error bar of all other answers. `pytracer recommend` tries
+    many settings.
     """
     from pytracer.experiments.replay import replay
 
@@ -66,6 +76,9 @@ def replay_command(
                 changes,
                 capacity_bytes=capacity,
                 device=device,
+                real=real,
+                without=without,
+                scale=scale,
                 on_progress=lambda name: status.update(printable(f"Replaying: {name}")),
             )
     except Interruption as interruption:

@@ -107,6 +107,36 @@ def parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int |
         raise click.BadParameter(str(error)) from None
 
 
+def parse_sizes(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Return the bytes that the texts of an option mean, each size once."""
+    sizes = (parse_size(context, parameter, text) for text in texts)
+    return tuple(dict.fromkeys(size for size in sizes if size is not None))
+
+
+def what_if_options(command: Command) -> Command:
+    """Give a command `--without` and `--scale`."""
+    for option in (_scale_option, _without_option):
+        command = option(command)
+    return command
+
+
+_without_option = click.option(
+    "--without",
+    metavar="WHAT",
+    multiple=True,
+    help="Estimate the program without these allocations: FILE or FILE:LINE of their call site or "
+    "its callers, or category:NAME, such as category:optimizer_state. Repeat the option for more.",
+)
+
+_scale_option = click.option(
+    "--scale",
+    metavar="WHAT=FACTOR",
+    multiple=True,
+    help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
+)
+
 memory_option = click.option(
     "--memory",
     "memory_bytes",

@@ -125,8 +125,9 @@ class Comparison:
         notes: What the numbers alone do not show, one sentence each.
         metadata: What was run, and on which machine. An experiment has `kind`, `program`,
             `command`, `repeat`, `step_from`, `started`, `order`, `finished`, `backend` and
-            `environment`. A replay has `path`, `device`, `capacity_bytes`, `requests`,
-            `older_blocks`, `older_freed`, `recorded`, `deviation` and `replays`.
+            `environment`. A replay has `path`, `device`, `is_simulated`, `is_estimate`,
+            `capacity_bytes`, `requests`, `older_blocks`, `older_freed`, `recorded`, `deviation` and
+            `replays`.
     """
 
     settings: list[Setting]

@@ -114,6 +114,25 @@ class Replayed:
         )
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The replays under all settings, by the simulator or by a device.
+
+    Attributes:
+        replayed: The replays: the recording's own settings, then the others.
+        reference: The replay under the recording's own settings and limit; None: it failed.
+        limit_bytes: How much the allocator could reserve; None: all of the device.
+        why_unknown: Why there is no `reference`.
+        notes: What makes these replays inexact, one sentence each.
+    """
+
+    replayed: list[Replayed]
+    reference: Replayed | None
+    limit_bytes: int | None
+    why_unknown: str
+    notes: list[str]
+
+
 @dataclass
 class Replay:
     """The replays of a recording under each setting.
@@ -121,6 +140,9 @@ class Replay:
     Attributes:
         path: The snapshot file of the recording.
         device: The device of the recording that is replayed, such as "cuda:0".
+        is_simulated: Whether the simulator answered the requests, and not a real allocator.
+        is_estimate: Whether allocations were left out or scaled, so that the replays are estimates
+            of another program.
         recorded: The numbers of the recording itself, as those of a setting.
         recorded_curve: The usage in the recording.
         requests: The number of allocations, frees and other calls.
@@ -135,6 +157,8 @@ class Replay:
 
     path: str
     device: str
+    is_simulated: bool
+    is_estimate: bool
     recorded: Setting
     recorded_curve: Curve
     requests: int
@@ -151,6 +175,8 @@ class Replay:
         metadata = {
             "path": self.path,
             "device": self.device,
+            "is_simulated": self.is_simulated,
+            "is_estimate": self.is_estimate,
             "capacity_bytes": self.capacity_bytes,
             "requests": self.requests,
             "older_blocks": self.older_blocks,
@@ -171,30 +197,34 @@ class Replay:
 
     def fidelity(self) -> str:
         """Return how near a replay is to the recording, in a few sentences."""
-        deviation = self.deviation
-        if deviation is None:
-            return "Error bar: unknown, because the recording's own settings were not replayed."
-        compared = number(deviation.requests, "allocation and free", "allocations and frees")
-        if deviation.equal == deviation.requests and not deviation.missed:
-            return (
-                "The replay is exact: under its own settings and limit, it reserves exactly "
-                f"what the recording reserved, after each of its {compared}."
-            )
-        largest = ""
-        if deviation.largest_event is not None:
-            largest = f" (event {deviation.largest_event:,})"
-        missed = ""
-        if deviation.missed:
-            missed = (
-                f" That replay ended {deviation.missed:,} allocations and frees before the end of "
-                "the recording."
-            )
-        share = f"{deviation.peak_share:+.1%}".replace("%", " %")
+        return fidelity_text(self.deviation)
+
+
+def fidelity_text(deviation: Deviation | None) -> str:
+    """Return how near a replay is to the recording, in a few sentences."""
+    if deviation is None:
+        return "Error bar: unknown, because the recording's own settings were not replayed."
+    compared = number(deviation.requests, "allocation and free", "allocations and frees")
+    if deviation.equal == deviation.requests and not deviation.missed:
         return (
-            f"Error bar: {size(abs(deviation.peak_bytes))} ({share}) at the peak, "
-            f"{size(round(deviation.mean_bytes))} on average, "
-            f"{size(abs(deviation.largest_bytes))} at most{largest}. This is how much the reserved "
-            "bytes of a replay under the recording's own settings and limit differ from the "
-            "recording. A smaller difference between settings means nothing."
-            f"{missed}"
+            "The replay is exact: under its own settings and limit, it reserves exactly "
+            f"what the recording reserved, after each of its {compared}."
         )
+    largest = ""
+    if deviation.largest_event is not None:
+        largest = f" (event {deviation.largest_event:,})"
+    missed = ""
+    if deviation.missed:
+        missed = (
+            f" That replay ended {deviation.missed:,} allocations and frees before the end of "
+            "the recording."
+        )
+    share = f"{deviation.peak_share:+.1%}".replace("%", " %")
+    return (
+        f"Error bar: {size(abs(deviation.peak_bytes))} ({share}) at the peak, "
+        f"{size(round(deviation.mean_bytes))} on average, "
+        f"{size(abs(deviation.largest_bytes))} at most{largest}. This is how much the reserved "
+        "bytes of a replay under the recording's own settings and limit differ from the "
+        "recording. A smaller difference between settings means nothing."
+        f"{missed}"
+    )

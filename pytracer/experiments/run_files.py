@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.history import History, replay
-from pytracer.analysis.requests import limit_bytes_of
+from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find

@@ -6,13 +6,66 @@ Each guard looks at what is imported, and asks no driver. Its warning is logged 
 import contextlib
 import gc
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pytracer.log import warn_once
 
 _SWITCH_OFF = "switch them off with pytracer.expandable_segments(False)"
+
+_OWN_ALLOCATOR = (
+    "this version maps expandable segments for such a pool without asking that allocator, or "
+    "refuses its allocations (pytorch/pytorch#147851)"
+)
+_SLEEP = (
+    "it keeps expandable segments out of its pool only if the environment variable names them; "
+    "otherwise sleeping may free nothing (vllm-project/vllm#14189, #40812)"
+)
+_SAVER = (
+    "it does not see the memory of expandable segments, so that pause() does not release it "
+    "(fzyzcjy/torch_memory_saver#24)"
+)
+_SHARING = {
+    "cuda": "torch shares expandable segments by file descriptors (pidfd_getfd, which containers "
+    "often forbid) or fabric handles, only between equal versions of torch; code that calls "
+    "cudaIpcGetMemHandle itself fails (NVIDIA-NeMo/RL#3782, vllm-project/vllm#42609)",
+    "npu": "it is unknown whether torch_npu can share expandable segments",
+}
+_GRAPHS = (
+    "NCCL registers each buffer of captured collectives as one allocation, which may crash or hang "
+    "their replay (pytorch/pytorch#158029; Megatron-LM refuses this); set NCCL_GRAPH_REGISTER=0 "
+    "before the program starts"
+)
+
+
+def known_hazards(
+    backend: str, torch_version: str | None, files: Iterable[str], has_pools: bool
+) -> list[str]:
+    """Return what expandable segments may break in a recorded program, in sentences.
+
+    A recording does not show all of it, so some sentences have a condition.
+
+    Args:
+        backend: "cuda" or "npu".
+        torch_version: The version of torch; None if unknown.
+        files: The paths of the source files in the recording's stacks.
+        has_pools: Whether the recording has memory pools next to the default one.
+    """
+    text = "\n".join(files)
+    found = []
+    version = tuple(int(part) for part in re.findall(r"\d+", torch_version or "0.0")[:2])
+    if has_pools and not (backend == "cuda" and version >= (2, 12)):
+        found.append(f"If a MemPool has an allocator of its own: {_OWN_ALLOCATOR}.")
+    if re.search(r"[/\\](vllm|vllm_ascend)[/\\]", text):
+        found.append(f"vLLM is in use. Its sleep mode: {_SLEEP}.")
+    if "torch_memory_saver" in text:
+        found.append(f"torch_memory_saver is in use: {_SAVER}.")
+    found.append(f"If processes send each other device tensors: {_SHARING[backend]}.")
+    if backend == "cuda" and has_pools:
+        found.append(f"If CUDA graphs capture collectives of NCCL: {_GRAPHS}.")
+    return found
 
 
 def warn_of_expandable_segments(backend: str) -> None:
@@ -36,9 +89,8 @@ def _pluggable_pool(backend: str) -> str | None:
         pools and any(True for _ in _instances(pluggable))  # newer pools hide their allocator
     ):
         return (
-            "a MemPool has an allocator of its own: this version maps expandable "
-            "segments for such a pool without asking that allocator, or refuses its allocations "
-            f"(pytorch/pytorch#147851); {_SWITCH_OFF} while the pool is in use"
+            f"a MemPool has an allocator of its own: {_OWN_ALLOCATOR}; {_SWITCH_OFF} while the "
+            "pool is in use"
         )
     return None
 
@@ -50,22 +102,14 @@ def _sleep_mode(_: str) -> str | None:
     ):
         allocator = getattr(sys.modules.get(module), name, None)
         if getattr(allocator, "instance", None) is not None:
-            return (
-                "vLLM's sleep mode is in use: it keeps expandable segments out of its pool only "
-                "if the environment variable names them; otherwise sleeping may free nothing "
-                f"(vllm-project/vllm#14189, #40812); {_SWITCH_OFF} around vLLM's allocations"
-            )
+            return f"vLLM's sleep mode is in use: {_SLEEP}; {_SWITCH_OFF} around vLLM's allocations"
     return None
 
 
 def _memory_saver(_: str) -> str | None:
     if "torch_memory_saver" not in sys.modules:
         return None
-    return (
-        "torch_memory_saver is loaded: it does not see the memory of expandable segments, so that "
-        f"pause() does not release it (fzyzcjy/torch_memory_saver#24); {_SWITCH_OFF} where its "
-        "regions are allocated"
-    )
+    return f"torch_memory_saver is loaded: {_SAVER}; {_SWITCH_OFF} where its regions are allocated"
 
 
 def _shared_tensors(backend: str) -> str | None:
@@ -78,15 +122,8 @@ def _shared_tensors(backend: str) -> str | None:
             break
     else:
         return None
-    what = (
-        "torch shares expandable segments by file descriptors (pidfd_getfd, which containers "
-        "often forbid) or fabric handles, only between equal versions of torch; code that calls "
-        "cudaIpcGetMemHandle itself fails (NVIDIA-NeMo/RL#3782, vllm-project/vllm#42609)"
-        if backend == "cuda"
-        else "it is unknown whether torch_npu can share expandable segments"
-    )
     return (
-        f"this process shares device tensors with others: {what}; {_SWITCH_OFF} where "
+        f"this process shares device tensors with others: {_SHARING[backend]}; {_SWITCH_OFF} where "
         "tensors to be sent are allocated"
     )
 
@@ -107,11 +144,7 @@ def _registered_graphs(backend: str) -> str | None:
         or not any(True for _ in _instances(cuda.CUDAGraph))
     ):
         return None
-    return (
-        "CUDA graphs are used with NCCL: NCCL registers each buffer of captured collectives as one "
-        "allocation, which may crash or hang their replay (pytorch/pytorch#158029; "
-        "Megatron-LM refuses this); set NCCL_GRAPH_REGISTER=0 before the program starts"
-    )
+    return f"CUDA graphs are used with NCCL: {_GRAPHS}"
 
 
 _GUARDS: tuple[Callable[[str], str | None], ...] = (

@@ -1,4 +1,4 @@
-"""Compare replays, which repeat requests on the real allocator, with the recorded program."""
+"""Compare replays, by the real allocator and by the simulator, with the recorded program."""
 
 import itertools
 import json
@@ -37,6 +37,12 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
     not simulated.active(), reason="the recorded program needs a device of its own"
 )
+
+
+@pytest.fixture(params=[True, False], ids=["real", "simulated"])
+def real(request: pytest.FixtureRequest) -> bool:
+    """Whether the real allocator of the device answers the requests, or the simulator does."""
+    return bool(request.param)
 
 
 def record(
@@ -94,12 +100,12 @@ def peaks(done: Replay, place: int) -> tuple[int | None, int | None]:
 
 @pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
 def test_a_replay_from_an_empty_allocator_equals_the_recording(
-    backend: str, tmp_path: Path, settings: str
+    backend: str, tmp_path: Path, real: bool, settings: str
 ) -> None:
     # GIVEN a program that was recorded from its beginning, with pools and delayed frees
     statistics = record(tmp_path, backend, settings, 31, "--delays", "--pools")
     # WHEN it is replayed with its own settings
-    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    done = replay(tmp_path / "recorded.pickle", [], real=real, device=0)
     # THEN the replay reserves the same memory after each request, and has the same events
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
@@ -116,11 +122,11 @@ def test_a_replay_from_an_empty_allocator_equals_the_recording(
     assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
 
 
-def test_a_recording_by_torch(backend: str, tmp_path: Path) -> None:
+def test_a_recording_by_torch(backend: str, tmp_path: Path, real: bool) -> None:
     # GIVEN a recording by torch's own recorder, with expandable segments
     statistics = record(tmp_path, backend, EXPANDABLE, 32, "--native")
     # WHEN it is replayed
-    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    done = replay(tmp_path / "recorded.pickle", [], real=real, device=0)
     # THEN the replay equals the program
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
@@ -133,14 +139,14 @@ def test_a_recording_by_torch(backend: str, tmp_path: Path) -> None:
     [(SEGMENTS, EXPANDABLE), (EXPANDABLE, SEGMENTS), (SEGMENTS, "max_split_size_mb:21")],
 )
 def test_a_replay_with_other_settings_equals_the_program_with_them(
-    backend: str, tmp_path: Path, before: str, after: str
+    backend: str, tmp_path: Path, real: bool, before: str, after: str
 ) -> None:
     # GIVEN a program, recorded with two settings
     record(tmp_path, backend, before, 33)
     (tmp_path / "other").mkdir()
     statistics = record(tmp_path / "other", backend, after, 33)
     # WHEN the first recording is replayed with the second settings
-    done = replay(tmp_path / "recorded.pickle", [after], device=0)
+    done = replay(tmp_path / "recorded.pickle", [after], real=real, device=0)
     # THEN it reserves what the program reserved there, after each allocation and free
     expected = extract_recording(load(tmp_path / "other" / "recorded.pickle"), 0)
     counts = count_events(expected.trace, is_cpu=False)
@@ -155,15 +161,15 @@ def test_a_replay_with_other_settings_equals_the_program_with_them(
     assert not np.array_equal(curve.reserved_bytes, done.recorded_curve.reserved_bytes)
 
 
-def test_memory_that_runs_out(backend: str, tmp_path: Path) -> None:
+def test_memory_that_runs_out(backend: str, tmp_path: Path, real: bool) -> None:
     # GIVEN a program that ran out of memory
     assert record(tmp_path, backend, SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")["oom"]
     path = tmp_path / "recorded.pickle"
     device = int(np.argmax([np.any(trace.action == OOM) for trace in load(path).traces]))
     # WHEN it is replayed with the same memory, with twice the memory, and with less
-    own = replay(path, [], device=device)
-    twice = replay(path, [], device=device, capacity_bytes=300 << 20)
-    less = replay(path, [], device=device, capacity_bytes=60 << 20)
+    own = replay(path, [], real=real, device=device)
+    twice = replay(path, [], real=real, device=device, capacity_bytes=300 << 20)
+    less = replay(path, [], real=real, device=device, capacity_bytes=60 << 20)
     # THEN memory runs out at the same request with the same memory
     assert own.capacity_bytes == 150 << 20
     (recorded,), (outcome,) = own.recorded.outcomes, own.replayed[0].setting.outcomes
@@ -207,7 +213,7 @@ def test_the_deviation_of_an_incomplete_recording_is_reported(
     # GIVEN a recording that began late, or that lost its first events
     record(tmp_path, backend, SEGMENTS, 34, *options)
     # WHEN it is replayed
-    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    done = replay(tmp_path / "recorded.pickle", [], real=True, device=0)
     # THEN the reported deviation is the difference of the two traces
     recorded = load(tmp_path / "recorded.pickle")
     trace = recorded.traces[0]
@@ -237,14 +243,14 @@ def test_the_deviation_of_an_incomplete_recording_is_reported(
     assert "A smaller difference between settings means nothing." in done.fidelity()
 
 
-def test_training(backend: str, tmp_path: Path) -> None:
+def test_training(backend: str, tmp_path: Path, real: bool) -> None:
     # GIVEN a training loop, recorded from its beginning
     arguments = (HERE / "training.py", backend, tmp_path / "recorded.pickle")
     done = run_python(*arguments, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     statistics = json.loads(done.stdout.splitlines()[-1])["devices"][0]
     # WHEN it is replayed
-    replayed = replay(tmp_path / "recorded.pickle", [EXPANDABLE])
+    replayed = replay(tmp_path / "recorded.pickle", [EXPANDABLE], real=real)
     # THEN the replay equals the training
     assert replayed.deviation is not None
     assert replayed.deviation.equal == replayed.deviation.requests > 500
@@ -259,11 +265,11 @@ def test_recordings_and_options_that_cannot_be_replayed(backend: str, tmp_path: 
     # WHEN a setting has a typo, this device is too small, or the file has no such device
     # THEN the error names the reason
     with pytest.raises(ConfigError, match="expandable_segment"):
-        replay(path, ["expandable_segment:True"])
+        replay(path, ["expandable_segment:True"], real=True)
     with pytest.raises(PytracerError, match="64 GiB"):
-        replay(path, [], capacity_bytes=64 << 30)
+        replay(path, [], real=True, capacity_bytes=64 << 30)
     with pytest.raises(PytracerError, match="has no device 9: it has 2 devices"):
-        replay(path, [], device=9)
+        replay(path, [], real=True, device=9)
 
 
 def replay_requests(
@@ -335,7 +341,7 @@ def test_a_smaller_device_and_the_users_own_tracing(
     monkeypatch.setenv("PYTRACER_OUTPUT", str(tmp_path / "own.pickle"))
     # WHEN it is replayed on a device with less memory, but enough
     monkeypatch.setenv("SIMULATED_CAPACITY_MB", "1024")
-    done = replay(tmp_path / "recorded.pickle", [], device=0)
+    done = replay(tmp_path / "recorded.pickle", [], real=True, device=0)
     # THEN a note reports the memory of the replays
     assert done.capacity_bytes == 1 << 30
     assert any("the device here has 1 GiB free" in note for note in done.notes)

@@ -1,5 +1,6 @@
 """Test `pytracer replay` on a machine without an accelerator."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,26 @@ NATIVE = Path(__file__).parents[1] / "golden/native/cuda-2.13.0.pickle"
 
 
 @pytest.mark.parametrize("options", [(), ("--set", "expandable_segments:True")])
-def test_without_an_accelerator_replay_fails(options: tuple[str, ...]) -> None:
+def test_without_an_accelerator_a_real_replay_fails(options: tuple[str, ...]) -> None:
     # GIVEN a recording of an accelerator, on a machine without one
-    # WHEN it is replayed
-    done = invoke("replay", NATIVE, *options)
+    # WHEN it is replayed with the real allocator
+    done = invoke("replay", NATIVE, "--real", *options)
     # THEN a one-line error gives the reason
     assert done.exit_code == 1
     assert done.stdout == ""
-    assert "torch finds no accelerator on this machine" in done.stderr
+    assert "torch finds no accelerator on this machine: leave out --real" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_replay_needs_no_accelerator() -> None:
+    # WHEN a recording is replayed on a machine without an accelerator
+    done = invoke("replay", NATIVE, "--set", "expandable_segments:True", "--json")
+    # THEN both settings are simulated, and the error bar is known
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["is_simulated"]
+    assert document["deviation"] is not None
+    assert [len(setting["outcomes"]) for setting in document["settings"]] == [1, 1]
 
 
 def test_a_recording_of_the_cpu(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 # Three chains, from top to bottom: a folder may import those below it in its chains.
 RECORDING = (
     "commands",
+    "recommendation",
     "experiments",
+    "simulator",
     "activation",
     "torch_recorder",
     "tracing",
@@ -22,7 +24,15 @@ RECORDING = (
     "settings",
     "backends",
 )
-READING = ("commands", "experiments", "export", "analysis", "reading")
+READING = (
+    "commands",
+    "recommendation",
+    "experiments",
+    "export",
+    "simulator",
+    "analysis",
+    "reading",
+)
 LIVE = ("tracing", "analysis", "reading")  # a tracer explains its own snapshots
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works

@@ -1,0 +1,184 @@
+"""The command `pytracer recommend`."""
+
+import re
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.shared_options import json_options, parse_sizes, what_if_options
+from pytracer.commands.table import new_table
+from pytracer.experiments.conclusions import wrapped_name
+from pytracer.experiments.replay_result import fidelity_text
+from pytracer.recommendation.results import Recommendation, TriedSetting
+from pytracer.text import printable, size
+
+ROWS = 7
+"""The most settings in the table; JSON has all."""
+
+NAME_WIDTH = 26
+
+
+@click.command("recommend")
+@click.argument("path", metavar="FILE_OR_DIRECTORY", type=click.Path(path_type=Path))
+@click.option(
+    "--capacity",
+    "capacities",
+    metavar="SIZE",
+    multiple=True,
+    callback=parse_sizes,
+    help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
+    "several devices.  [default: the limit of the recording, if the file has it]",
+)
+@click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    help="The device's index in the file.  [default: the accelerator with the most events]",
+)
+@what_if_options
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Also replay the recommendation with the real allocator of this machine's accelerator.",
+)
+@json_options
+@click.pass_context
+def recommend_command(
+    context: click.Context,
+    path: Path,
+    capacities: tuple[int, ...],
+    device: int | None,
+    without: tuple[str, ...],
+    scale: tuple[str, ...],
+    verify: bool,
+    as_json: bool,
+    json_path: str | None,
+) -> None:
+    """Which allocator settings does this recording need?
+
+    \b
+    pytracer recommend snapshot.pickle
+    pytracer recommend outputs/profile --capacity 80GiB
+
+    Simulates the recorded requests under many settings of the allocator, and prints one
+    recommendation with the line to paste. Needs neither torch nor a device. For a directory, the
+    rank decides that has the least memory to spare.
+    """
+    from pytracer.recommendation.recommend import recommend_sweep
+    from pytracer.recommendation.verify import verified
+
+    console = Console(stderr=True, highlight=False)
+    try:
+        with signals_interrupt(), console.status("Reading the recording") as status:
+            found = recommend_sweep(
+                path,
+                capacities or [None],
+                device=device,
+                without=without,
+                scale=scale,
+                on_progress=lambda text: status.update(printable(text)),
+            )
+            if verify:
+                status.update("Replaying with the real allocator")
+                found = [verified(one, device, without, scale) for one in found]
+    except Interruption as interruption:
+        context.exit(interruption.exit_code)
+    if not as_json:
+        for i, recommendation in enumerate(found):
+            if i > 0:
+                print()
+            _show(recommendation, is_one_of_several=len(found) > 1)
+    if as_json or json_path is not None:
+        from pytracer.commands.json_output import write_json
+        from pytracer.reading.to_json import SCHEMA_VERSION
+
+        document = {"schema_version": SCHEMA_VERSION, "recommendations": found}
+        write_json(document, to_stdout=as_json, path=json_path)
+
+
+def _show(found: Recommendation, is_one_of_several: bool) -> None:
+    console = Console(highlight=False)
+
+    def write(text: str, style: str = "") -> None:
+        console.print(Text(printable(text), style), soft_wrap=True)
+
+    if is_one_of_several and found.capacity_bytes is not None:
+        write(f"With {size(found.capacity_bytes)}:", "bold")
+    if found.is_estimate:
+        write("This is an estimate for a changed program.")
+    write(found.answer, "bold")
+    if found.command:
+        write(f"  {found.command}", "bold")
+    if found.why:
+        write(found.why)
+    if found.verification is not None:
+        write(_verification_text(found))
+    limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
+    write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
+    write(fidelity_text(found.deviation))
+    names = ("setting", "OOM", "peak", "waste", "calls", "fits in")
+    table = new_table(*names, text=1)
+    table.columns[0].min_width = NAME_WIDTH
+    for row in _rows(found):
+        least = row.smallest_device_bytes
+        table.add_row(
+            Text(wrapped_name(printable(_short_name(found, row)), NAME_WIDTH)),
+            Text("no") if row.fits else Text("yes", "bold red"),
+            size(row.peak_reserved_bytes),
+            size(row.waste_bytes),
+            f"{row.device_calls:,}",
+            "-" if least is None else size(least),
+        )
+    console.print(table)
+    for rank in found.ranks:
+        who = rank.path if rank.rank is None else f"rank {rank.rank}"
+        after = ""
+        if rank.recommended is not None:
+            after = f", recommended: {_outcome(rank.recommended)}"
+        write(f"{who}: own settings: {_outcome(rank.own)}{after}")
+    for hazard in found.hazards:
+        write(f"Warning: {hazard}")
+    for note in found.notes:
+        write(note)
+
+
+def _rows(found: Recommendation) -> list[TriedSetting]:
+    """Return the recommended settings, the recording's own, and the best others.
+
+    Of the others that differ in values alone, the best has a row.
+    """
+    first = [found.own] if found.recommended is None else [found.recommended, found.own]
+    rows, seen = list(first), {_keys(row) for row in first}
+    for tried in found.tried:
+        if len(rows) < ROWS and _keys(tried) not in seen and tried not in rows:
+            rows.append(tried)
+            seen.add(_keys(tried))
+    return rows
+
+
+def _short_name(found: Recommendation, row: TriedSetting) -> str:
+    return "own settings" if row.name == found.own.name else row.name
+
+
+def _keys(tried: TriedSetting) -> tuple[str, ...]:
+    return tuple(re.findall(r"(?:^|,)(\w+):", tried.name))
+
+
+def _outcome(tried: TriedSetting) -> str:
+    ending = "" if tried.fits else ", out of memory"
+    return f"{size(tried.peak_reserved_bytes)} reserved{ending}"
+
+
+def _verification_text(found: Recommendation) -> str:
+    done = found.verification
+    assert done is not None
+    if done.failure is not None:
+        return f"Not verified: {done.failure}"
+    ending = "no out-of-memory" if not done.ooms else f"{done.ooms} out-of-memory errors"
+    equal = "as simulated" if done.is_equal else "which differs from the simulation"
+    return (
+        f"Verified with the real allocator: {size(done.peak_reserved_bytes or 0)} reserved at the "
+        f"peak, {ending}, {equal}."
+    )

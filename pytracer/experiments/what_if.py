@@ -1,0 +1,127 @@
+"""What if the program allocated less: requests without some allocations, or with other sizes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from pytracer.analysis.block_categories import block_categories
+from pytracer.analysis.requests import ALLOCATE, FAIL, Recording, block_order
+from pytracer.errors import ConfigError
+from pytracer.reading.snapshot import Column, Snapshot, Stacks
+from pytracer.text import number, size
+
+CATEGORY = "category:"
+"""The beginning of the name of a category, as in "category:optimizer_state"."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is changed, and the factor of its sizes; 0: the allocations are left out."""
+
+    what: str
+    factor: float
+
+
+def change_requests(
+    snapshot: Snapshot, recording: Recording, without: Sequence[str], scale: Sequence[str]
+) -> tuple[Recording, list[str]]:
+    """Return a recording with changed requests, and a sentence about each change.
+
+    Args:
+        snapshot: The snapshot of the recording.
+        recording: The recording.
+        without: Whose allocations to leave out. "model.py:12" are the allocations that this line
+            made or called, "model.py" those of the file, and "category:optimizer_state" those
+            of a category (see `CategoryUsage`).
+        scale: The same with a factor for the requested bytes, as in "model.py:12=0.5".
+
+    Returns:
+        The recording itself and [] if nothing is to be changed.
+
+    Raises:
+        ConfigError: A change is malformed, or matches no allocation.
+    """
+    changes = [_Change(what, 0.0) for what in without] + [_parsed(text) for text in scale]
+    if not changes:
+        return recording, []
+    requests, notes = recording.requests, []
+    asks = np.isin(requests.kind, (ALLOCATE, FAIL))
+    factor = np.ones(len(requests))
+    for change in changes:
+        is_chosen = _chosen(snapshot, recording, change.what) & asks
+        count, total = np.count_nonzero(is_chosen), int(requests.size_bytes[is_chosen].sum())
+        if count == 0:
+            raise ConfigError(
+                f'"{change.what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
+                f"of a call site or its caller (pytracer stats lists them), or {CATEGORY}NAME of a "
+                "category that the file has"
+            )
+        factor[is_chosen] *= change.factor
+        what = "without" if change.factor == 0 else f"with {change.factor:g} times the bytes of"
+        notes.append(
+            f"Estimate {what} {number(int(count), 'allocation')} of {change.what}, "
+            f"{size(total)} in all. A changed program may allocate in another order."
+        )
+    scaled = np.maximum(np.rint(requests.size_bytes * factor), 1).astype(np.int64)
+    size_bytes = np.where(asks, scaled, requests.size_bytes)
+    gone = asks & (factor == 0)
+    is_kept = ~gone & ~(np.isin(requests.block, requests.block[gone]) & (requests.block >= 0))
+    columns = {
+        field.name: getattr(requests, field.name)[is_kept]
+        for field in fields(requests)
+        if field.type == Column or isinstance(getattr(requests, field.name), np.ndarray)
+    }
+    columns["size_bytes"] = size_bytes[is_kept]
+    if not np.any(np.isin(columns["kind"], (ALLOCATE, FAIL))):
+        raise ConfigError("no allocation is left: leave out fewer call sites")
+    return replace(recording, requests=replace(requests, **columns)), notes
+
+
+def _parsed(text: str) -> _Change:
+    what, _, factor = text.rpartition("=")
+    if not what or not re.fullmatch(r"\d{1,6}(\.\d+)?", factor) or float(factor) == 0:
+        raise ConfigError(
+            f'"{text}": give a call site or a category and a factor greater than 0, as in '
+            "model.py:12=0.5"
+        )
+    return _Change(what, float(factor))
+
+
+def _chosen(snapshot: Snapshot, recording: Recording, what: str) -> Column:
+    """Return for each request whether its allocation is meant: bool."""
+    requests, lives = recording.requests, recording.history.blocks
+    order = block_order(lives)
+    if what.startswith(CATEGORY):
+        found_categories = block_categories(snapshot, recording.device, recording.history)
+        names, index = found_categories.categories()
+        is_meant = np.array([name == what.removeprefix(CATEGORY) for name in names])[index]
+        is_failed = np.zeros(len(requests), bool)
+    else:
+        is_stack = _matching_stacks(snapshot.stacks, what)
+        is_meant = is_stack[lives.stack]
+        is_failed = is_stack[recording.trace.stack[np.maximum(requests.event, 0)]]
+    by_block = is_meant[order]
+    of_block = np.where(requests.block < 0, False, by_block[np.maximum(requests.block, 0)])
+    found: Column = np.where(requests.kind == FAIL, is_failed, of_block)
+    return found
+
+
+def _matching_stacks(stacks: Stacks, what: str) -> Column:
+    """Return for each stack whether a frame, or one of its forward call, is in a file or line."""
+    file, _, line = what.rpartition(":")
+    if not file or not line.isdecimal():
+        file, line = what, ""
+    end = file.replace("\\", "/").lstrip("/")
+    is_file = np.zeros(len(stacks.strings), bool)
+    for text in np.unique(stacks.filename).tolist():
+        path = "/" + stacks.strings[text].replace("\\", "/").lstrip("/")
+        is_file[text] = bool(end) and path.endswith("/" + end)
+    is_frame = is_file[stacks.filename]
+    if line:
+        is_frame = is_frame & (stacks.line == int(line[:18]))
+    before = np.append(0, np.cumsum(is_frame[stacks.frame]))
+    is_stack = before[stacks.offsets[1:]] > before[stacks.offsets[:-1]]
+    found: Column = is_stack | is_stack[stacks.forward]
+    return found

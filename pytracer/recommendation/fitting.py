@@ -1,0 +1,111 @@
+"""Explanations with the settings under which an allocation that failed would have found memory."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from pytracer.analysis.explanation import Explanation, explain
+from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
+from pytracer.analysis.suggestions import Suggestion, joins_segments
+from pytracer.errors import PytracerError
+from pytracer.experiments.replay_curves import recorded_curve
+from pytracer.experiments.simulated_replay import Limits, limits_of
+from pytracer.reading.snapshot import Snapshot
+from pytracer.recommendation.answers import command_of
+from pytracer.recommendation.candidates import Choice, name_of, placement, with_choice
+from pytracer.simulator.rules import is_checked, rules_of
+from pytracer.simulator.simulate import simulate
+
+TRIED: tuple[Choice, ...] = (
+    {"expandable_segments": "True"},
+    {"max_split_size_mb": "128"},
+    {"roundup_power2_divisions": "8"},
+)
+"""The settings that an explanation tries; `pytracer recommend` tries more."""
+
+
+def explain_with_settings(snapshot: Snapshot, device: int | None = None) -> list[Explanation]:
+    """Explain a snapshot as `explain`, and simulate its last out-of-memory under some settings.
+
+    Only where a simulation of the recording's own settings equals the recording after each request
+    and runs out of memory at the same requests, `fitting_settings` is set. Arguments and errors are
+    those of `explain`.
+    """
+    return [_with_settings(snapshot, each) for each in explain(snapshot, device)]
+
+
+def _with_settings(snapshot: Snapshot, explanation: Explanation) -> Explanation:
+    if explanation.oom is None:
+        return explanation
+    try:
+        recording = extract_recording(snapshot, explanation.device)
+        if not is_checked(recording.backend, recording.torch_version) or not _is_exact(recording):
+            return explanation
+        found = _fitting(recording)
+    except PytracerError:  # the CPU, a file of one phase, or settings that are not simulated
+        return explanation
+    suggestions = [each for each in explanation.suggestions if not joins_segments(each)]
+    if found:
+        choice = found[0]
+        settings = with_choice(recording.settings, choice)
+        command = command_of(
+            settings, recording.backend, recording.torch_version, recording.settings
+        )
+        why = (
+            f"With {name_of(choice)}, the allocation would have found memory, in a simulation of "
+            "the recorded requests. What the program would have allocated next is unknown."
+        )
+        suggestions.insert(0, Suggestion(command, why))
+    return replace(
+        explanation,
+        fitting_settings=[name_of(choice) for choice in found],
+        suggestions=suggestions,
+    )
+
+
+def _is_exact(recording: Recording) -> bool:
+    """Return whether a simulation of the recording's own settings equals the recording."""
+    if not recording.starts_empty or recording.limit_bytes is None:
+        return False
+    requests, limits = recording.requests, limits_of(recording)
+    rules = rules_of(recording.settings, recording.backend, recording.torch_version)
+    done = simulate(
+        requests,
+        rules,
+        limit_bytes=limits.fraction_bytes,
+        device_bytes=limits.device_bytes,
+        with_curve=True,
+    )
+    if done.failed_request is not None or done.fitted or done.reserved_bytes is None:
+        return False
+    recorded = recorded_curve(recording)
+    answered = np.flatnonzero(np.isin(requests.kind, (ALLOCATE, FREE)))
+    return np.array_equal(answered, recorded.request) and np.array_equal(
+        done.reserved_bytes[answered], recorded.reserved_bytes
+    )
+
+
+def _fitting(recording: Recording) -> list[Choice]:
+    """Return the choices under which every allocation finds memory, the best first."""
+    limits, own = limits_of(recording), placement(recording.settings)
+    choices = [choice for choice in TRIED if not choice.items() <= own.items()]
+    with ThreadPoolExecutor(len(TRIED)) as pool:
+        fits = pool.map(lambda choice: _fits(recording, choice, limits), choices)
+        return [choice for choice, is_fitting in zip(choices, fits, strict=True) if is_fitting]
+
+
+def _fits(recording: Recording, choice: Choice, limits: Limits) -> bool:
+    try:
+        rules = rules_of(
+            with_choice(recording.settings, choice), recording.backend, recording.torch_version
+        )
+    except PytracerError:  # the allocator of this version has no such setting
+        return False
+    done = simulate(
+        recording.requests,
+        rules,
+        limit_bytes=limits.fraction_bytes,
+        device_bytes=limits.device_bytes,
+    )
+    return done.ooms == 0

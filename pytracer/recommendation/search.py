@@ -1,0 +1,279 @@
+"""The search for the best settings: simulations of a coarse grid, then around the best."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import numpy as np
+
+from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
+from pytracer.errors import ConfigError
+from pytracer.experiments.simulated_replay import Limits
+from pytracer.recommendation.candidates import (
+    Choice,
+    coarse_grid,
+    name_of,
+    neighbours,
+    placement,
+    with_choice,
+)
+from pytracer.recommendation.results import TriedSetting
+from pytracer.simulator.rules import AllocatorRules, rules_of
+from pytracer.simulator.simulate import Simulated, simulate
+
+ROUNDS = 2
+"""How often the neighbours of the best settings are tried."""
+
+UNIT_BYTES = 2 << 20
+"""The resolution of the smallest device, or a `RESOLUTION`th of it if that is more."""
+
+RESOLUTION = 500
+
+NEARLY = 0.01
+"""Peaks that differ by less than this share are taken for equal: the cheaper setting wins."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A simulated setting: what was chosen, the allocator's rules, and the result."""
+
+    choice: Choice
+    rules: AllocatorRules
+    result: TriedSetting
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The order of settings: those that fit without retries, with retries, and the others."""
+        result = self.result
+        if not result.fits:
+            failed = result.failed_event
+            return 2, -(1 << 62 if failed is None else failed)
+        return int(result.retries > 0), result.peak_reserved_bytes
+
+
+class Search:
+    """The simulations of one recording."""
+
+    def __init__(self, recording: Recording, limits: Limits, own: str) -> None:
+        """Prepare a search.
+
+        Args:
+            recording: The recording, perhaps with changed requests.
+            limits: The memory of the simulated allocator.
+            own: The name of the recording's own settings.
+        """
+        self._recording, self._limits, self._own = recording, limits, own
+        self._seen: set[str] = set()
+        self._needed = needed_bytes(recording.requests)
+
+    def own(self) -> Tried:
+        """Simulate the recording's own settings.
+
+        Raises:
+            ConfigError: The simulator does not know these settings.
+        """
+        recording = self._recording
+        rules = rules_of(recording.settings, recording.backend, recording.torch_version)
+        choice = placement(recording.settings)
+        self._seen.add(_key(choice))
+        return self._simulated(choice, rules, recording.settings, self._own)
+
+    def others(self, own: Tried, on_progress: Callable[[int], None]) -> list[Tried]:
+        """Simulate the grid, and the neighbours of the best settings.
+
+        Args:
+            own: The recording's own settings.
+            on_progress: Called with the number of settings after each simulation.
+        """
+        found = [own]
+        with ThreadPoolExecutor(_cores()) as pool:
+
+            def try_all(choices: Iterable[Choice]) -> None:
+                for tried in pool.map(lambda each: self.one(*each), list(self._new(choices))):
+                    found.append(tried)
+                    on_progress(len(found))
+
+            try_all(coarse_grid(self._limits.fraction_bytes is not None))
+            for _ in range(ROUNDS):
+                best = min(found, key=lambda tried: tried.rank)
+                try_all(neighbours(best.choice))
+        return found[1:]
+
+    def one(self, choice: Choice, rules: AllocatorRules) -> Tried:
+        """Simulate one choice."""
+        settings = with_choice(self._recording.settings, choice)
+        return self._simulated(choice, rules, settings, name_of(choice))
+
+    def of_settings(self, settings: str, name: str) -> Tried:
+        """Simulate settings in the form of the variable.
+
+        Raises:
+            ConfigError: The allocator refuses them.
+        """
+        recording = self._recording
+        rules = rules_of(settings, recording.backend, recording.torch_version)
+        return self._simulated(placement(settings), rules, settings, name)
+
+    def with_smallest_device(self, tried: list[Tried]) -> list[Tried]:
+        """Return the settings with the smallest device on which each fits."""
+        with ThreadPoolExecutor(_cores()) as pool:
+            return list(pool.map(self._with_smallest_device, tried))
+
+    def least_needing(self, tried: list[Tried]) -> list[Tried]:
+        """Return the settings with the smallest device, in the order of what they need.
+
+        Settings that do not fit into `NEARLY` less than the best so far are not measured further,
+        and are left out: one simulation, which ends early, shows that.
+        """
+        found: list[Tried] = []
+        lock = Lock()
+
+        def measure(one: Tried) -> None:
+            with lock:
+                needs = [each.result.smallest_device_bytes or 0 for each in found]
+            bound = round(min(needs, default=0) * (1 + NEARLY))
+            if not needs or self._fits(one.rules, bound):
+                measured = self._with_smallest_device(one, bound if needs else None)
+                with lock:
+                    found.append(measured)
+
+        candidates = sorted(tried, key=lambda each: each.rank)
+        measure(candidates[0])  # the first bound rejects most others
+        with ThreadPoolExecutor(_cores()) as pool:
+            list(pool.map(measure, candidates[1:]))
+        return sorted(found, key=lambda each: each.result.smallest_device_bytes or 0)
+
+    def _with_smallest_device(self, tried: Tried, bound: int | None = None) -> Tried:
+        """Bisect the memory that a setting needs; with `bound` bytes it is known to fit."""
+        result, low = tried.result, self._needed
+        high = bound
+        if high is None:
+            high = result.peak_reserved_bytes
+            if not result.fits or result.retries:
+                unlimited = self._simulate(tried.rules, None)
+                high = unlimited.peak_reserved_bytes
+        while high - low > max(UNIT_BYTES, low // RESOLUTION):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(tried.rules, middle) else (middle, high)
+        return replace(tried, result=replace(result, smallest_device_bytes=high))
+
+    def _fits(self, rules: AllocatorRules, memory_bytes: int) -> bool:
+        return self._simulate(rules, memory_bytes).ooms == 0
+
+    def _simulate(self, rules: AllocatorRules, memory_bytes: int | None) -> Simulated:
+        """Simulate with other memory, as the same kind of limit as the recording's."""
+        has_fraction = self._limits.fraction_bytes is not None
+        return simulate(
+            self._recording.requests,
+            rules,
+            limit_bytes=memory_bytes if has_fraction else None,
+            device_bytes=None if has_fraction else memory_bytes,
+        )
+
+    def _new(self, choices: Iterable[Choice]) -> Iterator[tuple[Choice, AllocatorRules]]:
+        """Yield the choices that were not tried yet and that the allocator has, with rules."""
+        recording = self._recording
+        for choice in choices:
+            if (key := _key(choice)) in self._seen:
+                continue
+            self._seen.add(key)
+            settings = with_choice(recording.settings, choice)
+            try:
+                rules = rules_of(settings, recording.backend, recording.torch_version)
+            except ConfigError:  # another version or backend has the setting
+                continue
+            yield choice, rules
+
+    def _simulated(self, choice: Choice, rules: AllocatorRules, settings: str, name: str) -> Tried:
+        requests, limits = self._recording.requests, self._limits
+        done = simulate(
+            requests,
+            rules,
+            limit_bytes=limits.fraction_bytes,
+            device_bytes=limits.device_bytes,
+        )
+        failed, ooms = done.failed_request, done.oom_requests
+        result = TriedSetting(
+            name=name,
+            settings=settings,
+            fits=done.ooms == 0,
+            ooms=done.ooms,
+            failed_event=None if failed is None else int(requests.event[failed]),
+            failed_bytes=int(requests.size_bytes[ooms[-1]]) if len(ooms) else None,
+            peak_reserved_bytes=done.peak_reserved_bytes,
+            waste_bytes=done.peak_reserved_bytes - done.allocated_at_peak_bytes,
+            retries=done.retries,
+            device_allocs=done.device_allocs,
+            device_frees=done.device_frees,
+            maps=done.maps,
+            unmaps=done.unmaps,
+        )
+        return Tried(choice, rules, result)
+
+
+def is_tight(own: Tried) -> bool:
+    """Return whether the recording's own settings have little memory to spare.
+
+    Then the best settings are those that fit into the smallest device. Otherwise they are those
+    with the lowest peak.
+    """
+    return not own.result.fits or own.result.retries > 0
+
+
+def best_of(own: Tried, tried: Sequence[Tried]) -> Tried:
+    """Return the best settings; of those that are nearly equal, the simplest and cheapest.
+
+    Args:
+        own: The recording's own settings, which win if they are nearly as good as the best.
+        tried: The settings to choose from. If memory is tight, all have the smallest device.
+    """
+    fitting = [each for each in tried if each.result.fits]
+    if not fitting:
+        return min(tried, key=lambda each: each.rank)
+
+    def amount(each: Tried) -> int:
+        result = each.result
+        return (result.smallest_device_bytes if is_tight(own) else None) or (
+            result.peak_reserved_bytes
+        )
+
+    least = min(map(amount, fitting))
+
+    def price(each: Tried) -> tuple[int, bool, int, int]:
+        changed = {key for key, _ in set(each.choice.items()) ^ set(own.choice.items())}
+        return len(changed), each.result.retries > 0, each.result.device_calls, amount(each)
+
+    return min((each for each in fitting if amount(each) <= least * (1 + NEARLY)), key=price)
+
+
+def needed_bytes(requests: Requests) -> int:
+    """Return the most bytes that the program requested and held at one moment.
+
+    An allocation that failed counts at its moment.
+    """
+    kind, block = requests.kind, requests.block
+    (allocated,) = np.nonzero(kind == ALLOCATE)
+    size_of = np.zeros(int(block.max(initial=-1)) + 1, np.int64)
+    size_of[block[allocated]] = requests.size_bytes[allocated]
+    change = np.zeros(len(requests), np.int64)
+    change[allocated] = requests.size_bytes[allocated]
+    # The program gives a block up by the first of LEAVE and FREE.
+    (given,) = np.nonzero((kind == LEAVE) | (kind == FREE))
+    blocks, first = np.unique(block[given], return_index=True)
+    change[given[first]] = -size_of[blocks]
+    held = np.cumsum(change)
+    (failed,) = np.nonzero(kind == FAIL)
+    held[failed] += requests.size_bytes[failed]
+    return int(held.max(initial=0))
+
+
+def _key(choice: Choice) -> str:
+    return ",".join(f"{key}:{choice[key]}" for key in sorted(choice))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(len(os.sched_getaffinity(0)), 1)
+    return os.cpu_count() or 1

@@ -60,11 +60,13 @@ def _train(
     def look_now(_: object = None) -> None:
         look(model, [optimizer])
 
-    for module in model:
-        if isinstance(module, _Looking):
-            module.look = look_now
-    for parameter in [*model.parameters()][:2]:
+    looking = [module for module in model if isinstance(module, _Looking)]
+    for module in looking:
+        module.look = look_now
+    handles = [
         parameter.register_post_accumulate_grad_hook(look_now)
+        for parameter in [*model.parameters()][:2]
+    ]
     for step in range(4):
         for _ in range(accumulate):
             batch = make_batch()
@@ -82,6 +84,11 @@ def _train(
             model(batch)
         model(batch)  # its graph is dropped without a backward pass
         look_now()
+    # Garbage collection does not see the references of torch's hooks.
+    for handle in handles:
+        handle.remove()
+    for module in looking:
+        del module.look
 
 
 def _batch(device: str) -> Callable[[], Tensor]:

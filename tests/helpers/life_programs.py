@@ -330,7 +330,7 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
 
     Returns:
         "rules": how many blocks each category and rule decided, over all looks; "peak": the bytes
-        of each category at the peak of the complete program.
+        of each category at the peak, while the model still exists.
     """
     index = 0
     program(device, lambda *_: None)  # what is allocated once, such as workspaces
@@ -347,9 +347,10 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
             snapshots.append(pickle.dumps(tracer.snapshot(), protocol=4))
 
         program(device, look)
-        look()
+        look()  # the model is gone
     rules: Counter[Any] = Counter()
-    for content in snapshots[:: -(len(snapshots) // -20)] + snapshots[-1:]:
+    chosen = [*snapshots[:: -(len(snapshots) // -20)], snapshots[-1], snapshots[-2]]
+    for content in chosen:
         snapshot = load(content)
         data = device_data(snapshot, index)
         found, history = data.block_categories, data.history

@@ -26,7 +26,7 @@ _CHECKPOINT = None, r"[/\\]torch[/\\]utils[/\\]checkpoint\.py"
 # The functions in which FSDP2 allocates what it gathers parameters with, and the gathered
 # parameters; and the functions from which DDP's reducer makes its buckets.
 _GATHERS = (
-    ("foreach_all_gather", "foreach_all_gather_copy_out", "alloc_all_gather_outputs"),
+    ("foreach_all_gather", "foreach_all_gather_copy_out", "alloc_storage"),
     r"[/\\]torch[/\\]distributed[/\\]fsdp[/\\]_fully_shard[/\\]\w+\.py",
 )
 _BUCKETS = (

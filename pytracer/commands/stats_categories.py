@@ -27,11 +27,16 @@ def show_categories(console: Console, report: Report, device: DeviceReport) -> N
     if at_peak not in (None, categories.at_end) and any(usage.owners for usage in at_peak):
         console.print()
         console.print(_table(at_peak, "What memory was for at the peak"))
-    for line in _not_known(report):
+    for line in _not_known(report, device):
         console.print(Text(line))
 
 
-def _not_known(report: Report) -> Iterator[str]:
+def _not_known(report: Report, device: DeviceReport) -> Iterator[str]:
+    if not device.is_cpu and report.metadata.get("forward_stacks") is False and device.events:
+        yield (
+            "Activations are among the unknown blocks: without forward_stacks=True, the recording "
+            "does not show which blocks an accelerator's backward pass freed."
+        )
     tensors = report.metadata.get("tensors")
     if not isinstance(tensors, dict):
         return

@@ -1,25 +1,40 @@
 """Test the categories of all blocks of a trace, also of freed ones, against the truth."""
 
 import pickle
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import life_programs
 import pytest
 import torch
-from life_programs import PROGRAMS
+from life_programs import PROGRAMS, convolutions, custom_function, gradient_penalty
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import pytracer
 from pytracer.analysis.device_data import device_data
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
+from pytracer.tracing import ranks
 
+FAST = [convolutions, custom_function, gradient_penalty]
 MOST_UNKNOWN = {"gpt": 0.02, "convolutions": 0.05, "reentrant_checkpointing": 0.06}
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(
+            program, id=program.__name__, marks=() if program in FAST else pytest.mark.slow
+        )
+        for program in PROGRAMS
+    ],
+)
 def test_no_block_has_a_wrong_category(program: Any) -> None:
     HOOKS.attach_autograd()
     assert HOOKS.reads_autograd
@@ -91,3 +106,65 @@ def test_files_of_one_phase_have_no_lives(tmp_path: Path) -> None:
     content = _train()
     content["pytracer"]["window"] = {"phase": "forward", "occurrence": 1}
     assert {rule for _, rule in _categories(content)} <= {"module", "no_owner", "no_fact"}
+
+
+@pytest.fixture
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _sizes_of_distributed(wrap: Any) -> dict[tuple[str, str], Counter[int]]:
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        model = wrap(_model())
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.ones(32, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        data = device_data(load(pickle.dumps(tracer.snapshot(), protocol=4)), 0)
+    found, history = data.block_categories, data.history
+    assert found is not None
+    assert history is not None
+    sizes: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    for kind, size in zip(
+        found.kind.tolist(), history.blocks.requested_bytes.tolist(), strict=True
+    ):
+        sizes[found.kinds[kind]][size] += 1
+    return sizes
+
+
+LAYER = [64 * 64 * 4, 64 * 4]  # the bytes of a layer's weight and bias
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("process_group")
+def test_buckets_of_ddp() -> None:
+    sizes = _sizes_of_distributed(DistributedDataParallel)
+    # THEN the only large blocks of the rule are the buckets, which DDP makes again after a step
+    buckets = sizes["communication", "ddp_bucket"]
+    assert {size: n for size, n in buckets.items() if size > 256} == {2 * sum(LAYER): 2}
+    # AND the gradients are not in them
+    assert sizes["gradient", "zero_grad"] == dict.fromkeys(LAYER, 6)
+    # AND inputs and results that are needed in backward are activations
+    assert sizes["activation", "freed_by_node"] == {32 * 64 * 4: 6}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("process_group")
+def test_gathered_parameters_of_fsdp2() -> None:
+    def wrap(model: nn.Module) -> nn.Module:
+        for layer in (model[0], model[2]):  # type: ignore[index]
+            fully_shard(layer)
+        return fully_shard(model)
+
+    sizes = _sizes_of_distributed(wrap)
+    # THEN each layer's parameters were gathered in each step
+    gathered = sizes["communication", "fsdp_gather"]
+    assert gathered.keys() == set(LAYER)
+    assert min(gathered.values()) >= 3 * 2
+    # AND the sharded gradients of a layer, which are in one block, are gradients
+    assert sizes["gradient", "zero_grad"] == {sum(LAYER): 6}
+    assert sizes["activation", "freed_by_node"] == {32 * 64 * 4: 6}

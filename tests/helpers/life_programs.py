@@ -60,11 +60,13 @@ def _train(
     def look_now(_: object = None) -> None:
         look(model, [optimizer])
 
-    for module in model:
-        if isinstance(module, _Looking):
-            module.look = look_now
-    for parameter in [*model.parameters()][:2]:
+    looking = [module for module in model if isinstance(module, _Looking)]
+    for module in looking:
+        module.look = look_now
+    handles = [
         parameter.register_post_accumulate_grad_hook(look_now)
+        for parameter in [*model.parameters()][:2]
+    ]
     for step in range(4):
         for _ in range(accumulate):
             batch = make_batch()
@@ -82,6 +84,11 @@ def _train(
             model(batch)
         model(batch)  # its graph is dropped without a backward pass
         look_now()
+    # Garbage collection does not see the references of torch's hooks.
+    for handle in handles:
+        handle.remove()
+    for module in looking:
+        del module.look
 
 
 def _batch(device: str) -> Callable[[], Tensor]:
@@ -323,7 +330,7 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
 
     Returns:
         "rules": how many blocks each category and rule decided, over all looks; "peak": the bytes
-        of each category at the peak of the complete program.
+        of each category at the peak, while the model still exists.
     """
     index = 0
     program(device, lambda *_: None)  # what is allocated once, such as workspaces
@@ -340,9 +347,10 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
             snapshots.append(pickle.dumps(tracer.snapshot(), protocol=4))
 
         program(device, look)
-        look()
+        look()  # the model is gone
     rules: Counter[Any] = Counter()
-    for content in snapshots[:: -(len(snapshots) // -20)] + snapshots[-1:]:
+    chosen = [*snapshots[:: -(len(snapshots) // -20)], snapshots[-1], snapshots[-2]]
+    for content in chosen:
         snapshot = load(content)
         data = device_data(snapshot, index)
         found, history = data.block_categories, data.history

@@ -238,3 +238,20 @@ def test_the_lists_of_operators_fit_the_running_torch() -> None:
     assert len(kept & fields.keys()) > 35
     assert {name for name in kept - both if fields.get(name, ["self_"]) != ["self_"]} == set()
     assert all({*fields[name]} == {"other_", "self_"} for name in both)
+
+
+def test_a_free_names_the_node_that_ran() -> None:
+    # GIVEN a saved result of 4,096 bytes, and one of 8,192 that no node needs
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        x = torch.ones(1024, requires_grad=True)
+        torch.ones(2048).neg()
+        x.exp().sum().backward()
+        (trace,) = (trace for trace in tracer.snapshot()["device_traces"] if trace)
+    frees = [event for event in trace if event["action"] == "free_requested"]
+    # THEN the node that needed the result freed it, and no node is named elsewhere
+    nodes = {event["size"]: set[Any]() for event in frees}
+    for event in frees:
+        nodes[event["size"]].add(event.get("autograd_node"))
+        assert "forward_frames" not in event
+    assert nodes[8192] == {None}
+    assert "ExpBackward0" in nodes[4096]

@@ -230,6 +230,25 @@ def test_live_blocks_keep_them_and_frames_are_as_before() -> None:
     assert not {"forward_frames", "autograd_node"} & blocks[y.data_ptr()].keys()
 
 
+def test_allocations_in_backward_have_the_module_of_the_forward_call() -> None:
+    # GIVEN modules that are called from one line, and are the same but for their size
+    model = torch.nn.Sequential(torch.nn.Linear(31, 37), torch.nn.Linear(37, 41))
+    with (
+        pytracer.Tracer(device="cpu", forward_stacks=True) as tracer,
+        pytracer.annotate_modules(model),
+    ):
+        model(torch.ones(53, 31)).cosh().sum().backward()
+        events = [event for event in allocs(tracer) if event.get("forward_exact")]
+    # THEN the gradients of their weights have the module's path, and what is in none has no phase
+    phases = {event["size"]: event.get("forward_phase") for event in events}
+    assert phases[31 * 37 * 4] == "0"
+    assert phases[37 * 41 * 4] == "1"
+    assert [e.get("forward_phase") for e in events if e["autograd_node"] == "CoshBackward0"]
+    assert not any(
+        "forward_phase" in event for event in events if event["autograd_node"] == "CoshBackward0"
+    )
+
+
 @pytest.mark.parametrize("options", [{}, {"forward_stacks": True, "context": None}])
 def test_they_can_be_switched_off(options: dict[str, Any]) -> None:
     with pytracer.Tracer(device="cpu", **options) as tracer:

@@ -19,6 +19,7 @@ struct ForwardCursor {
     uint64_t thread = 0, sequence = 0, seed = 0;
     uint32_t own = 0, id = 0;
     uint32_t forward = 0;  // to pass on to nodes that the node makes
+    uint16_t phase = 0;      // as `forward`
     bool is_exact = false;
   } last;
   // The last free while a node ran, and the id that it got.

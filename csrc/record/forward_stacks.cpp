@@ -31,7 +31,10 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
       state.next_sequence != cursor.next || state.thread != cursor.thread;
   if (!has_new_nodes) cursor.period = period_.load(std::memory_order_relaxed);
   if (state.node == nullptr) {
-    if (has_new_nodes) note_new_nodes(state, slot, allocation, own, true, era);
+    if (has_new_nodes) {
+      const uint16_t phase = slot.phase.load(std::memory_order_relaxed);
+      note_new_nodes(state, slot, allocation, own, true, phase, era);
+    }
     return own;
   }
   ForwardCursor::Last& last = cursor.last;
@@ -44,16 +47,18 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
       forward = find(state.node_thread, state.node_sequence, era);
       forward.is_exact = forward.is_exact && fits(forward, state.node, types.output(type));
     }
-    const uint32_t id = stacks.intern_backward({own, forward.stack, type, forward.is_exact}, seed);
+    const uint32_t id = stacks.intern_backward(
+        {own, forward.stack, type, forward.is_exact, forward.phase}, seed);
     last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, forward.stack,
-            forward.is_exact};
+            forward.phase, forward.is_exact};
   }
   if (has_new_nodes) {
     // Python code that the node runs makes forward calls of its own. Otherwise the node makes the
     // nodes of its own derivative, and passes its forward stack on.
     const bool is_own = own != 0 && !stacks.is_innermost(own, engine_);
+    const uint16_t phase = is_own ? slot.phase.load(std::memory_order_relaxed) : last.phase;
     note_new_nodes(state, slot, allocation, is_own ? own : last.forward, is_own || last.is_exact,
-                   era);
+                   phase, era);
   }
   return last.id;
 }
@@ -85,7 +90,7 @@ bool ForwardStacks::fits(const Forward& forward, const void* node,
 
 void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
                                    const pytracer_event& allocation, uint32_t stack, bool is_exact,
-                                   uint64_t era) noexcept {
+                                   uint16_t phase, uint64_t era) noexcept {
   ForwardCursor& cursor = slot.forward;
   const uint64_t period = period_.load(std::memory_order_relaxed);
   // Otherwise an earlier allocation of the same call may not have been seen.
@@ -93,7 +98,7 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
   if (stack != 0 && state.next_sequence != 0) {
     is_exact = is_exact && is_first && autograd_.runs_kernel() != 0;
     const bool is_on_cpu = allocation.device == PYTRACER_CPU_DEVICE;
-    note(state, slot, {stack, is_exact, is_on_cpu}, is_first, era);
+    note(state, slot, {stack, is_exact, is_on_cpu, phase}, is_first, era);
   }
   cursor.thread = state.thread;
   cursor.next = state.next_sequence;
@@ -131,7 +136,8 @@ void ForwardStacks::note(const pytracer_autograd_state& state, ThreadSlot& slot,
                               : 0;
     for (uint64_t skipped = end; skipped < node; ++skipped) {
       const bool is_near = skipped - end < kNear;
-      store(skipped, {is_near ? forward_of(near).stack : 0, false, false});
+      const Forward neighbour = is_near ? forward_of(near) : Forward{};
+      store(skipped, {neighbour.stack, false, false, neighbour.phase});
     }
   }
   store(node, forward);

@@ -68,23 +68,25 @@ class ForwardStacks {
     uint32_t stack;  // 0: unknown
     bool is_exact;   // if the node's type and the allocation fit together
     bool is_on_cpu;  // the allocation
+    uint16_t phase;  // of the thread then; 0: none
   };
   Forward find(uint64_t thread, uint64_t node, uint64_t era) const noexcept;
   void note(const pytracer_autograd_state& state, ThreadSlot& slot, const Forward& forward,
             bool is_first, uint64_t era) noexcept;
   void note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
                       const pytracer_event& allocation, uint32_t stack, bool is_exact,
-                      uint64_t era) noexcept;
+                      uint16_t phase, uint64_t era) noexcept;
   NodeTable* claim(ThreadSlot& slot, uint64_t thread) noexcept;
 
   // Whether the noted allocation must have been that of the call that made `node`.
   bool fits(const Forward& forward, const void* node, NodeTypes::Output output) const noexcept;
 
   static uint64_t word_of(const Forward& forward) noexcept {
-    return uint64_t{forward.is_on_cpu} << 33 | uint64_t{forward.is_exact} << 32 | forward.stack;
+    return uint64_t{forward.phase} << 34 | uint64_t{forward.is_on_cpu} << 33 | uint64_t{forward.is_exact} << 32 | forward.stack;
   }
   static Forward forward_of(uint64_t word) noexcept {
-    return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0};
+    return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0,
+            static_cast<uint16_t>(word >> 34)};
   }
 
   const pytracer_autograd& autograd_;

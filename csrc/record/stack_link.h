@@ -19,19 +19,25 @@ class StackLink {
   static uint32_t forward(uint32_t stack, bool is_exact) noexcept {
     return stack != 0 ? kForward | (is_exact ? kExact : 0) | stack : 0;
   }
-  // 0 for type 0; types are those of NodeTypes.
-  static uint32_t node(uint32_t type) noexcept { return type != 0 ? kNode | type : 0; }
+  // 0 if both are; types are those of NodeTypes, and have 10 bits. `phase` is the forward call's.
+  static uint32_t node(uint32_t type, uint16_t phase) noexcept {
+    return type != 0 || phase != 0 ? kNode | uint32_t{phase} << kTypeBits | type : 0;
+  }
 
   // The forward stack; 0: the frame is no such link.
   static uint32_t forward_of(uint32_t frame) noexcept {
     return (frame & kForward) != 0 ? frame & (kExact - 1) : 0;
   }
   static bool is_exact(uint32_t frame) noexcept { return (frame & kExact) != 0; }
-  static uint32_t node_of(uint32_t frame) noexcept { return frame & (kNode - 1); }
+  static uint32_t node_of(uint32_t frame) noexcept { return frame & ((1u << kTypeBits) - 1); }
+  static uint16_t phase_of(uint32_t frame) noexcept {
+    return static_cast<uint16_t>(frame >> kTypeBits);
+  }
 
  private:
   // Frames and stacks have smaller numbers: a table of at most 4 GiB has fewer than 2^28 of them.
   static constexpr uint32_t kForward = 1u << 31, kNode = 1u << 30, kExact = 1u << 29;
+  static constexpr uint32_t kTypeBits = 10;
 };
 
 struct Backward {
@@ -39,12 +45,14 @@ struct Backward {
   uint32_t forward;    // the stack of the forward call that made the node; 0: unknown
   uint32_t node_type;  // as in NodeTypes; 0: unknown
   bool is_exact;       // `forward` is that of this node, not of a neighbour
+  uint16_t phase = 0;  // of the forward call's thread; 0: none
 
   // The key of such a stack in the cache of walks. Walks' keys are hashes of two words, so an equal
   // one is as improbable as two equal walks' keys.
   WalkKey key(uint64_t seed) const noexcept {
     const uint64_t stacks = (uint64_t{own} << 32 | forward) * 0x9e3779b97f4a7c15ull;
-    const uint64_t salt = (seed << 16 | node_type << 1 | is_exact) * 0xd6e8feb86659fd93ull;
+    const uint64_t salt = ((seed << 16 | node_type << 1 | is_exact) + phase * 0x9fb21c651e98df25ull) *
+                          0xd6e8feb86659fd93ull;
     return {stacks ^ (stacks >> 32) ^ salt, salt ^ (salt >> 32)};
   }
 };

@@ -3,6 +3,8 @@
 #include <string>
 
 #include "record/node_types.h"
+#include "record/phases.h"
+#include "support/utf8.h"
 
 namespace pytracer {
 
@@ -16,6 +18,10 @@ void StackWriter::write_stack(uint32_t id, bool forward) {
     write_forward_frames(backward.forward);
     out_.key(forward_exact_);
     out_.boolean(backward.is_exact);
+  }
+  if (backward.phase != 0) {
+    out_.key(forward_phase_);
+    write_text(Phases::instance().name(backward.phase));
   }
   if (backward.node_type != 0) {
     out_.key(autograd_node_);
@@ -136,10 +142,10 @@ void StackWriter::write_sources(uint32_t id) {
   }
 }
 
-void StackWriter::write_text(const std::string& text) {
+void StackWriter::write_text(std::string_view text) {
   Memo& memo = text_memos_[text];
   if (memo != 0) return out_.recall(memo);
-  out_.string(text);
+  out_.string(to_utf8(text));
   memo = out_.remember();
 }
 

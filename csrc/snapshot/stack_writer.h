@@ -36,7 +36,7 @@ class StackWriter {
 
   // Writes the key "frames" and a stack's list of frames, innermost first; an empty list for stack 0.
   // With `forward`, what is known of an autograd node follows: "forward_frames", as torch writes
-  // them in anomaly mode, "forward_exact" and "autograd_node".
+  // them in anomaly mode, "forward_exact", "forward_phase" and "autograd_node".
   void write_stack(uint32_t id, bool forward);
   // The key "name", which other dicts of the snapshot have too.
   PickleWriter::Key& name() noexcept { return name_; }
@@ -54,7 +54,7 @@ class StackWriter {
   uint32_t frame_number(uint32_t frame);
   void write_frame(uint32_t id);
   void write_sources(uint32_t id);
-  void write_text(const std::string& text);
+  void write_text(std::string_view text);
   void write_string(uint32_t id);
 
   static Memo& memo_at(std::vector<Memo>& memos, uint32_t index) {
@@ -67,7 +67,7 @@ class StackWriter {
   const uint32_t depth_;
   const GeneratedCode& generated_code_;
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, Memo> source_memos_;
-  std::map<std::string_view, Memo> text_memos_;  // of the texts of generated_code_
+  std::map<std::string_view, Memo> text_memos_;  // of generated_code_, and of phases
   std::vector<Memo> stack_memos_;        // by stack id
   std::vector<Memo> frame_memos_;        // by frame number
   std::vector<Memo> forward_memos_;      // by stack id
@@ -81,7 +81,7 @@ class StackWriter {
   uint64_t truncated_ = 0;
   Key frames_key_{"frames"}, filename_{"filename"}, name_{"name"}, line_{"line"},
       forward_frames_{"forward_frames"}, forward_exact_{"forward_exact"},
-      autograd_node_{"autograd_node"};
+      autograd_node_{"autograd_node"}, forward_phase_{"forward_phase"};
 };
 
 }  // namespace pytracer

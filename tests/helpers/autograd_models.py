@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -217,6 +218,23 @@ def lora(device: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=False)
+
+
+def ddp(device: str) -> None:
+    """Train under DistributedDataParallel; the caller has made the process group."""
+    layers = nn.parallel.DistributedDataParallel(nn.Sequential(LlamaLayer(), Layer()).to(device))
+    for _ in range(2):
+        _loss(layers, device).backward()
+
+
+def fsdp2(device: str) -> None:
+    """Train shards of FSDP2; the caller has made the process group."""
+    layers = nn.Sequential(LlamaLayer(), Layer()).to(device)
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(layers)
+    for _ in range(2):
+        _loss(layers, device).backward()
 
 
 MODELS = {

@@ -4,16 +4,19 @@ import contextlib
 import gc
 import linecache
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from autograd_models import MODELS
+import torch.distributed as dist
+from autograd_models import MODELS, ddp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytracer
 from pytracer.backends.hook_attach import HOOKS
+from pytracer.tracing import ranks
 
 MARKER = 1_000_003  # bytes; the models allocate nothing as large
 
@@ -59,9 +62,31 @@ def library() -> None:
     assert HOOKS.reads_autograd
 
 
+@pytest.fixture
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("name", LEAST_EXACT)
 def test_forward_stacks_are_those_of_anomaly_mode(
     name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_with_anomaly_mode(name, MODELS[name], LEAST_EXACT[name], monkeypatch)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_forward_stacks_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_with_anomaly_mode("ddp", ddp, 0.5, monkeypatch)
+
+
+def compare_with_anomaly_mode(
+    name: str,
+    model: Callable[[str], None],
+    least_exact: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # GIVEN a program whose backward pass shows which node each of its operators runs in
     markers = Markers()
@@ -78,7 +103,7 @@ def test_forward_stacks_are_those_of_anomaly_mode(
         torch.autograd.set_detect_anomaly(True, check_nan=False),
         pytracer.Tracer(device="cpu", forward_stacks=True, stack_depth=200) as tracer,
     ):
-        MODELS[name]("cpu")
+        model("cpu")
         events = allocs(tracer)
     # THEN the allocations after each marker have the stack of its node, or are not exact
     exact = attributed = 0
@@ -97,7 +122,7 @@ def test_forward_stacks_are_those_of_anomaly_mode(
             exact += 1
             assert lines(event["forward_frames"]) == expected[1]
     print(f"{name}: {exact} of {attributed} exact")
-    assert exact >= LEAST_EXACT[name] * attributed > 0
+    assert exact >= least_exact * attributed > 0
 
 
 def test_no_in_place_call_gets_the_stack_of_its_neighbour_as_exact() -> None:
@@ -203,6 +228,25 @@ def test_live_blocks_keep_them_and_frames_are_as_before() -> None:
     assert "y = x.cosh()" in own_line(block["forward_frames"][-1])
     assert block["frames"][0]["name"] == "_engine_run_backward"
     assert not {"forward_frames", "autograd_node"} & blocks[y.data_ptr()].keys()
+
+
+def test_allocations_in_backward_have_the_module_of_the_forward_call() -> None:
+    # GIVEN modules that are called from one line, and are the same but for their size
+    model = torch.nn.Sequential(torch.nn.Linear(31, 37), torch.nn.Linear(37, 41))
+    with (
+        pytracer.Tracer(device="cpu", forward_stacks=True) as tracer,
+        pytracer.annotate_modules(model),
+    ):
+        model(torch.ones(53, 31)).cosh().sum().backward()
+        events = [event for event in allocs(tracer) if event.get("forward_exact")]
+    # THEN the gradients of their weights have the module's path, and what is in none has no phase
+    phases = {event["size"]: event.get("forward_phase") for event in events}
+    assert phases[31 * 37 * 4] == "0"
+    assert phases[37 * 41 * 4] == "1"
+    assert [e.get("forward_phase") for e in events if e["autograd_node"] == "CoshBackward0"]
+    assert not any(
+        "forward_phase" in event for event in events if event["autograd_node"] == "CoshBackward0"
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"forward_stacks": True, "context": None}])

@@ -40,9 +40,9 @@ class AllocatorRules:
         range_factor: The size of the range that an expandable segment reserves, as a multiple of
             the device's size.
         range_bytes: The size of this range; 0 for the factor's.
-        tie: Which of several free blocks of the same size is taken: "address" for that at the lowest
-            address, "creation" for the one that was created first, "segment" for that at the lowest
-            address of the segment that was created first.
+        tie: Which of several free blocks of the same size is taken: "address" for that at the
+            lowest address, "creation" for the one that was created first, "segment" for that at the
+            lowest address of the segment that was created first.
         frees_expandable_oversize: Whether blocks above `max_split_bytes` are given back before the
             cache is, also in expandable segments.
         alignment_bytes: Large blocks of expandable segments begin at multiples of it, if there is

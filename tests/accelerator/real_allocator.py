@@ -1,14 +1,14 @@
 """A process that makes requests to the real allocator of a simulated device.
 
-    python real_allocator.py REQUESTS ANSWER
+    python real_allocator.py FOLDER
 
-The requests are an .npz of the columns of `Requests`, with `capacity_bytes` and `limit_bytes`; the
-answer is an .npz with the reserved bytes and the address after each request, and the calls to the
-device.
+FOLDER has the file `requests.npz`, with the columns of `Requests`, `capacity_bytes`, `has_limit`
+and `limit_bytes`. The process writes `answer.npz`, with the reserved bytes and the address after each
+request, and the calls to the device.
 """
 
-import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from pytracer.analysis.requests import ALLOCATE, EMPTY_CACHE, FREE, LEAVE, RELEA
 from pytracer.backends.devices import present_accelerator
 from pytracer.experiments.replay_process import Allocator
 
-NO_LIMIT = -1
 CALLS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 
 
@@ -31,13 +30,8 @@ def answer(requests: dict[str, Any]) -> dict[str, Any]:
     allocator = Allocator(backend, int(requests["stream"].max(initial=0)) + 1)
     native = torch._C if backend == "cuda" else sys.modules["torch_npu"]._C
     module = getattr(torch, backend)
-    limit = int(requests["limit_bytes"])
-    if limit != NO_LIMIT:
-        total = allocator.memory()[1]
-        fraction = limit / total
-        while int(fraction * total) < limit:
-            fraction = math.nextafter(fraction, 1)
-        module.set_per_process_memory_fraction(fraction)
+    if requests["has_limit"]:
+        allocator.limit(int(requests["limit_bytes"]))
     module.memory._record_memory_history(max_entries=10_000_000, stacks="python", context=None)
     statistics = getattr(native, f"_{backend}_memoryStats")
     order = np.argsort(allocator.streams)  # the allocator orders streams by handle
@@ -81,12 +75,12 @@ def answer(requests: dict[str, Any]) -> dict[str, Any]:
         "address": np.array(addresses, np.int64),
         "ooms": np.array(ooms, np.int64),
         "calls": np.array(calls, np.int64).reshape(-1, 3),
-        "retries": module.memory_stats()["num_alloc_retries"],
+        "retries": allocator.retries(),
         "total_bytes": allocator.memory()[1],
-        "version": np.array(torch.__version__),
     }
 
 
 if __name__ == "__main__":
-    with np.load(sys.argv[1]) as file:
-        np.savez(sys.argv[2], **answer(dict(file)))
+    folder = Path(sys.argv[1])
+    with np.load(folder / "requests.npz") as file:
+        np.savez(folder / "answer.npz", **answer(dict(file)))

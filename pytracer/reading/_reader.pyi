@@ -43,3 +43,34 @@ def replay(
     Raises:
         ContradictionError: The trace does not lead to the state.
     """
+
+class RequestError(ValueError):
+    """Names the request, the column, and the value that is out of range."""
+
+def simulate(
+    kind: NDArray[Any],
+    block: NDArray[Any],
+    size_bytes: NDArray[Any],
+    stream: NDArray[Any],
+    pool: NDArray[Any],
+    rules: dict[str, Any],
+    with_curve: bool = ...,
+    with_calls: bool = ...,
+    continues: bool = ...,
+) -> dict[str, Any]:
+    """Return the values of `Simulated`; see pytracer/simulator/simulate.py.
+
+    Args:
+        kind: uint8, by request, as in pytracer/analysis/requests.py.
+        block, size_bytes, stream, pool: int64, by request.
+        rules: The fields of C++'s `simulator::Rules`.
+        with_curve: Whether to return the reserved and the allocated bytes after each request.
+        with_calls: Whether to return `address` by request (0 for none), and `calls` to the device:
+            their request, kind (0 alloc, 1 free, 2 map, 3 unmap), address and bytes.
+        continues: Whether to go on after an allocation that found no memory.
+
+    Raises:
+        RequestError: A request has a value that is out of range.
+        ValueError: The columns differ in length, or a rule is out of range.
+        ValueError: The segments take more than 2**62 addresses.
+    """

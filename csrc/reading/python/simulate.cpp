@@ -1,0 +1,110 @@
+#include "simulator/simulate.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "arrays.h"
+#include "python_watch.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace pytracer::reading {
+
+namespace {
+
+template <class T>
+using Input = py::array_t<T, py::array::c_style>;
+
+simulator::Rules to_rules(const py::dict& values) {
+  simulator::Rules rules;
+  const auto set = [&values](auto& field, const char* name) {
+    field = values[name].cast<std::decay_t<decltype(field)>>();
+  };
+  set(rules.padding_bytes, "padding_bytes");
+  set(rules.max_split_bytes, "max_split_bytes");
+  set(rules.max_rounding_bytes, "max_rounding_bytes");
+  set(rules.large_segment_bytes, "large_segment_bytes");
+  set(rules.large_page_bytes, "large_page_bytes");
+  set(rules.collection_threshold, "collection_threshold");
+  set(rules.expandable, "expandable");
+  set(rules.range_factor, "range_factor");
+  set(rules.range_bytes, "range_bytes");
+  set(rules.frees_expandable_oversize, "frees_expandable_oversize");
+  set(rules.least_parts, "least_parts");
+  set(rules.divisions, "divisions");
+  set(rules.limit_bytes, "limit_bytes");
+  set(rules.device_bytes, "device_bytes");
+  set(rules.total_bytes, "total_bytes");
+  rules.tie = values["ties_by_address"].cast<bool>() ? simulator::Tie::by_address
+                                                     : simulator::Tie::by_creation;
+  const auto check = [](bool is_valid, const char* name) {
+    if (!is_valid) throw py::value_error(std::string(name) + " is out of range");
+  };
+  constexpr uint64_t most = simulator::kMostBytes;
+  check(rules.padding_bytes <= 1 << 20, "padding_bytes");
+  check(rules.large_segment_bytes > 0 && rules.large_segment_bytes <= most, "large_segment_bytes");
+  check(rules.large_page_bytes >= 4096 && rules.large_page_bytes <= most, "large_page_bytes");
+  check(rules.range_factor >= 0 && rules.range_factor <= 16, "range_factor");
+  check(rules.range_bytes <= 16 * most, "range_bytes");
+  check(rules.total_bytes <= most, "total_bytes");
+  check(rules.collection_threshold >= 0 && rules.collection_threshold <= 1,
+        "collection_threshold");
+  return rules;
+}
+
+py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block,
+                         const Input<int64_t>& size_bytes, const Input<int64_t>& stream,
+                         const Input<int64_t>& pool, const py::dict& rules, bool with_curve,
+                         bool with_calls, bool continues) {
+  using namespace py::literals;
+  const auto length = kind.size();
+  if (block.size() != length || size_bytes.size() != length || stream.size() != length ||
+      pool.size() != length) {
+    throw py::value_error("columns of different lengths");
+  }
+  const simulator::Requests requests{static_cast<size_t>(length), kind.data(),   block.data(),
+                                     size_bytes.data(),           stream.data(), pool.data()};
+  const simulator::Rules its_rules = to_rules(rules);
+  const simulator::Options options{with_curve, with_calls, continues};
+  PythonWatch watch;
+  simulator::Simulated result = [&] {
+    const py::gil_scoped_release outside;
+    return simulator::simulate(requests, its_rules, options, watch);
+  }();
+  const simulator::Counts& counts = result.counts;
+  py::dict values("peak_reserved_bytes"_a = counts.peak_reserved_bytes,
+                  "peak_allocated_bytes"_a = counts.peak_allocated_bytes,
+                  "allocated_at_peak_bytes"_a = result.allocated_at_peak_bytes,
+                  "peak_unallocated_bytes"_a = result.peak_unallocated_bytes,
+                  "end_reserved_bytes"_a = counts.reserved_bytes,
+                  "end_allocated_bytes"_a = counts.allocated_bytes,
+                  "device_allocs"_a = counts.device_allocs,
+                  "device_frees"_a = counts.device_frees, "maps"_a = counts.maps,
+                  "unmaps"_a = counts.unmaps, "retries"_a = counts.retries,
+                  "fitted"_a = result.fitted, "freed_early"_a = result.freed_early);
+  values["failed_request"] =
+      result.failed_request < 0 ? py::object(py::none()) : py::int_(result.failed_request);
+  values["oom_requests"] = to_array(result.oom_requests);
+  if (with_curve) {
+    values["reserved_bytes"] = to_array(result.reserved_bytes);
+    values["allocated_bytes"] = to_array(result.allocated_bytes);
+  }
+  if (with_calls) {
+    values["address"] = to_array(result.address);
+    values["calls"] = py::make_tuple(to_array(result.call_request), to_array(result.call),
+                                     to_array(result.call_address), to_array(result.call_bytes));
+  }
+  return values;
+}
+
+}  // namespace
+
+void register_simulate(py::module_& m) {
+  py::register_local_exception<simulator::RequestError>(m, "RequestError", PyExc_ValueError);
+  m.def("simulate", &simulate_arrays, py::arg("kind"), py::arg("block"), py::arg("size_bytes"),
+        py::arg("stream"), py::arg("pool"), py::arg("rules"), py::arg("with_curve") = false,
+        py::arg("with_calls") = false, py::arg("continues") = false);
+}
+
+}  // namespace pytracer::reading

@@ -1,0 +1,194 @@
+#include "simulator/allocator.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace pytracer::simulator {
+
+Allocator::Allocator(const Rules& rules, DeviceLog* log)
+    : rules_(rules), log_(log), default_(false, rules.tie) {
+  if (rules_.total_bytes == 0) rules_.total_bytes = std::min(rules_.device_bytes, kMostBytes);
+}
+
+Allocator::PoolPair& Allocator::pair_of(uint64_t pool) {
+  if (pool == 0) return default_;
+  auto& pair = private_[pool];
+  if (pair == nullptr) pair = std::make_unique<PoolPair>(true, rules_.tie);
+  return *pair;
+}
+
+Block* Allocator::make_block(uint64_t stream, uint64_t address, uint64_t size, BlockPool& pool,
+                             Segment* segment) {
+  Block block;
+  block.stream = stream;
+  block.address = address;
+  block.size = size;
+  block.pool = &pool;
+  block.segment = segment;
+  block.number = blocks_made_++;
+  return blocks_.make(block);
+}
+
+Block* Allocator::allocate(uint64_t requested, uint64_t stream, uint64_t pool_number) {
+  if (requested > kMostBytes) return nullptr;
+  const uint64_t size = rules_.rounded(requested);
+  PoolPair& pair = pair_of(pool_number);
+  pair.is_released = false;
+  BlockPool& pool = size <= kSmallBytes ? pair.small : pair.large;
+  Block* block = find_free(pool, size, stream);
+  if (block == nullptr) block = find_memory(pool, size, stream);
+  if (block == nullptr) return nullptr;
+  if (rules_.splits(pool.is_small, size, block->size - size)) split(block, size);
+  block->is_allocated = block->counts = true;
+  counts_.allocated_bytes += block->size;
+  counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
+  return block;
+}
+
+void Allocator::leave(Block* block) {
+  if (!block->counts) return;
+  block->counts = false;
+  counts_.allocated_bytes -= block->size;
+}
+
+void Allocator::free(Block* block) {
+  leave(block);
+  block->is_allocated = false;
+  merge(block, block->prev);
+  merge(block, block->next);
+  block->pool->insert(block);
+}
+
+// Best fit: the smallest free block of the stream. Blocks that `max_split_size_mb` keeps whole
+// serve only requests of their kind, and only if not too much of them would be unused.
+Block* Allocator::find_free(BlockPool& pool, uint64_t size, uint64_t stream) {
+  if (rules_.collects()) ++pool.calls;
+  Block key;
+  key.stream = stream;
+  key.size = size;
+  auto found = pool.free.lower_bound(&key);
+  const auto is_usable = [&](auto place) {
+    return place != pool.free.end() && (*place)->stream == stream;
+  };
+  if (!is_usable(found)) return nullptr;
+  if (rules_.expandable && (*found)->expands()) {
+    // Of expandable segments, the block with the least room to grow is preferred.
+    const auto room = [](const Block* block) {
+      const bool grows = block->next != nullptr && !block->next->is_mapped;
+      return block->size + (grows ? block->next->size : 0);
+    };
+    for (auto next = std::next(found); is_usable(next) && (*found)->expands(); ++next) {
+      if (room(*next) >= room(*found)) break;
+      found = next;
+    }
+  }
+  const uint64_t block_size = (*found)->size;
+  if (size < rules_.max_split_bytes && block_size >= rules_.max_split_bytes) return nullptr;
+  if (size >= rules_.max_split_bytes && block_size - size >= rules_.max_rounding_bytes) {
+    return nullptr;
+  }
+  Block* block = *found;
+  pool.free.erase(found);
+  return block;
+}
+
+// Finds memory that is not free in the pool: from the device; else after giving back large blocks
+// that are not split; else after giving back the cache.
+Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
+  if (rules_.collects()) collect();
+  Block* block = take_from_device(pool, size, stream);
+  if (block == nullptr && release_oversize(pool, size, stream)) {
+    block = take_from_device(pool, size, stream);
+  }
+  // While a private pool is in use, the cache is not given back.
+  if (block != nullptr || pool.is_private) return block;
+  empty_cache();
+  ++counts_.retries;
+  return take_from_device(pool, size, stream);
+}
+
+Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stream) {
+  const uint64_t bytes = rules_.segment_bytes(size);
+  // An expandable allocator, too, counts a request's segment against the fraction, not its pages.
+  if (!fits_fraction(bytes)) return nullptr;
+  if (rules_.expandable) return expand(pool, size, stream);
+  if (!fits_device(bytes)) return nullptr;
+  const uint64_t address = addresses_.take(bytes);
+  Segment* segment = segments_.make({address, bytes, 0});
+  add_reserved(bytes);
+  ++counts_.device_allocs;
+  log(DeviceCall::alloc, address, bytes);
+  return make_block(stream, address, bytes, pool, segment);
+}
+
+bool Allocator::fits_fraction(uint64_t bytes) const {
+  return bytes <= kMostBytes &&
+         (rules_.limit_bytes == kNoLimit || counts_.reserved_bytes + bytes <= rules_.limit_bytes);
+}
+
+bool Allocator::fits_device(uint64_t bytes) const {
+  return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
+}
+
+// Leaves the first `size` bytes in `block`, which is in no pool; the rest becomes free.
+void Allocator::split(Block* block, uint64_t size) {
+  Block* rest = make_block(block->stream, block->address + size, block->size - size, *block->pool,
+                           block->segment);
+  // The allocator makes a new block of the first part, and keeps the old one for the rest.
+  std::swap(rest->number, block->number);
+  link_after(rest, block);
+  block->size = size;
+  block->pool->insert(rest);
+}
+
+// Adds the neighbour's memory to a block, if it is free and as mapped as the block.
+void Allocator::merge(Block* block, Block* neighbour) {
+  if (neighbour == nullptr || neighbour->is_allocated) return;
+  if (neighbour->is_mapped != block->is_mapped) return;
+  if (neighbour->is_mapped) {
+    block->pool->free.erase(neighbour);
+  } else {
+    block->pool->unmapped.erase(neighbour);
+  }
+  if (block->prev == neighbour) {
+    block->address = neighbour->address;
+    block->prev = neighbour->prev;
+    if (block->prev != nullptr) block->prev->next = block;
+  } else {
+    block->next = neighbour->next;
+    if (block->next != nullptr) block->next->prev = block;
+  }
+  block->size += neighbour->size;
+  blocks_.discard(neighbour);
+}
+
+void Allocator::link_before(Block* block, Block* next) {
+  block->next = next;
+  block->prev = next->prev;
+  if (block->prev != nullptr) block->prev->next = block;
+  next->prev = block;
+}
+
+void Allocator::link_after(Block* block, Block* prev) {
+  block->prev = prev;
+  block->next = prev->next;
+  if (block->next != nullptr) block->next->prev = block;
+  prev->next = block;
+}
+
+void Allocator::add_reserved(uint64_t bytes) {
+  counts_.reserved_bytes += bytes;
+  device_used_ += Addresses::whole(bytes);
+  counts_.peak_reserved_bytes = std::max(counts_.peak_reserved_bytes, counts_.reserved_bytes);
+}
+
+void Allocator::remove_reserved(uint64_t bytes) {
+  counts_.reserved_bytes -= bytes;
+  device_used_ -= Addresses::whole(bytes);
+}
+
+void Allocator::log(DeviceCall call, uint64_t address, uint64_t bytes) {
+  if (log_ != nullptr) log_->on_call(call, address, bytes);
+}
+
+}  // namespace pytracer::simulator

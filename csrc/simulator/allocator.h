@@ -1,0 +1,99 @@
+// A caching allocator of one device, without a device.
+//
+// 1. Each rule is a function, with the condition under which it applies.
+// 2. Memory is given out as the device would: addresses are the lowest that are free.
+// 3. One thread. Throws std::length_error if there are not enough addresses.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "simulator/addresses.h"
+#include "simulator/blocks.h"
+#include "simulator/rules.h"
+
+namespace pytracer::simulator {
+
+enum class DeviceCall : uint8_t { alloc, free, map, unmap };
+
+// Is called for each call to the device.
+class DeviceLog {
+ public:
+  virtual ~DeviceLog() = default;
+  virtual void on_call(DeviceCall call, uint64_t address, uint64_t bytes) = 0;
+};
+
+struct Counts {
+  uint64_t reserved_bytes = 0, allocated_bytes = 0;
+  uint64_t peak_reserved_bytes = 0, peak_allocated_bytes = 0;
+  uint64_t device_allocs = 0, device_frees = 0, maps = 0, unmaps = 0, retries = 0;
+};
+
+class Allocator {
+ public:
+  explicit Allocator(const Rules& rules, DeviceLog* log = nullptr);
+
+  // Returns nullptr if there is not enough memory. Pool 0 is the default pool.
+  Block* allocate(uint64_t requested, uint64_t stream, uint64_t pool);
+  // Takes a block out of the allocated bytes, which its memory may leave later.
+  void leave(Block* block);
+  void free(Block* block);
+  // Gives the cached segments of the default pool and of released pools back.
+  void empty_cache();
+  // Gives a private pool up. Its cached memory returns to the device, the rest with empty_cache().
+  void release_pool(uint64_t pool);
+
+  const Counts& counts() const { return counts_; }
+
+ private:
+  struct PoolPair {
+    explicit PoolPair(bool is_private, Tie tie)
+        : small(true, is_private, tie), large(false, is_private, tie) {}
+    BlockPool small, large;
+    bool is_released = false;
+  };
+
+  PoolPair& pair_of(uint64_t pool);
+  Block* find_free(BlockPool& pool, uint64_t size, uint64_t stream);
+  Block* find_memory(BlockPool& pool, uint64_t size, uint64_t stream);
+  Block* take_from_device(BlockPool& pool, uint64_t size, uint64_t stream);
+  void split(Block* block, uint64_t size);
+  void merge(Block* block, Block* neighbour);
+  void link_before(Block* block, Block* next);
+  void link_after(Block* block, Block* prev);
+  bool fits_fraction(uint64_t bytes) const;
+  bool fits_device(uint64_t bytes) const;
+  void add_reserved(uint64_t bytes);
+  void remove_reserved(uint64_t bytes);
+  void log(DeviceCall call, uint64_t address, uint64_t bytes);
+
+  // Expandable segments.
+  Block* expand(BlockPool& pool, uint64_t size, uint64_t stream);
+  Block* find_room(BlockPool& pool, uint64_t size, uint64_t stream);
+  Block* reserve_range(BlockPool& pool, uint64_t stream);
+  bool map(Block* block, uint64_t size);
+  void unmap(Block* block);
+
+  // Giving memory back.
+  void collect();
+  bool release_oversize(BlockPool& pool, uint64_t size, uint64_t stream);
+  void release_cached(BlockPool& pool);
+  void release(Block* block);
+
+  Rules rules_;
+  DeviceLog* log_;
+  Counts counts_;
+  uint64_t device_used_ = 0;  // in whole units, as the device counts
+  uint64_t blocks_made_ = 0;
+  Addresses addresses_;
+  Arena<Block> blocks_;
+  Arena<Segment> segments_;
+  PoolPair default_;
+  std::map<uint64_t, std::unique_ptr<PoolPair>> private_;
+
+  Block* make_block(uint64_t stream, uint64_t address, uint64_t size, BlockPool& pool,
+                    Segment* segment);
+};
+
+}  // namespace pytracer::simulator

@@ -1,0 +1,80 @@
+// The numbers by which a caching allocator places blocks, by the rules of
+// c10/cuda/CUDACachingAllocator.cpp and of torch_npu's NPUCachingAllocator.cpp. Where CUDA, NPU and
+// releases differ, they differ in these numbers and flags alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace pytracer::simulator {
+
+constexpr uint64_t kMinBlockBytes = 512;
+constexpr uint64_t kSmallBytes = 1 << 20;  // the small pool serves requests up to this size
+constexpr uint64_t kSmallSegmentBytes = 2 << 20;
+constexpr uint64_t kLeastLargeBytes = 10 << 20;  // from this size on, a segment is for one request
+constexpr uint64_t kUnitBytes = 2 << 20;         // of the sizes of segments, and of the device
+constexpr uint64_t kNoLimit = UINT64_MAX;
+// Requests above this size find no memory. No device is larger, and sums of sizes do not overflow.
+constexpr uint64_t kMostBytes = uint64_t{1} << 50;
+
+enum class Tie : uint8_t { by_address, by_creation };
+
+struct Rules {
+  uint64_t padding_bytes = 0;  // added to each request (NPU)
+  uint64_t max_split_bytes = kNoLimit;
+  uint64_t max_rounding_bytes = uint64_t{20} << 20;
+  uint64_t large_segment_bytes = uint64_t{20} << 20;
+  // The unit of mapping in expandable segments of the large pool.
+  uint64_t large_page_bytes = uint64_t{20} << 20;
+  double collection_threshold = 0;  // of the memory fraction; 0: no collection
+  bool expandable = false;
+  // The reserved range of an expandable segment is total_bytes * numerator / denominator.
+  double range_factor = 1.125;
+  uint64_t range_bytes = 0;  // instead of the factor, unless 0
+  Tie tie = Tie::by_creation;
+  bool frees_expandable_oversize = false;  // release_available() applies to expandable segments
+  uint64_t least_parts = 2;                // fewer divisions of a power of two have no effect
+  // Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
+  std::array<uint64_t, 16> divisions{};
+
+  uint64_t limit_bytes = kNoLimit;   // the memory fraction
+  uint64_t device_bytes = kNoLimit;  // what the device can give
+  uint64_t total_bytes = 0;          // of the device, for expandable segments
+
+  // The size of the block for a request.
+  uint64_t rounded(uint64_t requested) const {
+    const uint64_t size = std::max(requested + padding_bytes, kMinBlockBytes);
+    const int power = 63 - __builtin_clzll(size);
+    const uint64_t parts = divisions[static_cast<size_t>(std::clamp(power - 20, 0, 15))];
+    uint64_t unit = kMinBlockBytes;
+    // Divisions apply only where each part is larger than the smallest block.
+    if (parts >= least_parts && parts <= (size - 1) / kMinBlockBytes) {
+      const uint64_t floor = uint64_t{1} << power;
+      unit = floor >> (63 - __builtin_clzll(parts));
+      if (unit == 0) return size == floor ? size : floor << 1;
+    }
+    return (size + unit - 1) / unit * unit;
+  }
+
+  // The size of the segment that is made for a block. Requests that fit several times into a
+  // segment share it; larger ones have a segment for themselves.
+  uint64_t segment_bytes(uint64_t size) const {
+    if (size <= kSmallBytes) return kSmallSegmentBytes;
+    if (size < std::min(kLeastLargeBytes, large_segment_bytes)) return large_segment_bytes;
+    return (size + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+  }
+
+  // Whether the rest of a free block remains free when a block of `size` is taken from it. In the
+  // small pool, and while segments expand, any rest does; otherwise only a rest of more than 1 MiB,
+  // and nothing is split off for the sizes that `max_split_size_mb` keeps apart.
+  bool splits(bool is_small, uint64_t size, uint64_t rest) const {
+    if (is_small || expandable) return rest >= kMinBlockBytes;
+    return size < max_split_bytes && rest > kSmallBytes;
+  }
+
+  // Collection needs a memory fraction, whose part is the threshold.
+  bool collects() const { return collection_threshold > 0 && limit_bytes != kNoLimit; }
+};
+
+}  // namespace pytracer::simulator

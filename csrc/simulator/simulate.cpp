@@ -1,0 +1,182 @@
+#include "simulator/simulate.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace pytracer::simulator {
+
+namespace {
+
+// Keeps the calls to the device, by request.
+class Calls final : public DeviceLog {
+ public:
+  explicit Calls(Simulated& result) : result_(result) {}
+  void on_call(DeviceCall call, uint64_t address, uint64_t bytes) override {
+    result_.call.push_back(static_cast<uint8_t>(call));
+    result_.call_request.push_back(static_cast<int64_t>(request));
+    result_.call_address.push_back(static_cast<int64_t>(address));
+    result_.call_bytes.push_back(static_cast<int64_t>(bytes));
+  }
+  size_t request = 0;
+
+ private:
+  Simulated& result_;
+};
+
+class Run {
+ public:
+  Run(const Requests& requests, const Rules& rules, const Options& options, Simulated& result)
+      : requests_(requests),
+        options_(options),
+        result_(result),
+        calls_(result),
+        allocator_(rules, options.with_calls ? &calls_ : nullptr) {
+    check();
+    int64_t last = -1;
+    for (size_t i = 0; i < requests.size; ++i) last = std::max(last, requests.block[i]);
+    blocks_.resize(static_cast<size_t>(last + 1), nullptr);
+  }
+
+  void run(reading::Watch& watch) {
+    for (size_t i = 0; i < requests_.size; ++i) {
+      watch.tick();
+      calls_.request = i;
+      const bool goes_on = request(i);
+      note(i);
+      if (!goes_on) {
+        result_.failed_request = static_cast<int64_t>(i);
+        for (size_t rest = i + 1; rest < requests_.size; ++rest) write_curve();
+        break;
+      }
+    }
+    result_.counts = allocator_.counts();
+  }
+
+ private:
+  // Block numbers count the allocations, so that the table of blocks is no larger than a column.
+  // After requests were removed, numbers are missing: up to 8 of 9.
+  void check() const {
+    const auto most = static_cast<int64_t>(std::max<size_t>(8 * requests_.size, 1 << 20));
+    for (size_t i = 0; i < requests_.size; ++i) {
+      const auto kind = static_cast<Kind>(requests_.kind[i]);
+      if (kind > Kind::empty_cache) refuse(i, "kind", requests_.kind[i]);
+      const bool has_block = kind == Kind::allocate || kind == Kind::free || kind == Kind::leave;
+      if (requests_.block[i] < (has_block ? 0 : -1) || requests_.block[i] >= most) {
+        refuse(i, "block", requests_.block[i]);
+      }
+      if (kind != Kind::allocate && kind != Kind::fail && kind != Kind::release_pool) continue;
+      if (requests_.size_bytes[i] < 0) refuse(i, "size_bytes", requests_.size_bytes[i]);
+      if (requests_.stream[i] < 0) refuse(i, "stream", requests_.stream[i]);
+      if (requests_.pool[i] < 0) refuse(i, "pool", requests_.pool[i]);
+    }
+  }
+
+  [[noreturn]] static void refuse(size_t request, const char* column, int64_t value) {
+    throw RequestError("request " + std::to_string(request) + " has " + column + " " +
+                       std::to_string(value) + ", which is out of range");
+  }
+
+  Block*& block_of(size_t i) { return blocks_[static_cast<size_t>(requests_.block[i])]; }
+
+  Block* allocate(size_t i) {
+    return allocator_.allocate(static_cast<uint64_t>(requests_.size_bytes[i]),
+                               static_cast<uint64_t>(requests_.stream[i]),
+                               static_cast<uint64_t>(requests_.pool[i]));
+  }
+
+  // Returns whether the requests after it are made.
+  bool request(size_t i) {
+    switch (static_cast<Kind>(requests_.kind[i])) {
+      case Kind::allocate: {
+        if (block_of(i) != nullptr) refuse(i, "the allocated block", requests_.block[i]);
+        Block* made = allocate(i);
+        if (made == nullptr && complete_left()) made = allocate(i);
+        block_of(i) = made;
+        if (options_.with_calls && made != nullptr) address_ = made->address;
+        if (made != nullptr) return true;
+        result_.oom_requests.push_back(static_cast<int64_t>(i));
+        return options_.continues;
+      }
+      case Kind::free:
+        if (block_of(i) != nullptr) allocator_.free(block_of(i));
+        block_of(i) = nullptr;
+        return true;
+      case Kind::leave:
+        if (block_of(i) == nullptr || !block_of(i)->counts) return true;
+        allocator_.leave(block_of(i));
+        left_.push_back(requests_.block[i]);
+        return true;
+      case Kind::fail:
+        // The recording has no free of it.
+        if (Block* made = allocate(i)) {
+          allocator_.free(made);
+          ++result_.fitted;
+        } else {
+          result_.oom_requests.push_back(static_cast<int64_t>(i));
+        }
+        return true;
+      case Kind::release_pool:
+        allocator_.release_pool(static_cast<uint64_t>(requests_.pool[i]));
+        return true;
+      case Kind::empty_cache: allocator_.empty_cache(); return true;
+    }
+    return true;
+  }
+
+  // Completes the frees that wait for streams, as the allocator does before it gives up.
+  bool complete_left() {
+    uint64_t completed = 0;
+    for (const int64_t number : left_) {
+      Block*& block = blocks_[static_cast<size_t>(number)];
+      if (block == nullptr || block->counts) continue;
+      allocator_.free(block);
+      block = nullptr;
+      ++completed;
+    }
+    left_.clear();
+    result_.freed_early += completed;
+    return completed > 0;
+  }
+
+  void note(size_t) {
+    const Counts& counts = allocator_.counts();
+    if (counts.reserved_bytes > peak_) {
+      peak_ = counts.reserved_bytes;
+      result_.allocated_at_peak_bytes = counts.allocated_bytes;
+    }
+    result_.peak_unallocated_bytes = std::max(result_.peak_unallocated_bytes,
+                                              counts.reserved_bytes - counts.allocated_bytes);
+    write_curve();
+  }
+
+  void write_curve() {
+    if (options_.with_curve) {
+      result_.reserved_bytes.push_back(static_cast<int64_t>(allocator_.counts().reserved_bytes));
+      result_.allocated_bytes.push_back(static_cast<int64_t>(allocator_.counts().allocated_bytes));
+    }
+    if (options_.with_calls) result_.address.push_back(static_cast<int64_t>(address_));
+    address_ = 0;
+  }
+
+  const Requests& requests_;
+  const Options& options_;
+  Simulated& result_;
+  Calls calls_;
+  Allocator allocator_;
+  std::vector<Block*> blocks_;
+  std::vector<int64_t> left_;
+  uint64_t peak_ = 0, address_ = 0;
+};
+
+}  // namespace
+
+Simulated simulate(const Requests& requests, const Rules& rules, const Options& options,
+                   reading::Watch& watch) {
+  Simulated result;
+  Run run(requests, rules, options, result);
+  run.run(watch);
+  return result;
+}
+
+}  // namespace pytracer::simulator

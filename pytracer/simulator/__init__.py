@@ -1,0 +1,1 @@
+"""The simulator of a device's caching allocator, which needs no device and no torch."""

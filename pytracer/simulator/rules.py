@@ -1,0 +1,220 @@
+"""The rules of an allocator under its settings, as numbers for the simulator."""
+
+import re
+from dataclasses import dataclass, replace
+
+from pytracer.analysis.allocator_rules import INTERVALS, PADDING_BYTES, PAGE_BYTES, UNLIMITED
+from pytracer.errors import ConfigError
+from pytracer.settings.keys import KNOWN, parse_settings
+
+_MIB = 2**20
+
+CHECKED: dict[str, tuple[str, ...]] = {"cuda": ("2.12.1",), "npu": ()}
+"""The versions of torch, or of torch_npu, whose allocators tests compare with the simulator."""
+
+_TIES_BY_CREATION_SINCE = (2, 12)
+
+_GRAPH_KEYS = ("graph_capture_record_stream_reuse",)
+_NEW_KEYS = {
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
+}
+"""The settings that older releases refuse, with the first release that has them."""
+
+_LEAST_SPLIT_MB = 20  # max_split_size_mb must be larger
+
+
+@dataclass(frozen=True)
+class AllocatorRules:
+    """The numbers by which an allocator places blocks: the fields of csrc/simulator/rules.h.
+
+    Attributes:
+        padding_bytes: What the allocator adds to each request (NPU).
+        max_split_bytes: Free blocks of this size or more are not split.
+        max_rounding_bytes: Such blocks serve requests that are smaller by less than this.
+        large_segment_bytes: The size of segments that several requests of more than 1 MiB share.
+        large_page_bytes: The unit of mapping in expandable segments of the large pool.
+        collection_threshold: The part of the memory fraction above which blocks that have not been
+            used for long are given back; 0 for none.
+        expandable: Whether segments expand.
+        range_factor: The size of the range that an expandable segment reserves, as a multiple of
+            the device's size.
+        range_bytes: The size of this range; 0 for the factor's.
+        ties_by_address: Whether the lowest of several free blocks of the same size is taken, or
+            else the one that was created first.
+        frees_expandable_oversize: Whether blocks above `max_split_bytes` are given back before the
+            cache is, also in expandable segments.
+        least_parts: Fewer divisions of a power of two have no effect.
+        divisions: Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it
+            is not divided.
+    """
+
+    padding_bytes: int = 0
+    max_split_bytes: int = UNLIMITED
+    max_rounding_bytes: int = PAGE_BYTES
+    large_segment_bytes: int = PAGE_BYTES
+    large_page_bytes: int = PAGE_BYTES
+    collection_threshold: float = 0.0
+    expandable: bool = False
+    range_factor: float = 1.125
+    range_bytes: int = 0
+    ties_by_address: bool = False
+    frees_expandable_oversize: bool = False
+    least_parts: int = 2
+    divisions: tuple[int, ...] = (0,) * INTERVALS
+
+
+def rules_of(settings: str, backend: str, torch_version: str | None) -> AllocatorRules:
+    """Return the rules of an allocator.
+
+    Args:
+        settings: The settings, in the form of PYTORCH_ALLOC_CONF. Settings that do not change where
+            blocks are placed have no effect.
+        backend: "cuda" or "npu".
+        torch_version: The version of torch, or of torch_npu for "npu", as in "2.12.1+cu130"; None
+            for the newest that the simulator knows. Rules of an unknown version are those of the
+            nearest known one: see `is_checked`.
+
+    Raises:
+        ConfigError: A setting is unknown, has a value that the allocator refuses, or selects an
+            allocator that is not simulated.
+    """
+    if backend not in CHECKED:
+        raise ConfigError(f'backend "{backend}" is not simulated; use "cuda" or "npu"')
+    version = _version(torch_version)
+    rules = AllocatorRules(
+        padding_bytes=PADDING_BYTES if backend == "npu" else 0,
+        ties_by_address=backend == "npu"
+        or (version is not None and version < _TIES_BY_CREATION_SINCE),
+    )
+    items = parse_settings(settings)
+    for key, value in items.items():
+        since = _NEW_KEYS.get(key)
+        is_new = since is not None and version is not None and version < since
+        if key not in KNOWN or is_new or (since is not None and backend == "npu"):
+            raise ConfigError(
+                f"the {backend.upper()} allocator of version {torch_version or '?'} has no setting "
+                f'"{key}"; remove it'
+            )
+        rules = _changed(rules, key, value)
+    if backend == "npu" and rules.expandable and rules.max_split_bytes != UNLIMITED:
+        raise ConfigError(
+            "torch_npu refuses max_split_size_mb together with expandable_segments:True; remove one"
+        )
+    return rules
+
+
+def is_checked(backend: str, torch_version: str | None) -> bool:
+    """Return whether tests compare the simulator with this version's allocator."""
+    number = (torch_version or "").partition("+")[0].partition(".post")[0]
+    return number in CHECKED.get(backend, ())
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", text or "")
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _changed(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
+    if key == "max_split_size_mb":
+        size = _megabytes(key, value)
+        if size <= _LEAST_SPLIT_MB * _MIB:
+            raise _bad(key, value, f"more than {_LEAST_SPLIT_MB}")
+        return replace(rules, max_split_bytes=size)
+    if key == "max_non_split_rounding_mb":
+        size = _megabytes(key, value)
+        if size <= _LEAST_SPLIT_MB * _MIB:
+            raise _bad(key, value, f"more than {_LEAST_SPLIT_MB}")
+        return replace(rules, max_rounding_bytes=size)
+    if key == "large_segment_size_mb":
+        size = _megabytes(key, value)
+        if not 2 * _MIB <= size < 2**40:
+            raise _bad(key, value, "at least 2")
+        return replace(rules, large_segment_bytes=size, large_page_bytes=size)
+    if key == "garbage_collection_threshold":
+        threshold = _number(key, value)
+        if not 0 < threshold < 1:
+            raise _bad(key, value, "between 0 and 1")
+        return replace(rules, collection_threshold=threshold)
+    if key == "roundup_power2_divisions":
+        return replace(rules, divisions=_divisions(value))
+    if key == "expandable_segments":
+        if value not in ("True", "False"):
+            raise _bad(key, value, "True or False")
+        return replace(rules, expandable=value == "True")
+    if key == "expandable_segments_reserve":
+        return _with_range(rules, key, value)
+    if key == "backend" and value != "native":
+        raise ConfigError(f'backend:{value} is not simulated; the simulator has "native" only')
+    if key in (
+        "page_size",
+        "segment_size_mb",
+        "base_addr_aligned_kb",
+        "per_process_memory_fraction",
+    ):
+        raise ConfigError(f"the setting {key} is not simulated; remove it")
+    return rules
+
+
+def _with_range(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
+    if value[-1:] in "Gg":
+        size = int(_number(key, value[:-1]) * 2**30)
+        if not 0 < size < 2**50:
+            raise _bad(key, value, "a positive number")
+        return replace(rules, range_bytes=size)
+    factor = _number(key, value)
+    if not 0 < factor <= 1.125:
+        raise _bad(key, value, "a part of the device up to 1.125, or gibibytes as in 40G")
+    return replace(rules, range_factor=factor)
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """Return the divisions of each interval: intervals below the first named one have its value."""
+    key = "roundup_power2_divisions"
+    if not value.startswith("["):
+        return (_parts(value, value),) * INTERVALS
+    found = [0] * INTERVALS
+    last = -1
+    for item in value[1:-1].split(","):
+        size, _, count = item.partition(":")
+        parts = _parts(count, value)
+        if size == ">":
+            for index in range(last + 1, INTERVALS):
+                found[index] = parts
+            continue
+        megabytes = _count(key, size)
+        if megabytes == 0 or megabytes & (megabytes - 1):
+            raise _bad(key, value, "sizes that are powers of two")
+        index = min(megabytes.bit_length() - 1, INTERVALS - 1)
+        if last < 0:
+            found[:index] = [parts] * index
+        found[index] = parts
+        last = index
+    return tuple(found)
+
+
+def _parts(text: str, value: str) -> int:
+    parts = _count("roundup_power2_divisions", text)
+    if parts & (parts - 1) or parts > 2**32:
+        raise _bad("roundup_power2_divisions", value, "divisions that are powers of two")
+    return parts
+
+
+def _count(key: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise _bad(key, text, "a number")
+    return int(text)
+
+
+def _megabytes(key: str, text: str) -> int:
+    return min(_count(key, text) * _MIB, UNLIMITED)
+
+
+def _number(key: str, text: str) -> float:
+    if not re.fullmatch(r"\d{1,18}|\d{0,18}\.\d{1,18}", text):
+        raise _bad(key, text, "a number")
+    return float(text)
+
+
+def _bad(key: str, value: str, wanted: str) -> ConfigError:
+    return ConfigError(f"{key}:{value} cannot be simulated: the value must be {wanted}")

@@ -1,0 +1,133 @@
+"""Simulates an allocator that serves the requests of a program."""
+
+from dataclasses import asdict, dataclass
+
+from pytracer.analysis.allocator_rules import UNIT_BYTES, UNLIMITED
+from pytracer.analysis.requests import REQUEST_COLUMNS, Requests
+from pytracer.reading import _reader
+from pytracer.reading.snapshot import Column
+from pytracer.simulator.rules import AllocatorRules
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """How an allocator served requests, until one of them found no memory.
+
+    Attributes:
+        peak_reserved_bytes, peak_allocated_bytes: The most that was reserved and allocated, at any
+            time. Blocks have their rounded sizes; a block that was left (`LEAVE`) does not count.
+        allocated_at_peak_bytes: The allocated bytes when the reserved bytes first had their peak.
+        peak_unallocated_bytes: The most that was reserved and not allocated after a request.
+        end_reserved_bytes, end_allocated_bytes: The values after the last request.
+        device_allocs, device_frees, maps, unmaps: The calls to the device; `maps` and `unmaps` are
+            those of expandable segments, each of one range of pages.
+        retries: How often the cache was given back in order to allocate.
+        failed_request: The first `ALLOCATE` that found no memory; None: none. The requests after it
+            were not made.
+        fitted: The number of `FAIL` that found memory. It was freed again.
+        freed_early: The number of left blocks that were freed before their `FREE`, in order to
+            allocate.
+        oom_requests: int64, the `ALLOCATE` and `FAIL` that found no memory.
+        reserved_bytes, allocated_bytes: int64, the values after each request, where asked for.
+    """
+
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    allocated_at_peak_bytes: int
+    peak_unallocated_bytes: int
+    end_reserved_bytes: int
+    end_allocated_bytes: int
+    device_allocs: int
+    device_frees: int
+    maps: int
+    unmaps: int
+    retries: int
+    failed_request: int | None
+    fitted: int
+    freed_early: int
+    oom_requests: Column
+    reserved_bytes: Column | None = None
+    allocated_bytes: Column | None = None
+
+    @property
+    def ooms(self) -> int:
+        """The number of requests that found no memory."""
+        return len(self.oom_requests)
+
+
+def simulate(
+    requests: Requests,
+    rules: AllocatorRules,
+    *,
+    limit_bytes: int | None,
+    device_bytes: int | None,
+    with_curve: bool = False,
+    total_bytes: int | None = None,
+) -> Simulated:
+    """Simulate requests, in the way in which the process of a replay makes them.
+
+    The two limits differ. The allocator checks `limit_bytes` itself, before it asks the device: an
+    expandable allocator counts the segment of a request against it, even if the request would need
+    few more pages. Garbage collection works with this limit only. The device checks `device_bytes`,
+    page by page. Any number of threads may call this function with the same requests.
+
+    Args:
+        requests: The requests. The size of `FAIL` is known only up to the recording's rounding,
+            because CUDA's out-of-memory event has the rounded size.
+        rules: The allocator's rules.
+        limit_bytes: The memory fraction, in bytes; None: there is none.
+        device_bytes: What the device can give to this allocator; None: 1 PiB.
+        with_curve: Whether to return the bytes after each request.
+        total_bytes: The size of the device, from which the range of an expandable segment follows;
+            None: `device_bytes`.
+
+    Raises:
+        ValueError: A request or a rule has a value that is out of range.
+    """
+    values = asdict(rules) | {
+        "divisions": list(rules.divisions),
+        "limit_bytes": UNLIMITED if limit_bytes is None else max(limit_bytes, 0),
+        "device_bytes": UNLIMITED if device_bytes is None else max(device_bytes, 0),
+        "total_bytes": total_bytes or 0,
+    }
+    columns = [getattr(requests, name) for name in REQUEST_COLUMNS]
+    return Simulated(**_reader.simulate(*columns, values, with_curve))
+
+
+def smallest_device(
+    requests: Requests, rules: AllocatorRules, *, unit_bytes: int = UNIT_BYTES
+) -> int | None:
+    """Return the size of the smallest device on which no allocation fails, by bisection.
+
+    Whether requests fit is not monotone: they may fail on a larger device, where the cache is given
+    back at another time. So a smaller device may also do; the returned one does.
+
+    Args:
+        requests: The requests; `FAIL` is not counted.
+        rules: The allocator's rules.
+        unit_bytes: The answer is larger than a device that does not do by at most this.
+
+    Returns:
+        The bytes that the device must be able to give; None if no device does.
+    """
+
+    def fits(size_bytes: int) -> bool:
+        done = simulate(requests, rules, limit_bytes=None, device_bytes=size_bytes)
+        return done.failed_request is None
+
+    free = simulate(requests, rules, limit_bytes=None, device_bytes=None)
+    if free.failed_request is not None:
+        return None
+    least, most = (
+        free.peak_allocated_bytes // unit_bytes,
+        -(-free.peak_reserved_bytes // unit_bytes),
+    )
+    while not fits(most * unit_bytes):  # an expandable range ends earlier on a smaller device
+        least, most = most, 2 * most + 1
+    while least < most:
+        middle = (least + most) // 2
+        if fits(middle * unit_bytes):
+            most = middle
+        else:
+            least = middle + 1
+    return most * unit_bytes

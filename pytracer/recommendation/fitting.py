@@ -10,12 +10,11 @@ from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_record
 from pytracer.analysis.suggestions import Suggestion, joins_segments
 from pytracer.errors import PytracerError
 from pytracer.experiments.replay_curves import recorded_curve
-from pytracer.experiments.simulated_replay import Limits, limits_of
+from pytracer.experiments.simulated_replay import Limits, limits_of, run_simulation
 from pytracer.reading.snapshot import Snapshot
 from pytracer.recommendation.answers import command_of
 from pytracer.recommendation.candidates import Choice, name_of, placement, with_choice
 from pytracer.simulator.rules import is_checked, rules_of
-from pytracer.simulator.simulate import simulate
 
 TRIED: tuple[Choice, ...] = (
     {"expandable_segments": "True"},
@@ -70,13 +69,7 @@ def _is_exact(recording: Recording) -> bool:
         return False
     requests, limits = recording.requests, limits_of(recording)
     rules = rules_of(recording.settings, recording.backend, recording.torch_version)
-    done = simulate(
-        requests,
-        rules,
-        limit_bytes=limits.fraction_bytes,
-        device_bytes=limits.device_bytes,
-        with_curve=True,
-    )
+    done = run_simulation(recording, rules, limits, with_curve=True)
     if done.failed_request is not None or done.fitted or done.reserved_bytes is None:
         return False
     recorded = recorded_curve(recording)
@@ -102,10 +95,5 @@ def _fits(recording: Recording, choice: Choice, limits: Limits) -> bool:
         )
     except PytracerError:  # the allocator of this version has no such setting
         return False
-    done = simulate(
-        recording.requests,
-        rules,
-        limit_bytes=limits.fraction_bytes,
-        device_bytes=limits.device_bytes,
-    )
+    done = run_simulation(recording, rules, limits)
     return done.ooms == 0

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.explanation import Explanation, explain
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.explanation import Explanation, explain_device, in_order
 from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
 from pytracer.analysis.suggestions import Suggestion, joins_segments
 from pytracer.errors import PytracerError
@@ -31,14 +32,15 @@ def explain_with_settings(snapshot: Snapshot, device: int | None = None) -> list
     and runs out of memory at the same requests, `fitting_settings` is set. Arguments and errors are
     those of `explain`.
     """
-    return [_with_settings(snapshot, each) for each in explain(snapshot, device)]
+    data = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
+    return in_order([_with_settings(each, explain_device(each)) for each in data])
 
 
-def _with_settings(snapshot: Snapshot, explanation: Explanation) -> Explanation:
-    if explanation.oom is None:
+def _with_settings(data: DeviceData, explanation: Explanation) -> Explanation:
+    if explanation.oom is None or data.history is None:
         return explanation
     try:
-        recording = extract_recording(snapshot, explanation.device)
+        recording = extract_recording(data.snapshot, data.device, data.history)
         if not is_checked(recording.backend, recording.torch_version) or not _is_exact(recording):
             return explanation
         found = _fitting(recording)

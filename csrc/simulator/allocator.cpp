@@ -38,6 +38,7 @@ Block* Allocator::allocate(uint64_t requested, uint64_t stream, uint64_t pool_nu
   Block* block = find_free(pool, size, stream);
   if (block == nullptr) block = find_memory(pool, size, stream);
   if (block == nullptr) return nullptr;
+  block = align(block, size);
   if (rules_.splits(pool.is_small, size, block->size - size)) split(block, size);
   block->is_allocated = block->counts = true;
   counts_.allocated_bytes += block->size;
@@ -114,7 +115,7 @@ Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stre
   if (rules_.expandable) return expand(pool, size, stream);
   if (!fits_device(bytes)) return nullptr;
   const uint64_t address = addresses_.take(bytes);
-  Segment* segment = segments_.make({address, bytes, 0});
+  Segment* segment = segments_.make({address, bytes, 0, segments_made_++});
   add_reserved(bytes);
   ++counts_.device_allocs;
   log(DeviceCall::alloc, address, bytes);
@@ -128,6 +129,21 @@ bool Allocator::fits_fraction(uint64_t bytes) const {
 
 bool Allocator::fits_device(uint64_t bytes) const {
   return device_used_ + Addresses::whole(bytes) <= std::min(rules_.device_bytes, kMostBytes);
+}
+
+// Applies to large blocks while segments expand: where there is room, a block begins at a multiple of
+// the alignment, and the memory before it becomes free.
+Block* Allocator::align(Block* block, uint64_t size) {
+  if (rules_.alignment_bytes == 0 || !rules_.expandable || size < kUnitBytes) return block;
+  const uint64_t beyond = block->address % rules_.alignment_bytes;
+  const uint64_t before = beyond == 0 ? 0 : rules_.alignment_bytes - beyond;
+  if (before == 0 || before + size > block->size) return block;
+  Block* aligned = make_block(block->stream, block->address + before, block->size - before,
+                              *block->pool, block->segment);
+  link_after(aligned, block);
+  block->size = before;
+  block->pool->insert(block);
+  return aligned;
 }
 
 // Leaves the first `size` bytes in `block`, which is in no pool; the rest becomes free.

@@ -58,6 +58,7 @@ class Allocator {
   Block* find_free(BlockPool& pool, uint64_t size, uint64_t stream);
   Block* find_memory(BlockPool& pool, uint64_t size, uint64_t stream);
   Block* take_from_device(BlockPool& pool, uint64_t size, uint64_t stream);
+  Block* align(Block* block, uint64_t size);
   void split(Block* block, uint64_t size);
   void merge(Block* block, Block* neighbour);
   void link_before(Block* block, Block* next);
@@ -85,7 +86,7 @@ class Allocator {
   DeviceLog* log_;
   Counts counts_;
   uint64_t device_used_ = 0;  // in whole units, as the device counts
-  uint64_t blocks_made_ = 0;
+  uint64_t blocks_made_ = 0, segments_made_ = 0;
   Addresses addresses_;
   Arena<Block> blocks_;
   Arena<Segment> segments_;

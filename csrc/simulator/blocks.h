@@ -17,6 +17,7 @@ struct Segment {
   uint64_t address;
   uint64_t range_bytes;  // mapped and unmapped
   uint64_t page_bytes;   // 0: the segment does not expand
+  uint64_t number;       // counts the created segments
 };
 
 // A part of a segment. The parts of a segment are a list in the order of their addresses.
@@ -45,8 +46,12 @@ struct BySize {
   bool operator()(const Block* a, const Block* b) const {
     if (a->stream != b->stream) return a->stream < b->stream;
     if (a->size != b->size) return a->size < b->size;
+    // A search key, which has no segment, precedes all blocks of its size.
+    if (a->segment == nullptr || b->segment == nullptr) return a->segment == nullptr && b->segment != nullptr;
     if (tie == Tie::by_address) return a->address < b->address;
-    return a->number < b->number;
+    if (tie == Tie::by_creation) return a->number < b->number;
+    if (a->segment != b->segment) return a->segment->number < b->segment->number;
+    return a->address < b->address;
   }
 };
 

@@ -51,7 +51,7 @@ Block* Allocator::reserve_range(BlockPool& pool, uint64_t stream) {
   }
   bytes = std::max((bytes + page - 1) / page, uint64_t{1}) * page;
   const uint64_t address = addresses_.take(bytes);
-  Segment* segment = segments_.make({address, bytes, page});
+  Segment* segment = segments_.make({address, bytes, page, segments_made_++});
   Block* block = make_block(stream, address, bytes, pool, segment);
   block->is_mapped = false;
   pool.unmapped.insert(block);

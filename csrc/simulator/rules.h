@@ -18,7 +18,9 @@ constexpr uint64_t kNoLimit = UINT64_MAX;
 // Requests above this size find no memory. No device is larger, and sums of sizes do not overflow.
 constexpr uint64_t kMostBytes = uint64_t{1} << 50;
 
-enum class Tie : uint8_t { by_address, by_creation };
+// Which of several free blocks of the same size is taken: that at the lowest address; the one that
+// was created first; or that at the lowest address of the segment that was created first.
+enum class Tie : uint8_t { by_address, by_creation, by_segment };
 
 struct Rules {
   uint64_t padding_bytes = 0;  // added to each request (NPU)
@@ -34,6 +36,8 @@ struct Rules {
   uint64_t range_bytes = 0;  // instead of the factor, unless 0
   Tie tie = Tie::by_creation;
   bool frees_expandable_oversize = false;  // release_available() applies to expandable segments
+  // Large blocks of expandable segments begin at multiples of it, if there is room (NPU); 0: any.
+  uint64_t alignment_bytes = 0;
   uint64_t least_parts = 2;                // fewer divisions of a power of two have no effect
   // Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
   std::array<uint64_t, 16> divisions{};

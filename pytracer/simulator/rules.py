@@ -12,7 +12,7 @@ _MIB = 2**20
 CHECKED: dict[str, tuple[str, ...]] = {"cuda": ("2.12.1",), "npu": ()}
 """The versions of torch, or of torch_npu, whose allocators tests compare with the simulator."""
 
-_TIES_BY_CREATION_SINCE = (2, 12)
+_NPU_ALIGNMENT_BYTES = 16 * 2**10
 
 _GRAPH_KEYS = ("graph_capture_record_stream_reuse",)
 _NEW_KEYS = {
@@ -40,10 +40,13 @@ class AllocatorRules:
         range_factor: The size of the range that an expandable segment reserves, as a multiple of
             the device's size.
         range_bytes: The size of this range; 0 for the factor's.
-        ties_by_address: Whether the lowest of several free blocks of the same size is taken, or
-            else the one that was created first.
+        tie: Which of several free blocks of the same size is taken: "address" for that at the lowest
+            address, "creation" for the one that was created first, "segment" for that at the lowest
+            address of the segment that was created first.
         frees_expandable_oversize: Whether blocks above `max_split_bytes` are given back before the
             cache is, also in expandable segments.
+        alignment_bytes: Large blocks of expandable segments begin at multiples of it, if there is
+            room (NPU); 0: anywhere.
         least_parts: Fewer divisions of a power of two have no effect.
         divisions: Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it
             is not divided.
@@ -58,7 +61,8 @@ class AllocatorRules:
     expandable: bool = False
     range_factor: float = 1.125
     range_bytes: int = 0
-    ties_by_address: bool = False
+    tie: str = "creation"
+    alignment_bytes: int = 0
     frees_expandable_oversize: bool = False
     least_parts: int = 2
     divisions: tuple[int, ...] = (0,) * INTERVALS
@@ -84,8 +88,8 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
     version = _version(torch_version)
     rules = AllocatorRules(
         padding_bytes=PADDING_BYTES if backend == "npu" else 0,
-        ties_by_address=backend == "npu"
-        or (version is not None and version < _TIES_BY_CREATION_SINCE),
+        tie=_tie(backend, version),
+        alignment_bytes=_NPU_ALIGNMENT_BYTES if backend == "npu" else 0,
     )
     items = parse_settings(settings)
     for key, value in items.items():
@@ -113,6 +117,12 @@ def is_checked(backend: str, torch_version: str | None) -> bool:
 def _version(text: str | None) -> tuple[int, int] | None:
     found = re.match(r"(\d+)\.(\d+)", text or "")
     return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _tie(backend: str, version: tuple[int, int] | None) -> str:
+    if backend == "npu" or (version is not None and version < (2, 12)):
+        return "address"
+    return "creation" if version is not None and version < (2, 15) else "segment"
 
 
 def _changed(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:

@@ -90,8 +90,8 @@ def simulate(
         "device_bytes": UNLIMITED if device_bytes is None else max(device_bytes, 0),
         "total_bytes": total_bytes or 0,
     }
-    columns = [getattr(requests, name) for name in REQUEST_COLUMNS]
-    return Simulated(**_reader.simulate(*columns, values, with_curve))
+    columns = {name: getattr(requests, name) for name in REQUEST_COLUMNS}
+    return Simulated(**_reader.simulate(**columns, rules=values, with_curve=with_curve))
 
 
 def smallest_device(

@@ -36,8 +36,11 @@ simulator::Rules to_rules(const py::dict& values) {
   set(rules.limit_bytes, "limit_bytes");
   set(rules.device_bytes, "device_bytes");
   set(rules.total_bytes, "total_bytes");
-  rules.tie = values["ties_by_address"].cast<bool>() ? simulator::Tie::by_address
-                                                     : simulator::Tie::by_creation;
+  set(rules.alignment_bytes, "alignment_bytes");
+  const auto tie = values["tie"].cast<std::string>();
+  rules.tie = tie == "address"   ? simulator::Tie::by_address
+              : tie == "segment" ? simulator::Tie::by_segment
+                                 : simulator::Tie::by_creation;
   const auto check = [](bool is_valid, const char* name) {
     if (!is_valid) throw py::value_error(std::string(name) + " is out of range");
   };

@@ -66,7 +66,7 @@ def measure(path: str) -> dict[str, Any]:
     requests = extract_recording(load(path)).requests
     read_s = time.perf_counter() - began
     began = time.perf_counter()
-    done = replay(path, SETTINGS)
+    done = replay(path, SETTINGS, real=True)
     whole_s = time.perf_counter() - began
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests

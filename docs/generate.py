@@ -34,6 +34,7 @@ from pytracer.backends.doctor import Examination
 from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
+from pytracer.recommendation.results import Recommendation
 from pytracer.tracing.option_docs import markdown_table
 
 DOCS = Path(__file__).parent
@@ -75,6 +76,11 @@ JSON_ROOTS = {
     "`pytracer diff --fail-over --json`": (
         "The object has also the key `limit`, a `LimitCheck`:",
         LimitCheck,
+    ),
+    "`pytracer recommend --json`": (
+        "The object has `schema_version` and `recommendations`, one for each `--capacity`. Each is "
+        "a `Recommendation`:",
+        Recommendation,
     ),
     "`pytracer experiment --json` and `pytracer replay --json`": (
         "The object has `schema_version`, `conclusions` (a list of sentences), and the attributes "

@@ -90,12 +90,19 @@ def explain(snapshot: Snapshot, device: int | None = None) -> list[Explanation]:
     Raises:
         PytracerError: The snapshot has no such device.
     """
-    found = []
-    for index in chosen_devices(snapshot, device):
-        data = device_data(snapshot, index)
-        ooms = out_of_memories(snapshot, index, data.trace, data.history, data.boundaries)
-        found.append(explain_oom(data, ooms) if ooms else _explain_peak(data))
-    return sorted(found, key=lambda explanation: (explanation.oom is None, explanation.device))
+    found = [explain_device(device_data(snapshot, i)) for i in chosen_devices(snapshot, device)]
+    return in_order(found)
+
+
+def in_order(explanations: list[Explanation]) -> list[Explanation]:
+    """Return the explanations of a file's devices; those that ran out of memory come first."""
+    return sorted(explanations, key=lambda each: (each.oom is None, each.device))
+
+
+def explain_device(data: DeviceData) -> Explanation:
+    """Explain a device: its last out-of-memory, or else its peak."""
+    ooms = out_of_memories(data.snapshot, data.device, data.trace, data.history, data.boundaries)
+    return explain_oom(data, ooms) if ooms else _explain_peak(data)
 
 
 def explain_oom(data: DeviceData, ooms: list[OutOfMemory]) -> Explanation:

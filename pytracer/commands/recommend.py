@@ -15,8 +15,11 @@ from pytracer.experiments.replay_result import fidelity_text
 from pytracer.recommendation.results import Recommendation, TriedSetting
 from pytracer.text import printable, size
 
-ROWS = 7
+ROWS = 6
 """The most settings in the table; JSON has all."""
+
+SIMPLE = 2
+"""The most keys of a setting in the table, next to the recommended and the own settings."""
 
 NAME_WIDTH = 26
 
@@ -147,14 +150,17 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
 def _rows(found: Recommendation) -> list[TriedSetting]:
     """Return the recommended settings, the recording's own, and the best others.
 
-    Of the others that differ in values alone, the best has a row.
+    Of the others that differ in values alone, the best has a row, and settings of more than
+    `SIMPLE` keys have none.
     """
     first = [found.own] if found.recommended is None else [found.recommended, found.own]
     rows, seen = list(first), {_keys(row) for row in first}
     for tried in found.tried:
-        if len(rows) < ROWS and _keys(tried) not in seen and tried not in rows:
+        keys = _keys(tried)
+        is_new = keys not in seen and tried not in rows
+        if len(rows) < ROWS and len(keys) <= SIMPLE and is_new:
             rows.append(tried)
-            seen.add(_keys(tried))
+            seen.add(keys)
     return rows
 
 

@@ -66,6 +66,28 @@ def version_note(recording: Recording) -> str | None:
     )
 
 
+def run_simulation(
+    recording: Recording, rules: AllocatorRules, limits: Limits, *, with_curve: bool = False
+) -> Simulated:
+    """Simulate the requests of a recording; with `with_curve`, with the usage after each.
+
+    Raises:
+        PytracerError: A request has a value that no allocator can get, as in a damaged file.
+    """
+    try:
+        return simulate(
+            recording.requests,
+            rules,
+            limit_bytes=limits.fraction_bytes,
+            device_bytes=limits.device_bytes,
+            with_curve=with_curve,
+        )
+    except ValueError as error:
+        raise PytracerError(
+            f"the requests of {recording.name} cannot be simulated: {error}"
+        ) from error
+
+
 def replay_with_simulator(
     recording: Recording,
     changed: Recording,
@@ -110,13 +132,7 @@ def simulate_setting(
 ) -> Replayed:
     """Simulate a recording under one setting, and add the outcome to the setting."""
     began = time.perf_counter()
-    done = simulate(
-        recording.requests,
-        rules,
-        limit_bytes=limits.fraction_bytes,
-        device_bytes=limits.device_bytes,
-        with_curve=True,
-    )
+    done = run_simulation(recording, rules, limits, with_curve=True)
     seconds = time.perf_counter() - began
     setting.outcomes.append(_outcome(done, recording, limits, seconds))
     requests, failed = recording.requests, done.failed_request

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.explanation import Explanation, explain
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.explanation import Explanation, explain_device, in_order
 from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
 from pytracer.analysis.suggestions import Suggestion, joins_segments
 from pytracer.errors import PytracerError
 from pytracer.experiments.replay_curves import recorded_curve
-from pytracer.experiments.simulated_replay import Limits, limits_of
+from pytracer.experiments.simulated_replay import Limits, limits_of, run_simulation
 from pytracer.reading.snapshot import Snapshot
 from pytracer.recommendation.answers import command_of
 from pytracer.recommendation.candidates import Choice, name_of, placement, with_choice
 from pytracer.simulator.rules import is_checked, rules_of
-from pytracer.simulator.simulate import simulate
 
 TRIED: tuple[Choice, ...] = (
     {"expandable_segments": "True"},
@@ -32,14 +32,15 @@ def explain_with_settings(snapshot: Snapshot, device: int | None = None) -> list
     and runs out of memory at the same requests, `fitting_settings` is set. Arguments and errors are
     those of `explain`.
     """
-    return [_with_settings(snapshot, each) for each in explain(snapshot, device)]
+    data = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
+    return in_order([_with_settings(each, explain_device(each)) for each in data])
 
 
-def _with_settings(snapshot: Snapshot, explanation: Explanation) -> Explanation:
-    if explanation.oom is None:
+def _with_settings(data: DeviceData, explanation: Explanation) -> Explanation:
+    if explanation.oom is None or data.history is None:
         return explanation
     try:
-        recording = extract_recording(snapshot, explanation.device)
+        recording = extract_recording(data.snapshot, data.device, data.history)
         if not is_checked(recording.backend, recording.torch_version) or not _is_exact(recording):
             return explanation
         found = _fitting(recording)
@@ -70,13 +71,7 @@ def _is_exact(recording: Recording) -> bool:
         return False
     requests, limits = recording.requests, limits_of(recording)
     rules = rules_of(recording.settings, recording.backend, recording.torch_version)
-    done = simulate(
-        requests,
-        rules,
-        limit_bytes=limits.fraction_bytes,
-        device_bytes=limits.device_bytes,
-        with_curve=True,
-    )
+    done = run_simulation(recording, rules, limits, with_curve=True)
     if done.failed_request is not None or done.fitted or done.reserved_bytes is None:
         return False
     recorded = recorded_curve(recording)
@@ -102,10 +97,5 @@ def _fits(recording: Recording, choice: Choice, limits: Limits) -> bool:
         )
     except PytracerError:  # the allocator of this version has no such setting
         return False
-    done = simulate(
-        recording.requests,
-        rules,
-        limit_bytes=limits.fraction_bytes,
-        device_bytes=limits.device_bytes,
-    )
+    done = run_simulation(recording, rules, limits)
     return done.ooms == 0

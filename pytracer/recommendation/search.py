@@ -10,7 +10,7 @@ import numpy as np
 
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
 from pytracer.errors import ConfigError
-from pytracer.experiments.simulated_replay import Limits
+from pytracer.experiments.simulated_replay import Limits, run_simulation
 from pytracer.recommendation.candidates import (
     Choice,
     coarse_grid,
@@ -21,7 +21,7 @@ from pytracer.recommendation.candidates import (
 )
 from pytracer.recommendation.results import TriedSetting
 from pytracer.simulator.rules import AllocatorRules, rules_of
-from pytracer.simulator.simulate import Simulated, simulate
+from pytracer.simulator.simulate import Simulated
 
 ROUNDS = 2
 """How often the neighbours of the best settings are tried."""
@@ -154,6 +154,10 @@ class Search:
             if not result.fits or result.retries:
                 unlimited = self._simulate(tried.rules, None)
                 high = unlimited.peak_reserved_bytes
+                while not self._fits(tried.rules, high):  # retries and reserved ranges differ
+                    if high > 4 * unlimited.peak_reserved_bytes:
+                        return tried
+                    low, high = high, high + high // 8
         while high - low > max(UNIT_BYTES, low // RESOLUTION):
             middle = (low + high) // 2
             low, high = (low, middle) if self._fits(tried.rules, middle) else (middle, high)
@@ -165,12 +169,8 @@ class Search:
     def _simulate(self, rules: AllocatorRules, memory_bytes: int | None) -> Simulated:
         """Simulate with other memory, as the same kind of limit as the recording's."""
         has_fraction = self._limits.fraction_bytes is not None
-        return simulate(
-            self._recording.requests,
-            rules,
-            limit_bytes=memory_bytes if has_fraction else None,
-            device_bytes=None if has_fraction else memory_bytes,
-        )
+        limits = Limits(memory_bytes, None) if has_fraction else Limits(None, memory_bytes)
+        return run_simulation(self._recording, rules, limits)
 
     def _new(self, choices: Iterable[Choice]) -> Iterator[tuple[Choice, AllocatorRules]]:
         """Yield the choices that were not tried yet and that the allocator has, with rules."""
@@ -187,13 +187,8 @@ class Search:
             yield choice, rules
 
     def _simulated(self, choice: Choice, rules: AllocatorRules, settings: str, name: str) -> Tried:
-        requests, limits = self._recording.requests, self._limits
-        done = simulate(
-            requests,
-            rules,
-            limit_bytes=limits.fraction_bytes,
-            device_bytes=limits.device_bytes,
-        )
+        requests = self._recording.requests
+        done = run_simulation(self._recording, rules, self._limits)
         failed, ooms = done.failed_request, done.oom_requests
         result = TriedSetting(
             name=name,

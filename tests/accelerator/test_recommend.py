@@ -159,7 +159,8 @@ def test_a_program_that_is_too_large(backend: str, tmp_path: Path) -> None:
     # THEN no setting is recommended, and the command says what is needed
     found = recommend(path)
     assert (found.kind, found.command) == ("too large", "")
-    assert found.needed_bytes == 5000 << 20
+    # The event of the failed allocation has the size as the allocator rounded it.
+    assert 0 <= found.needed_bytes - (5000 << 20) < 512
     done = invoke("recommend", path)
     assert done.exit_code == 0
     assert done.stdout.startswith("No setting helps: the program needs 4.883 GiB")

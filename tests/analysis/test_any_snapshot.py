@@ -27,6 +27,7 @@ from pytracer.export.perfetto import Writer
 from pytracer.reading import load
 from pytracer.reading.files import Place
 from pytracer.reading.to_json import to_json
+from pytracer.recommendation.fitting import explain_with_settings
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
 PYTRACER_FILES = [path for path in GOLDEN if path.name.startswith("snapshot-1.")]
@@ -147,6 +148,9 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     yield "tables", lambda: write_tables(snapshot, origin, folder, "parquet")
     yield "trace", trace
     yield "explain", lambda: to_json(explain(snapshot))
+    yield "explain with settings", lambda: to_json(explain_with_settings(snapshot))
+    yield "recommend", partial(command, "recommend", path)
+    yield "replay", partial(command, "replay", path, "--set", "expandable_segments:True")
     yield "frag", lambda: to_json(fragmentation(snapshot))
     yield "held by step", lambda: to_json(who_holds(snapshot, by="step"))
     yield "held by site", lambda: to_json(who_holds(snapshot, by="site", depth=1))
@@ -183,6 +187,8 @@ def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN a hundred distorted files, THEN each command has a result for many of them
     counts = count_results(random.Random("answers"), 100, tmp_path)
-    assert len(counts) == 17
+    assert len(counts) == 20
     assert counts.pop("stacks at oom") > 5  # only some of the files have an out-of-memory
+    for name in ("recommend", "replay"):  # only some of the files are of an accelerator
+        assert counts.pop(name) > 20
     assert min(counts.values()) > 100 / 3, counts

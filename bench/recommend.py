@@ -1,0 +1,121 @@
+"""Measure the seconds and the memory of a recommendation for a million events.
+
+The recording is that of `bench/replay.py`. A separate process recommends settings for it, as the
+command does: once with the memory that it had (`spare_s`), where the settings with the lowest peak
+are searched, and once with 99 % of what its own settings need (`tight_s`), where the smallest
+device of each setting is searched too. `one_s` is one simulation, `explain_s` is `pytracer explain`
+for the same events with an out-of-memory at their end, and `memory_mb` is the process's peak.
+`real_s` is `pytracer replay --real` with one other setting.
+
+On simulated devices: `tests/devices/simulate cuda PYTHON bench/recommend.py --device cuda`.
+"""
+
+import json
+import pickle
+import resource
+import sys
+import tempfile
+import time
+from typing import Any
+
+from harness import arguments, in_own_process, save, summary
+from replay import SETTINGS, record
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+
+def with_oom(path: str) -> dict[str, Any]:
+    """Write a copy of the recording that ends by an out-of-memory."""
+    with open(path, "rb") as file:
+        content = pickle.load(file)
+    trace = max(content["device_traces"], key=len)
+    oom = {"action": "oom", "device_free": 0, "size": 700 << 20, "stream": 0, "frames": []}
+    trace.append({**oom, "time_us": trace[-1]["time_us"]})
+    with open(f"{path}.oom.pickle", "wb") as file:
+        pickle.dump(content, file, protocol=4)
+    return {}
+
+
+def measure(path: str) -> dict[str, Any]:
+    """Recommend settings for the recording, and return the seconds of each part."""
+    from pytracer.analysis.requests import extract_recording
+    from pytracer.experiments.simulated_replay import limits_of, own_rules, run_simulation
+    from pytracer.reading import load
+    from pytracer.recommendation import recommend
+    from pytracer.recommendation.fitting import explain_with_settings
+
+    began = time.perf_counter()
+    found = recommend(path)
+    spare_s = time.perf_counter() - began
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert found.own.smallest_device_bytes is not None
+    began = time.perf_counter()
+    recommend(path, capacity_bytes=found.own.smallest_device_bytes * 99 // 100)
+    tight_s = time.perf_counter() - began
+    recording = extract_recording(load(path))
+    began = time.perf_counter()
+    run_simulation(recording, own_rules(recording), limits_of(recording))
+    one_s = time.perf_counter() - began
+    began = time.perf_counter()
+    explain_with_settings(load(f"{path}.oom.pickle"))
+    explain_s = time.perf_counter() - began
+    return {
+        "requests": found.requests,
+        "settings": len(found.tried),
+        "memory_mb": memory_mb,
+        "one_s": one_s,
+        "spare_s": spare_s,
+        "tight_s": tight_s,
+        "explain_s": explain_s,
+    }
+
+
+def measure_real(path: str) -> dict[str, Any]:
+    """Replay the recording with the real allocator, and return the seconds."""
+    from pytracer.experiments.replay import replay
+
+    began = time.perf_counter()
+    replay(path, SETTINGS, real=True)
+    return {"real_s": time.perf_counter() - began}
+
+
+def main() -> None:
+    options = arguments(__doc__, "recommend_{device}.json", devices=("cuda", "npu"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/recorded.pickle"
+        events = in_own_process(__file__, "record", options.device, path)["events"]
+        in_own_process(__file__, "with_oom", path)
+        console = Console(stderr=True)
+        rounds = [
+            in_own_process(__file__, "measure", path)
+            | in_own_process(__file__, "measure_real", path)
+            for _ in track(range(options.rounds), "measuring", console=console)
+        ]
+    figures = {
+        "events": events,
+        "requests": rounds[0].pop("requests"),
+        "settings": rounds[0].pop("settings"),
+        **{name: summary([round_[name] for round_ in rounds]) for name in rounds[0]},
+    }
+    table = Table(title=f"{events:,} events, {figures['settings']} settings")
+    for column in ("", "median", "min", "max"):
+        table.add_column(column, justify="right")
+    for name in rounds[0]:
+        found = figures[name]
+        table.add_row(name, *(f"{found[key]:.2f}" for key in ("median", "min", "max")))
+    Console().print(table)
+    save(options, figures)
+
+
+if __name__ == "__main__":
+    workers = {
+        "record": record,
+        "with_oom": with_oom,
+        "measure": measure,
+        "measure_real": measure_real,
+    }
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(workers[sys.argv[2]](*sys.argv[3:])))
+    else:
+        main()

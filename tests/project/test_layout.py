@@ -48,6 +48,7 @@ INCLUDES = {
     "record": ("frames", "support", "hooks"),
     "frames": ("support", "hooks"),
     "reading": ("support",),
+    "simulator": ("reading",),
     "support": (),
     "hooks": (),
 }

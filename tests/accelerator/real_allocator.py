@@ -3,8 +3,8 @@
     python real_allocator.py FOLDER
 
 FOLDER has the file `requests.npz`, with the columns of `Requests`, `capacity_bytes`, `has_limit`
-and `limit_bytes`. The process writes `answer.npz`, with the reserved bytes and the address after each
-request, and the calls to the device.
+and `limit_bytes`. The process writes `answer.npz`, with the reserved bytes and the address after
+each request, and the calls to the device.
 """
 
 import sys

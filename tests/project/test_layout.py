@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 RECORDING = (
     "commands",
     "experiments",
+    "simulator",
     "activation",
     "torch_recorder",
     "tracing",
@@ -22,7 +23,7 @@ RECORDING = (
     "settings",
     "backends",
 )
-READING = ("commands", "experiments", "export", "analysis", "reading")
+READING = ("commands", "experiments", "export", "simulator", "analysis", "reading")
 LIVE = ("tracing", "analysis", "reading")  # a tracer explains its own snapshots
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
@@ -37,6 +38,7 @@ INCLUDES = {
     "view": ("record", "frames", "support", "hooks"),
     "record": ("frames", "support", "hooks"),
     "frames": ("support", "hooks"),
+    "simulator": ("reading", "support"),
     "reading": ("support",),
     "support": (),
     "hooks": (),

@@ -3,9 +3,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "arrays.h"
-#include "python_watch.h"
-#include "register.h"
+#include "reading/python/arrays.h"
+#include "reading/python/python_watch.h"
+#include "reading/python/register.h"
 
 namespace py = pybind11;
 

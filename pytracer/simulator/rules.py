@@ -9,7 +9,10 @@ from pytracer.settings.keys import KNOWN, parse_settings
 
 _MIB = 2**20
 
-CHECKED: dict[str, tuple[str, ...]] = {"cuda": ("2.12.1",), "npu": ()}
+CHECKED: dict[str, tuple[str, ...]] = {
+    "cuda": ("2.12.1", "2.15.0"),
+    "npu": ("2.13.0", "2.14.0"),
+}
 """The versions of torch, or of torch_npu, whose allocators tests compare with the simulator."""
 
 _NPU_ALIGNMENT_BYTES = 16 * 2**10

@@ -47,8 +47,8 @@ INCLUDES = {
     "view": ("record", "frames", "support", "hooks"),
     "record": ("frames", "support", "hooks"),
     "frames": ("support", "hooks"),
+    "simulator": ("reading", "support"),
     "reading": ("support",),
-    "simulator": ("reading",),
     "support": (),
     "hooks": (),
 }

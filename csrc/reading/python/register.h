@@ -7,6 +7,6 @@ namespace pytracer::reading {
 
 void register_read(pybind11::module_& m);
 void register_replay(pybind11::module_& m);
-void register_simulate(pybind11::module_& m);
+void register_simulate(pybind11::module_& m);  // in simulator/python/
 
 }  // namespace pytracer::reading

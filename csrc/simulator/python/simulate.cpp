@@ -1,13 +1,11 @@
+#include "simulator/simulate.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include "reading/python/arrays.h"
 #include "reading/python/python_watch.h"
 #include "reading/python/register.h"
-<<<<<<<< HEAD:csrc/simulator/python/register_simulate.cpp
-#include "simulator/simulate.h"
-========
->>>>>>>> w/sim:csrc/simulator/python/simulate.cpp
 
 namespace py = pybind11;
 

@@ -80,7 +80,7 @@ def test_any_columns_are_served_or_refused(seed: int) -> None:
     device_bytes = None if seed % 2 else 2**34
     # WHEN they are simulated, THEN an error names the request of an unknown kind
     if np.any(requests.kind > EMPTY_CACHE):
-        with pytest.raises(ValueError, match="request .* has kind 6"):
+        with pytest.raises(ValueError, match=r"request .* has kind 6"):
             simulate(requests, rules, limit_bytes=None, device_bytes=device_bytes)
         return
     # AND others are served

@@ -101,8 +101,7 @@ Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
   if (block == nullptr && release_oversize(pool, size, stream)) {
     block = take_from_device(pool, size, stream);
   }
-  // While a private pool is in use, the cache is not given back.
-  if (block != nullptr || pool.is_private) return block;
+  if (block != nullptr || (pool.is_private && !rules_.pools_give_back)) return block;
   empty_cache();
   ++counts_.retries;
   return take_from_device(pool, size, stream);

@@ -35,6 +35,7 @@ struct Rules {
   double range_factor = 1.125;
   uint64_t range_bytes = 0;  // instead of the factor, unless 0
   Tie tie = Tie::by_creation;
+  bool pools_give_back = true;  // an allocation of a private pool, too, has the cache given back
   bool frees_expandable_oversize = false;  // release_available() applies to expandable segments
   // Large blocks of expandable segments begin at multiples of it, if there is room (NPU); 0: any.
   uint64_t alignment_bytes = 0;

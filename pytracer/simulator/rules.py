@@ -46,6 +46,8 @@ class AllocatorRules:
         tie: Which of several free blocks of the same size is taken: "address" for that at the
             lowest address, "creation" for the one that was created first, "segment" for that at the
             lowest address of the segment that was created first.
+        pools_give_back: Whether the cache is given back, too, for an allocation of a private pool
+            that finds no memory.
         frees_expandable_oversize: Whether blocks above `max_split_bytes` are given back before the
             cache is, also in expandable segments.
         alignment_bytes: Large blocks of expandable segments begin at multiples of it, if there is
@@ -66,6 +68,7 @@ class AllocatorRules:
     range_bytes: int = 0
     tie: str = "creation"
     alignment_bytes: int = 0
+    pools_give_back: bool = True
     frees_expandable_oversize: bool = False
     least_parts: int = 2
     divisions: tuple[int, ...] = (0,) * INTERVALS
@@ -93,6 +96,7 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
         padding_bytes=PADDING_BYTES if backend == "npu" else 0,
         tie=_tie(backend, version),
         alignment_bytes=_NPU_ALIGNMENT_BYTES if backend == "npu" else 0,
+        pools_give_back=backend == "npu" or version is None or version >= (2, 15),
     )
     items = parse_settings(settings)
     for key, value in items.items():

@@ -12,7 +12,13 @@ import simulated
 from processes import environment, run_python
 
 from pytracer.analysis.allocator_rules import UNIT_BYTES, UNLIMITED
-from pytracer.analysis.requests import ALLOCATE, EMPTY_CACHE, FREE, REQUEST_COLUMNS
+from pytracer.analysis.requests import (
+    ALLOCATE,
+    EMPTY_CACHE,
+    FREE,
+    RELEASE_POOL,
+    REQUEST_COLUMNS,
+)
 from pytracer.reading import _reader
 from pytracer.simulator.rules import rules_of
 from pytracer.variables import VARIABLE
@@ -20,7 +26,7 @@ from pytracer.variables import VARIABLE
 MIB = 2**20
 NO_LIMIT = UNLIMITED
 REQUESTS = 6_000
-RUNS = int(os.environ.get("SIMULATOR_RUNS", "2"))  # for each of the settings
+RUNS = int(os.environ.get("SIMULATOR_RUNS", "3"))  # for each of the settings
 SETTINGS = [
     "",
     "max_split_size_mb:32",
@@ -39,8 +45,8 @@ SETTINGS = [
 pytestmark = pytest.mark.skipif(not simulated.active(), reason="needs a device of its own")
 
 
-def make_requests(seed: int) -> dict[str, Any]:
-    """Return random requests of the default pool."""
+def make_requests(seed: int, pools: int) -> dict[str, Any]:
+    """Return random requests to the default pool and other pools, which are released at the end."""
     rng = np.random.default_rng(seed)
     most_live, largest, streams = [(60, 32, 1), (200, 96, 2), (400, 8, 3)][seed % 3]
     rows: list[tuple[int, int, int, int, int]] = []
@@ -55,9 +61,12 @@ def make_requests(seed: int) -> dict[str, Any]:
         else:
             size = int(2 ** rng.uniform(3, np.log2(largest * MIB)))
             size = size if rng.random() < 0.5 else 1 << (size.bit_length() - 1)
-            rows.append((ALLOCATE, blocks, size, int(rng.integers(streams)), 0))
+            pool = int(rng.integers(pools))
+            rows.append((ALLOCATE, blocks, size, int(rng.integers(streams)), pool))
             live.append(blocks)
             blocks += 1
+    rows += [(FREE, block, 0, 0, 0) for block in live]
+    rows += [(RELEASE_POOL, -1, 0, 0, pool) for pool in range(1, pools)]
     columns = np.array(rows, np.int64).T.copy()
     return dict(zip(REQUEST_COLUMNS, (columns[0].astype(np.uint8), *columns[1:]), strict=True))
 
@@ -78,7 +87,7 @@ def test_each_request(tmp_path: Path, backend: str, settings: str, run: int) -> 
         pytest.skip("torch_npu refuses these settings together")
     rules = asdict(rules_of(settings, backend, its_version))
     seed = run + 3 * SETTINGS.index(settings)
-    requests = make_requests(seed)
+    requests = make_requests(seed, pools=3 if run % 3 == 2 else 1)
     large = {"limit_bytes": NO_LIMIT, "device_bytes": 2**40, "total_bytes": 2**40}
     peak = simulate(requests, rules, large)["peak_allocated_bytes"]
     capacity = int(peak * (1.02, 1.1, 0.9, 1.5)[seed % 4]) // UNIT_BYTES * UNIT_BYTES

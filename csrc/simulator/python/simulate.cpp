@@ -30,6 +30,7 @@ simulator::Rules to_rules(const py::dict& values) {
   set(rules.expandable, "expandable");
   set(rules.range_factor, "range_factor");
   set(rules.range_bytes, "range_bytes");
+  set(rules.pools_give_back, "pools_give_back");
   set(rules.frees_expandable_oversize, "frees_expandable_oversize");
   set(rules.least_parts, "least_parts");
   set(rules.divisions, "divisions");

@@ -116,7 +116,7 @@ def answer_of(facts: Facts) -> Answer:
         )
     bar = abs(facts.deviation.peak_bytes)
     saved = own.peak_reserved_bytes - best.peak_reserved_bytes
-    helps = not own.fits or own.retries > 0 == best.retries
+    helps = not own.fits or (own.retries > 0 and not best.retries)
     if own.settings == best.settings or not (
         helps or saved > max(bar, WORTH * own.peak_reserved_bytes)
     ):

@@ -25,7 +25,7 @@ from pytracer.variables import VARIABLE
 
 MIB = 2**20
 NO_LIMIT = UNLIMITED
-REQUESTS = 6_000
+REQUESTS = 10_000
 RUNS = int(os.environ.get("SIMULATOR_RUNS", "3"))  # for each of the settings
 SETTINGS = [
     "",

@@ -204,6 +204,23 @@ def test_several_capacities(tmp_path: Path) -> None:
     assert most.own.fits
 
 
+def test_without_a_category() -> None:
+    # GIVEN a file whose blocks have categories
+    path = GOLDEN / "snapshot-1.5-cuda.pickle"
+    snapshot = load(path)
+    is_first = snapshot.segments.device[snapshot.blocks.segment] == 0
+    categories = [snapshot.strings[text] for text in snapshot.blocks.category.tolist()]
+    sizes = snapshot.blocks.requested_bytes.tolist()
+    for name in ("parameter", "gradient"):
+        rows = [i for i, found in enumerate(categories) if found == name and is_first[i]]
+        assert rows
+        # WHEN a category is left out
+        found = recommend(path, without=[f"category:{name}"])
+        # THEN its blocks are
+        text = f"{len(rows)} allocations of category:{name}, {sum(sizes[i] for i in rows)} B in all"
+        assert found.notes[0].startswith(f"Estimate without {text}")
+
+
 def test_what_if(tmp_path: Path) -> None:
     # GIVEN a program with two call sites
     made = content(constant, 4 << 30)

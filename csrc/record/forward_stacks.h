@@ -82,7 +82,8 @@ class ForwardStacks {
   bool fits(const Forward& forward, const void* node, NodeTypes::Output output) const noexcept;
 
   static uint64_t word_of(const Forward& forward) noexcept {
-    return uint64_t{forward.phase} << 34 | uint64_t{forward.is_on_cpu} << 33 | uint64_t{forward.is_exact} << 32 | forward.stack;
+    return uint64_t{forward.phase} << 34 | uint64_t{forward.is_on_cpu} << 33 |
+           uint64_t{forward.is_exact} << 32 | forward.stack;
   }
   static Forward forward_of(uint64_t word) noexcept {
     return {static_cast<uint32_t>(word), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0,

@@ -16,7 +16,6 @@ def test_no_block_has_a_wrong_category(program: Any, backend: str, device: Modul
     HOOKS.attach_autograd()
     assert HOOKS.reads_autograd
     found = life_programs.check(program, backend)
-    rules, peak = found["rules"], found["peak"]
-    print(program.__name__, rules, peak)
+    rules = found["rules"]
     assert rules["activation", "freed_by_node"]
     assert rules["temporary", "within_backward"]

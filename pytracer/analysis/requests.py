@@ -121,6 +121,11 @@ class Recording:
     history: History
     requests: Requests
 
+    @property
+    def own_name(self) -> str:
+        """The name of the recording's own settings among others that are compared with them."""
+        return f"own settings ({self.settings or 'defaults'})"
+
 
 def extract_recording(
     snapshot: Snapshot, device: int | None = None, history: History | None = None

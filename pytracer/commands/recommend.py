@@ -8,7 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options, parse_sizes, what_if_options
+from pytracer.commands.shared_options import (
+    json_options,
+    parse_sizes,
+    replayed_device_option,
+    what_if_options,
+)
 from pytracer.commands.table import new_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.experiments.replay_result import fidelity_text
@@ -35,11 +40,7 @@ NAME_WIDTH = 26
     help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
     "several devices.  [default: the limit of the recording, if the file has it]",
 )
-@click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    help="The device's index in the file.  [default: the accelerator with the most events]",
-)
+@replayed_device_option
 @what_if_options
 @click.option(
     "--verify",

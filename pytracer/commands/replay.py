@@ -7,7 +7,13 @@ from rich.console import Console
 
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options, parse_size, plot_option, what_if_options
+from pytracer.commands.shared_options import (
+    json_options,
+    parse_size,
+    plot_option,
+    replayed_device_option,
+    what_if_options,
+)
 from pytracer.text import printable, size
 
 
@@ -28,11 +34,7 @@ from pytracer.text import printable, size
     help="The memory that the allocator may reserve, such as 80GiB.  [default: the limit of the "
     "recording if the file has it, or else no limit]",
 )
-@click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    help="The device's index in the file.  [default: the accelerator with the most events]",
-)
+@replayed_device_option
 @what_if_options
 @click.option(
     "--real",

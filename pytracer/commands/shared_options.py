@@ -69,6 +69,13 @@ device_option = click.option(
 )
 
 
+replayed_device_option = click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    help="The device's index in the file.  [default: the accelerator with the most events]",
+)
+
+
 moment_option = click.option(
     "--at",
     "moment",

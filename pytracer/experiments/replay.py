@@ -21,9 +21,6 @@ from pytracer.reading.reader import load
 from pytracer.settings import change as allocator_settings
 from pytracer.text import number
 
-OWN = "own settings"
-"""The name of the recording's own settings."""
-
 
 def replay(
     path: str | os.PathLike[str],
@@ -63,7 +60,7 @@ def replay(
     recording = extract_recording(snapshot, device)
     full = [allocator_settings.merge_settings(recording.settings, change) for change in changes]
     changed, what_if = change_requests(snapshot, recording, without, scale)
-    own = Setting(f"{OWN} ({recording.settings or 'defaults'})", recording.settings)
+    own = Setting(recording.own_name, recording.settings)
     others = [Setting(name, text) for name, text in zip(changes, full, strict=True)]
     if real:
         check_settings(changes, recording.settings)

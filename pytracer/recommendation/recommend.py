@@ -51,12 +51,9 @@ class _Loaded:
     def rank(self) -> int | None:
         return read_number(self.snapshot.metadata, "rank")
 
-    @property
-    def own_name(self) -> str:
-        return f"own settings ({self.recording.settings or 'defaults'})"
-
     def search(self, capacity_bytes: int | None) -> Search:
-        return Search(self.changed, limits_of(self.recording, capacity_bytes), self.own_name)
+        name = self.recording.own_name
+        return Search(self.changed, limits_of(self.recording, capacity_bytes), name)
 
     def simulated_own(self, capacity_bytes: int | None) -> Tried:
         own_rules(self.recording)  # raises the error that explains

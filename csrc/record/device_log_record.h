@@ -1,5 +1,6 @@
-// The part of DeviceLog that every event passes. It is inlined into Recorder::record() once for each
-// frequent action: `action`, which is that of the event, is a constant there.
+// The part of DeviceLog that every event passes, inlined into Recorder::record(). All actions share one
+// copy, and rare work is in functions marked cold: torch and the interpreter need most of the
+// processor's instruction cache, so code that spans more of it costs more than the instructions saved.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,8 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
   if (!known.is_recorded || mode != Mode::on) return;
   ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
                  names_->intern_pool(given.pool_high, given.pool_low),
-                 names_->intern_labels(given.labels), action, static_cast<int8_t>(given.device)});
+                 given.labels == nullptr ? uint16_t{0} : names_->intern_labels(*given.labels), action,
+                 static_cast<int8_t>(given.device)});
 }
 
 __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(

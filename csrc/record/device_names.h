@@ -28,11 +28,10 @@ class DeviceNames {
     if ((high | low) == 0) return 0;  // before a Pool is stored and read back, which is slow
     return pools_.intern(bytes_of(Pool{high, low}));
   }
-  uint16_t intern_labels(const pytracer_labels* labels) noexcept {
-    if (labels == nullptr) return 0;
-    const Labels numbers{intern_text(labels->compile_context),
-                         intern_text(labels->user_metadata),
-                         intern_text(labels->internal_metadata)};
+  __attribute__((noinline, cold)) uint16_t intern_labels(const pytracer_labels& labels) noexcept {
+    const Labels numbers{intern_text(labels.compile_context),
+                         intern_text(labels.user_metadata),
+                         intern_text(labels.internal_metadata)};
     return labels_.intern(bytes_of(numbers));
   }
 

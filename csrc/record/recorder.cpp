@@ -19,18 +19,8 @@ Recorder& Recorder::instance() noexcept {
 
 Recorder::Recorder() { init_thread_slots(); }
 
-// The three frequent actions have code of their own, in which `action` is a constant.
 void Recorder::record(const pytracer_event* given) noexcept {
-  switch (given->action) {
-    case PYTRACER_ALLOC:
-      return g_recorder.record(*given, PYTRACER_ALLOC);
-    case PYTRACER_FREE_REQUESTED:
-      return g_recorder.record(*given, PYTRACER_FREE_REQUESTED);
-    case PYTRACER_FREE_COMPLETED:
-      return g_recorder.record(*given, PYTRACER_FREE_COMPLETED);
-    default:
-      if (given->action < PYTRACER_ACTION_COUNT) g_recorder.record(*given, given->action);
-  }
+  if (given->action < PYTRACER_ACTION_COUNT) g_recorder.record(*given, given->action);
 }
 
 __attribute__((always_inline)) inline void Recorder::record(const pytracer_event& given,

@@ -43,7 +43,7 @@ extern __thread ThreadSlot* this_thread __attribute__((tls_model("initial-exec")
 extern bool membarrier_works;
 // Called on the thread that ends, which has no slot by then. Null: nobody has asked.
 extern std::atomic<void (*)(ThreadSlot&) noexcept> on_thread_end;
-ThreadSlot* claim_slot() noexcept;  // null: out of memory
+__attribute__((cold)) ThreadSlot* claim_slot() noexcept;  // null: out of memory
 
 // Without membarrier: stores the value before any later load of this thread. An exchange is not
 // enough on ARM, where later loads may overtake its store.

@@ -59,7 +59,7 @@ class LinearHash {
     items_.next(item) = head;
     head = item;
   }
-  __attribute__((noinline)) void split_one() noexcept {
+  __attribute__((noinline, cold)) void split_one() noexcept {
     if (buckets_ > mask_) mask_ = mask_ * 2 + 1;
     const uint32_t created = buckets_++;
     uint32_t& source = heads_[created & (mask_ >> 1)];

@@ -25,7 +25,7 @@ class SpinLock {
 
  private:
   // Not inlined, as all rare code of a hook: inlined code would take registers.
-  __attribute__((noinline)) void wait() noexcept {
+  __attribute__((noinline, cold)) void wait() noexcept {
     do {
       for (int spin = 0; locked_.load(std::memory_order_relaxed); ++spin) {
         if (spin >= kSpins) sched_yield();

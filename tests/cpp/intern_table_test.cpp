@@ -33,13 +33,13 @@ TEST(a_full_intern_table_drops_and_counts) {
 
 TEST(pools_and_labels_have_names) {
   DeviceNames names;
-  CHECK(names.intern_pool(0, 0) == 0 && names.intern_labels(nullptr) == 0);
+  CHECK(names.intern_pool(0, 0) == 0);
   const uint16_t pool = names.intern_pool(1, UINT64_MAX);
   CHECK(pool != 0 && names.intern_pool(1, 2) != pool);
   CHECK(names.pool(pool).high == 1 && names.pool(pool).low == UINT64_MAX);
   CHECK(names.pool(0).high == 0 && names.pool(0).low == 0);
   const pytracer_labels given = {"0/0", "", "internal"};
-  const DeviceNames::Labels labels = names.labels(names.intern_labels(&given));
+  const DeviceNames::Labels labels = names.labels(names.intern_labels(given));
   CHECK(names.text(labels.compile_context) == "0/0" && labels.user_metadata == 0);
   CHECK(names.text(labels.internal_metadata) == "internal");
   CHECK(names.labels(0).compile_context == 0 && names.dropped() == 0);

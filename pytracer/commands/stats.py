@@ -203,6 +203,11 @@ def _show_device(console: Console, report: Report, device: DeviceReport, top: in
         from pytracer.commands.stats_categories import show_categories
 
         show_categories(console, report, device)
+    if device.modules is not None and top:
+        from pytracer.commands.stats_modules import modules_table
+
+        console.print()
+        console.print(modules_table(device, device.modules, top))
     if len(device.steps) > 1 and top:
         console.print()
         console.print(steps_table(device, top))

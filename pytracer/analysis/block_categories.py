@@ -32,6 +32,7 @@ _KINDS = (
     ("gradient", "zero_grad"),
     ("communication", "fsdp_gather"),
     ("communication", "ddp_bucket"),
+    ("input", "batch"),
 )
 (
     _NO_FACT,
@@ -42,6 +43,7 @@ _KINDS = (
     _BY_ZERO_GRAD,
     _GATHER,
     _BUCKET,
+    _INPUT,
 ) = range(len(_KINDS))
 
 
@@ -137,6 +139,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         [
             is_known & places.gathers[alloc_stack],
             is_known & places.makes_buckets[alloc_stack],
+            is_known & places.makes_inputs[alloc_stack],
             is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
             by_forward & freed_by_engine,
             is_within & (place == BACKWARD) & in_backward,
@@ -145,6 +148,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         [
             _GATHER,
             _BUCKET,
+            _INPUT,
             _BY_ZERO_GRAD,
             _FREED_BY_NODE,
             _WITHIN_BACKWARD,

@@ -34,9 +34,9 @@ class CategoryUsage:
     """The active blocks of one category at one moment.
 
     Attributes:
-        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary" or
-            "communication"; "mixed" for blocks with tensors of several of the first four; "unknown"
-            if no fact decides.
+        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
+            "communication" or "input"; "mixed" for blocks with tensors of several of the first
+            four; "unknown" if no fact decides.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.

@@ -13,6 +13,7 @@ import numpy as np
 from pytracer.analysis.history import History, Lifetimes
 from pytracer.analysis.stack_places import (
     BACKWARD,
+    MODULE,
     OPTIMIZER,
     OUTSIDE,
     StackPlaces,
@@ -33,6 +34,7 @@ _KINDS = (
     ("communication", "fsdp_gather"),
     ("communication", "ddp_bucket"),
     ("input", "batch"),
+    (UNKNOWN, "from_forward"),
 )
 (
     _NO_FACT,
@@ -44,6 +46,7 @@ _KINDS = (
     _GATHER,
     _BUCKET,
     _INPUT,
+    FROM_FORWARD,
 ) = range(len(_KINDS))
 
 
@@ -144,6 +147,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             by_forward & freed_by_engine,
             is_within & (place == BACKWARD) & in_backward,
             is_within & (place != BACKWARD) & is_known,
+            is_known & (place == MODULE),
         ],
         [
             _GATHER,
@@ -153,6 +157,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             _FREED_BY_NODE,
             _WITHIN_BACKWARD,
             np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),
+            FROM_FORWARD,
         ],
         _NO_FACT,
     )

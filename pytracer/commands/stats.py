@@ -146,6 +146,10 @@ def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
         site = device.sites[0]
         text += f"; the largest part, {size(site.size_bytes)}, by {call_site_text(site.call_site)}"
     yield f"{device.name}: {text}."
+    if device.categories is not None and device.explanation is None:
+        from pytracer.commands.stats_categories import category_answers
+
+        yield from category_answers(device, device.categories)
 
 
 def _written(report: Report) -> str:

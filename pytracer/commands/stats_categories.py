@@ -83,8 +83,10 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
             "does not show which blocks an accelerator's backward pass freed."
         )
     found = device.categories
-    for usage in found.at_end if found is not None else ():
-        if usage.forward_bytes:
+    at_end = found.at_end if found is not None else []
+    total = sum(usage.size_bytes for usage in at_end)
+    for usage in at_end:
+        if usage.forward_bytes >= _LEAST_SHARE * total and usage.forward_bytes:
             yield (
                 f"{size(usage.forward_bytes)} of the unknown blocks at the {moment} were allocated "
                 "by modules in the forward pass: activations, outputs, temporary tensors, or "

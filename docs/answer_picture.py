@@ -14,7 +14,6 @@ DOCS = Path(__file__).parent
 
 CHARACTER, LINE, MARGIN = 7.8, 17, 16
 COLUMNS = 104
-NOTE_COLUMN = 76
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Picture:
         command: The command at which the picture begins; it ends where the page's block ends.
         first_table: How the line begins before which the answer ends.
         notes: Pairs of the pattern of a line, and the lines of its annotation, in their order.
+        note_column: Where the annotations begin, in characters.
     """
 
     path: Path
@@ -36,6 +36,7 @@ class Picture:
     command: str
     first_table: str
     notes: tuple[tuple[str, tuple[str, ...]], ...]
+    note_column: int
 
 
 PICTURES = (
@@ -53,6 +54,7 @@ PICTURES = (
             (r"│ ←.* loss_of", ("and what called it",)),
             (r"^  export ", ("to paste into your shell",)),
         ),
+        note_column=76,
     ),
     Picture(
         path=DOCS / "categories.svg",
@@ -65,6 +67,7 @@ PICTURES = (
             (r"│ optimizer state", ("and a sharded optimizer this",)),
             (r"│ layers", ("with the weights, gradients, states", "and activations of the layer")),
         ),
+        note_column=60,
     ),
 )
 
@@ -100,7 +103,7 @@ def drawing(picture: Picture) -> str:
         body.append(text(MARGIN, y, line, style))
         if notes and re.search(notes[0][0], line):
             start = MARGIN + (len(line) + 0.5) * CHARACTER
-            x = MARGIN + NOTE_COLUMN * CHARACTER
+            x = MARGIN + picture.note_column * CHARACTER
             words = notes.pop(0)[1]
             body.append(
                 f'<path d="M{x - 6:.1f} {y - 4:.1f} H{start:.1f}" class="arrow" '

@@ -222,7 +222,8 @@ class annotate_modules:  # noqa: N801
 
     The phase of an allocation is the path of the innermost module that runs, such as
     `layers.3.attn.q_proj`; the model itself is named by its class. Phases nest as the calls do.
-    What backward allocates belongs to no module's phase, except what checkpointing computes again.
+    What backward allocates belongs to no module's phase, except what checkpointing computes again;
+    with `forward_stacks`, the snapshot has the module of its forward call.
 
     Phases are marked from the construction until `remove()`, or the end of the `with` statement.
     Each call of a module takes some 7 µs of host time more.

@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 # The options that select the stacks: pytracer's `context`; torch's `context` and `stacks`.
 OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
+FORWARD = "all, forward stacks"  # with --forward-stacks, as "all" with that option
 NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
 BASE = "native python"  # the denominator of all ratios
 
@@ -133,6 +134,15 @@ def save(options: argparse.Namespace, figures: Any) -> None:
         print(f"\n{options.json}")
 
 
+def forward_stacks_option() -> argparse.ArgumentParser:
+    """Return a parser of the option that adds the configuration FORWARD, for `parents`."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--forward-stacks", action="store_true", help=f'measure "{FORWARD}" as well'
+    )
+    return parser
+
+
 def recorder(
     device: str, configuration: str, max_entries: int, stack_depth: int = 64
 ) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -140,7 +150,7 @@ def recorder(
 
     Args:
         device: "cpu", "cuda" or "npu"; torch has no recorder for "cpu".
-        configuration: A key of OURS or NATIVE.
+        configuration: A key of OURS or NATIVE, or FORWARD.
         max_entries: The number of events in the ring.
         stack_depth: The number of Python frames that pytracer keeps; torch's recorder keeps all.
     """
@@ -160,7 +170,8 @@ def recorder(
     tracer = pytracer.Tracer(
         device=device,
         stack_depth=stack_depth,
-        context=OURS[configuration],
+        context="all" if configuration == FORWARD else OURS[configuration],
+        forward_stacks=configuration == FORWARD,
         trace_alloc_max_entries=max_entries,
     )
     return tracer.start, tracer.stop

@@ -32,10 +32,12 @@ from typing import Any
 
 from harness import (
     BASE,
+    FORWARD,
     NATIVE,
     OURS,
     arguments,
     at_depth,
+    forward_stacks_option,
     in_own_process,
     recorder,
     save,
@@ -149,12 +151,16 @@ def main() -> None:
         "--through", choices=("raw", "empty", "paths"), help="measure only this interface"
     )
     devices = ("cpu", "cuda", "npu")
-    options = arguments(__doc__, "per_event_{device}.json", devices, parents=[narrowing])
+    options = arguments(
+        __doc__, "per_event_{device}.json", devices, parents=[narrowing, forward_stacks_option()]
+    )
     device = options.device
     native = device != "cpu"
     configurations = [*NOT_RECORDING, *OURS, *(NATIVE if native else ())]
     if not native:
         configurations.remove("empty tracker")
+    if options.forward_stacks:
+        configurations.append(FORWARD)
     places = [
         (through, frames)
         for through in ("raw", "empty")

@@ -49,10 +49,12 @@ from typing import Any, NamedTuple
 
 from harness import (
     BASE,
+    FORWARD,
     NATIVE,
     OURS,
     arguments,
     environment,
+    forward_stacks_option,
     in_own_process,
     recorder,
     save,
@@ -289,7 +291,9 @@ def evaluate(
     # taken from the quiet situation. The sums include its minimum and maximum, because it is the
     # less certain part.
     idle = summary(every("attached_ns", *OURS, where=SITUATIONS[0]))
-    for name in OURS:
+    for name in (*OURS, FORWARD):
+        if name not in results:
+            continue
         more = summary(every("recording_ns", name))
         added[name] = [idle[key] + more[key] for key in ("median", "min", "max")]
     added |= {name: every("recording_ns", name) for name in NATIVE if name in results}
@@ -313,12 +317,15 @@ def main() -> None:
         help="the switch interval with a busy GIL, in seconds (0.0001)",
     )
     devices = ("cpu", "cuda", "npu")
-    options = arguments(__doc__, "per_step_{device}.json", devices, rounds=3, parents=[own])
+    options = arguments(
+        __doc__, "per_step_{device}.json", devices, rounds=3, parents=[own, forward_stacks_option()]
+    )
     device = options.device
     native = device != "cpu"
     size = options.size or ("gpt2" if native and not environment()["simulated"] else "small")
     step = in_own_process(__file__, "describe", device, size)
-    run = ["off", *OURS, *(NATIVE if native else ())]
+    run = ["off", *OURS, *([FORWARD] if options.forward_stacks else ())]
+    run += NATIVE if native else ()
     results: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in run}
     rounds = [name for _ in range(options.rounds) for name in run]
     for name in track(rounds, "measuring", console=Console(stderr=True)):

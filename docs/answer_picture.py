@@ -1,35 +1,81 @@
-"""Draw docs/answer.svg, the picture of the README: the answer to an OOM, with annotations.
+"""Draw the pictures of the README: the answer to an OOM, and what took the memory of a GPT.
 
-The text is the output of `pytracer explain` on the page how-to/out-of-memory.md. `run_examples.py`
-put the output there, so the picture is as real as the page.
+The text is the output of commands on the pages how-to/out-of-memory.md and
+how-to/what-takes-memory.md. `run_examples.py` put the output there, so the pictures are as real as
+the pages.
 """
 
 import re
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "how-to/out-of-memory.md"
-PICTURE = DOCS / "answer.svg"
 
 CHARACTER, LINE, MARGIN = 7.8, 17, 16
 COLUMNS = 104
-NOTE_COLUMN = 76
-COMMAND = "$ pytracer explain"
 
-NOTES = (
-    (
-        r"│ +[\d.]+ [KMG]iB │ +\d+% │",
-        ("the line of your program that", "held most when memory ran out,"),
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a part of a page.
+
+    Attributes:
+        path: The picture's file.
+        page: The page.
+        title: The picture's title.
+        command: The command at which the picture begins; it ends where the page's block ends.
+        first_table: How the line begins before which the answer ends.
+        notes: Pairs of the pattern of a line, and the lines of its annotation, in their order.
+        note_column: Where the annotations begin, in characters.
+    """
+
+    path: Path
+    page: Path
+    title: str
+    command: str
+    first_table: str
+    notes: tuple[tuple[str, tuple[str, ...]], ...]
+    note_column: int
+
+
+PICTURES = (
+    Picture(
+        path=DOCS / "answer.svg",
+        page=DOCS / "how-to/out-of-memory.md",
+        title="The answer of pytracer explain to an out-of-memory error",
+        command="$ pytracer explain",
+        first_table="Memory held",
+        notes=(
+            (
+                r"│ +[\d.]+ [KMG]iB │ +\d+% │",
+                ("the line of your program that", "held most when memory ran out,"),
+            ),
+            (r"│ ←.* loss_of", ("and what called it",)),
+            (r"^  export ", ("to paste into your shell",)),
+        ),
+        note_column=76,
     ),
-    (r"│ ←.* loss_of", ("and what called it",)),
-    (r"^  export ", ("to paste into your shell",)),
+    Picture(
+        path=DOCS / "categories.svg",
+        page=DOCS / "how-to/what-takes-memory.md",
+        title="What took the memory of a GPT, by category and by module",
+        command="$ pytracer stats gpt.pickle | head",
+        first_table="$ pytracer stats gpt.pickle --by category",
+        notes=(
+            (r"│ activation", ("checkpointing makes this smaller,",)),
+            (r"│ optimizer state", ("and a sharded optimizer this",)),
+            (r"│ layers", ("with the weights, gradients, states", "and activations of the layer")),
+        ),
+        note_column=60,
+    ),
 )
 
 
-def answer(page: str) -> list[str]:
-    """Return the lines of the picture: the command, and all that it prints."""
-    session = page[page.index(COMMAND) :]
+def lines_of(picture: Picture) -> list[str]:
+    """Return the lines of a picture: its commands, and all that they print."""
+    page = picture.page.read_text()
+    session = page[page.index(picture.command) :]
     return session[: session.index("\n```")].splitlines()
 
 
@@ -42,22 +88,22 @@ def text(x: float, y: float, content: str, style: str) -> str:
     )
 
 
-def drawing(page: str) -> str:
-    """Return the picture as SVG."""
-    lines = answer(page)
+def drawing(picture: Picture) -> str:
+    """Return a picture as SVG."""
+    lines = lines_of(picture)
     width = 2 * MARGIN + COLUMNS * CHARACTER
     height = 2 * MARGIN + len(lines) * LINE
-    body, notes = [], list(NOTES)
-    table = next(at for at, line in enumerate(lines) if line.startswith("Memory held"))
+    body, notes = [], list(picture.notes)
+    table = next(at for at, line in enumerate(lines) if line.startswith(picture.first_table))
     for number, line in enumerate(lines):
         y = MARGIN + (number + 0.8) * LINE
         style = "answer" if number < table else "line"
-        if number == 0 or line.startswith(("Memory held at the out-of-memory", "What to try")):
+        if line.startswith(("$ ", "Memory held at the out-of-memory", "What to try")):
             style = "title"
         body.append(text(MARGIN, y, line, style))
         if notes and re.search(notes[0][0], line):
             start = MARGIN + (len(line) + 0.5) * CHARACTER
-            x = MARGIN + NOTE_COLUMN * CHARACTER
+            x = MARGIN + picture.note_column * CHARACTER
             words = notes.pop(0)[1]
             body.append(
                 f'<path d="M{x - 6:.1f} {y - 4:.1f} H{start:.1f}" class="arrow" '
@@ -67,7 +113,7 @@ def drawing(page: str) -> str:
     return f"""<svg xmlns="http://www.w3.org/2000/svg" role="img" font-size="13"
 font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 viewBox="0 0 {width:.0f} {height:.0f}">
-<title>The answer of pytracer explain to an out-of-memory error</title>
+<title>{picture.title}</title>
 <defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"
 orient="auto">
 <path d="M0 0L8 4L0 8z" fill="#f6c177"/></marker></defs>
@@ -85,8 +131,9 @@ orient="auto">
 
 
 def main() -> None:
-    """Write the picture."""
-    PICTURE.write_text(drawing(PAGE.read_text()))
+    """Write the pictures."""
+    for picture in PICTURES:
+        picture.path.write_text(drawing(picture))
 
 
 if __name__ == "__main__":

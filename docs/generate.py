@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that are made from the code, and the picture of the README.
+"""Write the pages of docs/reference/ that are made from the code, and the pictures of the README.
 
     python docs/generate.py            # write them
     python docs/generate.py --check    # only report which are out of date; status 1 if any
@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,10 @@ PAGES = {
     DOCS / "reference/options.md": options_page,
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/json.md": json_page,
-    answer_picture.PICTURE: lambda: answer_picture.drawing(answer_picture.PAGE.read_text()),
+    **{
+        picture.path: partial(answer_picture.drawing, picture)
+        for picture in answer_picture.PICTURES
+    },
 }
 
 

@@ -41,13 +41,15 @@ uint32_t StackRows::intern(const Heap::Items& items) {
 }
 
 uint32_t StackRows::intern(uint32_t stack, const Backward& backward) {
-  const uint64_t hash = mix(mix(mix(mix(0, stack), backward.forward), backward.node),
+  const uint64_t hash = mix(mix(mix(mix(mix(0, stack), backward.forward), backward.node),
+                                backward.phase),
                             uint64_t{backward.is_exact});
   return backward_index_.intern(
       hash, ends.size(),
       [&](uint32_t row) {
         return own_[row] == stack && forward[row] == backward.forward &&
-               node[row] == backward.node && is_exact[row] == backward.is_exact;
+               node[row] == backward.node && phase[row] == backward.phase &&
+               is_exact[row] == backward.is_exact;
       },
       [&] {
         const int64_t begin = stack != 0 ? ends[stack - 1] : 0;

@@ -30,7 +30,8 @@ class StackRows {
   struct Backward {
     uint32_t forward;  // the row of the stack of the forward call; 0: unknown
     uint32_t node;     // the text that names the node; 0: unknown
-    bool is_exact;     // `forward` is that of this node, not of a neighbour
+    uint32_t phase;    // the text that names the phase of the forward call; 0: none, or unknown
+    bool is_exact;     // `forward` and `phase` are those of this node, not of a neighbour
   };
 
   explicit StackRows(Watch& watch) : watch_(watch), index_(watch), backward_index_(watch) {
@@ -41,12 +42,12 @@ class StackRows {
   // A row with the frames of the row `stack`, which intern() has returned.
   uint32_t intern(uint32_t stack, const Backward& backward);
   uint64_t memory() const noexcept {
-    return memory_of(ends, frame, forward, node, is_exact, own_, index_, backward_index_);
+    return memory_of(ends, frame, forward, node, phase, is_exact, own_, index_, backward_index_);
   }
 
   Column<int64_t> ends;  // in `frame`; row i begins where row i - 1 ends
   Column<uint32_t> frame;
-  Column<uint32_t> forward, node;  // by row, as in Backward
+  Column<uint32_t> forward, node, phase;  // by row, as in Backward
   Column<bool> is_exact;
 
  private:
@@ -54,6 +55,7 @@ class StackRows {
     ends.push_back(static_cast<int64_t>(frame.size()));
     forward.push_back(backward.forward);
     node.push_back(backward.node);
+    phase.push_back(backward.phase);
     is_exact.push_back(backward.is_exact);
     own_.push_back(own);
   }

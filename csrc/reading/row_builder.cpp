@@ -78,6 +78,7 @@ Value RowBuilder::event(const Items& items) {
       case kFrames: stack = values_.stack(value); break;
       case kForwardFrames:
       case kForwardExact:
+      case kForwardPhase:
       case kAutogradNode: break;  // with_backward() reads them
       case kPoolId: pool = values_.pool(value); break;
       case kCompileContext:
@@ -131,6 +132,7 @@ Value RowBuilder::block(const Items& items) {
       case kFrames: stack = values_.stack(value); break;
       case kForwardFrames:
       case kForwardExact:
+      case kForwardPhase:
       case kAutogradNode: break;  // with_backward() reads them
       case kHistory: history = value; break;
       case kCategory: category = values_.text(value, "a block's category"); break;
@@ -158,17 +160,18 @@ Value RowBuilder::block(const Items& items) {
 
 // torch writes forward_frames alone, in anomaly mode, and they are exact.
 uint32_t RowBuilder::with_backward(const Items& items, uint32_t stack) {
-  StackRows::Backward backward{0, 0, true};
+  StackRows::Backward backward{0, 0, 0, true};
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
     switch (key_number(items[i])) {
       case kForwardFrames: backward.forward = values_.forward_stack(value); break;
       case kForwardExact: backward.is_exact = value.is(Kind::boolean) && value.number() != 0; break;
+      case kForwardPhase: backward.phase = values_.text(value, "a forward_phase"); break;
       case kAutogradNode: backward.node = values_.text(value, "an autograd_node"); break;
       default: break;
     }
   }
-  if (backward.forward == 0 && backward.node == 0) return stack;
+  if (backward.forward == 0 && backward.node == 0 && backward.phase == 0) return stack;
   if (backward.forward == 0) backward.is_exact = false;
   return tables_.stacks.intern(stack, backward);
 }
@@ -211,6 +214,7 @@ Value RowBuilder::segment(const Items& items) {
       case kFrames: stack = values_.stack(value); break;
       case kForwardFrames:
       case kForwardExact:
+      case kForwardPhase:
       case kAutogradNode: break;  // with_backward() reads them
       case kBlocks: block_list = value; break;
       case kAllocatedSize:

@@ -21,6 +21,7 @@ enum Key : uint32_t {
   kFrames,
   kForwardFrames,
   kForwardExact,
+  kForwardPhase,
   kAutogradNode,
   kPoolId,
   kCompileContext,
@@ -56,7 +57,7 @@ enum Key : uint32_t {
 constexpr const char* kKeyNames[kKeys] = {
     "",              "action",          "addr",          "device_free",
     "size",          "stream",          "time_us",       "frames",
-    "forward_frames", "forward_exact",  "autograd_node",
+    "forward_frames", "forward_exact",  "forward_phase", "autograd_node",
     "pool_id",       "compile_context", "user_metadata", "filename",
     "name",          "line",            "state",         "requested_size",
     "history",       "real_size",       "address",       "blocks",

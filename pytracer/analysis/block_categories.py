@@ -13,6 +13,7 @@ import numpy as np
 from pytracer.analysis.history import History, Lifetimes
 from pytracer.analysis.stack_places import (
     BACKWARD,
+    MODULE,
     OPTIMIZER,
     OUTSIDE,
     StackPlaces,
@@ -32,6 +33,8 @@ _KINDS = (
     ("gradient", "zero_grad"),
     ("communication", "fsdp_gather"),
     ("communication", "ddp_bucket"),
+    ("input", "batch"),
+    (UNKNOWN, "from_forward"),
 )
 (
     _NO_FACT,
@@ -42,6 +45,8 @@ _KINDS = (
     _BY_ZERO_GRAD,
     _GATHER,
     _BUCKET,
+    _INPUT,
+    FROM_FORWARD,
 ) = range(len(_KINDS))
 
 
@@ -137,18 +142,22 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         [
             is_known & places.gathers[alloc_stack],
             is_known & places.makes_buckets[alloc_stack],
+            is_known & places.makes_inputs[alloc_stack],
             is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
             by_forward & freed_by_engine,
             is_within & (place == BACKWARD) & in_backward,
             is_within & (place != BACKWARD) & is_known,
+            is_known & (place == MODULE),
         ],
         [
             _GATHER,
             _BUCKET,
+            _INPUT,
             _BY_ZERO_GRAD,
             _FREED_BY_NODE,
             _WITHIN_BACKWARD,
             np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),
+            FROM_FORWARD,
         ],
         _NO_FACT,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.block_categories import UNKNOWN, rows_at_end
+from pytracer.analysis.block_categories import FROM_FORWARD, UNKNOWN, rows_at_end
 from pytracer.analysis.call_sites import active_at, sum_by_key
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
@@ -34,12 +34,14 @@ class CategoryUsage:
     """The active blocks of one category at one moment.
 
     Attributes:
-        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary" or
-            "communication"; "mixed" for blocks with tensors of several of the first four; "unknown"
-            if no fact decides.
+        category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
+            "communication" or "input"; "mixed" for blocks with tensors of several of the first
+            four; "unknown" if no fact decides.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
+        forward_bytes: In "unknown": the bytes of the blocks that modules allocated in the forward
+            pass: activations, outputs, temporary tensors, or memory that modules keep. Else 0.
         owners: The owners of the blocks, the largest first.
     """
 
@@ -47,6 +49,7 @@ class CategoryUsage:
     size_bytes: int
     requested_bytes: int
     count: int
+    forward_bytes: int
     owners: list[Owner]
 
 
@@ -94,6 +97,7 @@ def categories_at(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
         data.snapshot,
         names,
         category[alive],
+        found.kind[alive] == FROM_FORWARD,
         found.owner[alive],
         history.blocks.size_bytes[alive],
         history.blocks.requested_bytes[alive],
@@ -112,6 +116,7 @@ def _at_end(data: DeviceData) -> list[CategoryUsage]:
         snapshot,
         names,
         category,
+        np.zeros(len(active), bool),
         blocks.owner[active].astype(np.int64),
         blocks.size_bytes[active],
         blocks.requested_bytes[active],
@@ -133,6 +138,7 @@ def _usages(
     snapshot: Snapshot,
     names: tuple[str, ...],
     category: Column,
+    is_from_forward: Column,
     owner: Column,
     size_bytes: Column,
     requested_bytes: Column,
@@ -142,8 +148,9 @@ def _usages(
     Args:
         snapshot: The snapshot.
         names: Names of categories; several may be "unknown".
-        category, owner, size_bytes, requested_bytes: For each block an index in `names`, the owner
-            as an index in the snapshot's `strings`, and its sizes.
+        category, is_from_forward, owner, size_bytes, requested_bytes: For each block an index in
+            `names`, whether it is unknown and of the forward pass, the owner as an index in the
+            snapshot's `strings`, and its sizes.
     """
     first = np.array([names.index(name) for name in names], np.int64)
     category = first[category]
@@ -162,6 +169,7 @@ def _usages(
                 size_bytes=int(size_bytes[chosen].sum()),
                 requested_bytes=int(requested_bytes[chosen].sum()),
                 count=int(np.count_nonzero(chosen)),
+                forward_bytes=int(size_bytes[chosen & is_from_forward].sum()),
                 owners=sorted(owners, key=lambda owner: (-owner.size_bytes, owner.name)),
             )
         )

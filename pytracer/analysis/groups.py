@@ -24,12 +24,13 @@ from pytracer.analysis.call_sites import (
 )
 from pytracer.analysis.categories import categories_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.modules import modules_at
 from pytracer.analysis.moments import Moment, moment_of
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name, step_at
 from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot, Stacks
 
-KEYS = ("site", "caller", "stack", "category", "owner", "phase", "step", "age")
+KEYS = ("site", "caller", "stack", "category", "owner", "module", "phase", "step", "age")
 """What memory can be grouped by."""
 
 
@@ -46,6 +47,7 @@ class Group:
         age: By "age": the age in steps; None if unknown.
         category: By "category" and "owner": what the blocks hold (see `CategoryUsage`).
         owner: By "owner": the name of the largest tensor in the blocks; None if none is known.
+        module: By "module": the path of the module, as in `ModuleUsage`; None if none is known.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
@@ -60,6 +62,7 @@ class Group:
     age: int | None = None
     category: str | None = None
     owner: str | None = None
+    module: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,11 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
     """
     if by in ("category", "owner"):
         return sorted(_by_category(data, moment, by), key=lambda group: -group.size_bytes)
+    if by == "module":
+        return [
+            _group((usage.size_bytes, usage.requested_bytes, usage.count), module=usage.module)
+            for usage in modules_at(data, moment.entry)
+        ]
     stack, size, requested, alloc, phase = _blocks(data, moment, by)
     stacks = data.snapshot.stacks
     if by in ("site", "caller", "stack"):

@@ -16,6 +16,7 @@ from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories, categories
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_oom
+from pytracer.analysis.modules import Modules, modules
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,
@@ -161,6 +162,8 @@ class DeviceReport:
         sites_at_oom: If the file was written because of an out-of-memory, the call sites that held
             memory at the last of `ooms`; else None.
         categories: What memory was for; None if the file does not have the owners of blocks.
+        modules: Which modules of the model memory belonged to; None if no module was a phase
+            (`pytracer.annotate_modules`).
         counts: The number of events, by kind.
         steps: The usage of each step.
         phases: The usage of each phase.
@@ -187,6 +190,7 @@ class DeviceReport:
     sites: list[Site]
     sites_at_oom: list[Site] | None
     categories: Categories | None
+    modules: Modules | None
     counts: Counts
     steps: list[Step]
     phases: list[Phase]
@@ -287,6 +291,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         if history is not None and ooms and is_oom_snapshot(snapshot, device)
         else None,
         categories=categories(data, peak),
+        modules=modules(data, peak),
         counts=count_events(trace, is_cpu),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],

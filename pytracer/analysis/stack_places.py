@@ -26,12 +26,21 @@ _CHECKPOINT = None, r"[/\\]torch[/\\]utils[/\\]checkpoint\.py"
 # The functions in which FSDP2 allocates what it gathers parameters with, and the gathered
 # parameters; and the functions from which DDP's reducer makes its buckets.
 _GATHERS = (
-    ("foreach_all_gather", "foreach_all_gather_copy_out", "alloc_storage"),
+    (
+        *("foreach_all_gather", "foreach_all_gather_copy_out"),
+        *("init_all_gather_outputs", "alloc_storage"),
+    ),
     r"[/\\]torch[/\\]distributed[/\\]fsdp[/\\]_fully_shard[/\\]\w+\.py",
 )
 _BUCKETS = (
     ("_ddp_init_helper", "_pre_forward"),
     r"[/\\]torch[/\\]nn[/\\]parallel[/\\]distributed\.py",
+)
+# The functions in which a DataLoader makes a batch in this process, and with which torch's
+# distributed modules move their arguments to a device.
+_INPUTS = (
+    ("fetch", "_recursive_to"),
+    r"[/\\]torch[/\\](?:utils[/\\]data[/\\]_utils[/\\]fetch|distributed[/\\]utils)\.py",
 )
 
 
@@ -47,6 +56,7 @@ class StackPlaces:
         is_zero_grad: bool: `zero_grad` of an optimizer or a module made the call.
         gathers: bool: FSDP2 gathers parameters.
         makes_buckets: bool: DDP makes its buckets.
+        makes_inputs: bool: a DataLoader makes a batch, or a distributed module moves its arguments.
     """
 
     place: Column
@@ -55,6 +65,7 @@ class StackPlaces:
     is_zero_grad: Column
     gathers: Column
     makes_buckets: Column
+    makes_inputs: Column
 
 
 def stack_places(stacks: Stacks) -> StackPlaces:
@@ -68,9 +79,9 @@ def stack_places(stacks: Stacks) -> StackPlaces:
 
     has_node = (stacks.node != 0) | (stacks.forward != 0)
     python = _depth(stacks, is_python(stacks))
-    engine, module, optimizer, checkpoint, gathers = (
+    engine, module, optimizer, checkpoint, gathers, inputs = (
         _depth(stacks, frames(*rule))
-        for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS)
+        for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS)
     )
     zero_grad, buckets = (_depth(stacks, frames(*rule)) for rule in (_ZERO_GRAD, _BUCKETS))
     is_backward = has_node | (engine < _FAR)
@@ -85,6 +96,7 @@ def stack_places(stacks: Stacks) -> StackPlaces:
         is_zero_grad=(zero_grad < _FAR) & (zero_grad == python),
         gathers=gathers < _FAR,
         makes_buckets=(buckets < _FAR) & (buckets == python),
+        makes_inputs=(inputs < _FAR) & ~is_backward,
     )
 
 

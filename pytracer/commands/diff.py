@@ -19,7 +19,13 @@ from pytracer.analysis.diff import (
     compare_summaries,
     summarise,
 )
-from pytracer.analysis.diff.changes import CategoryChange, Change, PhaseChange, SiteChange
+from pytracer.analysis.diff.changes import (
+    CategoryChange,
+    Change,
+    ModuleChange,
+    PhaseChange,
+    SiteChange,
+)
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
 from pytracer.analysis.frame_text import call_site_text
@@ -40,6 +46,8 @@ from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Frame
 from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.text import number, printable, size
+
+AnyChange = SiteChange | PhaseChange | CategoryChange | ModuleChange
 
 _AT = {"peak": "the peaks", "end": "the end"}
 
@@ -86,9 +94,9 @@ def diff_command(
     pytracer diff outputs/monday outputs/tuesday
     pytracer diff before.pickle after.pickle --fail-over 5%
 
-    Compares sizes, categories, call sites, phases and options of two snapshots, each at its own
-    peak, or both at the end if the peak of one is unknown. In two directories, compares the files
-    of the same step, phase and rank.
+    Compares sizes, categories, modules, call sites, phases and options of two snapshots, each at
+    its own peak, or both at the end if the peak of one is unknown. In two directories, compares the
+    files of the same step, phase and rank.
     """
     are_directories = [os.path.isdir(path) for path in (baseline, new)]
     if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):
@@ -277,8 +285,9 @@ def _show_changes(
     console: Console, report: DeviceDifference | DirectoryDifference, top: int
 ) -> None:
     has_phases = not {phase.phase for phase in report.phases} <= {"", None}
-    tables: dict[str, Sequence[SiteChange | PhaseChange | CategoryChange]] = {
+    tables: dict[str, Sequence[AnyChange]] = {
         "category": report.categories,
+        "module": report.modules,
         "call site": report.sites,
         "phase": report.phases if has_phases else [],
     }
@@ -288,9 +297,7 @@ def _show_changes(
             console.print(_changes(what, changes, top))
 
 
-def _changes(
-    what: str, changes: Sequence[SiteChange | PhaseChange | CategoryChange], top: int
-) -> Table | str:
+def _changes(what: str, changes: Sequence[AnyChange], top: int) -> Table | str:
     differing = [change for change in changes if change.is_change]
     if not differing:
         return f"Every {what} holds as much as before."
@@ -323,9 +330,12 @@ def _most_in(change: Change) -> Text:
     return Text(largest + printable(change.largest_in or ""), overflow="fold")
 
 
-def _name(change: SiteChange | PhaseChange | CategoryChange) -> Text | Fitted:
+def _name(change: AnyChange) -> Text | Fitted:
     if isinstance(change, CategoryChange):
         return Text(printable(change.category.replace("_", " ")), overflow="fold")
+    if isinstance(change, ModuleChange):
+        module = "(none)" if change.module is None else printable(change.module)
+        return Text(module, overflow="fold")
     if isinstance(change, PhaseChange):
         phase = "(before the trace)" if change.phase is None else printable(change.phase)
         return Text(phase or "(none)", overflow="fold")

@@ -146,6 +146,10 @@ def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
         site = device.sites[0]
         text += f"; the largest part, {size(site.size_bytes)}, by {call_site_text(site.call_site)}"
     yield f"{device.name}: {text}."
+    if device.categories is not None and device.explanation is None:
+        from pytracer.commands.stats_categories import category_answers
+
+        yield from category_answers(device, device.categories)
 
 
 def _written(report: Report) -> str:
@@ -203,6 +207,11 @@ def _show_device(console: Console, report: Report, device: DeviceReport, top: in
         from pytracer.commands.stats_categories import show_categories
 
         show_categories(console, report, device)
+    if device.modules is not None and top:
+        from pytracer.commands.stats_modules import modules_table
+
+        console.print()
+        console.print(modules_table(device, device.modules, top))
     if len(device.steps) > 1 and top:
         console.print()
         console.print(steps_table(device, top))

@@ -6,13 +6,58 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.categories import Categories, CategoryUsage
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands.table import add_row, new_table
 from pytracer.reading.metadata import read_number
 from pytracer.text import number, printable, size
 
 _BAR_WIDTH = 12
+
+
+# Categories in the answer, in words that fit after a percentage.
+_WORDS = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer states",
+    "buffer": "buffers",
+    "activation": "activations",
+    "input": "inputs",
+}
+_LEAST_SHARE = 0.01
+
+
+def category_answers(device: DeviceReport, categories: Categories) -> Iterator[str]:
+    """Yield what memory was for at the peak, and which memory two usual remedies would change."""
+    at_peak = categories.at_peak
+    if not at_peak or not (total := sum(usage.size_bytes for usage in at_peak)):
+        return
+    parts = [
+        f"{usage.size_bytes / total:.0%} {_words(usage.category)}"
+        for usage in at_peak
+        if usage.size_bytes >= _LEAST_SHARE * total
+    ]
+    text = f"{device.name}, at the peak: {', '.join(parts)}"
+    named = [usage for usage in (device.modules and device.modules.at_peak) or () if usage.module]
+    if named:
+        most = named[0]
+        text += f"; of the modules, {most.module} holds most, {most.size_bytes / total:.0%}"
+    yield f"{text}."
+    sizes = {usage.category: usage.size_bytes for usage in at_peak}
+    remedies = [
+        f"{remedy} {size(sizes[category])} ({_words(category)})"
+        for category, remedy in (
+            ("activation", "checkpointing applies to"),
+            ("optimizer_state", "a sharded optimizer to"),
+        )
+        if category in sizes
+    ]
+    if len(remedies) == 2:
+        yield f"To lower the peak: {', '.join(remedies)}."
+
+
+def _words(category: str) -> str:
+    return _WORDS.get(category, printable(category.replace("_", " ")))
 
 
 def show_categories(console: Console, report: Report, device: DeviceReport) -> None:
@@ -27,16 +72,26 @@ def show_categories(console: Console, report: Report, device: DeviceReport) -> N
     if at_peak not in (None, categories.at_end) and any(usage.owners for usage in at_peak):
         console.print()
         console.print(_table(at_peak, "What memory was for at the peak"))
-    for line in _not_known(report, device):
+    for line in _not_known(report, device, moment):
         console.print(Text(line))
 
 
-def _not_known(report: Report, device: DeviceReport) -> Iterator[str]:
+def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:
     if not device.is_cpu and report.metadata.get("forward_stacks") is False and device.events:
         yield (
             "Activations are among the unknown blocks: without forward_stacks=True, the recording "
             "does not show which blocks an accelerator's backward pass freed."
         )
+    found = device.categories
+    at_end = found.at_end if found is not None else []
+    total = sum(usage.size_bytes for usage in at_end)
+    for usage in at_end:
+        if usage.forward_bytes >= _LEAST_SHARE * total and usage.forward_bytes:
+            yield (
+                f"{size(usage.forward_bytes)} of the unknown blocks at the {moment} were allocated "
+                "by modules in the forward pass: activations, outputs, temporary tensors, or "
+                "memory that modules keep. Only a later free would show which."
+            )
     tensors = report.metadata.get("tensors")
     if not isinstance(tensors, dict):
         return

@@ -99,6 +99,8 @@ def _name(by: str, group: Group) -> str | Fitted:
         if by == "category":
             return category
         return f"({category})" if group.owner is None else printable(group.owner)
+    if by == "module":
+        return "(none)" if group.module is None else printable(group.module)
     if by in ("step", "age"):
         value = group.step if by == "step" else group.age
         return "(unknown)" if value is None else str(value)

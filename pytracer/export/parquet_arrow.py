@@ -17,6 +17,7 @@ import numpy as np
 from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import History
+from pytracer.analysis.modules import block_modules
 from pytracer.errors import PytracerError
 from pytracer.export.histories import replay_all
 from pytracer.export.origin import Origin
@@ -53,6 +54,7 @@ EVENTS = {
     "stack": "text",
     "autograd_node": "text",
     "forward_stack": "text",
+    "forward_phase": "text",
     "compile_context": "text",
     "requested_bytes": "int64",
     "allocated_bytes": "int64",
@@ -71,6 +73,7 @@ BLOCKS = {
     "stack": "text",
     "autograd_node": "text",
     "forward_stack": "text",
+    "forward_phase": "text",
     "phase": "text",
     "step": "int64",
     "alloc_event": "int64",
@@ -82,6 +85,7 @@ BLOCKS = {
     "category": "text",
     "category_rule": "text",
     "owner": "text",
+    "module": "text",
 }
 """The columns of `blocks`."""
 
@@ -191,6 +195,8 @@ class _Tables:
             time_us = self._snapshot.traces[device].time_us
             found = block_categories(self._snapshot, device, history)
             kinds = [self._texts(texts) for texts in zip(*found.kinds, strict=True)]
+            modules = block_modules(self._snapshot, device, history)
+            paths = self._texts(modules.paths)
             for begin in range(0, len(blocks), ROWS):
                 rows = slice(begin, begin + ROWS)
                 alloc, free_requested, free = (
@@ -221,6 +227,7 @@ class _Tables:
                     "category": _Coded(found.kind[rows], kinds[0]),
                     "category_rule": _Coded(found.kind[rows], kinds[1]),
                     "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
+                    "module": _Coded(modules.path[rows], paths, modules.path[rows] == 0),
                 }
 
     def write(
@@ -298,6 +305,7 @@ class _Tables:
             "stack": _Coded(stack, self._stacks, ~self._has_frames[stack]),
             "autograd_node": _Coded(stacks.node[stack], self._strings, stacks.node[stack] == 0),
             "forward_stack": _Coded(forward, self._stacks, ~self._has_frames[forward]),
+            "forward_phase": _Coded(stacks.phase[stack], self._strings, stacks.phase[stack] == 0),
         }
 
     def _steps(self, device: int) -> Callable[[Column], Any]:

@@ -45,6 +45,32 @@ def only_phase(snapshot: Snapshot) -> str | None:
     return phase if isinstance(phase, str) else None
 
 
+class ModulePhases(NamedTuple):
+    """The names of the phases that are calls of modules.
+
+    Attributes:
+        models: The names of the models themselves: their classes.
+        paths: The paths of their submodules.
+    """
+
+    models: frozenset[str]
+    paths: frozenset[str]
+
+
+def module_phases(snapshot: Snapshot) -> ModulePhases:
+    """Return the names of the phases that `pytracer.annotate_modules` marked; else empty sets."""
+    found = snapshot.metadata.get("module_phases")
+    lists = [found.get(kind) for kind in ModulePhases._fields] if isinstance(found, dict) else []
+    return ModulePhases(
+        *(
+            frozenset(name for name in names if isinstance(name, str))
+            if isinstance(names, list | tuple)
+            else frozenset()
+            for names in (lists or [(), ()])
+        )
+    )
+
+
 def settings_text(snapshot: Snapshot) -> str | None:
     """Return the allocator's settings in the form of its variable; None if unknown."""
     texts = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]

@@ -172,7 +172,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     strings = tables["strings"]
     filename, name, line = tables["frames"]
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
-    forward, node, is_exact = tables["stack_backward"]
+    forward, node, phase, is_exact = tables["stack_backward"]
     segments = Segments(*(column[segment_rows] for column in tables["segments"]))
     blocks = Blocks(*(column[block_rows] for column in tables["blocks"]))
     events = [compress_constant(column) for column in tables.pop("events")]
@@ -189,6 +189,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
             line=line,
             forward=forward,
             node=node,
+            phase=phase,
             is_exact=is_exact,
             strings=strings,
         ),

@@ -63,11 +63,14 @@ class Backward(NamedTuple):
     Attributes:
         node: The node's name, such as "LogSoftmaxBackward0"; "" if unknown.
         frames: The stack of the forward call that made the node, innermost first; () if unknown.
-        is_exact: Whether `frames` are those of this node, and not of a neighbouring node.
+        phase: The phase of the forward call; "" if there is none, or if it is unknown.
+        is_exact: Whether `frames` and `phase` are those of this node, and not of a neighbouring
+            node.
     """
 
     node: str
     frames: tuple[Frame, ...]
+    phase: str
     is_exact: bool
 
 
@@ -90,7 +93,9 @@ class Stacks:
         forward: uint32, for the stack of an allocation in the backward pass the stack of the
             forward call that made its autograd node; 0: unknown, or not in the backward pass.
         node: uint32, the name of that node, such as LogSoftmaxBackward0: an index in `strings`.
-        is_exact: bool, whether `forward` is that of this node, and not of a neighbouring node.
+        phase: uint32, the phase of that forward call: an index in `strings`; 0: none, or unknown.
+        is_exact: bool, whether `forward` and `phase` are those of this node, and not of a
+            neighbouring node.
         strings: The snapshot's strings.
     """
 
@@ -101,6 +106,7 @@ class Stacks:
     line: Column
     forward: Column
     node: Column
+    phase: Column
     is_exact: Column
     strings: Sequence[str]
 
@@ -121,7 +127,12 @@ class Stacks:
         forward, node = int(self.forward[stack]), int(self.node[stack])
         if not forward and not node:
             return None
-        return Backward(self.strings[node], self.frames(forward), bool(self.is_exact[stack]))
+        return Backward(
+            node=self.strings[node],
+            frames=self.frames(forward),
+            phase=self.strings[self.phase[stack]],
+            is_exact=bool(self.is_exact[stack]),
+        )
 
 
 @dataclass(frozen=True, eq=False)

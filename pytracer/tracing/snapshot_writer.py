@@ -23,8 +23,9 @@ from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
+from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 5)
+FORMAT_VERSION = (1, 6)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -51,6 +52,7 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "context": options.context,
         "max_stack_bytes": options.max_stack_bytes,
         "forward_stacks": recording.has_forward_stacks,
+        "module_phases": MODULE_PHASES.as_metadata(),
         "untraced": recording.why_untraced,
         "settings": recording.settings,
         "metadata": options.metadata,

@@ -181,7 +181,31 @@ def _replace(
     return undo
 
 
+class ModulePhases:
+    """The names of the phases that `annotate_modules` has marked in this process.
+
+    They tell a file's readers which phases are modules. Bounded, as the phases are.
+    """
+
+    MOST = 65_535
+
+    def __init__(self) -> None:
+        """Know no names yet."""
+        self._names: dict[str, set[str]] = {"models": set(), "paths": set()}
+
+    def add(self, path: str, name: str) -> None:
+        """Add the name of the phase of a module; `path` is "" for the model itself."""
+        names = self._names["paths" if path else "models"]
+        if len(names) < self.MOST:
+            names.add(name.encode("utf-8", "replace").decode())  # as the recorder has it
+
+    def as_metadata(self) -> dict[str, list[str]]:
+        """Return the names as a snapshot has them."""
+        return {kind: sorted(names) for kind, names in self._names.items()}
+
+
 _CALLS = _Calls()
+MODULE_PHASES = ModulePhases()
 _TRAINING = _FORWARD, _BACKWARD, _OPTIMIZER = (
     annotate("forward"),
     annotate("backward"),
@@ -198,7 +222,8 @@ class annotate_modules:  # noqa: N801
 
     The phase of an allocation is the path of the innermost module that runs, such as
     `layers.3.attn.q_proj`; the model itself is named by its class. Phases nest as the calls do.
-    What backward allocates belongs to no module's phase, except what checkpointing computes again.
+    What backward allocates belongs to no module's phase, except what checkpointing computes again;
+    with `forward_stacks`, the snapshot has the module of its forward call.
 
     Phases are marked from the construction until `remove()`, or the end of the `with` statement.
     Each call of a module takes some 7 µs of host time more.
@@ -220,7 +245,9 @@ class annotate_modules:  # noqa: N801
         self._handles = []
         for path, module in model.named_modules():
             if depth is None or path.count(".") + bool(path) <= depth:
-                phase = annotate(path or type(model).__name__)
+                name = path or type(model).__name__
+                MODULE_PHASES.add(path, name)
+                phase = annotate(name)
                 self._handles += [
                     module.register_forward_pre_hook(self._begins(phase), prepend=True),
                     module.register_forward_hook(self._ends, always_call=True),

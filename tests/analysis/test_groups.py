@@ -22,7 +22,8 @@ from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.4-cuda.pickle"
-OF_TRACE = [key for key in KEYS if key not in ("category", "owner")]  # see test_categories.py
+# test_categories.py and test_modules.py test the others.
+OF_TRACE = [key for key in KEYS if key not in ("category", "owner", "module")]
 # The program's frames that call the call site of each stack.
 CALLERS = [(), (STACKS[1][2],), (), (STACKS[3][1],), ()]
 

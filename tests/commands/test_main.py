@@ -181,6 +181,31 @@ def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
     assert any(frame.filename.endswith("train_transformer.py") for frame in sites[0].frames)
 
 
+@pytest.mark.slow
+def test_the_example_of_memory_by_module(env: dict[str, str], tmp_path: Path) -> None:
+    # WHEN the example runs, and its snapshot is reported
+    done = run(str(EXAMPLES / "memory_by_module.py"), env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = run("-m", "pytracer", "stats", "gpt.pickle", env=env, cwd=tmp_path).stdout
+    # THEN the first lines report what fills the memory, which module holds most, and what may help
+    first = "\n".join(text.splitlines()[:10])
+    assert re.search(r"\d+% activations", first)
+    assert re.search(r"\d+% optimizer states", first)
+    assert re.search(r"of the modules, [\w.]+ holds most, \d+%\.", first)
+    assert re.search(r"checkpointing applies to [\d.]+ MiB", first)
+    # AND next to nothing is unknown at the peak
+    (device,) = stats(load(tmp_path / "gpt.pickle")).devices
+    assert device.categories is not None
+    at_peak = device.categories.at_peak
+    assert at_peak is not None
+    sizes = {usage.category: usage.size_bytes for usage in at_peak}
+    assert sizes["unknown"] <= 0.02 * sum(sizes.values())
+    # AND each layer holds memory
+    assert device.modules is not None
+    modules = {usage.module for usage in device.modules.at_peak or ()}
+    assert {f"layers.{layer}" for layer in range(4)} <= modules
+
+
 def test_run_shows_the_type_and_the_default_of_each_option() -> None:
     # WHEN the help of `pytracer run` is printed
     result = CliRunner().invoke(main, ["run", "--help"], terminal_width=10_000)

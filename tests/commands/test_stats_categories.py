@@ -8,12 +8,15 @@ from click.testing import CliRunner
 from torch import nn
 
 import pytracer
+from pytracer.analysis import stats
 from pytracer.commands.main import main
+from pytracer.reading import load
+from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def output(path: Path) -> str:
+def output_of(path: Path) -> str:
     result = CliRunner().invoke(main, ["stats", str(path)], env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     return result.output
@@ -27,14 +30,14 @@ def test_the_table_of_categories(tmp_path: Path) -> None:
         model.register_parameter("[red]large", nn.Parameter(torch.ones(2**20)))
         model.register_buffer("small", torch.ones(2**18))
     # WHEN the file is reported
-    text = output(path)
+    text = output_of(path)
     # THEN the categories, their bytes and shares, and their largest tensors are in a table
     assert "What memory was for at the end" in text
-    (line,) = (line for line in text.splitlines() if "parameter" in line)
+    (line,) = (line for line in text.splitlines() if "│ parameter" in line)
     assert "4 MiB" in line
     assert "[red]large" in line
     assert "80%" in line
-    (line,) = (line for line in text.splitlines() if "buffer" in line)
+    (line,) = (line for line in text.splitlines() if "│ buffer" in line)
     assert "20%" in line
 
 
@@ -48,7 +51,7 @@ def test_the_peak_says_what_is_not_known(tmp_path: Path) -> None:
     content["pytracer"]["tensors"] |= {"unread_gradients": 2, "all_modules_found": False}
     path.write_bytes(pickle.dumps(content, protocol=4))
     # WHEN the file is reported
-    text = " ".join(output(path).split())
+    text = " ".join(output_of(path).split())
     # THEN the share of that block is shown, and all that is not known is said
     assert "What memory was for at the peak" in text
     assert "unknown │ 4 MiB │ 80%" in text
@@ -57,5 +60,51 @@ def test_the_peak_says_what_is_not_known(tmp_path: Path) -> None:
     assert model.in_features == 512
 
 
+def test_memory_of_an_unfinished_first_step(tmp_path: Path) -> None:
+    # GIVEN a file from the middle of the first forward pass
+    path = tmp_path / "x.pickle"
+    with pytracer.Tracer(device="cpu") as tracer:
+        model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 256))
+        batch = torch.ones(1024, 64)
+        output = model(batch)
+        tracer.dump(path)
+    # WHEN it is reported, THEN the unknown blocks that modules allocated are added up
+    text = " ".join(output_of(path).split())
+    assert output.shape == (1024, 256)
+    assert "1.5 MiB of the unknown blocks at the end were allocated by modules" in text
+    (device,) = stats(load(path)).devices
+    assert device.categories is not None
+    found = {usage.category: usage.forward_bytes for usage in device.categories.at_end}
+    assert found == {"unknown": 1024 * (128 + 256) * 4, "parameter": 0}
+
+
+def test_the_answer_says_what_memory_was_for(tmp_path: Path) -> None:
+    # GIVEN a training with momentum, whose modules are phases
+    path = tmp_path / "x.pickle"
+    with pytracer.Tracer(path, device="cpu", forward_stacks=True):
+        model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 16))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with pytracer.annotate_modules(model):
+            for _ in range(3):
+                model(torch.ones(512, 256)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    (device,) = stats(load(path)).devices
+    assert device.categories is not None
+    assert device.categories.at_peak is not None
+    sizes = {usage.category: usage.size_bytes for usage in device.categories.at_peak}
+    # THEN the first lines have the shares, the largest module, and what two remedies apply to
+    answer = " ".join(output_of(path).split(str(path))[0].split())
+    for category, word in (("activation", "activations"), ("optimizer_state", "optimizer states")):
+        assert f"{sizes[category] / sum(sizes.values()):.0%} {word}" in answer
+    assert device.modules is not None
+    assert device.modules.at_peak is not None
+    most = next(usage for usage in device.modules.at_peak if usage.module)
+    assert f"of the modules, {most.module} holds most, " in answer
+    remedy = f"checkpointing applies to {size(sizes['activation'])} (activations), "
+    remedy += f"a sharded optimizer to {size(sizes['optimizer_state'])} (optimizer states)."
+    assert remedy in answer
+
+
 def test_files_without_categories_have_no_table() -> None:
-    assert "What memory was for" not in output(GOLDEN / "snapshot-1.4-cpu.pickle")
+    assert "What memory was for" not in output_of(GOLDEN / "snapshot-1.4-cpu.pickle")

@@ -16,6 +16,9 @@ CASES = {
     "accelerator, without stacks": (510, []),
     "accelerator, 5 frames": (1003, [5, 5]),
     "accelerator, 40 frames": (1843, [40, 40]),
+    "accelerator, 5 frames, forward stacks": (1120, [5, 5]),
+    "accelerator, 5 frames, forward stacks, a new node": (1274, [5, 5]),
+    "accelerator, 5 frames, forward stacks, in a node": (1164, [5, 5]),
     "new stacks, 20 frames": (2359, [20] * 500),  # those of the 1,000 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]

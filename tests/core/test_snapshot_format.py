@@ -168,7 +168,12 @@ def test_files_of_every_format_version(path: Path) -> None:
         assert set(metadata["tensors"]) >= {"read", "unread", "unread_gradients"}
         blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
         named = {(block["category"], block["owner"]) for block in blocks if "owner" in block}
-        assert named >= {("parameter", "weight"), ("gradient", "grad of weight")}
+        weight = "weight" if minor == 5 else "0.weight"
+        assert named >= {("parameter", weight), ("gradient", f"grad of {weight}")}
+    if minor >= 6:
+        assert metadata["module_phases"] == {"models": ["Sequential"], "paths": ["0", "1"]}
+        forward = {event.get("forward_phase") for event in snapshot["device_traces"][0]}
+        assert forward >= {"0", None}
     if path.stem.endswith("-cuda"):
         if minor >= 4:
             assert set(metadata["devices"][0]["statistics"]) >= STATISTICS_KEYS

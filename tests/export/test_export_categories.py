@@ -76,6 +76,28 @@ def test_tables_have_the_category_of_each_block(path: Path, tmp_path: Path) -> N
     assert {row["owner"] for row in rows} >= {"0.weight", "2.bias", None}
     backward = [row for row in rows if row["autograd_node"] == "AddmmBackward0"]
     assert any("linear.py" in (row["forward_stack"] or "") for row in backward)
+    # AND parameters and their gradients have the module, and no phase is made up
+    assert {row["module"] for row in rows if row["owner"] == "0.weight"} == {"0"}
+    assert {row["forward_phase"] for row in rows} == {None}
     # AND frees say which node ran
     events = parquet.read_table(next(tmp_path.glob("events/*"))).to_pylist()
     assert any(e["autograd_node"] for e in events if e["action"] == "free_requested")
+
+
+def test_tables_have_the_module_of_each_block(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # GIVEN a recording with phases for modules
+    path = tmp_path / "x.pickle"
+    with pytracer.Tracer(path, device="cpu", forward_stacks=True):
+        model = nn.Sequential(nn.Linear(31, 37), nn.Linear(37, 41))
+        with pytracer.annotate_modules(model):
+            model(torch.ones(53, 31)).square().sum().backward()
+    invoke("export", path, "--to", "parquet", "-o", tmp_path)
+    rows = parquet.read_table(next(tmp_path.glob("blocks/*"))).to_pylist()
+    # THEN what forward and backward allocate for a module has its path
+    for size, module in ((53 * 37 * 4, {"0", "1"}), (37 * 41 * 4, {"1"})):
+        assert {row["module"] for row in rows if row["requested_bytes"] == size} == module
+    # AND events have the phase of the forward call
+    events = parquet.read_table(next(tmp_path.glob("events/*"))).to_pylist()
+    gradients = {e["forward_phase"] for e in events if e["size_bytes"] == 37 * 41 * 4}
+    assert gradients == {None, "1"}

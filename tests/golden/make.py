@@ -27,8 +27,9 @@ def train(x):
     return x.grad
 
 torch.set_num_threads(1)
-model = torch.nn.Linear(8, 8, device=DEVICE)
-model(torch.ones(8, device=DEVICE)).sum().backward()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).to(DEVICE)
+with pytracer.annotate_modules(model):
+    model(torch.ones(8, device=DEVICE)).sum().backward()
 gradient = train(torch.ones(8, 8, device=DEVICE, requires_grad=True))
 kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
 """
@@ -43,5 +44,5 @@ if __name__ == "__main__":
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
         with pytracer.annotate("training"):
-            exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device})
+            exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device, "pytracer": pytracer})
         tracer.step()

@@ -178,7 +178,7 @@ def llama(device: str) -> None:
     loss.backward()
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(
@@ -196,7 +196,7 @@ class _Residual(nn.Module):
 def resnet(device: str) -> None:
     stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
-    model = nn.Sequential(stem, nn.MaxPool2d(2), _Residual(8), _Residual(8), head).to(device)
+    model = nn.Sequential(stem, nn.MaxPool2d(2), Residual(8), Residual(8), head).to(device)
     images = torch.ones(4, 3, 16, 16, device=device)
     labels = torch.zeros(4, dtype=torch.int64, device=device)
     functional.cross_entropy(model(images), labels).backward()

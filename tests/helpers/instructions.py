@@ -25,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -294,6 +295,16 @@ def torch_pairs(device: str) -> Body:
     return body
 
 
+def attach_fake_autograd(folder: Path) -> ctypes.CDLL:
+    """Compile and attach a library that stands in for the one that reads autograd's state."""
+    source, library = Path(__file__).with_name("fake_autograd.cpp"), folder / "fake_autograd.so"
+    include = Path(__file__).parents[2] / "csrc"
+    command = ["g++", "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    _core.attach_autograd(str(library), None)
+    return ctypes.CDLL(str(library))
+
+
 def per_pair(counter: Counter, body: Body, frames: int) -> float:
     counts = []
     # The first loop fills the ring and the stack table; its count is not used.
@@ -302,9 +313,18 @@ def per_pair(counter: Counter, body: Body, frames: int) -> float:
     return (counts[2] - counts[1]) / PAIRS
 
 
-def added(counter: Counter, device: int, body: Body, frames: int, context: str | None) -> Figure:
+def added(
+    counter: Counter,
+    device: int,
+    body: Body,
+    frames: int,
+    context: str | None,
+    forward_stacks: bool = False,
+) -> Figure:
     """Return what recording adds to a pair, the events of a pair and the frames of each stack."""
-    recorder = _core.Session([device], RING, DEPTH, STACK_BYTES, CONTEXTS[context])
+    recorder = _core.Session(
+        [device], RING, DEPTH, STACK_BYTES, CONTEXTS[context], forward_stacks=forward_stacks
+    )
     off = per_pair(counter, body, frames)
     recorder.start()
     on = per_pair(counter, body, frames)
@@ -332,6 +352,12 @@ CORE = {
     "accelerator, 40 frames": (accelerator_pairs, 40, "all"),
     "new stacks, 20 frames": (new_stacks, 17, "all"),
 }
+# With forward stacks, by name: what autograd runs (fake_autograd.cpp).
+FORWARD = {
+    "accelerator, 5 frames, forward stacks": 0,
+    "accelerator, 5 frames, forward stacks, a new node": 1,
+    "accelerator, 5 frames, forward stacks, in a node": 2,
+}
 TORCH = {
     "without stacks": (5, None),
     "allocations' stacks, 5 frames": (5, "alloc"),
@@ -352,6 +378,11 @@ if __name__ == "__main__":
         for name, case in CORE.items():
             index = 0 if name.startswith("accelerator") else _core.CPU_DEVICE
             results[name] = added(way, index, *case)
+        with tempfile.TemporaryDirectory() as place:
+            library = attach_fake_autograd(Path(place))
+            for name, mode in FORWARD.items():
+                ctypes.c_int.in_dll(library, "fake_autograd_mode").value = mode
+                results[name] = added(way, 0, accelerator_pairs, 5, "all", forward_stacks=True)
     else:
         body = torch_pairs(backend)
         for name, (frames, context) in TORCH.items():

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from autograd_models import Layer
+from autograd_models import Layer, LlamaLayer, Residual
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 import pytracer
 from pytracer.analysis.categories import categories_at
@@ -53,9 +56,26 @@ def _train(
     accumulate: int = 1,
     set_to_none: bool = True,
     retain_graph: bool = False,
-    foreach: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    wrapped: nn.Module | None = None,
 ) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+    """Train a model for four steps.
+
+    Args:
+        model: The model.
+        make_batch: Makes a batch.
+        look: Called at many moments.
+        accumulate: The number of batches of a step.
+        set_to_none: Whether `zero_grad` drops the gradients.
+        retain_graph: Whether the second step runs backward twice.
+        optimizer: The optimizer; None: AdamW with foreach functions.
+        scaler: Scales the loss; the forward pass is then in autocast, and the others are not.
+        wrapped: The module that is called in place of the model.
+    """
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), foreach=True)
+    wrapped = wrapped or model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def look_now(_: object = None) -> None:
         look(model, [optimizer])
@@ -63,26 +83,30 @@ def _train(
     looking = [module for module in model if isinstance(module, _Looking)]
     for module in looking:
         module.look = look_now
-    handles = [
-        parameter.register_post_accumulate_grad_hook(look_now)
-        for parameter in [*model.parameters()][:2]
-    ]
+    handles = [parameter.register_post_accumulate_grad_hook(look_now) for parameter in trained[:2]]
     for step in range(4):
         for _ in range(accumulate):
             batch = make_batch()
-            output = model(batch)
-            loss = output.float().square().mean()
+            with torch.autocast(batch.device.type, torch.bfloat16, scaler is not None):
+                output = wrapped(batch)
+                loss = output.float().square().mean()
             look_now()
+            if scaler is not None:
+                loss = scaler.scale(loss)
             if retain_graph and step == 1:
                 loss.backward(retain_graph=True)
             loss.backward()
             look_now()
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
         look_now()
         optimizer.zero_grad(set_to_none=set_to_none)
         with torch.no_grad():
-            model(batch)
-        model(batch)  # its graph is dropped without a backward pass
+            wrapped(batch)
+        wrapped(batch)  # its graph is dropped without a backward pass
         look_now()
     # Garbage collection does not see the references of torch's hooks.
     for handle in handles:
@@ -103,7 +127,8 @@ def gpt(device: str, look: Look) -> None:
 def gpt_autocast(device: str, look: Look) -> None:
     model = nn.Sequential(Layer(), _Looking(), Layer()).to(device)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
-        _train(model, _batch(device), look, foreach=False)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        _train(model, _batch(device), look, optimizer=optimizer)
 
 
 def convolutions(device: str, look: Look) -> None:
@@ -202,6 +227,62 @@ def gradient_penalty(device: str, look: Look) -> None:
         look(model, [optimizer])
 
 
+class _Adapted(nn.Module):
+    """A frozen linear layer with two small trained matrices next to it."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down = nn.Linear(frozen.in_features, 4, bias=False)
+        self.up = nn.Linear(4, frozen.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.frozen(x) + self.up(self.down(x)) * 0.5
+        return y
+
+
+def _llama(device: str) -> nn.Sequential:
+    return nn.Sequential(LlamaLayer(), _Looking(), LlamaLayer()).to(device)
+
+
+def llama_lora(device: str, look: Look) -> None:
+    """Train adapters with a scaled loss in autocast, and with a fused optimizer."""
+    model = _llama(device).requires_grad_(False)
+    for layer in (model[0], model[2]):
+        layer.projections = nn.ModuleList(map(_Adapted, layer.projections))
+    model = model.to(device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, fused=device in ("cpu", "cuda"))
+    scaler = torch.amp.GradScaler(device, init_scale=128.0)
+    _train(model, _batch(device), look, accumulate=2, optimizer=optimizer, scaler=scaler)
+
+
+def resnet(device: str, look: Look) -> None:
+    """Train with batches of a DataLoader, which are on the CPU, and with momentum."""
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    model = nn.Sequential(stem, Residual(8), _Looking(), Residual(8), head).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    loader = iter(torch.utils.data.DataLoader(torch.ones(32, 3, 16, 16), batch_size=4))
+    _train(model, lambda: next(loader).to(device), look, optimizer=optimizer, set_to_none=False)
+
+
+def ddp(device: str, look: Look) -> None:
+    """Train under DistributedDataParallel; the caller has made the process group."""
+    model = _llama(device)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    _train(model, _batch(device), look, wrapped=wrapped, accumulate=2)
+
+
+def fsdp2(device: str, look: Look) -> None:
+    """Train shards of FSDP2; the caller has made the process group."""
+    model = _llama(device)
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    _train(model, _batch(device), look)
+
+
 PROGRAMS = [
     gpt,
     gpt_autocast,
@@ -212,7 +293,10 @@ PROGRAMS = [
     reentrant_checkpointing,
     custom_function,
     gradient_penalty,
+    llama_lora,
+    resnet,
 ]
+DISTRIBUTED = [ddp, fsdp2]
 
 Events = list[dict[str, Any]]
 Facts = list[set[str]]
@@ -227,6 +311,8 @@ class Truth:
         self._seen: list[tuple[int, int, str]] = []  # markers so far, address, what
 
     def note(self, tensor: Any, what: str) -> None:
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
         if isinstance(tensor, Tensor) and tensor.device.type == self._device:
             storage = tensor.untyped_storage().data_ptr()
             self._seen.append((self._markers, storage, what))
@@ -272,7 +358,15 @@ class Truth:
                 self.note(state, "kept")  # until the recomputation, or dropped with the graph
             return state
 
+        fetch = _MapDatasetFetcher.fetch
+
+        def noting_fetch(this: Any, indices: Any) -> Any:
+            batch = fetch(this, indices)
+            self.note(batch, "input")
+            return batch
+
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_MapDatasetFetcher, "fetch", noting_fetch)
             patch.setattr(torch, "get_rng_state", noting_rng_state)
             patch.setattr(checkpoints._recomputation_hook, "__init__", noting)
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -367,6 +461,8 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
             about = (category, rule, facts[place], requested[place], place)
             if category == "temporary":
                 assert facts[place] <= {"kept"}, about
+            elif category == "communication":  # gathered parameters may be saved for backward
+                assert not facts[place] & {"optimizer_state", "buffer", "input"}, about
             elif category != "unknown":
                 own = facts[place] | ({"activation"} if facts[place] == {"kept"} else set())
                 assert category in own, about

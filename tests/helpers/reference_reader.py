@@ -44,7 +44,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
     strings, frames, stacks, pools = (
         Numbers({"": 0}),
         Numbers(),
-        Numbers({((), 0, 0, False): 0}),
+        Numbers({((), 0, 0, 0, False): 0}),
         Numbers({(0, 0): 0}),
     )
     actions = Numbers({name: value for value, name in enumerate(ACTIONS)})
@@ -58,9 +58,10 @@ def convert(content: Any, path: str = "") -> Snapshot:
         forward = 0
         matches = [re.match(r'  File "(.*)", line (\d+), in (.*)', text) for text in texts]
         if found := [match for match in reversed(matches) if match]:
-            forward = stacks[tuple(frames[m[1], m[3], int(m[2])] for m in found), 0, 0, False]
+            forward = stacks[tuple(frames[m[1], m[3], int(m[2])] for m in found), 0, 0, 0, False]
         is_exact = bool(forward) and row.get("forward_exact", True)
-        return stacks[numbers, forward, strings[node], is_exact]
+        phase = strings[row.get("forward_phase", "")]
+        return stacks[numbers, forward, strings[node], phase, is_exact]
 
     traces = []
     for events in top["device_traces"]:
@@ -125,7 +126,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
             np.cumsum([0] + [len(numbers) for numbers, *_ in stacks], dtype=np.int64),
             np.array([frame for numbers, *_ in stacks for frame in numbers], np.uint32),
             *names,
-            *columns([backward for _, *backward in stacks], "u4 u4 ?1"),
+            *columns([backward for _, *backward in stacks], "u4 u4 u4 ?1"),
             texts,
         ),
         strings=texts,

@@ -23,7 +23,12 @@ SAFE_INTEGER = 2**53  # the page's numbers are doubles, which are exact up to he
 MAX_BATCH = 65_535  # the page appends a batch in one call; JavaScript engines limit its arguments
 
 # Of events and blocks that an autograd node allocated; torch writes the first one too.
-BACKWARD_TYPES = {"forward_frames": list, "forward_exact": bool, "autograd_node": str}
+BACKWARD_TYPES = {
+    "forward_frames": list,
+    "forward_exact": bool,
+    "forward_phase": str,
+    "autograd_node": str,
+}
 TOP_KEYS = {"segments", "device_traces", "allocator_settings", "external_annotations"}
 OPTIONAL_TOP_KEYS = {"pytracer", "host_segments", "host_traces"}
 SEGMENT_TYPES = {

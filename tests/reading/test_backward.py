@@ -43,7 +43,7 @@ def test_forward_frames_of_torch_are_exact() -> None:
     # THEN its stack has the forward frames, innermost first, and nothing is unknown
     stack = int(loaded.traces[0].stack[0])
     assert loaded.stacks.frames(stack) == ()
-    assert loaded.stacks.backward(stack) == Backward("", FRAMES, True)
+    assert loaded.stacks.backward(stack) == Backward("", FRAMES, "", True)
     assert loaded.unknown_keys == ()
     # AND its call site is the program's line of the forward call
     assert site(loaded) == "/app/model, line 3.py:41 backward of forward"
@@ -77,8 +77,28 @@ def test_call_sites(keys: dict[str, Any], expected: str) -> None:
     assert site(snapshot(**keys)) == expected
 
 
+def test_the_phase_of_the_forward_call() -> None:
+    loaded = snapshot(forward_frames=FORWARD, forward_phase="layers.3.mlp")
+    stack = int(loaded.traces[0].stack[0])
+    assert loaded.stacks.backward(stack) == Backward("", FRAMES, "layers.3.mlp", True)
+    assert loaded.unknown_keys == ()
+    # AND stacks that differ in the phase alone are two
+    event = {"action": "alloc", "addr": 64, "size": 8, "stream": 0, "frames": []}
+    events = [{**event, "forward_frames": FORWARD, "forward_phase": name} for name in "aba"]
+    content = {"segments": [], "device_traces": [events]}
+    loaded = load(pickle.dumps(content, protocol=4))
+    stacks = loaded.traces[0].stack.tolist()
+    assert stacks[0] == stacks[2] != stacks[1]
+
+
 @pytest.mark.parametrize(
-    "keys", [{"forward_frames": 3}, {"forward_frames": [3]}, {"autograd_node": [1]}]
+    "keys",
+    [
+        {"forward_frames": 3},
+        {"forward_frames": [3]},
+        {"forward_phase": 3},
+        {"autograd_node": [1]},
+    ],
 )
 def test_a_wrong_type_is_an_error(keys: dict[str, Any]) -> None:
     with pytest.raises(PytracerError, match="is damaged"):

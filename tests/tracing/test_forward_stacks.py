@@ -299,3 +299,22 @@ def test_a_free_names_the_node_that_ran() -> None:
         assert "forward_frames" not in event
     assert nodes[8192] == {None}
     assert "ExpBackward0" in nodes[4096]
+
+
+def test_a_gradient_that_accumulate_grad_allocates_is_named_after_its_parameter() -> None:
+    # GIVEN two gradients that their last node does not allocate, because it expands a number
+    gc.collect()
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        model = torch.nn.Bilinear(3, 31, 37)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (model.weight.sum() + model.bias.sum()).backward()
+        optimizer.step()
+        snapshot = tracer.snapshot()
+    # THEN the blocks have the node, and the parameters' names
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    named = {
+        block["owner"].removeprefix("grad of ").rpartition(".")[2]: block["requested_size"]
+        for block in blocks
+        if block.get("autograd_node") == "AccumulateGrad"
+    }
+    assert named == {"weight": 37 * 3 * 31 * 4, "bias": 37 * 4}

@@ -279,6 +279,21 @@ def test_modules_have_phases() -> None:
         assert phases_of(tracer, 1002) == [("Sequential", "0")]
 
 
+def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_phases.MODULE_PHASES, "_names", {"models": set(), "paths": set()})
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
+    with Tracer(device="cpu") as tracer:
+        assert tracer.snapshot()["pytracer"]["module_phases"] == {"models": [], "paths": []}
+        with annotate("training"), annotate_modules(model, depth=1):
+            model(torch.ones(3))
+        names = tracer.snapshot()["pytracer"]["module_phases"]
+        assert names == {"models": ["Sequential"], "paths": ["0", "1"]}
+        # AND there is a limit
+        monkeypatch.setattr(training_phases.ModulePhases, "MOST", 3)
+        annotate_modules(nn.Sequential(*(nn.Linear(3, 3) for _ in range(9)))).remove()
+        assert len(tracer.snapshot()["pytracer"]["module_phases"]["paths"]) == 3
+
+
 def test_a_wrong_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"3 is not a torch\.nn\.Module"):
         annotate_modules(3)

@@ -41,9 +41,9 @@ class Change:
             baseline. With several pairs of files, the mean over all pairs.
         after_bytes: As `before_bytes`, but of the new snapshot.
         delta_bytes: `after_bytes - before_bytes`.
-        before_count: In the baseline, the number of these blocks for a call site or a category, and
-            the number of allocations in the trace for a phase. With several pairs of files, the
-            mean.
+        before_count: In the baseline, the number of these blocks for a call site, a category or a
+            module, and the number of allocations in the trace for a phase. With several pairs of
+            files, the mean.
         after_count: As `before_count`, but in the new snapshot.
         largest_in: With several pairs of files, the pair with the largest delta; else None.
         largest_delta_bytes: With several pairs of files, the delta of that pair; else None.
@@ -108,8 +108,19 @@ class CategoryChange(Change):
 
 
 @dataclass(frozen=True)
+class ModuleChange(Change):
+    """The change of one module.
+
+    Attributes:
+        module: The path of the module, as in `ModuleUsage`; None for blocks of no known module.
+    """
+
+    module: str | None
+
+
+@dataclass(frozen=True)
 class Pair(Generic[Key]):
-    """The memory of call sites, phases or categories in two files."""
+    """The memory of call sites, phases, categories or modules in two files."""
 
     place: str
     before: Mapping[Key, Held]
@@ -145,6 +156,15 @@ def category_changes(pairs: Sequence[Pair[str]]) -> list[CategoryChange]:
     return _sorted(
         CategoryChange(**_numbers(pairs, [category], [category]), category=category)
         for category in dict.fromkeys([*before, *after])
+    )
+
+
+def module_changes(pairs: Sequence[Pair[str | None]]) -> list[ModuleChange]:
+    """Return the changes of modules over all pairs, the largest first."""
+    before, after = _keys(pairs)
+    return _sorted(
+        ModuleChange(**_numbers(pairs, [module], [module]), module=module)
+        for module in dict.fromkeys([*before, *after])
     )
 
 

@@ -7,7 +7,12 @@ them has no history.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from pytracer.analysis.diff.changes import category_changes, phase_changes, site_changes
+from pytracer.analysis.diff.changes import (
+    category_changes,
+    module_changes,
+    phase_changes,
+    site_changes,
+)
 from pytracer.analysis.diff.devices import (
     DevicePair,
     device_difference,
@@ -115,6 +120,9 @@ def compare_directories(
         phases=phase_changes([device.phases for device in counted if device.phases is not None]),
         categories=category_changes(
             [device.categories for device in counted if device.categories is not None]
+        ),
+        modules=module_changes(
+            [device.modules for device in counted if device.modules is not None]
         ),
         metadata=[OptionChange(*change, pairs=count) for change, count in metadata.most_common()],
         reasons=list(reasons),

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytracer.analysis.diff.changes import Held, Pair, category_changes, phase_changes, site_changes
+from pytracer.analysis.diff.changes import (
+    Held,
+    Key,
+    Pair,
+    category_changes,
+    module_changes,
+    phase_changes,
+    site_changes,
+)
 from pytracer.analysis.diff.differences import Amount, DeviceDifference, FileDifference
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
@@ -32,8 +40,8 @@ class DevicePair:
         before, after: The devices.
         reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
         uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
-        sites, phases, categories: What call sites, phases and categories hold; None if only one
-            side has them.
+        sites, phases, categories, modules: What call sites, phases, categories and modules hold;
+            None if only one side has them.
     """
 
     before: DeviceSummary
@@ -44,6 +52,7 @@ class DevicePair:
     sites: Pair[Frame | None] | None
     phases: Pair[str | None] | None
     categories: Pair[str] | None
+    modules: Pair[str | None] | None
 
 
 def pair_devices(
@@ -97,6 +106,7 @@ def device_difference(pair: DevicePair) -> DeviceDifference:
         sites=[] if pair.sites is None else site_changes([pair.sites]),
         phases=[] if pair.phases is None else phase_changes([pair.phases]),
         categories=[] if pair.categories is None else category_changes([pair.categories]),
+        modules=[] if pair.modules is None else module_changes([pair.modules]),
     )
 
 
@@ -159,7 +169,6 @@ def _pair(
         phases = None
         side = "new one" if baseline.has_phases else "baseline"
         notes.append(f"The {side} has no phases: phases are not compared")
-    categories = _categories(before, after, bool(reasons))
     return DevicePair(
         before,
         after,
@@ -168,19 +177,20 @@ def _pair(
         uncertain,
         sites,
         phases,
-        None if categories is None else Pair(place, *categories),
+        _both(place, before.categories_at_end, after.categories_at_end)
+        if reasons
+        else _both(place, before.categories_at_peak, after.categories_at_peak),
+        _both(place, before.modules_at_end, after.modules_at_end)
+        if reasons
+        else _both(place, before.modules_at_peak, after.modules_at_peak),
     )
 
 
-def _categories(
-    before: DeviceSummary, after: DeviceSummary, is_at_end: bool
-) -> tuple[Mapping[str, Held], Mapping[str, Held]] | None:
-    """Return what each category holds on both sides; None if one side does not have it."""
-    first, second = (
-        device.categories_at_end if is_at_end else device.categories_at_peak
-        for device in (before, after)
-    )
-    return None if first is None or second is None else (first, second)
+def _both(
+    place: str, before: Mapping[Key, Held] | None, after: Mapping[Key, Held] | None
+) -> Pair[Key] | None:
+    """Return what both sides hold; None if one side does not have it."""
+    return None if before is None or after is None else Pair(place, before, after)
 
 
 def _peak_uncertainty(device: DeviceSummary) -> int:

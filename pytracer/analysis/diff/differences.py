@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pytracer.analysis.diff.changes import CategoryChange, PhaseChange, SiteChange
+from pytracer.analysis.diff.changes import CategoryChange, ModuleChange, PhaseChange, SiteChange
 from pytracer.analysis.diff.options import OptionChange
 
 At = Literal["peak", "end"]
@@ -50,6 +50,8 @@ class DeviceDifference:
             has phases.
         categories: The categories, the largest difference first; [] if a file does not have the
             owners of blocks.
+        modules: The modules, the largest difference first; [] if a file has no phases of modules
+            (`pytracer.annotate_modules`).
     """
 
     before: str
@@ -62,6 +64,7 @@ class DeviceDifference:
     sites: list[SiteChange]
     phases: list[PhaseChange]
     categories: list[CategoryChange]
+    modules: list[ModuleChange]
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class DirectoryDifference:
             has.
         sites: The changes of the call sites, as means over all pairs that have call sites, and the
             pair with the largest delta. Files of one phase count only if there are no others.
-        phases, categories: The changes of the phases and the categories, in the same form.
+        phases, categories, modules: Their changes, in the same form.
         metadata: As in `Difference`.
         reasons: Why some devices were compared at the end.
         notes: What is unknown, as sentences.
@@ -144,6 +147,7 @@ class DirectoryDifference:
     sites: list[SiteChange]
     phases: list[PhaseChange]
     categories: list[CategoryChange]
+    modules: list[ModuleChange]
     metadata: list[OptionChange]
     reasons: list[str]
     notes: list[str]

@@ -6,7 +6,10 @@ from typing import Any
 
 # Keys of a file's metadata that describe the process or the time, not how the job was run.
 _NOT_OPTIONS = frozenset(
-    ("pid", "host", "written_ns", "devices", "stacks", "phases", "window", "current_step", "oom")
+    (
+        *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
+        *("window", "current_step", "oom"),
+    )
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from pytracer.analysis.call_sites import Site, sites_at_end
 from pytracer.analysis.categories import Categories
 from pytracer.analysis.diff.changes import Held
+from pytracer.analysis.modules import Modules
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import device_name, only_phase
@@ -26,6 +27,7 @@ class DeviceSummary:
         phases: What each phase held at the peak.
         categories_at_peak, categories_at_end: What each category held at the peak, and at the end;
             None if unknown.
+        modules_at_peak, modules_at_end: The same for modules.
     """
 
     name: str
@@ -35,6 +37,8 @@ class DeviceSummary:
     phases: Mapping[str | None, Held]
     categories_at_peak: Mapping[str, Held] | None
     categories_at_end: Mapping[str, Held] | None
+    modules_at_peak: Mapping[str | None, Held] | None
+    modules_at_end: Mapping[str | None, Held] | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
                 },
                 categories_at_peak=_held_for(found.categories, "peak"),
                 categories_at_end=_held_for(found.categories, "end"),
+                modules_at_peak=_held_by(found.modules, "peak"),
+                modules_at_end=_held_by(found.modules, "end"),
             )
             for found in report.devices
         ],
@@ -98,6 +104,15 @@ def _held_for(categories: Categories | None, at: Literal["peak", "end"]) -> dict
     if usages is None:
         return None
     return {usage.category: Held(usage.size_bytes, usage.count) for usage in usages}
+
+
+def _held_by(modules: Modules | None, at: Literal["peak", "end"]) -> dict[str | None, Held] | None:
+    if modules is None:
+        return None
+    usages = modules.at_peak if at == "peak" else modules.at_end
+    if usages is None:
+        return None
+    return {usage.module: Held(usage.size_bytes, usage.count) for usage in usages}
 
 
 def _held(sites: Sequence[Site]) -> dict[Frame | None, Held]:

@@ -1,0 +1,239 @@
+"""Test which module of a model each block belongs to."""
+
+import gc
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import cells, invoke
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import pytracer
+from pytracer.analysis import stats, who_holds
+from pytracer.analysis.diff import compare_snapshots
+from pytracer.analysis.history import replay
+from pytracer.analysis.modules import FORWARD, NEAR, block_modules
+from pytracer.backends.hook_attach import HOOKS
+from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Snapshot
+
+
+class Block(nn.Module):
+    """A module whose own code allocates and that can be recomputed."""
+
+    def __init__(self, width: int, is_checkpointed: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width + 1, bias=False)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_checkpointed:
+            y: Tensor = checkpoint(self.inner, x.log(), use_reentrant=False)
+            return y
+        y = self.inner(x.log())
+        return y
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    HOOKS.attach_autograd()
+    assert HOOKS.reads_autograd
+
+
+def _record(make: Callable[[], nn.Module], batch: Tensor) -> Any:
+    """Return the snapshot of a training step, in the middle of which there is a phase "loss"."""
+    gc.collect()  # models of other tests, which would change the names
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        model = make()
+        with pytracer.annotate_modules(model):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            output = model(batch)
+            with pytracer.annotate("loss"):
+                loss = output.cosh()
+            loss.sum().backward()
+            optimizer.step()
+        content = tracer.snapshot()
+    # The phases of other tests are in the same process.
+    paths = [path for path, _ in model.named_modules() if path]
+    content["pytracer"]["module_phases"] = {"models": [type(model).__name__], "paths": paths}
+    return content
+
+
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(31, 37))
+
+
+def _blocks() -> nn.Module:
+    return nn.Sequential(Block(31, False), Block(32, False))
+
+
+def _load(content: dict[str, Any]) -> Snapshot:
+    return load(pickle.dumps(content, protocol=4))
+
+
+def _modules(snapshot: Snapshot) -> dict[int, set[tuple[str, int]]]:
+    """Return the paths and roles of the blocks of each requested size."""
+    history = replay(snapshot, 0)
+    found = block_modules(snapshot, 0, history)
+    by_size: dict[int, set[tuple[str, int]]] = {}
+    for size, path, role in zip(
+        history.blocks.requested_bytes.tolist(),
+        found.path.tolist(),
+        found.role.tolist(),
+        strict=True,
+    ):
+        by_size.setdefault(size, set()).add((found.paths[path], role))
+    return by_size
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_each_block_has_the_module_that_ran(is_checkpointed: bool) -> None:
+    # GIVEN modules whose inputs, outputs and weights differ in size
+    def make() -> nn.Module:
+        return nn.Sequential(Block(31, is_checkpointed), Block(32, is_checkpointed))
+
+    snapshot = _load(_record(make, torch.ones(53, 31) * 3))
+    found = _modules(snapshot)
+    rows = 4 * 53
+    # THEN what a module allocates is its own, also when a checkpoint runs it again in backward,
+    # and what backward allocates belongs to the module of the forward call
+    assert found[rows * 33] == {("1.inner", FORWARD), ("", FORWARD)}  # the output, and the loss
+    # The output of the first module, and the logarithm in the second one with its gradients.
+    assert ("0.inner", FORWARD) in found[rows * 32]
+    assert ("1", FORWARD) in found[rows * 32]
+    assert {path for path, _ in found[rows * 32]} <= {"0.inner", "1", "1.inner"}
+    assert {path for path, _ in found[rows * 31]} <= {"0", "0.inner"}
+    # AND a gradient or a momentum that still exists belongs to the module of its parameter
+    assert {path for path, _ in found[4 * 31 * 32]} == {"0.inner"}
+    # AND the rows have the paths of the forward calls
+    (held,) = who_holds(snapshot, at="peak", by="module")
+    names = {group.module for group in held.groups}
+    assert names & {"backward of 0.inner", "backward of 1.inner", "backward of 1"}
+    assert {"0.inner", "1.inner", None} <= names
+    assert sum(group.size_bytes for group in held.groups) == held.active_bytes
+
+
+def test_what_a_checkpoint_recomputes_has_its_own_module() -> None:
+    # GIVEN a checkpoint around two modules, which a node of the second one runs again
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(31, 37), nn.Linear(37, 41))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return y
+
+    content = _record(lambda: nn.Sequential(Checkpointed()), torch.ones(53, 31))
+    # THEN the output of the first module is that module's, both times
+    found = block_modules(snapshot := _load(content), 0, history := replay(snapshot, 0))
+    is_output = history.blocks.requested_bytes == 53 * 37 * 4
+    assert {found.paths[path] for path in found.path[is_output & (found.role == FORWARD)]} == {
+        "0.inner.0"
+    }
+    assert (found.role[is_output] == FORWARD).sum() == 2
+
+
+def test_a_phase_that_is_no_module_is_none() -> None:
+    # GIVEN a phase of the program inside of the training
+    content = _record(_linear, torch.ones(53, 31))
+    snapshot = _load(content)
+    assert "loss" in snapshot.strings
+    (held,) = who_holds(snapshot, at="peak", by="module")
+    assert {group.module for group in held.groups} <= {None, "0", "backward of 0"}
+    # AND without the names of modules' phases, only the owners of tensors name modules
+    del content["pytracer"]["module_phases"]
+    (held,) = who_holds(_load(content), at="peak", by="module")
+    assert {group.module for group in held.groups} == {None, "0"}
+    (device,) = stats(_load(content)).devices
+    assert device.modules is None
+
+
+def test_a_neighbours_phase_is_marked() -> None:
+    # GIVEN a recording in which no forward call is certain
+    content = _record(_blocks, torch.ones(53, 31) * 3)
+    for event in content["device_traces"][0]:
+        event["forward_exact"] = False
+    snapshot = _load(content)
+    # THEN each module of what backward allocates is marked, and no other
+    roles = {role for found in _modules(snapshot).values() for _, role in found}
+    assert roles == {FORWARD, NEAR}
+    (held,) = who_holds(snapshot, at="peak", by="module")
+    assert any((group.module or "").startswith("backward near ") for group in held.groups)
+
+
+def test_tensors_belong_to_the_innermost_module_with_a_phase() -> None:
+    # GIVEN phases for all modules, for the outer modules only, and for the model only
+    content = _record(_blocks, torch.ones(53, 31) * 3)
+    assert _modules(_load(content))[4 * 31 * 32] >= {("0.inner", FORWARD)}
+    content["pytracer"]["module_phases"]["paths"] = ["0"]
+    assert {path for path, _ in _modules(_load(content))[4 * 31 * 32]} == {"0"}
+    # AND a model's name is no module around the modules of another model
+    content["pytracer"]["module_phases"] = {"models": ["0"], "paths": []}
+    assert ("0.inner", FORWARD) in _modules(_load(content))[4 * 31 * 32]
+
+
+def test_a_block_of_several_tensors_has_no_owners_module() -> None:
+    content = _record(_linear, torch.ones(53, 31))
+    weight = 4 * 31 * 37
+    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
+    for block in blocks:
+        if block["requested_size"] == weight and block["category"] == "parameter":
+            block["owners"] = 2
+    assert ("", FORWARD) in _modules(_load(content))[weight]
+
+
+@pytest.mark.parametrize(
+    "names", [None, 3, [], {"models": 3, "paths": {}}, {"paths": [3, [], "x"]}]
+)
+def test_the_names_of_a_file_may_have_any_type(names: Any) -> None:
+    content = _record(_linear, torch.ones(53, 31))
+    content["pytracer"]["module_phases"] = names
+    (held,) = who_holds(_load(content), at="end", by="module")
+    assert {group.module for group in held.groups} <= {None, "0"}
+
+
+def test_the_commands_show_modules(tmp_path: Path) -> None:
+    # GIVEN two files, of which the second one has a larger batch
+    paths = [tmp_path / "before.pickle", tmp_path / "after.pickle"]
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 256))
+
+    for path, rows in zip(paths, (512, 1024), strict=True):
+        content = _record(make, torch.ones(rows, 64))
+        content["pytracer"]["module_phases"]["models"].append(f"Other{rows}")
+        path.write_bytes(pickle.dumps(content, protocol=4))
+    # WHEN the second one is reported, THEN a table has the modules at the peak
+    text = invoke("stats", paths[1]).output
+    assert "Modules that held memory at the peak" in text
+    snapshot = load(paths[1])
+    (held,) = who_holds(snapshot, at="peak", by="module")
+    shown = {row[-1] for row in cells(text) if len(row) == 4}
+    assert {group.module or "(none)" for group in held.groups} <= shown
+    # AND --by module prints the same modules
+    shown = {row[-1] for row in cells(invoke("stats", paths[1], "--by", "module").output)}
+    assert {group.module or "(none)" for group in held.groups} <= shown
+    # AND --top limits the rows
+    assert "(1 other)" in invoke("stats", paths[1], "--top", len(held.groups) - 1).output
+    # AND a comparison has the modules that differ
+    (difference,) = compare_snapshots(load(paths[0]), snapshot).devices
+    changes = {change.module: change.delta_bytes for change in difference.modules}
+    assert changes["1"] == 512 * 256 * 4
+    text = invoke("diff", *paths).output
+    assert "By module" in text
+    # AND the names of phases are no options of the runs
+    assert "module_phases" not in text
+
+
+def test_without_a_trace_the_end_has_the_modules_of_tensors() -> None:
+    content = _record(_linear, torch.ones(53, 31))
+    content["device_traces"] = [[]]
+    (device,) = stats(_load(content)).devices
+    assert device.modules is not None
+    assert device.modules.at_peak is None
+    assert {usage.module for usage in device.modules.at_end} >= {"0"}

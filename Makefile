@@ -60,14 +60,14 @@ reliability soak: .venv-cuda-2.12.1/torch wheel
 	.venv/bin/python tests/reliability $(if $(filter soak,$@),--soak); status=$$?; \
 		.venv/bin/python tests/reliability/page.py && exit $$status
 
-# Compares the simulator with the real allocators for about half an hour: 24 million requests, and the counts in
+# Compares the simulator with the real allocators for about half an hour: 22 million requests, and the counts in
 # bench/results/. Three deviations of an allocator end its part, and all of them.
-COMPARED := bench/results/simulator.json
+COMPARED := bench/results/simulator_long_run.json
 compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 	rm -f $(COMPARED)
 	for name in $(ACCELERATORS); do \
 		.venv-$$name/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl && \
-		SIMULATOR_RUNS=10 SIMULATOR_REQUESTS=50000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
+		SIMULATOR_RUNS=3 SIMULATOR_REQUESTS=160000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
 			tests/devices/simulate $${name%%-*} .venv-$$name/bin/python .venv-$$name/bin/pytest \
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
 	done

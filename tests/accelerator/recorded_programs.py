@@ -18,6 +18,7 @@ from typing import Any
 
 import simulated
 import torch
+import torch._dynamo  # optimizers import it, which takes each run 1.5 s otherwise
 from torch import Tensor, nn
 from torch.nn import functional
 

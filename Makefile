@@ -1,4 +1,5 @@
-# make demo | test | dev | lint | docs | bench | fuzz | reliability | soak. Each makes what it needs, in
+# make demo | test | dev | lint | docs | bench | fuzz | reliability | soak |
+# compare-simulator. Each makes what it needs, in
 # virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
@@ -13,7 +14,7 @@ SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS := 'scikit-build-core>=0.10' 'pybind11>=2.13' cmake ninja
-.PHONY: demo test test-cpu test-viewers fuzz reliability soak $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
+.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -58,6 +59,18 @@ reliability soak: .venv-cuda-2.12.1/torch wheel
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
 	.venv/bin/python tests/reliability $(if $(filter soak,$@),--soak); status=$$?; \
 		.venv/bin/python tests/reliability/page.py && exit $$status
+
+# Compares the simulator with the real allocators for about half an hour: 22 million requests, and the counts in
+# bench/results/. Three deviations of an allocator end its part, and all of them.
+COMPARED := bench/results/simulator_long_run.json
+compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
+	rm -f $(COMPARED)
+	for name in $(ACCELERATORS); do \
+		.venv-$$name/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl && \
+		SIMULATOR_RUNS=3 SIMULATOR_REQUESTS=160000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
+			tests/devices/simulate $${name%%-*} .venv-$$name/bin/python .venv-$$name/bin/pytest \
+			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
+	done
 
 wheel: .venv/torch
 	rm -rf build/wheel

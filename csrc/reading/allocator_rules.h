@@ -4,12 +4,29 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace pytracer::reading {
 
 constexpr uint64_t kMinBlockBytes = 512;
 constexpr uint64_t kSmallBytes = 1 << 20;  // larger blocks are in the large pool
+
+// Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
+using Divisions = std::array<uint64_t, 16>;
+
+// The least size of a block for a request, which is below 2^62 bytes.
+inline uint64_t rounded_bytes(uint64_t requested, const Divisions& divisions) {
+  const uint64_t size = std::max(requested, kMinBlockBytes);
+  const int power = 63 - __builtin_clzll(size);
+  const uint64_t parts = divisions[static_cast<size_t>(std::clamp(power - 20, 0, 15))];
+  uint64_t unit = kMinBlockBytes;
+  // Divisions apply only where each part is larger than the smallest block.
+  if (parts > 1 && parts <= (size - 1) / kMinBlockBytes) {
+    unit = (uint64_t{1} << power) >> (63 - __builtin_clzll(parts));
+  }
+  return (size + unit - 1) / unit * unit;
+}
 
 struct AllocatorRules {
   bool has_pools = true;         // false: each block is a segment (the CPU in pytracer's files)
@@ -19,20 +36,10 @@ struct AllocatorRules {
   uint64_t padding_bytes = 0;    // added to each request (NPU)
   bool is_padding_known = true;  // false: the padding may also be 0
   uint64_t max_split_bytes = UINT64_MAX;
-  // Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
-  std::array<uint64_t, 16> divisions{};
+  Divisions divisions{};
 
-  // The least size of a block for a request, which is below 2^62 bytes.
   uint64_t rounded(uint64_t requested) const {
-    if (!has_pools) return requested;
-    const uint64_t size = std::max(requested, kMinBlockBytes);
-    const int power = 63 - __builtin_clzll(size);
-    const uint64_t parts = divisions[static_cast<size_t>(std::clamp(power - 20, 0, 15))];
-    uint64_t unit = kMinBlockBytes;
-    if (parts > 1 && parts <= (size - 1) / kMinBlockBytes) {
-      unit = (uint64_t{1} << power) >> (63 - __builtin_clzll(parts));
-    }
-    return (size + unit - 1) / unit * unit;
+    return has_pools ? rounded_bytes(requested, divisions) : requested;
   }
 };
 

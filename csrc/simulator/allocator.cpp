@@ -5,8 +5,8 @@
 
 namespace pytracer::simulator {
 
-Allocator::Allocator(const Rules& rules, DeviceLog* log)
-    : rules_(rules), log_(log), default_(false, rules.tie) {
+Allocator::Allocator(const Rules& rules, Host& host)
+    : rules_(rules), host_(host), default_(false, rules.tie) {
   if (rules_.total_bytes == 0) rules_.total_bytes = std::min(rules_.device_bytes, kMostBytes);
 }
 
@@ -94,7 +94,7 @@ Block* Allocator::find_free(BlockPool& pool, uint64_t size, uint64_t stream) {
 }
 
 // Finds memory that is not free in the pool: from the device; else after giving back large blocks
-// that are not split; else after giving back the cache.
+// that are not split; else after giving back the cache, for which frees do not wait any longer.
 Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
   if (rules_.collects()) collect();
   Block* block = take_from_device(pool, size, stream);
@@ -102,6 +102,7 @@ Block* Allocator::find_memory(BlockPool& pool, uint64_t size, uint64_t stream) {
     block = take_from_device(pool, size, stream);
   }
   if (block != nullptr || (pool.is_private && !rules_.pools_give_back)) return block;
+  host_.complete_left();
   empty_cache();
   ++counts_.retries;
   return take_from_device(pool, size, stream);
@@ -117,7 +118,7 @@ Block* Allocator::take_from_device(BlockPool& pool, uint64_t size, uint64_t stre
   Segment* segment = segments_.make({address, bytes, 0, segments_made_++});
   add_reserved(bytes);
   ++counts_.device_allocs;
-  log(DeviceCall::alloc, address, bytes);
+  host_.on_call(DeviceCall::alloc, address, bytes);
   return make_block(stream, address, bytes, pool, segment);
 }
 
@@ -200,10 +201,6 @@ void Allocator::add_reserved(uint64_t bytes) {
 void Allocator::remove_reserved(uint64_t bytes) {
   counts_.reserved_bytes -= bytes;
   device_used_ -= Addresses::whole(bytes);
-}
-
-void Allocator::log(DeviceCall call, uint64_t address, uint64_t bytes) {
-  if (log_ != nullptr) log_->on_call(call, address, bytes);
 }
 
 }  // namespace pytracer::simulator

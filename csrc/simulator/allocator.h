@@ -17,11 +17,17 @@ namespace pytracer::simulator {
 
 enum class DeviceCall : uint8_t { alloc, free, map, unmap };
 
-// Is called for each call to the device.
-class DeviceLog {
+// What an allocator needs of its user.
+class Host {
  public:
-  virtual ~DeviceLog() = default;
+  virtual ~Host() = default;
+  // Is called for each call to the device.
   virtual void on_call(DeviceCall call, uint64_t address, uint64_t bytes) = 0;
+  // Is called before the cache is given back in order to allocate: frees the blocks that were left.
+  virtual void complete_left() = 0;
+  // Is called when the device has done its work: the blocks that were left are freed before the next
+  // allocation.
+  virtual void on_synchronized() = 0;
 };
 
 struct Counts {
@@ -32,7 +38,7 @@ struct Counts {
 
 class Allocator {
  public:
-  explicit Allocator(const Rules& rules, DeviceLog* log = nullptr);
+  Allocator(const Rules& rules, Host& host);
 
   // Returns nullptr if there is not enough memory. Pool 0 is the default pool.
   Block* allocate(uint64_t requested, uint64_t stream, uint64_t pool);
@@ -67,7 +73,6 @@ class Allocator {
   bool fits_device(uint64_t bytes) const;
   void add_reserved(uint64_t bytes);
   void remove_reserved(uint64_t bytes);
-  void log(DeviceCall call, uint64_t address, uint64_t bytes);
 
   // Expandable segments.
   Block* expand(BlockPool& pool, uint64_t size, uint64_t stream);
@@ -83,7 +88,7 @@ class Allocator {
   void release(Block* block);
 
   Rules rules_;
-  DeviceLog* log_;
+  Host& host_;
   Counts counts_;
   uint64_t device_used_ = 0;  // in whole units, as the device counts
   uint64_t blocks_made_ = 0, segments_made_ = 0;

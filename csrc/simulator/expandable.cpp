@@ -46,9 +46,6 @@ Block* Allocator::reserve_range(BlockPool& pool, uint64_t stream) {
   const uint64_t page = pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
   const auto factor = static_cast<double>(rules_.total_bytes) * rules_.range_factor;
   uint64_t bytes = rules_.range_bytes != 0 ? rules_.range_bytes : static_cast<uint64_t>(factor);
-  if (rules_.range_factor == 1.125 && rules_.range_bytes == 0) {
-    bytes = rules_.total_bytes + rules_.total_bytes / 8;
-  }
   bytes = std::max((bytes + page - 1) / page, uint64_t{1}) * page;
   const uint64_t address = addresses_.take(bytes);
   Segment* segment = segments_.make({address, bytes, page, segments_made_++});
@@ -80,7 +77,7 @@ bool Allocator::map(Block* block, uint64_t size) {
   pool.insert(block);
   add_reserved(mapped);
   ++counts_.maps;
-  log(DeviceCall::map, address, mapped);
+  host_.on_call(DeviceCall::map, address, mapped);
   return true;
 }
 
@@ -112,7 +109,7 @@ void Allocator::unmap(Block* block) {
   pool.unmapped.insert(block);
   remove_reserved(size);
   ++counts_.unmaps;
-  log(DeviceCall::unmap, begin, size);
+  host_.on_call(DeviceCall::unmap, begin, size);
   if (block->is_split()) return;
   pool.unmapped.erase(block);
   addresses_.give_back(segment.address, segment.range_bytes);

@@ -45,31 +45,25 @@ void Allocator::release(Block* block) {
   block->pool->free.erase(block);
   remove_reserved(block->size);
   ++counts_.device_frees;
-  log(DeviceCall::free, block->address, block->size);
+  host_.on_call(DeviceCall::free, block->address, block->size);
   addresses_.give_back(block->address, block->size);
   segments_.discard(block->segment);
   blocks_.discard(block);
 }
 
-// Applies to requests of all sizes while `max_split_size_mb` is set: gives back the smallest free
-// block that is large enough, or else large blocks, the largest first, until they are.
+// Applies to requests of all sizes while `max_split_size_mb` is set and segments do not expand: gives
+// back the smallest free block that is large enough, or else large blocks, the largest first, until
+// they are.
 bool Allocator::release_oversize(BlockPool& pool, uint64_t size, uint64_t stream) {
-  if (rules_.max_split_bytes == kNoLimit) return false;
-  if (rules_.expandable && !rules_.frees_expandable_oversize) return false;
-  const auto give_back = [this](Block* block) {
-    if (block->expands()) {
-      unmap(block);
-    } else {
-      release(block);
-    }
-  };
+  if (rules_.max_split_bytes == kNoLimit || rules_.expandable) return false;
+  if (rules_.waits_to_release) host_.on_synchronized();
   Block key;
   key.stream = stream;
   key.size = std::max(size, rules_.max_split_bytes);
   auto place = pool.free.lower_bound(&key);
   if (place != pool.free.end() && (*place)->stream == stream) {
-    if (!(*place)->expands() && (*place)->is_split()) return false;
-    give_back(*place);
+    if ((*place)->is_split()) return false;
+    release(*place);
     return true;
   }
   uint64_t released = 0;
@@ -77,10 +71,10 @@ bool Allocator::release_oversize(BlockPool& pool, uint64_t size, uint64_t stream
     place = std::prev(place);
     Block* block = *place;
     if (block->size < rules_.max_split_bytes || block->stream != stream) break;
-    if (!block->expands() && block->is_split()) break;  // the real allocator fails here
+    if (block->is_split()) break;  // the real allocator fails here
     released += block->size;
     const auto after = std::next(place);
-    give_back(block);
+    release(block);
     place = after;
   }
   return released >= key.size;
@@ -100,6 +94,7 @@ void Allocator::collect() {
     ages += pool.age(block);
     ++candidates;
   }
+  if (candidates > 0 && rules_.waits_to_release) host_.on_synchronized();
   for (bool has_freed = true; has_freed && reclaimed < target && candidates > 0;) {
     const double average = static_cast<double>(ages) / static_cast<double>(candidates);
     has_freed = false;

@@ -4,13 +4,14 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
+
+#include "reading/allocator_rules.h"
 
 namespace pytracer::simulator {
 
-constexpr uint64_t kMinBlockBytes = 512;
-constexpr uint64_t kSmallBytes = 1 << 20;  // the small pool serves requests up to this size
+using reading::kMinBlockBytes;
+using reading::kSmallBytes;
 constexpr uint64_t kSmallSegmentBytes = 2 << 20;
 constexpr uint64_t kLeastLargeBytes = 10 << 20;  // from this size on, a segment is for one request
 constexpr uint64_t kUnitBytes = 2 << 20;         // of the sizes of segments, and of the device
@@ -30,18 +31,16 @@ struct Rules {
   // The unit of mapping in expandable segments of the large pool.
   uint64_t large_page_bytes = uint64_t{20} << 20;
   double collection_threshold = 0;  // of the memory fraction; 0: no collection
+  bool waits_to_release = false;    // for the device, in collect() and release_oversize() (NPU)
   bool expandable = false;
-  // The reserved range of an expandable segment is total_bytes * numerator / denominator.
+  // The reserved range of an expandable segment, as a multiple of total_bytes.
   double range_factor = 1.125;
   uint64_t range_bytes = 0;  // instead of the factor, unless 0
   Tie tie = Tie::by_creation;
   bool pools_give_back = true;  // an allocation of a private pool, too, has the cache given back
-  bool frees_expandable_oversize = false;  // release_available() applies to expandable segments
   // Large blocks of expandable segments begin at multiples of it, if there is room (NPU); 0: any.
   uint64_t alignment_bytes = 0;
-  uint64_t least_parts = 2;                // fewer divisions of a power of two have no effect
-  // Into how many parts each power of two from 1 MiB on is divided; 0: it is not divided.
-  std::array<uint64_t, 16> divisions{};
+  reading::Divisions divisions{};
 
   uint64_t limit_bytes = kNoLimit;   // the memory fraction
   uint64_t device_bytes = kNoLimit;  // what the device can give
@@ -49,17 +48,7 @@ struct Rules {
 
   // The size of the block for a request.
   uint64_t rounded(uint64_t requested) const {
-    const uint64_t size = std::max(requested + padding_bytes, kMinBlockBytes);
-    const int power = 63 - __builtin_clzll(size);
-    const uint64_t parts = divisions[static_cast<size_t>(std::clamp(power - 20, 0, 15))];
-    uint64_t unit = kMinBlockBytes;
-    // Divisions apply only where each part is larger than the smallest block.
-    if (parts >= least_parts && parts <= (size - 1) / kMinBlockBytes) {
-      const uint64_t floor = uint64_t{1} << power;
-      unit = floor >> (63 - __builtin_clzll(parts));
-      if (unit == 0) return size == floor ? size : floor << 1;
-    }
-    return (size + unit - 1) / unit * unit;
+    return reading::rounded_bytes(requested + padding_bytes, divisions);
   }
 
   // The size of the segment that is made for a block. Requests that fit several times into a

@@ -8,30 +8,13 @@ namespace pytracer::simulator {
 
 namespace {
 
-// Keeps the calls to the device, by request.
-class Calls final : public DeviceLog {
- public:
-  explicit Calls(Simulated& result) : result_(result) {}
-  void on_call(DeviceCall call, uint64_t address, uint64_t bytes) override {
-    result_.call.push_back(static_cast<uint8_t>(call));
-    result_.call_request.push_back(static_cast<int64_t>(request));
-    result_.call_address.push_back(static_cast<int64_t>(address));
-    result_.call_bytes.push_back(static_cast<int64_t>(bytes));
-  }
-  size_t request = 0;
-
- private:
-  Simulated& result_;
-};
-
-class Run {
+class Run final : public Host {
  public:
   Run(const Requests& requests, const Rules& rules, const Options& options, Simulated& result)
       : requests_(requests),
         options_(options),
         result_(result),
-        calls_(result),
-        allocator_(rules, options.with_calls ? &calls_ : nullptr) {
+        allocator_(rules, *this) {
     check();
     int64_t last = -1;
     for (size_t i = 0; i < requests.size; ++i) last = std::max(last, requests.block[i]);
@@ -41,9 +24,9 @@ class Run {
   void run(reading::Watch& watch) {
     for (size_t i = 0; i < requests_.size; ++i) {
       watch.tick();
-      calls_.request = i;
+      current_ = i;
       const bool goes_on = request(i);
-      note(i);
+      note();
       if (!goes_on) {
         result_.failed_request = static_cast<int64_t>(i);
         for (size_t rest = i + 1; rest < requests_.size; ++rest) write_curve();
@@ -52,6 +35,17 @@ class Run {
     }
     result_.counts = allocator_.counts();
   }
+
+  void on_call(DeviceCall call, uint64_t address, uint64_t bytes) override {
+    if (!options_.with_calls) return;
+    result_.call.push_back(static_cast<uint8_t>(call));
+    result_.call_request.push_back(static_cast<int64_t>(current_));
+    result_.call_address.push_back(static_cast<int64_t>(address));
+    result_.call_bytes.push_back(static_cast<int64_t>(bytes));
+  }
+
+  void complete_left() override { complete(left_.size()); }
+  void on_synchronized() override { synchronized_ = left_.size(); }
 
  private:
   // Block numbers count the allocations, so that the table of blocks is no larger than a column.
@@ -79,7 +73,21 @@ class Run {
 
   Block*& block_of(size_t i) { return blocks_[static_cast<size_t>(requests_.block[i])]; }
 
+  // Frees the first `count` blocks that were left.
+  void complete(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      Block*& block = blocks_[static_cast<size_t>(left_[i])];
+      if (block == nullptr || block->counts) continue;  // it was freed since
+      allocator_.free(block);
+      block = nullptr;
+      ++result_.freed_early;
+    }
+    left_.erase(left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(count));
+    synchronized_ = 0;
+  }
+
   Block* allocate(size_t i) {
+    if (synchronized_ > 0) complete(synchronized_);
     return allocator_.allocate(static_cast<uint64_t>(requests_.size_bytes[i]),
                                static_cast<uint64_t>(requests_.stream[i]),
                                static_cast<uint64_t>(requests_.pool[i]));
@@ -91,7 +99,6 @@ class Run {
       case Kind::allocate: {
         if (block_of(i) != nullptr) refuse(i, "the allocated block", requests_.block[i]);
         Block* made = allocate(i);
-        if (made == nullptr && complete_left()) made = allocate(i);
         block_of(i) = made;
         if (options_.with_calls && made != nullptr) address_ = made->address;
         if (made != nullptr) return true;
@@ -124,22 +131,7 @@ class Run {
     return true;
   }
 
-  // Completes the frees that wait for streams, as the allocator does before it gives up.
-  bool complete_left() {
-    uint64_t completed = 0;
-    for (const int64_t number : left_) {
-      Block*& block = blocks_[static_cast<size_t>(number)];
-      if (block == nullptr || block->counts) continue;
-      allocator_.free(block);
-      block = nullptr;
-      ++completed;
-    }
-    left_.clear();
-    result_.freed_early += completed;
-    return completed > 0;
-  }
-
-  void note(size_t) {
+  void note() {
     const Counts& counts = allocator_.counts();
     if (counts.reserved_bytes > peak_) {
       peak_ = counts.reserved_bytes;
@@ -162,10 +154,11 @@ class Run {
   const Requests& requests_;
   const Options& options_;
   Simulated& result_;
-  Calls calls_;
   Allocator allocator_;
   std::vector<Block*> blocks_;
-  std::vector<int64_t> left_;
+  std::vector<int64_t> left_;  // the numbers of blocks, in the order in which they were left
+  size_t synchronized_ = 0;    // of these, the first ones, which are freed before the next allocation
+  size_t current_ = 0;  // the request
   uint64_t peak_ = 0, address_ = 0;
 };
 

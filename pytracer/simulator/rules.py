@@ -39,6 +39,8 @@ class AllocatorRules:
         large_page_bytes: The unit of mapping in expandable segments of the large pool.
         collection_threshold: The part of the memory fraction above which blocks that have not been
             used for long are given back; 0 for none.
+        waits_to_release: Whether the allocator waits for the device before it gives such blocks, or
+            blocks of `max_split_bytes`, back (NPU).
         expandable: Whether segments expand.
         range_factor: The size of the range that an expandable segment reserves, as a multiple of
             the device's size.
@@ -48,11 +50,8 @@ class AllocatorRules:
             lowest address of the segment that was created first.
         pools_give_back: Whether the cache is given back, too, for an allocation of a private pool
             that finds no memory.
-        frees_expandable_oversize: Whether blocks above `max_split_bytes` are given back before the
-            cache is, also in expandable segments.
         alignment_bytes: Large blocks of expandable segments begin at multiples of it, if there is
             room (NPU); 0: anywhere.
-        least_parts: Fewer divisions of a power of two have no effect.
         divisions: Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it
             is not divided.
     """
@@ -63,14 +62,13 @@ class AllocatorRules:
     large_segment_bytes: int = PAGE_BYTES
     large_page_bytes: int = PAGE_BYTES
     collection_threshold: float = 0.0
+    waits_to_release: bool = False
     expandable: bool = False
     range_factor: float = 1.125
     range_bytes: int = 0
     tie: str = "creation"
     alignment_bytes: int = 0
     pools_give_back: bool = True
-    frees_expandable_oversize: bool = False
-    least_parts: int = 2
     divisions: tuple[int, ...] = (0,) * INTERVALS
 
 
@@ -95,6 +93,7 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
     rules = AllocatorRules(
         padding_bytes=PADDING_BYTES if backend == "npu" else 0,
         tie=_tie(backend, version),
+        waits_to_release=backend == "npu",
         alignment_bytes=_NPU_ALIGNMENT_BYTES if backend == "npu" else 0,
         pools_give_back=backend == "npu" or version is None or version >= (2, 15),
     )

@@ -2,6 +2,9 @@
 
     python real_allocator.py FOLDER
 
+A block that is left is a tensor that another stream uses, on a busy device. Its free completes when
+the first `FREE` of such a block, after which all left blocks are freed, makes the device idle.
+
 FOLDER has the file `requests.npz`, with the columns of `Requests`, `capacity_bytes`, `has_limit`
 and `limit_bytes`. The process writes `answer.npz`, with the reserved bytes and the address after
 each request, and the calls to the device.
@@ -27,19 +30,27 @@ def answer(requests: dict[str, Any]) -> dict[str, Any]:
     backend = present_accelerator()
     assert backend is not None
     simulated.set_capacity(int(requests["capacity_bytes"]))
-    allocator = Allocator(backend, int(requests["stream"].max(initial=0)) + 1)
+    streams = int(requests["stream"].max(initial=0)) + 1
+    allocator = Allocator(backend, streams)
     native = torch._C if backend == "cuda" else sys.modules["torch_npu"]._C
     module = getattr(torch, backend)
     if requests["has_limit"]:
         allocator.limit(int(requests["limit_bytes"]))
     module.memory._record_memory_history(max_entries=10_000_000, stacks="python", context=None)
     statistics = getattr(native, f"_{backend}_memoryStats")
-    order = np.argsort(allocator.streams)  # the allocator orders streams by handle
+    default = module.default_stream()
+    own_streams = {getattr(default, f"{backend}_stream"): default}
+    own_streams |= {handle: module.ExternalStream(handle) for handle in allocator.streams[1:]}
+    handles = sorted(own_streams)  # as the allocator orders streams
+    other_stream = module.Stream()
+    is_left = set(requests["block"][requests["kind"] == LEAVE].tolist())
     address: dict[int, int] = {}
+    tensors: dict[int, torch.Tensor] = {}
     in_use = 0
     reserved, addresses, ooms = [], [], []
     names = ("kind", "block", "size_bytes", "stream", "pool")
     rows = zip(*(requests[name].tolist() for name in names), strict=True)
+    simulated.set_busy(True)
     for number, (kind, block, size, stream, pool) in enumerate(rows):
         place = 0
         if kind == ALLOCATE:
@@ -47,18 +58,37 @@ def answer(requests: dict[str, Any]) -> dict[str, Any]:
                 allocator.use_pool(pool)
                 in_use = pool
             try:
-                place = address[block] = allocator.alloc(size, allocator.streams[order[stream]])
+                if block in is_left:
+                    with module.stream(own_streams[handles[stream]]):
+                        tensor = torch.empty(size, dtype=torch.uint8, device=backend)
+                    tensors[block] = tensor
+                    place = tensor.data_ptr()
+                    del tensor
+                else:
+                    place = address[block] = allocator.alloc(size, handles[stream])
             except torch.OutOfMemoryError:
                 ooms.append(number)
+            simulated.set_busy(True)  # the allocator has seen which frees are complete
+        elif kind == LEAVE:
+            if in_use != 0:  # torch 2.12.1 delays such frees further while a pool is in use
+                allocator.use_pool(0)
+                in_use = 0
+            if block in tensors:
+                tensors[block].record_stream(other_stream)
+                del tensors[block]
         elif kind == FREE:
             if block in address:
                 allocator.free(address.pop(block))
-        elif kind != LEAVE:
+            elif block in is_left:
+                simulated.set_busy(False)
+                module.synchronize()
+        else:
             if in_use != 0:
                 allocator.use_pool(0)
                 in_use = 0
             if kind == EMPTY_CACHE:
                 allocator.empty_cache()
+                simulated.set_busy(True)
             else:
                 assert kind == RELEASE_POOL
                 allocator.release_pool(pool)

@@ -1,15 +1,12 @@
-"""Compare what the simulator says of other settings with the program under these settings."""
+"""Compare recommendations with the program under the recommended settings."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import processes
 import pytest
 import simulated
 from commands import invoke
 
-from pytracer.experiments.replay import replay
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.recommendation.fitting import TRIED, explain_with_settings
@@ -28,99 +25,6 @@ pytestmark = [
 
 def variable(backend: str) -> str:
     return f"PYTORCH_{backend.upper()}_ALLOC_CONF"
-
-
-# Layers whose activations grow and shrink with the sequence, as in a training of a transformer.
-LOOP = """
-import json, sys
-import torch
-backend, path = sys.argv[1:3]
-if backend == "npu":
-    import torch_npu
-import pytracer
-
-api = getattr(torch, backend)
-api.init()
-MIB = 1 << 20
-
-
-def make(mib):
-    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=f"{backend}:0")
-
-
-def step(length):
-    activations = []
-    for layer in range(12):
-        hidden = make(length * 8)
-        attention = make(length * length / 40)
-        activations.append((hidden, make(length * 21)))
-        del attention
-    logits = make(length * 90)
-    for hidden, inner in reversed(activations):
-        gradient = make(length * 8.5)
-        activations.pop()
-        del hidden, inner
-    del logits, gradient
-
-
-oom = False
-with pytracer.Tracer(path, device=backend, context=None, on_oom=False) as tracer:
-    weights = [make(30 + i % 3) for i in range(12)]
-    try:
-        for length in (5, 8, 5.5, 7.3, 6.1, 8, 4.4, 7.7):
-            step(length)
-    except torch.OutOfMemoryError:
-        oom = True
-    tracer.dump(path)
-stats = api.memory_stats(0)
-names = {"reserved": "reserved_bytes.all.peak", "retries": "num_alloc_retries"}
-print(json.dumps({"oom": oom, **{name: stats[key] for name, key in names.items()}}))
-"""
-
-SETTINGS = {
-    "cuda": (
-        "",
-        "expandable_segments:True",
-        "max_split_size_mb:64",
-        "roundup_power2_divisions:4",
-        "expandable_segments:True,roundup_power2_divisions:8",
-    ),
-    "npu": ("", "expandable_segments:True", "max_split_size_mb:64"),
-}
-
-
-def run_loop(folder: Path, backend: str, settings: str, capacity_mib: int) -> dict[str, Any]:
-    """Run the loop, which writes `folder`/recorded.pickle, and return its figures."""
-    folder.mkdir()
-    more = {variable(backend): settings} if settings else {}
-    env = processes.environment(SIMULATED_CAPACITY_MB=str(capacity_mib), **more)
-    done = processes.run(LOOP, backend, "recorded.pickle", cwd=folder, env=env)
-    assert done.returncode == 0, done.stderr
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-def test_a_loop_of_varying_lengths(backend: str, tmp_path: Path) -> None:
-    # GIVEN a recording with more memory than needed, and the program itself under other settings,
-    # on devices where only some settings fit
-    run_loop(tmp_path / "recording", backend, "", 16 << 10)
-    path = tmp_path / "recording" / "recorded.pickle"
-    outcomes = []
-    for capacity_mib in (16 << 10, 4_850, 4_500):
-        for i, settings in enumerate(SETTINGS[backend]):
-            program = run_loop(tmp_path / f"{capacity_mib}-{i}", backend, settings, capacity_mib)
-            # WHEN the recording is simulated under the same settings and capacity
-            done = replay(path, [settings] if settings else [], capacity_bytes=capacity_mib << 20)
-            assert done.deviation is not None
-            assert done.deviation.equal == done.deviation.requests > 300
-            outcome = done.replayed[-1].setting.outcomes[0]
-            # THEN it runs out of memory where the program does, and reserves the same
-            assert (outcome.ooms == 1) == program["oom"], (settings, capacity_mib)
-            assert outcome.peak_reserved_bytes == program["reserved"], (settings, capacity_mib)
-            assert outcome.retries == program["retries"], (settings, capacity_mib)
-            outcomes.append((program["oom"], program["retries"] > 0))
-    # AND the settings differ
-    assert {(False, False), (True, True)} <= set(outcomes)
 
 
 def test_the_recommendation_is_confirmed_by_the_program(backend: str, tmp_path: Path) -> None:
@@ -208,15 +112,3 @@ def test_explanations_name_the_settings_that_fit(backend: str, tmp_path: Path) -
         if named:
             assert explanation.suggestions[0].command.endswith(explanation.fitting_settings[0])
     assert judged > len(seeds) // 2
-
-
-def test_a_real_replay_without_nvml(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a container where NVML does not answer, but torch finds the device
-    run_loop(tmp_path / "recording", backend, "", 16 << 10)
-    monkeypatch.setenv("SIMULATED_NVML", "0")
-    # THEN the real allocator answers
-    done = replay(tmp_path / "recording" / "recorded.pickle", [], real=True)
-    assert done.deviation is not None
-    assert done.deviation.equal == done.deviation.requests

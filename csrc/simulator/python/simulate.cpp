@@ -27,12 +27,11 @@ simulator::Rules to_rules(const py::dict& values) {
   set(rules.large_segment_bytes, "large_segment_bytes");
   set(rules.large_page_bytes, "large_page_bytes");
   set(rules.collection_threshold, "collection_threshold");
+  set(rules.waits_to_release, "waits_to_release");
   set(rules.expandable, "expandable");
   set(rules.range_factor, "range_factor");
   set(rules.range_bytes, "range_bytes");
   set(rules.pools_give_back, "pools_give_back");
-  set(rules.frees_expandable_oversize, "frees_expandable_oversize");
-  set(rules.least_parts, "least_parts");
   set(rules.divisions, "divisions");
   set(rules.limit_bytes, "limit_bytes");
   set(rules.device_bytes, "device_bytes");

@@ -4,6 +4,7 @@ import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import { createBlocksTable } from "./blocks_table.ts";
 import { decodeText } from "./decode.ts";
+import { createDetail } from "./detail.ts";
 import { createDifference } from "./difference.ts";
 import { createEventsTable } from "./events_table.ts";
 import { createFlame } from "./flame.ts";
@@ -13,6 +14,7 @@ import { createMap } from "./map.ts";
 import type { FileData, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
 import { fromHash, Selection, type Tab, toHash } from "./selection.ts";
+import { createTabs } from "./tabs.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
@@ -69,16 +71,17 @@ async function open(selection: Selection): Promise<void> {
       usage: usageOf(file, device),
       layouts: layoutsOf(file, device),
     };
-    const timeline = element("section", { class: "timeline" });
-    const tabs = element("nav", { role: "tablist" });
-    main.append(timeline, tabs);
+    const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Usage over time" });
+    const tabs = element("nav");
+    const detail = element("aside", { class: "panel", id: "detail", "aria-label": "Selected block" });
+    const views = VIEWS.filter((view) => view.isShown?.(page) ?? true);
+    const panels = views.map(({ tab, label }) => ({ tab, label, panel: element("section") }));
+    const below = element("div", { class: "views panel" }, ...panels.map(({ panel }) => panel));
+    main.append(timeline, tabs, element("div", { class: "columns" }, below, detail));
+    createTabs(tabs, panels, selection);
     createTimeline(timeline, model, selection);
-    for (const view of VIEWS) {
-      if (view.isShown && !view.isShown(page)) continue;
-      const panel = element("section", { class: view.tab, role: "tabpanel" });
-      main.append(panel);
-      view.create(panel, model, selection);
-    }
+    for (const [i, { create }] of views.entries()) create(panels[i]!.panel, model, selection);
+    createDetail(detail, model, selection);
   }
   selection.subscribe((state, previous) => {
     history.replaceState(null, "", `#${toHash(state)}`);

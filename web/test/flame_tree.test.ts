@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { NO_STACK, flameBoxes, flameTree, matchedBytes, type FlameNode } from "../src/flame_tree.ts";
-import { random } from "./random.ts";
+import { random } from "./example.ts";
 
 const next = random(5);
 const STACKS = 200;

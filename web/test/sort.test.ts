@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { ranks, sortRows, type SortKey } from "../src/sort.ts";
-import { random } from "./random.ts";
+import { random } from "./example.ts";
 
 const upTo = (count: number): Uint32Array => Uint32Array.from({ length: count }, (_, i) => i);
 

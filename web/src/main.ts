@@ -2,41 +2,24 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
+import "./views.css";
 import { createBlocksTable } from "./blocks_table.ts";
 import { decodeText } from "./decode.ts";
-import { createDetails } from "./details.ts";
+import { createDetail } from "./detail.ts";
 import { createDifference } from "./difference.ts";
 import { createEventsTable } from "./events_table.ts";
 import { createFlame } from "./flame.ts";
 import { createHeader } from "./header.ts";
 import { layoutsOf } from "./layout.ts";
 import { createMap } from "./map.ts";
+import { createMoment } from "./moment.ts";
 import type { FileData, Mark, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
-import { fromHash, Selection, START, type State, toHash } from "./selection.ts";
+import { fromHash, Selection, type State, toHash } from "./selection.ts";
 import { createTabs, type TabView } from "./tabs.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
-
-const VIEWS: (TabView & { isShown?: (page: Page) => boolean })[] = [
-  { tab: "map", label: "Memory map", create: createMap },
-  { tab: "blocks", label: "Blocks", create: createBlocksTable },
-  { tab: "events", label: "Events", create: createEventsTable },
-  { tab: "flame", label: "Flame graph", create: createFlame },
-  {
-    tab: "ranks",
-    label: "Ranks",
-    create: (root, model, selection) => createRanks(root, model.page, selection),
-    isShown: (page) => page.files.length > 1,
-  },
-  {
-    tab: "difference",
-    label: "Difference",
-    create: (root, model, selection) => createDifference(root, model.page, selection),
-    isShown: (page) => page.difference !== null,
-  },
-];
 
 const app = document.getElementById("app")!;
 const page = JSON.parse(document.getElementById("pytracer-page")?.textContent ?? "null") as Page;
@@ -102,36 +85,58 @@ async function open(state: Readonly<State>): Promise<void> {
   } else {
     selection = new Selection(state);
     app.replaceChildren(header, main);
-    main.append(element("p", { class: "notice" }, reason(state, failure)));
+    if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
+    createTabs(main, viewsOfPage(selection), selection);
   }
   createHeader(header, page, selection, file);
   selection.subscribe((next, previous) => {
     keepAddress(next);
     if (next.file === previous.file && next.device === previous.device) return;
-    const isFile = next.file !== previous.file;
-    void open({ ...START, file: next.file, device: isFile ? 0 : next.device, colour: next.colour, tab: next.tab });
+    void open(next);
   });
 }
 
-function reason(state: Readonly<State>, failure: unknown): string {
-  const name = page.files[state.file]?.name ?? `file ${state.file}`;
-  if (failure !== null) return `The data of ${name} cannot be read: ${String(failure)}. Write the report again.`;
-  return [`The data of ${name} is not in this report.`, ...page.left_out].join(" ");
+function unreadable({ file }: Readonly<State>, failure: unknown): string {
+  const name = page.files[file]?.name ?? `file ${file}`;
+  return `The data of ${name} in this report is damaged (${String(failure)}). Write the report again.`;
 }
 
-/** Make the views of a device: the timeline with details, and the tabs below. */
+/** Make the views of a device: the timeline with the tabs below, and details next to them. */
 function show(main: HTMLElement, model: Model, selection: Selection): void {
   const views = element("div", { class: "views" });
-  const details = element("aside", { class: "details", "aria-label": "Details" });
-  main.append(views, details);
+  const aside = element("aside", { class: "details", "aria-label": "Details" });
+  main.append(element("div", { class: "columns" }, views, aside));
   if (model.device.contradiction) {
-    views.append(element("p", { class: "notice" }, model.device.contradiction));
+    views.append(element("p", { class: "panel", role: "note" }, model.device.contradiction));
   }
-  const timeline = element("section", { class: "timeline", "aria-label": "Memory over time" });
+  const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
   views.append(timeline);
   createTimeline(timeline, model, selection);
-  createTabs(views, VIEWS.filter((view) => view.isShown?.(page) ?? true), model, selection);
-  createDetails(details, model, selection);
+  const tabs: TabView[] = [
+    { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
+    { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
+    { tab: "events", label: "Events", create: (root) => createEventsTable(root, model, selection) },
+    { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
+    ...viewsOfPage(selection),
+  ];
+  createTabs(views, tabs, selection);
+  createMoment(aside, model, selection);
+  const detail = element("section", { class: "panel", "aria-label": "Selected block" });
+  aside.append(detail);
+  createDetail(detail, model, selection);
+}
+
+/** The views that need no open file. */
+function viewsOfPage(selection: Selection): TabView[] {
+  const found: TabView[] = [];
+  if (page.files.length > 1) {
+    found.push({ tab: "ranks", label: "Files", create: (root) => createRanks(root, page, selection) });
+  }
+  if (page.difference) {
+    const create = (root: HTMLElement): void => createDifference(root, page, selection);
+    found.push({ tab: "difference", label: "Difference", create });
+  }
+  return found;
 }
 
 let waiting = 0;

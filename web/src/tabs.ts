@@ -1,23 +1,21 @@
 /** The views below the timeline, of which one is shown. */
 
-import type { Model } from "./model.ts";
 import type { Selection, Tab } from "./selection.ts";
 import { element } from "./view.ts";
 
 export interface TabView {
   tab: Tab;
   label: string;
-  create(root: HTMLElement, model: Model, selection: Selection): void;
+  create(root: HTMLElement): void;
 }
 
 /** Make the tabs. A view is made when it is first shown, which keeps the first paint fast. */
 export function createTabs(
   root: HTMLElement,
-  views: TabView[],
-  model: Model,
+  views: readonly TabView[],
   selection: Selection,
 ): void {
-  const list = element("div", { role: "tablist", class: "tabs", "aria-label": "Views" });
+  const list = element("div", { role: "tablist", class: "bar tabs", "aria-label": "Views" });
   root.append(list);
   const made = new Set<Tab>();
   const tabs = views.map((view) => {
@@ -25,12 +23,12 @@ export function createTabs(
       type: "button",
       role: "tab",
       id: `tab-${view.tab}`,
-      "aria-controls": `panel-${view.tab}`,
+      "aria-controls": view.tab,
     }, view.label);
     const panel = element("section", {
-      class: `panel ${view.tab}`,
+      class: "panel",
       role: "tabpanel",
-      id: `panel-${view.tab}`,
+      id: view.tab,
       "aria-labelledby": `tab-${view.tab}`,
     });
     tab.addEventListener("click", () => selection.update({ tab: view.tab }));
@@ -40,15 +38,15 @@ export function createTabs(
   });
 
   function show(): void {
-    const chosen = tabs.find(({ view }) => view.tab === selection.state.tab) ?? tabs[0]!;
+    const chosen = tabs.find(({ view }) => view.tab === selection.state.tab) ?? tabs[0];
     for (const { view, tab, panel } of tabs) {
-      const isChosen = view === chosen.view;
+      const isChosen = view === chosen?.view;
       tab.setAttribute("aria-selected", String(isChosen));
       tab.tabIndex = isChosen ? 0 : -1;
       panel.hidden = !isChosen;
       if (isChosen && !made.has(view.tab)) {
         made.add(view.tab);
-        view.create(panel, model, selection);
+        view.create(panel);
       }
     }
   }
@@ -61,6 +59,7 @@ export function createTabs(
     selection.update({ tab: next.view.tab });
     next.tab.focus();
     event.preventDefault();
+    event.stopPropagation(); // the page's arrow keys move through time
   });
   selection.subscribe((state, previous) => {
     if (state.tab !== previous.tab) show();

@@ -13,7 +13,7 @@ import { colourOf, groupsOf, ink } from "./colours.ts";
 import type { Model } from "./model.ts";
 import { createMinimap } from "./minimap.ts";
 import type { Selection } from "./selection.ts";
-import { blockLines } from "./block_text.ts";
+import { tooltipLines } from "./block_texts.ts";
 import { count, duration, size } from "./text.ts";
 import {
   drawAreas,
@@ -266,7 +266,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const hit = hitAt(areas!, column, bytes);
     const groups = groupsOf(model, selection.state.colour);
     const text: string[] = [];
-    if (hit?.block != null) text.push(...blockLines(model, hit.block));
+    if (hit?.block != null) text.push(...tooltipLines(model, hit.block));
     else if (hit) text.push(`${groups.names[hit.group]}: smaller blocks. Zoom in to see each one.`);
     const column_entry = areas!.columns.entries[column]!;
     text.push(

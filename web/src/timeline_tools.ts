@@ -1,5 +1,6 @@
 /** The controls above the timeline: colouring, zoom, moments, and the selected range. */
 
+import { button } from "./elements.ts";
 import type { Model } from "./model.ts";
 import { COLOURS, type Colour, type Selection } from "./selection.ts";
 import { counted, eventNumber, size } from "./text.ts";
@@ -34,9 +35,11 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
   };
   const zoom = element("span", { class: "buttons" }, "Zoom ");
   zoom.append(
-    button("+", "Zoom in at the selected moment (key +)", () => zoomBy(0.5)),
-    button("−", "Zoom out (key -)", () => zoomBy(2)),
-    button("All", "Show the complete history (key 0)", () => selection.update({ zoom: null })),
+    button("+", () => zoomBy(0.5), { title: "Zoom in at the selected moment (key +)" }),
+    button("−", () => zoomBy(2), { title: "Zoom out (key -)" }),
+    button("All", () => selection.update({ zoom: null }), {
+      title: "Show the complete history (key 0)",
+    }),
   );
   const moments = element("span", { class: "buttons" }, "Go to ");
   let ooms = 0;
@@ -44,14 +47,13 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     if (mark.kind === "oom" && ++ooms > 3) continue;
     const label = { peak: "Peak", oom: "Out of memory", end: "End" }[mark.kind];
     const name = mark.kind === "oom" && ooms > 1 ? `${label} ${ooms}` : label;
-    moments.append(
-      button(name, mark.text, () => {
-        const entry = mark.event + 1;
-        const [first, last] = shown(selection.state.zoom, entries);
-        const isInside = entry >= first && entry <= last;
-        selection.update({ entry, zoom: isInside ? selection.state.zoom : null });
-      }),
-    );
+    const show = (): void => {
+      const entry = mark.event + 1;
+      const [first, last] = shown(selection.state.zoom, entries);
+      const isInside = entry >= first && entry <= last;
+      selection.update({ entry, zoom: isInside ? selection.state.zoom : null });
+    };
+    moments.append(button(name, show, { title: mark.text }));
   }
   const range = element("span", { class: "buttons range", role: "status" });
   bar.append(zoom, moments, range);
@@ -72,22 +74,12 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
         `${eventNumber(device, Math.max(0, selected[1] - 1))} ` +
         `(${counted(selected[1] - selected[0] + 1, "entry").replace("entrys", "entries")}, ` +
         `${change > 0 ? "+" : ""}${size(change)}) `,
-      button("Zoom to range", "Show only the range", () => selection.update({ zoom: selected })),
-      button("Blocks", "List the blocks that were allocated in the range and not released", () =>
-        selection.update({ tab: "blocks" }),
-      ),
-      button("Clear", "Clear the range (key Escape)", () => selection.update({ range: null })),
+      button("Zoom to range", () => selection.update({ zoom: selected })),
+      button("Clear range", () => selection.update({ range: null })),
     );
   }
   selection.subscribe((state, previous) => {
     if (state.range !== previous.range || state.colour !== previous.colour) show();
   });
   show();
-}
-
-/** Make a button with a text and a longer explanation. */
-export function button(text: string, title: string, act: () => void): HTMLButtonElement {
-  const made = element("button", { type: "button", title }, text);
-  made.addEventListener("click", act);
-  return made;
 }

@@ -1,28 +1,22 @@
-/** The column next to the views: the selected moment, its memory by group, and the selected block. */
+/** The column next to the views: the selected moment, and its memory by group. */
 
 import { groupsAt } from "./areas.ts";
-import { blockFacts, momentText } from "./block_text.ts";
 import { colourOf, groupsOf } from "./colours.ts";
+import { factList } from "./elements.ts";
 import { type Model, stepAt } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { count, counted, duration, eventNumber, size, stackLines } from "./text.ts";
-import { button } from "./timeline_tools.ts";
+import { count, counted, duration, eventNumber, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
-export function createDetails(root: HTMLElement, model: Model, selection: Selection): void {
-  const moment = element("section", { "aria-label": "Selected moment" });
-  const groups = element("section", { "aria-label": "Memory by group at the selected moment" });
-  const block = element("section", { "aria-label": "Selected block" });
-  root.append(moment, groups, block);
+/** Show the selected moment, and the memory of each group at this moment: the legend of colours. */
+export function createMoment(root: HTMLElement, model: Model, selection: Selection): void {
+  const moment = element("section", { class: "panel", "aria-label": "Selected moment" });
+  const groups = element("section", { class: "panel", "aria-label": "Memory by group" });
+  root.append(moment, groups);
   drawWhenNeeded(root, selection, () => {
     showMoment(moment, model, selection.state.entry);
     showGroups(groups, model, selection);
   });
-  const show = (): void => showBlock(block, model, selection);
-  selection.subscribe((state, previous) => {
-    if (state.block !== previous.block) show();
-  });
-  show();
 }
 
 function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: number): void {
@@ -53,7 +47,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
     rows.push(["Free in segments", (isBound ? "at most " : "") + size(free)]);
   }
   if (limit !== null) rows.push(["Device limit", size(limit)]);
-  root.replaceChildren(element("h2", {}, "Selected moment"), facts(rows));
+  root.replaceChildren(element("h2", {}, "Selected moment"), factList(rows));
 }
 
 function showGroups(root: HTMLElement, model: Model, selection: Selection): void {
@@ -80,51 +74,4 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
   }
   const label = { category: "category", site: "call site", phase: "phase", step: "step", age: "age" };
   root.replaceChildren(element("h2", {}, `Allocated, by ${label[colour]}`), table);
-}
-
-function showBlock(root: HTMLElement, model: Model, selection: Selection): void {
-  const { block } = selection.state;
-  const { device, file } = model;
-  if (block === null || block >= device.blocks.count) {
-    root.replaceChildren(
-      element("h2", {}, "Selected block"),
-      element("p", { class: "hint" }, "None. Click a block in the timeline, the map or a table."),
-    );
-    return;
-  }
-  const { alloc_event, free_requested_event, stack } = device.blocks;
-  const buttons = element("p", { class: "buttons" }, "Go to ");
-  const [born, freed] = [alloc_event[block]!, free_requested_event[block]!];
-  if (born >= 0) {
-    buttons.append(
-      button("Allocation", momentText(device, born), () => selection.update({ entry: born + 1 })),
-    );
-  }
-  if (freed < device.events.count) {
-    buttons.append(
-      button("Free", momentText(device, freed), () => selection.update({ entry: Math.max(0, freed) })),
-    );
-  }
-  buttons.append(button("Clear", "Select no block", () => selection.update({ block: null })));
-  const lines = stackLines(file, stack[block]!);
-  const frames = element("ol", { class: "stack" });
-  for (const text of lines.length ? lines : ["The call stack is not known."]) {
-    frames.append(element("li", {}, text));
-  }
-  root.replaceChildren(
-    element("h2", {}, "Selected block"),
-    facts(blockFacts(model, block)),
-    buttons,
-    element("h3", {}, "Call stack, innermost frame first"),
-    frames,
-  );
-}
-
-/** Return names and values as a description list. */
-function facts(rows: [string, string][]): HTMLElement {
-  const list = element("dl", { class: "facts" });
-  for (const [name, value] of rows) {
-    list.append(element("dt", {}, name), element("dd", {}, value));
-  }
-  return list;
 }

@@ -1,0 +1,72 @@
+/** What a selected range of time allocated and did not release. */
+
+import { UNRELEASED } from "./block_columns.ts";
+import { blockSize } from "./block_texts.ts";
+import { afterPause, button, factList, plainTable } from "./elements.ts";
+import { withValue } from "./filter_terms.ts";
+import { sumBlocks, unreleased, type BlockSums } from "./lives.ts";
+import type { Model } from "./model.ts";
+import type { Selection } from "./selection.ts";
+import { count, counted, eventNumber, siteText, size } from "./text.ts";
+import { element } from "./view.ts";
+
+const MOST_SITES = 200;
+
+/** Show the range of the selection; nothing while no range is selected. */
+export function createRange(root: HTMLElement, model: Model, selection: Selection): void {
+  const { device, file } = model;
+  const { blocks } = device;
+  const shown = element("section", { class: "range", id: "range", "aria-live": "polite" });
+  root.append(shown);
+
+  function draw(): void {
+    const { range } = selection.state;
+    shown.hidden = !range;
+    if (!range) return;
+    const found = unreleased(blocks, range[0], range[1]);
+    const sums = sumBlocks(found, blocks.size_bytes, (block) => file.stacks.site[blocks.stack[block]!]!);
+    const first = eventNumber(device, range[0]);
+    const last = eventNumber(device, Math.max(range[1] - 1, range[0]));
+    shown.replaceChildren(
+      element("h3", {}, `Events ${first} to ${last}: ${size(sums.bytes)} allocated and not released`),
+      facts(sums),
+      ...(sums.count > 0 ? [sites(sums)] : []),
+      element("div", { class: "bar" },
+        button("Show these blocks in the table", () => selection.update({
+          filter: withValue(selection.state.filter, "state", UNRELEASED) })),
+        button("Remove the range", () => selection.update({
+          range: null, filter: withValue(selection.state.filter, "state", "") }))));
+  }
+
+  function facts(sums: BlockSums): HTMLElement {
+    if (sums.count === 0) {
+      return element("p", {}, "All blocks that were allocated in this range were released in it.");
+    }
+    return factList([
+      ["Total", `${size(sums.bytes)} in ${counted(sums.count, "block")}`],
+      ["Largest", blockLink(sums.largest)],
+      ["Smallest", blockLink(sums.smallest)],
+    ]);
+  }
+
+  function blockLink(block: number): HTMLElement {
+    const text = `${blockSize(model, block)}, ${siteText(file, blocks.stack[block]!)}`;
+    return button(text, () => selection.update({ block }), { class: "link" });
+  }
+
+  function sites({ groups, bytes }: BlockSums): HTMLElement {
+    const rows = groups.slice(0, MOST_SITES).map((group) => [
+      size(group.bytes), `${Math.round((100 * group.bytes) / bytes)} %`, count(group.count),
+      file.sites[group.group]!,
+    ]);
+    const more = groups.length > MOST_SITES ? `, the largest ${MOST_SITES} of ${groups.length}` : "";
+    return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Call sites of the range" },
+      plainTable(`By call site${more}`, ["Bytes", "Share", "Blocks", "Call site"], rows, new Set([0, 1, 2])));
+  }
+
+  const drawLater = afterPause(draw, 100);
+  selection.subscribe((state, previous) => {
+    if (state.range !== previous.range) drawLater();
+  });
+  draw();
+}

@@ -51,7 +51,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       text: (block) => siteText(file, blocks.stack[block]!),
       value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
     }, {
-      id: "life", title: "Life in steps", width: "7.5rem", isNumber: true,
+      id: "life", title: "Life in steps", width: "8rem", isNumber: true,
       hint: "How many steps the block lived. 0: allocated and freed in the same step.",
       text: (block) => lifeText(model, block),
       value: (block) => lifeInSteps(blocks, block, steps, events.count)?.steps ?? NaN,

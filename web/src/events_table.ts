@@ -98,7 +98,7 @@ function eventColumns({ file, device, usage }: Model, rows: EventRows): Column[]
       text: (event) => duration(events.time_us[event]! - events.time_us[0]!),
       value: (event) => events.time_us[event]!,
     }, {
-      id: "action", title: "Action", width: "8.5rem", isNumber: false,
+      id: "action", title: "Action", width: "10rem", isNumber: false,
       hint: "What the program or the allocator did.",
       text: (event) => file.actions[events.action[event]!]!,
       value: (event) => byAction[events.action[event]!]!,
@@ -107,17 +107,17 @@ function eventColumns({ file, device, usage }: Model, rows: EventRows): Column[]
       hint: "The requested bytes of an allocation, a free or an out-of-memory; the bytes of a segment.",
       text: (event) => known(rows.sizeBytes(event), size), value: rows.sizeBytes,
     }, {
-      id: "allocated", title: "Allocated after", width: "8.5rem", isNumber: true,
+      id: "allocated", title: "Allocated after", width: "9.5rem", isNumber: true,
       hint: "The bytes that the program holds after the event.",
       text: (event) => size(usage.allocated[event + 1]!),
       value: (event) => usage.allocated[event + 1]!,
     }, {
-      id: "reserved", title: "Reserved after", width: "8.5rem", isNumber: true,
+      id: "reserved", title: "Reserved after", width: "9.5rem", isNumber: true,
       hint: "The bytes that the allocator holds after the event.",
       text: (event) => size(usage.reserved[event + 1]!),
       value: (event) => usage.reserved[event + 1]!,
     }, {
-      id: "site", title: "Call site", width: "minmax(21rem, 1fr)", isNumber: false,
+      id: "site", title: "Call site", width: "minmax(18rem, 1fr)", isNumber: false,
       hint: "The line of the program that caused the event.",
       text: (event) => siteText(file, events.stack[event]!),
       value: (event) => bySite[file.stacks.site[events.stack[event]!]!]!,

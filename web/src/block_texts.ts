@@ -2,7 +2,7 @@
 
 import { STATES, lifeInSteps, stateAt } from "./lives.ts";
 import type { Model } from "./model.ts";
-import { count, counted, duration, eventNumber, size } from "./text.ts";
+import { count, counted, duration, eventNumber, siteText, size } from "./text.ts";
 
 /** Return the size that the allocator gave a block; "≥" where the file only has a bound. */
 export function blockSize({ device }: Model, block: number): string {
@@ -59,4 +59,17 @@ export function longLifeText(model: Model, block: number): string {
 /** Return the category of a block. */
 export function categoryText({ file, device }: Model, block: number): string {
   return file.categories[file.kinds[device.blocks.kind[block]!]![0]]!;
+}
+
+/** Return the important facts of a block, for a tooltip. */
+export function tooltipLines(model: Model, block: number): string[] {
+  const { file, device } = model;
+  const owner = file.strings[device.blocks.owner[block]!];
+  const life = longLifeText(model, block);
+  return [
+    `${blockSize(model, block)} · ${categoryText(model, block)}${owner ? ` · ${owner}` : ""}`,
+    siteText(file, device.blocks.stack[block]!),
+    `allocated ${allocatedText(model, block)}`,
+    `freed: ${freedText(model, block)}${life ? ` (life: ${life})` : ""}`,
+  ];
 }

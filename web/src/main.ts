@@ -2,6 +2,7 @@
 
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
+import "./views.css";
 import { createBlocksTable } from "./blocks_table.ts";
 import { decodeText } from "./decode.ts";
 import { createDetail } from "./detail.ts";
@@ -11,34 +12,14 @@ import { createFlame } from "./flame.ts";
 import { createHeader } from "./header.ts";
 import { layoutsOf } from "./layout.ts";
 import { createMap } from "./map.ts";
-import type { FileData, Model, Page } from "./model.ts";
+import { createMoment } from "./moment.ts";
+import type { FileData, Mark, Model, Page } from "./model.ts";
 import { createRanks } from "./ranks.ts";
-import { fromHash, Selection, type Tab, toHash } from "./selection.ts";
-import { createTabs } from "./tabs.ts";
+import { fromHash, Selection, type State, toHash } from "./selection.ts";
+import { createTabs, type TabView } from "./tabs.ts";
 import { createTimeline } from "./timeline.ts";
 import { usageOf } from "./usage.ts";
 import { element } from "./view.ts";
-
-type View = (root: HTMLElement, model: Model, selection: Selection) => void;
-
-const VIEWS: { tab: Tab; label: string; create: View; isShown?: (page: Page) => boolean }[] = [
-  { tab: "map", label: "Memory map", create: createMap },
-  { tab: "blocks", label: "Blocks", create: createBlocksTable },
-  { tab: "events", label: "Events", create: createEventsTable },
-  { tab: "flame", label: "Flame graph", create: createFlame },
-  {
-    tab: "ranks",
-    label: "Ranks",
-    create: (root, model, selection) => createRanks(root, model.page, selection),
-    isShown: (page) => page.files.length > 1,
-  },
-  {
-    tab: "difference",
-    label: "Difference",
-    create: (root, model, selection) => createDifference(root, model.page, selection),
-    isShown: (page) => page.difference !== null,
-  },
-];
 
 const app = document.getElementById("app")!;
 const page = JSON.parse(document.getElementById("pytracer-page")?.textContent ?? "null") as Page;
@@ -55,14 +36,41 @@ function fileAt(index: number): Promise<FileData | null> {
   return found;
 }
 
+/** Return the state with a moment, and a colouring that shows something, if it has none. */
+function completed(state: Readonly<State>, model: Model): State {
+  const { device, file } = model;
+  const { blocks, marks, events } = device;
+  const last = events.count;
+  const mark = (kind: Mark["kind"]): Mark | undefined =>
+    marks.filter((found) => found.kind === kind).at(-1);
+  const chosen = mark("oom") ?? mark("peak");
+  const entry = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
+  let unknown = 0;
+  for (let i = 0; i < blocks.count; i++) {
+    if (file.categories[file.kinds[blocks.kind[i]!]![0]] === "unknown") unknown += 1;
+  }
+  const isBlank = state.colour === "category" && unknown > 0.9 * blocks.count;
+  return {
+    ...state,
+    entry: Math.max(0, Math.min(last, entry)),
+    block: state.block !== null && state.block < blocks.count ? state.block : null,
+    colour: isBlank ? "site" : state.colour,
+  };
+}
+
 /** Make all views of a file and device. A new selection drops the listeners of earlier views. */
-async function open(selection: Selection): Promise<void> {
-  const file = await fileAt(selection.state.file);
+async function open(state: Readonly<State>): Promise<void> {
+  let file: FileData | null = null;
+  let failure: unknown = null;
+  try {
+    file = await fileAt(state.file);
+  } catch (error) {
+    failure = error;
+  }
+  const device = file?.devices[state.device];
   const header = element("header");
   const main = element("main");
-  app.replaceChildren(header, main);
-  createHeader(header, page, selection, file);
-  const device = file?.devices[selection.state.device];
+  let selection: Selection;
   if (file && device) {
     const model: Model = {
       page,
@@ -71,25 +79,74 @@ async function open(selection: Selection): Promise<void> {
       usage: usageOf(file, device),
       layouts: layoutsOf(file, device),
     };
-    const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Usage over time" });
-    const tabs = element("nav");
-    const detail = element("aside", { class: "panel", id: "detail", "aria-label": "Selected block" });
-    const views = VIEWS.filter((view) => view.isShown?.(page) ?? true);
-    const panels = views.map(({ tab, label }) => ({ tab, label, panel: element("section") }));
-    const below = element("div", { class: "views panel" }, ...panels.map(({ panel }) => panel));
-    main.append(timeline, tabs, element("div", { class: "columns" }, below, detail));
-    createTabs(tabs, panels, selection);
-    createTimeline(timeline, model, selection);
-    for (const [i, { create }] of views.entries()) create(panels[i]!.panel, model, selection);
-    createDetail(detail, model, selection);
+    selection = new Selection(completed(state, model));
+    app.replaceChildren(header, main);
+    show(main, model, selection);
+  } else {
+    selection = new Selection(state);
+    app.replaceChildren(header, main);
+    if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
+    createTabs(main, viewsOfPage(selection), selection);
   }
-  selection.subscribe((state, previous) => {
-    history.replaceState(null, "", `#${toHash(state)}`);
-    if (state.file !== previous.file || state.device !== previous.device) {
-      void open(new Selection(state));
-    }
+  createHeader(header, page, selection, file);
+  selection.subscribe((next, previous) => {
+    keepAddress(next);
+    if (next.file === previous.file && next.device === previous.device) return;
+    void open(next);
   });
 }
 
+function unreadable({ file }: Readonly<State>, failure: unknown): string {
+  const name = page.files[file]?.name ?? `file ${file}`;
+  return `The data of ${name} in this report is damaged (${String(failure)}). Write the report again.`;
+}
+
+/** Make the views of a device: the timeline with the tabs below, and details next to them. */
+function show(main: HTMLElement, model: Model, selection: Selection): void {
+  const views = element("div", { class: "views" });
+  const aside = element("aside", { class: "details", "aria-label": "Details" });
+  main.append(element("div", { class: "columns" }, views, aside));
+  if (model.device.contradiction) {
+    views.append(element("p", { class: "panel", role: "note" }, model.device.contradiction));
+  }
+  const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
+  views.append(timeline);
+  createTimeline(timeline, model, selection);
+  const tabs: TabView[] = [
+    { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
+    { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
+    { tab: "events", label: "Events", create: (root) => createEventsTable(root, model, selection) },
+    { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
+    ...viewsOfPage(selection),
+  ];
+  createTabs(views, tabs, selection);
+  createMoment(aside, model, selection);
+  const detail = element("section", { class: "panel", "aria-label": "Selected block" });
+  aside.append(detail);
+  createDetail(detail, model, selection);
+}
+
+/** The views that need no open file. */
+function viewsOfPage(selection: Selection): TabView[] {
+  const found: TabView[] = [];
+  if (page.files.length > 1) {
+    found.push({ tab: "ranks", label: "Files", create: (root) => createRanks(root, page, selection) });
+  }
+  if (page.difference) {
+    const create = (root: HTMLElement): void => createDifference(root, page, selection);
+    found.push({ tab: "difference", label: "Difference", create });
+  }
+  return found;
+}
+
+let waiting = 0;
+
+/** Write the selection into the address, at most a few times a second: browsers refuse more. */
+function keepAddress(state: Readonly<State>): void {
+  clearTimeout(waiting);
+  waiting = window.setTimeout(() => history.replaceState(null, "", `#${toHash(state)}`), 250);
+}
+
 document.title = page.title;
-void open(new Selection(fromHash(location.hash)));
+window.addEventListener("hashchange", () => void open(fromHash(location.hash)));
+void open(fromHash(location.hash));

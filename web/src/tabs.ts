@@ -1,47 +1,68 @@
-/** The tabs below the timeline: one list of buttons, of which the arrow keys choose one. */
+/** The views below the timeline, of which one is shown. */
 
 import type { Selection, Tab } from "./selection.ts";
 import { element } from "./view.ts";
 
-/** Show one of several panels: the one that the selection names. */
+export interface TabView {
+  tab: Tab;
+  label: string;
+  create(root: HTMLElement): void;
+}
+
+/** Make the tabs. A view is made when it is first shown, which keeps the first paint fast. */
 export function createTabs(
-  list: HTMLElement,
-  panels: readonly { tab: Tab; label: string; panel: HTMLElement }[],
+  root: HTMLElement,
+  views: readonly TabView[],
   selection: Selection,
 ): void {
-  list.setAttribute("role", "tablist");
-  list.setAttribute("aria-label", "Views");
-  list.classList.add("bar", "tabs");
-  const buttons = panels.map(({ tab, label, panel }) => {
-    panel.setAttribute("role", "tabpanel");
-    panel.setAttribute("aria-labelledby", `tab-${tab}`);
-    panel.id = tab;
-    const made = element("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": tab,
-    }, label);
-    made.addEventListener("click", () => selection.update({ tab }));
-    return made;
+  const list = element("div", { role: "tablist", class: "bar tabs", "aria-label": "Views" });
+  root.append(list);
+  const made = new Set<Tab>();
+  const tabs = views.map((view) => {
+    const tab = element("button", {
+      type: "button",
+      role: "tab",
+      id: `tab-${view.tab}`,
+      "aria-controls": view.tab,
+    }, view.label);
+    const panel = element("section", {
+      class: "panel",
+      role: "tabpanel",
+      id: view.tab,
+      "aria-labelledby": `tab-${view.tab}`,
+    });
+    tab.addEventListener("click", () => selection.update({ tab: view.tab }));
+    list.append(tab);
+    root.append(panel);
+    return { view, tab, panel };
   });
-  list.append(...buttons);
+
+  function show(): void {
+    const chosen = tabs.find(({ view }) => view.tab === selection.state.tab) ?? tabs[0];
+    for (const { view, tab, panel } of tabs) {
+      const isChosen = view === chosen?.view;
+      tab.setAttribute("aria-selected", String(isChosen));
+      tab.tabIndex = isChosen ? 0 : -1;
+      panel.hidden = !isChosen;
+      if (isChosen && !made.has(view.tab)) {
+        made.add(view.tab);
+        view.create(panel);
+      }
+    }
+  }
+  // As the pattern of tabs asks: arrows move between tabs, and Tab leaves them.
   list.addEventListener("keydown", (event) => {
-    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
-    if (step === 0) return;
-    const at = buttons.findIndex((one) => one === document.activeElement);
-    const to = (at + step + buttons.length) % buttons.length;
-    selection.update({ tab: panels[to]!.tab });
-    buttons[to]!.focus();
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    const at = tabs.findIndex(({ view }) => view.tab === selection.state.tab);
+    const next = tabs[(Math.max(0, at) + by + tabs.length) % tabs.length]!;
+    selection.update({ tab: next.view.tab });
+    next.tab.focus();
     event.preventDefault();
     event.stopPropagation(); // the page's arrow keys move through time
   });
-  const show = (): void => {
-    const { tab } = selection.state;
-    const chosen = Math.max(panels.findIndex((one) => one.tab === tab), 0);
-    for (const [i, { panel }] of panels.entries()) {
-      panel.hidden = i !== chosen;
-      buttons[i]!.setAttribute("aria-selected", String(i === chosen));
-      buttons[i]!.tabIndex = i === chosen ? 0 : -1;
-    }
-  };
-  selection.subscribe(show);
+  selection.subscribe((state, previous) => {
+    if (state.tab !== previous.tab) show();
+  });
   show();
 }

@@ -37,7 +37,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   let wantsFocus = false;
   let shown = new Map<HTMLElement, FlameNode>();
 
-  const title = element("h3");
+  const title = element("h2");
   const moments = element("div", { class: "bar", role: "group", "aria-label": "Moment" });
   for (const { kind, text, event } of device.marks) {
     const name = { peak: "Peak", oom: "Out of memory", end: "End" }[kind] ?? kind;

@@ -28,7 +28,7 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
     const first = eventNumber(device, range[0]);
     const last = eventNumber(device, Math.max(range[1] - 1, range[0]));
     shown.replaceChildren(
-      element("h3", {}, `Events ${first} to ${last}: ${size(sums.bytes)} allocated and not released`),
+      element("h2", {}, `Events ${first} to ${last}: ${size(sums.bytes)} allocated and not released`),
       facts(sums),
       ...(sums.count > 0 ? [sites(sums)] : []),
       element("div", { class: "bar" },

@@ -17,8 +17,8 @@ export function createRanks(root: HTMLElement, page: Page, selection: Selection)
     element("li", {}, fileButton(entry, index, top, selection)));
   root.append(
     element("p", { class: "faint" },
-      `${counted(page.files.length, "file")}. Filled: allocated. Dashed: reserved. Dotted: the capacity ` +
-      `of the device. The top of each curve is ${size(top)}. Click a file to open it.`),
+      `${counted(page.files.length, "file")}, all drawn up to ${size(top)}. Filled area: allocated. ` +
+      "Dashed line: reserved. Dotted line: capacity of the device. Click a file to open it."),
     element("ul", { class: "ranks" }, ...items));
 }
 
@@ -32,13 +32,13 @@ function fileButton(
   open.className = "rank";
   open.setAttribute("aria-pressed", String(index === state.file));
   open.disabled = data === null;
-  const notes = [`peak ${size(peak_bytes)} allocated, ${size(peak_reserved_bytes)} reserved`];
-  if (ooms > 0) notes.push(`out of memory ${ooms === 1 ? "once" : `${ooms} times`}`);
-  if (data === null) notes.push("events are not in this page");
+  const notes = [`Peak: ${size(peak_bytes)} allocated, ${size(peak_reserved_bytes)} reserved`];
+  if (ooms > 0) notes.push(`Out of memory ${ooms === 1 ? "once" : `${ooms} times`}`);
+  if (data === null) notes.push("The events are not in this page.");
   open.append(
     element("span", { class: "name" }, rank === null ? name : `Rank ${rank}: ${name}`),
     curveOf(entry, top),
-    element("span", {}, notes.join("; ")),
+    ...notes.map((note) => element("span", {}, note)),
     element("span", { class: "faint" }, verdict));
   return open;
 }

@@ -94,13 +94,15 @@ function maskTest({ texts, index }: TextColumn, matches: (text: string) => boole
 }
 
 function addressTest(source: FilterSource, digits: string): Test {
-  const ranges = addressRanges(digits, source.addressBase);
-  const { address, sizeBytes } = source;
-  const exact = digits.length <= 16 ? Number(BigInt(`0x${digits}`) - source.addressBase) : NaN;
+  const { address, sizeBytes, addressBase } = source;
+  const exact = digits.length <= 16 ? Number(BigInt(`0x${digits}`) - addressBase) : NaN;
+  const ranges = Float64Array.from(addressRanges(digits, addressBase).flat());
   return (row) => {
     const at = address(row);
     if (at <= exact && exact < at + sizeBytes(row)) return true;
-    for (const [first, last] of ranges) if (at >= first && at <= last) return true;
+    for (let i = 0; i < ranges.length; i += 2) {
+      if (at >= ranges[i]! && at <= ranges[i + 1]!) return true;
+    }
     return false;
   };
 }

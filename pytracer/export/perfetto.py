@@ -63,8 +63,8 @@ class Writer:
 
     def finish(self) -> None:
         """End the trace."""
-        for pid, spans in self._spans.items():
-            self._write(_json(*_slices(spans, pid)))
+        for pid, found in self._spans.items():
+            self._write(_json(*_slices(found, pid)))
         self._file.write(b"\n]}\n")
 
     def _process(self, snapshot: Snapshot, origin: Origin) -> tuple[int, bool]:

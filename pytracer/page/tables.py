@@ -28,6 +28,11 @@ MOST_NAMES = 65_536
 """The most phases, and the most pools, of a file; further ones are shown as the first one."""
 
 
+def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text of at most `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 class Texts:
     """The texts of a file: a bounded list."""
 
@@ -48,7 +53,7 @@ class Texts:
 
     def shortened(self, text: str) -> str:
         """Return a text that is not too long, and counts against the bound of all texts."""
-        shown = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+        shown = shortened(text)
         if len(shown) > self._left:
             shown = "…"
         self.is_cut |= shown != text

@@ -1,0 +1,6 @@
+import type { Model } from "./model.ts";
+import type { Selection } from "./selection.ts";
+
+export function createTimeline(root: HTMLElement, _model: Model, _selection: Selection): void {
+  root.textContent = "timeline";
+}

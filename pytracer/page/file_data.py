@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,9 @@ def file_data(
         **tables.finish(),
     }
     left_out += [sentence for part in parts for sentence in part.left_out] + tables.left_out
+    if share < 1:
+        path = shlex.quote(snapshot.path)
+        left_out.append(f"To show all events: pytracer view {path} --max-events {events}")
     return packer.compressed(json.dumps(header, separators=(",", ":")).encode()), left_out
 
 

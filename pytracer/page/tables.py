@@ -101,7 +101,7 @@ class Tables:
         self._header: dict[str, Any] = {
             "stacks": self._add_stacks(_used(stacks)),
             "phases": phase_texts,
-            "pools": [[str(part) for part in snapshot.pools[i].tolist()] for i in used_pools],
+            "pools": [snapshot.pools[i].tolist() for i in used_pools],
             "categories": [self._texts.shortened(name) for name in names],
             "kinds": [
                 [names.index(category), self._texts.shortened(rule)] for category, rule in kinds

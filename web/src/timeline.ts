@@ -1,6 +1,376 @@
-import type { Model } from "./model.ts";
-import type { Selection } from "./selection.ts";
+/**
+ * View 1, over time: allocated bytes as stacked areas, reserved bytes and the device's limit as
+ * lines, steps and phases as lanes, and marks.
+ *
+ * uPlot draws the axes and lines and reports dragging. The areas are drawn behind its lines, and
+ * what follows the pointer or the selected moment on a canvas of its own, so that scrubbing draws
+ * only lines.
+ */
 
-export function createTimeline(root: HTMLElement, _model: Model, _selection: Selection): void {
-  root.textContent = "timeline";
+import uPlot from "uplot";
+import { type Areas, areasOf, type Columns, columnOf, columnsOf, hitAt } from "./areas.ts";
+import { colourOf, groupsOf, ink } from "./colours.ts";
+import type { Model } from "./model.ts";
+import { createMinimap } from "./minimap.ts";
+import type { Selection } from "./selection.ts";
+import { blockLines } from "./block_text.ts";
+import { count, duration, size } from "./text.ts";
+import {
+  drawAreas,
+  drawLanes,
+  drawMarks,
+  drawStepBands,
+  type Frame,
+  LANE,
+  laneCount,
+  outline,
+} from "./timeline_draw.ts";
+import { createTimelineTools } from "./timeline_tools.ts";
+import { createTooltip } from "./tooltip.ts";
+import { drawWhenNeeded, element, prepare } from "./view.ts";
+import { moved, shown, zoomed } from "./zoom.ts";
+
+const AXIS_WIDTH = 74;
+const PLOT_HEIGHT = 300;
+
+export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
+  const { device, usage } = model;
+  const entries = device.events.count + 1;
+  const lanes = element("canvas", { class: "lanes", "aria-hidden": "true" });
+  const box = element("div", {
+    class: "plot",
+    tabindex: "0",
+    role: "application",
+    "aria-label":
+      "Memory over time. Left and right arrows move the selected moment, Shift and an arrow move " +
+      "the view, plus and minus zoom, 0 shows everything, Escape clears the selection.",
+  });
+  createTimelineTools(root, model, selection);
+  root.append(lanes, box);
+  const overlay = element("canvas", { class: "overlay" });
+  const tooltip = createTooltip(box);
+  let areas: Areas | null = null;
+  let drawn = "";
+  let pointer: { x: number; y: number } | null = null;
+
+  const interval = (): [number, number] => shown(selection.state.zoom, entries);
+  const isLimitShown = (): boolean => {
+    const limit = device.capacity_bytes;
+    // A limit far above the usage would press the curves flat: then only the text shows it.
+    return limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
+  };
+
+  const frameOf = (u: uPlot, width: number, height: number): Frame => ({
+    width,
+    height,
+    x: (entry) => ((entry - u.scales["x"]!.min!) / (u.scales["x"]!.max! - u.scales["x"]!.min!)) * width,
+    y: (bytes) => height - (bytes / u.scales["y"]!.max!) * height,
+  });
+
+  // The event of an entry e is e - 1, and takes effect at the left edge of e.
+  const eventOf = (x: number): number => device.first_event + x - 1;
+  const timeOf = (x: number): string => {
+    const { time_us, count: events } = device.events;
+    if (!device.has_times || !events) return "";
+    const event = Math.max(0, Math.min(events - 1, Math.round(x) - 1));
+    return `\n${duration(time_us[event]! - time_us[0]!)}`;
+  };
+
+  const plot = new uPlot(
+    {
+      width: 600,
+      height: PLOT_HEIGHT,
+      legend: { show: false },
+      cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
+      scales: {
+        x: { time: false, range: () => [interval()[0], interval()[1] + 1] },
+        y: {
+          range: () => {
+            const [first, last] = interval();
+            let top = isLimitShown() ? device.capacity_bytes! : 1;
+            for (let entry = first; entry <= last; entry++) {
+              top = Math.max(top, usage.allocated[entry]!, usage.reserved[entry]!);
+            }
+            return [0, top * 1.06];
+          },
+        },
+      },
+      axes: [
+        {
+          stroke: () => ink().faint,
+          grid: { stroke: () => ink().grid, width: 1 },
+          ticks: { stroke: () => ink().grid },
+          space: 110,
+          size: 46,
+          // Round event numbers, which are one less than the entries.
+          splits: (_, __, min, max, step) => {
+            const found: number[] = [];
+            const whole = Math.max(1, Math.round(step));
+            for (let at = Math.ceil(eventOf(min) / whole) * whole; at <= eventOf(max); at += whole) {
+              if (at >= device.first_event) found.push(at - device.first_event + 1);
+            }
+            return found;
+          },
+          values: (_, splits) => splits.map((at) => `event ${count(eventOf(at))}${timeOf(at)}`),
+        },
+        {
+          stroke: () => ink().faint,
+          grid: { stroke: () => ink().grid, width: 1 },
+          ticks: { stroke: () => ink().grid },
+          size: AXIS_WIDTH,
+          splits: (_, __, ___, max) => byteSplits(max),
+          values: (_, splits) => splits.map(size),
+        },
+      ],
+      series: [
+        {},
+        line("reserved", () => ink().reserved, [], usage.has_segments),
+        line("device limit", () => ink().limit, [8, 4], isLimitShown()),
+      ],
+      hooks: {
+        drawClear: [
+          (u) => {
+            const { left, top, width, height } = u.bbox;
+            const { ctx } = u;
+            const ratio = devicePixelRatio || 1;
+            ctx.save();
+            ctx.translate(left, top);
+            ctx.scale(ratio, ratio);
+            ctx.beginPath();
+            ctx.rect(0, 0, width / ratio, height / ratio);
+            ctx.clip();
+            const frame = frameOf(u, width / ratio, height / ratio);
+            drawStepBands(ctx, device, frame);
+            if (areas) drawAreas(ctx, areas, groupsOf(model, selection.state.colour), frame);
+            ctx.restore();
+          },
+        ],
+        setSelect: [
+          (u) => {
+            if (!u.select.width) return;
+            const [begin, end] = [u.select.left, u.select.left + u.select.width].map(entryAt);
+            selection.update({ range: [begin!, Math.max(begin!, end!)] });
+            u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          },
+        ],
+      },
+    },
+    [[0], [0], [0]],
+    box,
+  );
+  plot.over.append(overlay);
+  createMinimap(root, model, selection);
+
+  function entryAt(x: number): number {
+    const [first, last] = interval();
+    const width = plot.over.clientWidth || 1;
+    return Math.max(first, Math.min(last, first + Math.floor((x / width) * (last - first + 1))));
+  }
+
+  function draw(): void {
+    const { zoom, colour } = selection.state;
+    const width = Math.max(200, box.clientWidth);
+    const key = [zoom, colour, width, ink().paper, devicePixelRatio].join(" ");
+    if (key !== drawn) {
+      drawn = key;
+      if (plot.width !== width) plot.setSize({ width, height: PLOT_HEIGHT });
+      const [first, last] = interval();
+      const columns = columnsOf(usage.allocated, first, last, Math.max(50, width - AXIS_WIDTH));
+      const data = lines(columns);
+      // The scale of y is needed to choose the blocks that are at least a pixel high.
+      plot.setData(data, false);
+      areas = areasOf(device.blocks, groupsOf(model, colour), columns, visible() / PLOT_HEIGHT);
+      plot.setData(data);
+      const left = plot.over.offsetLeft;
+      const across = plot.over.clientWidth;
+      lanes.style.marginLeft = `${left}px`;
+      lanes.style.width = `${across}px`;
+      lanes.style.height = `${laneCount(device) * LANE}px`;
+      const context = prepare(lanes, across, Math.max(1, laneCount(device) * LANE));
+      drawLanes(context, device, frameOf(plot, across, LANE));
+    }
+    drawOverlay();
+  }
+
+  function visible(): number {
+    const [first, last] = interval();
+    let top = 1;
+    for (let entry = first; entry <= last; entry++) top = Math.max(top, usage.allocated[entry]!);
+    return top;
+  }
+
+  /** The lines' points: the most reserved bytes of each column. */
+  function lines(columns: Columns): uPlot.AlignedData {
+    const { first, last, entries: of } = columns;
+    const xs: number[] = [];
+    const reserved: number[] = [];
+    for (let column = 0; column < of.length; column++) {
+      const begin = first + Math.ceil((column * (last - first + 1)) / of.length);
+      const end = first + Math.ceil(((column + 1) * (last - first + 1)) / of.length);
+      let top = 0;
+      for (let entry = begin; entry < end; entry++) top = Math.max(top, usage.reserved[entry]!);
+      xs.push(begin);
+      reserved.push(top);
+    }
+    xs.push(last + 1);
+    reserved.push(usage.reserved[last]!);
+    return [xs, reserved, xs.map(() => device.capacity_bytes)];
+  }
+
+  function drawOverlay(): void {
+    const { entry, range, block } = selection.state;
+    const [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
+    const context = prepare(overlay, width, height);
+    const frame = frameOf(plot, width, height);
+    const colours = ink();
+    const edge = (column: number): number => {
+      const [first, last] = interval();
+      return frame.x(first + (column * (last - first + 1)) / areas!.columns.entries.length);
+    };
+    if (range) {
+      context.fillStyle = colours.band;
+      context.strokeStyle = colours.text;
+      const [left, right] = [frame.x(range[0]), frame.x(range[1] + 1)];
+      context.fillRect(left, 0, Math.max(1, right - left), height);
+      context.strokeRect(left, -1, Math.max(1, right - left), height + 2);
+    }
+    drawMarks(context, device, usage.allocated, frame);
+    const selected = areas?.blocks.find((area) => area.block === block);
+    if (selected) {
+      outline(context, selected, edge, frame);
+      context.strokeStyle = colours.select;
+      context.lineWidth = 2.5;
+      context.stroke();
+    }
+    const x = (frame.x(entry) + frame.x(entry + 1)) / 2;
+    context.strokeStyle = colours.select;
+    context.lineWidth = 2;
+    context.beginPath();
+    context.moveTo(x, 0);
+    context.lineTo(x, height);
+    context.stroke();
+    context.fillStyle = colours.select;
+    context.beginPath();
+    context.moveTo(x - 6, 0);
+    context.lineTo(x + 6, 0);
+    context.lineTo(x, 8);
+    context.fill();
+    if (pointer) hover(frame);
+    else tooltip.hide();
+  }
+
+  function hover(frame: Frame): void {
+    const entry = entryAt(pointer!.x);
+    const column = columnOf(areas!.columns, entry);
+    const bytes = ((frame.height - pointer!.y) / frame.height) * plot.scales["y"]!.max!;
+    const hit = hitAt(areas!, column, bytes);
+    const groups = groupsOf(model, selection.state.colour);
+    const text: string[] = [];
+    if (hit?.block != null) text.push(...blockLines(model, hit.block));
+    else if (hit) text.push(`${groups.names[hit.group]}: smaller blocks. Zoom in to see each one.`);
+    const column_entry = areas!.columns.entries[column]!;
+    text.push(
+      `after event ${count(eventOf(column_entry))}: ${size(usage.allocated[column_entry]!)} allocated` +
+        (usage.has_segments ? `, ${size(usage.reserved[column_entry]!)} reserved` : ""),
+    );
+    const swatch = hit ? colourOf(groups.swatch[hit.group]!) : null;
+    tooltip.show(pointer!.x + plot.over.offsetLeft, pointer!.y, text, swatch);
+  }
+
+  const request = drawWhenNeeded(root, selection, draw);
+
+  plot.over.addEventListener("mousemove", (event) => {
+    pointer = { x: event.offsetX, y: event.offsetY };
+    request();
+  });
+  plot.over.addEventListener("mouseleave", () => {
+    pointer = null;
+    request();
+  });
+  plot.over.addEventListener("click", (event) => {
+    const entry = entryAt(event.offsetX);
+    const column = columnOf(areas!.columns, entry);
+    const max = plot.scales["y"]!.max!;
+    const hit = hitAt(areas!, column, (1 - event.offsetY / plot.over.clientHeight) * max);
+    // The column's own entry, so that the selected moment shows the block that was clicked.
+    selection.update({ entry: areas!.columns.entries[column]!, block: hit?.block ?? null });
+  });
+  plot.over.addEventListener("dblclick", () => selection.update({ zoom: null, range: null }));
+  plot.over.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const [first, last] = interval();
+      const across = event.shiftKey ? event.deltaY : event.deltaX;
+      if (Math.abs(across) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) {
+        const by = ((across / plot.over.clientWidth) * (last - first + 1)) | 0;
+        selection.update({ zoom: moved([first, last], by || Math.sign(across), entries) });
+      } else {
+        const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
+        selection.update({ zoom: zoomed([first, last], factor, entryAt(event.offsetX), entries) });
+      }
+    },
+    { passive: false },
+  );
+  box.addEventListener("keydown", (event) => {
+    const { entry } = selection.state;
+    const [first, last] = interval();
+    const length = last - first + 1;
+    const stride = event.ctrlKey || event.metaKey ? 1 : Math.max(1, Math.round(length / 200));
+    const by = (event.key === "ArrowRight" ? 1 : -1) * stride;
+    if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
+      if (event.shiftKey) selection.update({ zoom: moved([first, last], by * 20, entries) });
+      else follow(Math.max(0, Math.min(entries - 1, entry + by)));
+    } else if (event.key === "Home") follow(0);
+    else if (event.key === "End") follow(entries - 1);
+    else if (event.key === "+" || event.key === "=") {
+      selection.update({ zoom: zoomed([first, last], 0.5, entry, entries) });
+    } else if (event.key === "-") {
+      selection.update({ zoom: zoomed([first, last], 2, entry, entries) });
+    } else if (event.key === "0") selection.update({ zoom: null });
+    else if (event.key === "Escape") selection.update({ range: null, block: null });
+    else return;
+    event.preventDefault();
+  });
+
+  /** Select an entry, and move the view if the entry is outside. */
+  function follow(entry: number): void {
+    const [first, last] = interval();
+    const isInside = entry >= first && entry <= last;
+    const by = Math.round(entry - (first + last) / 2);
+    selection.update(
+      isInside ? { entry } : { entry, zoom: moved([first, last], by, entries) },
+    );
+  }
+}
+
+function line(
+  label: string,
+  stroke: () => string,
+  dash: number[],
+  show: boolean,
+): uPlot.Series {
+  return {
+    ...{ label, stroke, dash, show },
+    width: 1.6,
+    points: { show: false },
+    paths: uPlot.paths.stepped!({ align: 1 }),
+  };
+}
+
+/** Return round sizes up to a maximum: about five. */
+function byteSplits(max: number): number[] {
+  const unit = 1024 ** Math.floor(Math.log(Math.max(1, max)) / Math.log(1024));
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 256, 512].map((step) => step * unit);
+  const step = steps.find((wide) => max / wide <= 6) ?? max;
+  const small = max / step < 2 ? step / 4 : step;
+  const found: number[] = [];
+  for (let at = 0; at <= max; at += small) found.push(at);
+  return found;
+}
+
+function most(values: Float64Array): number {
+  let found = 0;
+  for (const value of values) found = Math.max(found, value);
+  return found;
 }

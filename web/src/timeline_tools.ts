@@ -1,0 +1,93 @@
+/** The controls above the timeline: colouring, zoom, moments, and the selected range. */
+
+import type { Model } from "./model.ts";
+import { COLOURS, type Colour, type Selection } from "./selection.ts";
+import { counted, eventNumber, size } from "./text.ts";
+import { element } from "./view.ts";
+import { shown, zoomed } from "./zoom.ts";
+
+const COLOUR_LABELS: Record<Colour, string> = {
+  category: "category",
+  site: "call site",
+  phase: "phase",
+  step: "step of allocation",
+  age: "age",
+};
+
+export function createTimelineTools(root: HTMLElement, model: Model, selection: Selection): void {
+  const { device, usage } = model;
+  const entries = device.events.count + 1;
+  const bar = element("div", { class: "toolbar" });
+  const choice = element("select", {});
+  for (const colour of COLOURS) {
+    choice.append(element("option", { value: colour }, COLOUR_LABELS[colour]));
+  }
+  choice.addEventListener("change", () => selection.update({ colour: choice.value as Colour }));
+  bar.append(element("h2", {}, "Memory over time"), element("label", {}, "Colour by ", choice));
+
+  const zoomBy = (factor: number): void => {
+    const { zoom, entry } = selection.state;
+    const interval = shown(zoom, entries);
+    const isInside = entry >= interval[0] && entry <= interval[1];
+    const centre = isInside ? entry : (interval[0] + interval[1]) / 2;
+    selection.update({ zoom: zoomed(interval, factor, centre, entries) });
+  };
+  const zoom = element("span", { class: "buttons" }, "Zoom ");
+  zoom.append(
+    button("+", "Zoom in at the selected moment (key +)", () => zoomBy(0.5)),
+    button("−", "Zoom out (key -)", () => zoomBy(2)),
+    button("All", "Show the complete history (key 0)", () => selection.update({ zoom: null })),
+  );
+  const moments = element("span", { class: "buttons" }, "Go to ");
+  let ooms = 0;
+  for (const mark of device.marks) {
+    if (mark.kind === "oom" && ++ooms > 3) continue;
+    const label = { peak: "Peak", oom: "Out of memory", end: "End" }[mark.kind];
+    const name = mark.kind === "oom" && ooms > 1 ? `${label} ${ooms}` : label;
+    moments.append(
+      button(name, mark.text, () => {
+        const entry = mark.event + 1;
+        const [first, last] = shown(selection.state.zoom, entries);
+        const isInside = entry >= first && entry <= last;
+        selection.update({ entry, zoom: isInside ? selection.state.zoom : null });
+      }),
+    );
+  }
+  const range = element("span", { class: "buttons range", role: "status" });
+  bar.append(zoom, moments, range);
+  root.append(bar);
+
+  function show(): void {
+    const { colour, range: selected } = selection.state;
+    choice.value = colour;
+    if (!selected) {
+      range.replaceChildren(
+        element("span", { class: "hint" }, "Drag to select a range, turn the wheel to zoom"),
+      );
+      return;
+    }
+    const change = usage.allocated[selected[1]]! - usage.allocated[selected[0]]!;
+    range.replaceChildren(
+      `Range: events ${eventNumber(device, Math.max(0, selected[0] - 1))} to ` +
+        `${eventNumber(device, Math.max(0, selected[1] - 1))} ` +
+        `(${counted(selected[1] - selected[0] + 1, "entry").replace("entrys", "entries")}, ` +
+        `${change > 0 ? "+" : ""}${size(change)}) `,
+      button("Zoom to range", "Show only the range", () => selection.update({ zoom: selected })),
+      button("Blocks", "List the blocks that were allocated in the range and not released", () =>
+        selection.update({ tab: "blocks" }),
+      ),
+      button("Clear", "Clear the range (key Escape)", () => selection.update({ range: null })),
+    );
+  }
+  selection.subscribe((state, previous) => {
+    if (state.range !== previous.range || state.colour !== previous.colour) show();
+  });
+  show();
+}
+
+/** Make a button with a text and a longer explanation. */
+export function button(text: string, title: string, act: () => void): HTMLButtonElement {
+  const made = element("button", { type: "button", title }, text);
+  made.addEventListener("click", act);
+  return made;
+}

@@ -172,8 +172,8 @@ def _page_of_files(
     if len(content) < len(summaries):
         missing = next(each for index, each in enumerate(summaries) if index not in content)
         left_out.append(
-            f"{number(len(summaries) - len(content), 'file')} are shown by their usage only: the "
-            f"page has at most {max_events:,} events. To see such a file: pytracer view "
+            f"Of {number(len(summaries) - len(content), 'file')}, the page has the usage only, "
+            f"because it has at most {max_events:,} events. To see such a file: pytracer view "
             f"{shlex.quote(missing.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"

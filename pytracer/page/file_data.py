@@ -37,7 +37,11 @@ _OF_BLOCKS = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 
 
 def file_data(
-    snapshot: Snapshot, devices: Sequence[DeviceData], most_events: int
+    snapshot: Snapshot,
+    devices: Sequence[DeviceData],
+    most_events: int,
+    *,
+    is_saved: bool = True,
 ) -> tuple[bytes, list[str]]:
     """Return the data of a file, and what was left out, as sentences.
 
@@ -45,6 +49,7 @@ def file_data(
         snapshot: The snapshot.
         devices: Its devices; the first is shown first.
         most_events: The largest number of events of all devices together; the newest are kept.
+        is_saved: Whether commands can read the file.
     """
     left_out = []
     if len(devices) > MOST_DEVICES:
@@ -68,8 +73,9 @@ def file_data(
     }
     left_out += [sentence for part in parts for sentence in part.left_out] + tables.left_out
     if share < 1:
-        path = shlex.quote(snapshot.path)
-        left_out.append(f"To show all events: pytracer view {path} --max-events {events}")
+        remedy = f"pytracer view {shlex.quote(snapshot.path)} --max-events {events}"
+        remedy = remedy if is_saved else f"tracer.view(max_events={events})"
+        left_out.append(f"To show all events: {remedy}")
     return packer.compressed(json.dumps(header, separators=(",", ":")).encode()), left_out
 
 

@@ -132,7 +132,7 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
         most_events: The largest number of events to show; the newest are kept.
         is_saved: Whether commands can read the file.
     """
-    data, left_out = file_data(file.snapshot, file.devices, most_events)
+    data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
     summary = summarised(file)
     return Page(summary.name, verdict_of(file, is_saved=is_saved), [summary], {0: data}, left_out)
 

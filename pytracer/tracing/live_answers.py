@@ -53,17 +53,20 @@ class LiveAnswers:
 
         return LiveReport(explain(load(self._writer.as_bytes(self._metadata()))))
 
-    def view(self) -> "Page":
+    def view(self, max_events: int = 1_000_000) -> "Page":
         """Return the recording so far as a page, as `pytracer view` would write it.
 
         A notebook shows the page. `save("report.html")` writes it to a file.
+
+        Args:
+            max_events: The most events in the page; the newest are kept.
         """
         from pytracer.page.open_file import open_file
         from pytracer.page.page import page_of
         from pytracer.reading.reader import load
 
         snapshot = load(self._writer.as_bytes(self._metadata()))
-        return page_of(open_file(snapshot), is_saved=False)
+        return page_of(open_file(snapshot), max_events, is_saved=False)
 
     def categories(self) -> dict[str, Categories]:
         """Return what live memory is for now, by device and category: see `live_categories`."""

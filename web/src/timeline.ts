@@ -31,7 +31,7 @@ import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { moved, shown, zoomed } from "./zoom.ts";
 
 const AXIS_WIDTH = 74;
-const PLOT_HEIGHT = 300;
+const PLOT_HEIGHT = 250;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -80,6 +80,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
+      padding: [3, 12, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {
@@ -101,7 +102,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
           grid: { stroke: () => ink().grid, width: 1 },
           ticks: { stroke: () => ink().grid },
           space: 110,
-          size: 46,
+          size: 42,
           // Round event numbers, which are one less than the entries.
           splits: (_, __, min, max, step) => {
             const found: number[] = [];

@@ -69,12 +69,12 @@ export interface Ink {
 }
 
 const INK_LIGHT: Ink = {
-  text: "#1b1f24", faint: "#57606a", grid: "#e3e6ea", paper: "#ffffff", hole: "#f3f4f6",
+  text: "#1b1f24", faint: "#57606a", grid: "rgba(110, 120, 135, 0.22)", paper: "#ffffff", hole: "#f3f4f6",
   reserved: "#24292f", limit: "#b3261e", alarm: "#b3261e", select: "#111111",
   band: "rgba(80, 100, 130, 0.10)",
 };
 const INK_DARK: Ink = {
-  text: "#e6e9ee", faint: "#a3acb8", grid: "#2f353d", paper: "#15181c", hole: "#1e2329",
+  text: "#e6e9ee", faint: "#a3acb8", grid: "rgba(160, 175, 195, 0.22)", paper: "#171c23", hole: "#1e2329",
   reserved: "#e6e9ee", limit: "#ff7b72", alarm: "#ff7b72", select: "#ffffff",
   band: "rgba(160, 180, 210, 0.12)",
 };

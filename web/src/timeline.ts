@@ -145,6 +145,20 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
             ctx.restore();
           },
         ],
+        // uPlot applies new data and sizes after the call: only now are the scales the new ones.
+        draw: [
+          (u) => {
+            const across = u.over.clientWidth;
+            const height = Math.max(1, laneCount(device) * LANE);
+            Object.assign(lanes.style, {
+              marginLeft: `${u.over.offsetLeft}px`,
+              width: `${across}px`,
+              height: `${height}px`,
+            });
+            drawLanes(prepare(lanes, across, height), device, frameOf(u, across, LANE));
+            drawOverlay();
+          },
+        ],
         setSelect: [
           (u) => {
             if (!u.select.width) return;
@@ -181,13 +195,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       plot.setData(data, false);
       areas = areasOf(device.blocks, groupsOf(model, colour), columns, visible() / PLOT_HEIGHT);
       plot.setData(data);
-      const left = plot.over.offsetLeft;
-      const across = plot.over.clientWidth;
-      lanes.style.marginLeft = `${left}px`;
-      lanes.style.width = `${across}px`;
-      lanes.style.height = `${laneCount(device) * LANE}px`;
-      const context = prepare(lanes, across, Math.max(1, laneCount(device) * LANE));
-      drawLanes(context, device, frameOf(plot, across, LANE));
+      return;
     }
     drawOverlay();
   }
@@ -218,6 +226,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }
 
   function drawOverlay(): void {
+    if (!areas) return;
     const { entry, range, block } = selection.state;
     const [width, height] = [plot.over.clientWidth, plot.over.clientHeight];
     const context = prepare(overlay, width, height);

@@ -193,6 +193,7 @@ export function drawLanes(context: CanvasRenderingContext2D, device: Device, fra
   context.textBaseline = "middle";
   const first = device.steps.length ? 1 : 0;
   let drawn = -1;
+  const late: [string, number][] = [];
   const lane = (row: number, begin: number, end: number, text: string, tint: number): void => {
     const [left, right] = [Math.max(0, frame.x(begin)), Math.min(frame.width, frame.x(end))];
     if (right <= 0 || left >= frame.width || right - left < 0.7) return;
@@ -200,18 +201,22 @@ export function drawLanes(context: CanvasRenderingContext2D, device: Device, fra
     context.globalAlpha = row < first ? 1 : 0.35;
     context.fillRect(left, row * LANE, Math.max(0.5, right - left - 1), LANE - 1);
     context.globalAlpha = 1;
-    const width = context.measureText(text).width;
-    // Names of narrow steps are written over the next ones, where there is room.
-    if (row < first ? left < drawn : width + 6 > right - left) return;
-    if (left + width > frame.width) return;
-    if (row < first) drawn = left + width + 10;
     context.fillStyle = colours.text;
-    context.fillText(text, left + 3, row * LANE + LANE / 2);
+    const width = context.measureText(text).width;
+    const isNarrow = width + 6 > right - left;
+    if (!isNarrow) context.fillText(text, left + 3, row * LANE + LANE / 2);
+    // Names of narrow steps are written over the next ones, where there is room.
+    else if (row < first && left >= drawn && left + width < frame.width) {
+      drawn = left + width + 10;
+      late.push([text, left + 3]);
+    }
   };
   for (const [i, [step, begin]] of device.steps.entries()) {
     const end = device.steps[i + 1]?.[1] ?? device.events.count;
     lane(0, begin + 1, end + 1, `step ${step}`, 0);
   }
+  context.fillStyle = colours.text;
+  for (const [text, x] of late) context.fillText(text, x, LANE / 2);
   const tints = new Map<string, number>();
   for (const span of device.spans) {
     if (!tints.has(span.name)) tints.set(span.name, tints.size % 11);

@@ -28,54 +28,54 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
   // What decides comes first: on a narrow screen, the columns to the right are out of view.
   const columns: Column[] = [
     {
-      id: "id", title: "Block", width: "5.5rem", isNumber: true,
+      id: "id", title: "Block", width: 5.5, isNumber: true,
       hint: "The number of the block, in order of allocation.",
       text: (block) => count(block), value: (block) => block,
     }, {
-      id: "size", title: "Size", width: "6.5rem", isNumber: true,
+      id: "size", title: "Size", width: 6.5, isNumber: true,
       hint: "The size that the allocator gave the block.",
       text: (block) => blockSize(model, block), value: (block) => blocks.size_bytes[block]!,
     }, {
-      id: "state", title: "State", width: "7.5rem", isNumber: false,
+      id: "state", title: "State", width: 7.5, isNumber: false,
       hint: "The state at the selected moment.",
       text: (block) => stateText(model, block, entry()),
       value: (block) => stateAt(blocks, block, entry()),
     }, {
-      id: "category", title: "Category", width: "8rem", isNumber: false,
+      id: "category", title: "Category", width: 8, isNumber: false,
       hint: "What the block is for.",
       text: (block) => categoryText(model, block),
       value: (block) => byCategory[file.kinds[blocks.kind[block]!]![0]]!,
     }, {
-      id: "site", title: "Call site", width: "minmax(21rem, 1fr)", isNumber: false,
+      id: "site", title: "Call site", width: 21, grows: true, isNumber: false,
       hint: "The line of the program that allocated the block. Select a block to see its stack.",
       text: (block) => siteText(file, blocks.stack[block]!),
       value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,
     }, {
-      id: "life", title: "Life in steps", width: "8rem", isNumber: true,
+      id: "life", title: "Life in steps", width: 8, isNumber: true,
       hint: "How many steps the block lived. 0: allocated and freed in the same step.",
       text: (block) => lifeText(model, block),
       value: (block) => lifeInSteps(blocks, block, steps, events.count)?.steps ?? NaN,
     }, {
-      id: "owner", title: "Owner", width: "16rem", isNumber: false,
+      id: "owner", title: "Owner", width: 16, isNumber: false,
       hint: "The name of the largest tensor in the block, if it is known.",
       text: (block) => file.strings[blocks.owner[block]!]!,
       value: (block) => byName[blocks.owner[block]!]!,
     }, {
-      id: "allocated", title: "Allocated by event", width: "12rem", isNumber: true,
+      id: "allocated", title: "Allocated by event", width: 12, isNumber: true,
       hint: "The event of the allocation, and its time since the first event.",
       text: (block) => allocatedText(model, block), value: (block) => blocks.alloc_event[block]!,
     }, {
-      id: "freed", title: "Freed by event", width: "12rem", isNumber: true,
+      id: "freed", title: "Freed by event", width: 12, isNumber: true,
       hint: "The event by which the program freed the block, and its time since the first event.",
       text: (block) => freedText(model, block),
       value: (block) => blocks.free_requested_event[block]!,
     }, {
-      id: "requested", title: "Requested", width: "7rem", isNumber: true,
+      id: "requested", title: "Requested", width: 7, isNumber: true,
       hint: "The size that the program requested.",
       text: (block) => size(blocks.requested_bytes[block]!),
       value: (block) => blocks.requested_bytes[block]!,
     }, {
-      id: "address", title: "Address", width: "9.6rem", isNumber: false, hint: "",
+      id: "address", title: "Address", width: 9.6, isNumber: false, hint: "",
       text: (block) => address(device, blocks.address[block]!),
       value: (block) => blocks.address[block]!,
     },

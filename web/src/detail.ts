@@ -33,6 +33,7 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
   const { device, file } = model;
   const { blocks, events } = device;
   root.classList.add("detail");
+  root.id = "detail";
   let shown = "";
 
   drawWhenNeeded(root, selection, () => {

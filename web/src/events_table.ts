@@ -89,49 +89,49 @@ function eventColumns({ file, device, usage }: Model, rows: EventRows): Column[]
     Number.isNaN(value) ? "" : text(value);
   const columns: Column[] = [
     {
-      id: "id", title: "Event", width: "6rem", isNumber: true,
+      id: "id", title: "Event", width: 6, isNumber: true,
       hint: "The number of the event, in order of time.",
       text: (event) => eventNumber(device, event), value: (event) => event,
     }, {
-      id: "time", title: "Time", width: "6.5rem", isNumber: true,
+      id: "time", title: "Time", width: 6.5, isNumber: true,
       hint: "The time since the first event.",
       text: (event) => duration(events.time_us[event]! - events.time_us[0]!),
       value: (event) => events.time_us[event]!,
     }, {
-      id: "action", title: "Action", width: "10rem", isNumber: false,
+      id: "action", title: "Action", width: 10, isNumber: false,
       hint: "What the program or the allocator did.",
       text: (event) => file.actions[events.action[event]!]!,
       value: (event) => byAction[events.action[event]!]!,
     }, {
-      id: "size", title: "Size", width: "6.5rem", isNumber: true,
+      id: "size", title: "Size", width: 6.5, isNumber: true,
       hint: "The requested bytes of an allocation, a free or an out-of-memory; the bytes of a segment.",
       text: (event) => known(rows.sizeBytes(event), size), value: rows.sizeBytes,
     }, {
-      id: "allocated", title: "Allocated after", width: "9.5rem", isNumber: true,
+      id: "allocated", title: "Allocated after", width: 9.5, isNumber: true,
       hint: "The bytes that the program holds after the event.",
       text: (event) => size(usage.allocated[event + 1]!),
       value: (event) => usage.allocated[event + 1]!,
     }, {
-      id: "reserved", title: "Reserved after", width: "9.5rem", isNumber: true,
+      id: "reserved", title: "Reserved after", width: 9.5, isNumber: true,
       hint: "The bytes that the allocator holds after the event.",
       text: (event) => size(usage.reserved[event + 1]!),
       value: (event) => usage.reserved[event + 1]!,
     }, {
-      id: "site", title: "Call site", width: "minmax(18rem, 1fr)", isNumber: false,
+      id: "site", title: "Call site", width: 18, grows: true, isNumber: false,
       hint: "The line of the program that caused the event.",
       text: (event) => siteText(file, events.stack[event]!),
       value: (event) => bySite[file.stacks.site[events.stack[event]!]!]!,
     }, {
-      id: "phase", title: "Phase", width: "9rem", isNumber: false,
+      id: "phase", title: "Phase", width: 9, isNumber: false,
       hint: "The phase of the program that the event is in.",
       text: (event) => file.phases[events.phase[event]!]!,
       value: (event) => byPhase[events.phase[event]!]!,
     }, {
-      id: "address", title: "Address", width: "9.6rem", isNumber: false, hint: "",
+      id: "address", title: "Address", width: 9.6, isNumber: false, hint: "",
       text: (event) => known(rows.address(event), (value) => address(device, value)),
       value: rows.address,
     }, {
-      id: "stream", title: "Stream", width: "5rem", isNumber: true, hint: "The stream, by number.",
+      id: "stream", title: "Stream", width: 5, isNumber: true, hint: "The stream, by number.",
       text: (event) => known(rows.stream(event), String), value: rows.stream,
     },
   ];

@@ -46,7 +46,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   }
   const back = button("Show all (Escape)", () => zoomTo(null));
   moments.append(back);
-  root.append(title, moments);
+  root.append(element("div", { class: "flame-head" }, title, moments));
   const showFound = createFilterBar(root, selection, [], "file or function");
   const hint = element("p", { class: "faint" });
   const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });

@@ -25,10 +25,10 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
     if (!range) return;
     const found = unreleased(blocks, range[0], range[1]);
     const sums = sumBlocks(found, blocks.size_bytes, (block) => file.stacks.site[blocks.stack[block]!]!);
-    const first = eventNumber(device, range[0]);
-    const last = eventNumber(device, Math.max(range[1] - 1, range[0]));
+    const from = range[0] > 0 ? `After event ${eventNumber(device, range[0] - 1)} up to` : "Up to";
+    const last = eventNumber(device, Math.max(range[1] - 1, 0));
     shown.replaceChildren(
-      element("h2", {}, `Events ${first} to ${last}: ${size(sums.bytes)} allocated and not released`),
+      element("h2", {}, `${from} event ${last}: ${size(sums.bytes)} allocated and not released`),
       facts(sums),
       ...(sums.count > 0 ? [sites(sums)] : []),
       element("div", { class: "bar" },

@@ -16,8 +16,9 @@ export interface Column {
   title: string;
   /** What the column means: shown as a tooltip. */
   hint: string;
-  /** A track of CSS grid. */
-  width: string;
+  /** The least width in rem; the column that grows takes the rest of the table's width. */
+  width: number;
+  grows?: boolean;
   isNumber: boolean;
   text: (row: number) => string;
   /** The number to sort by; NaN is unknown and comes last. */
@@ -72,7 +73,9 @@ export function createTable(
     role: "grid", class: "table", tabindex: "0", "aria-label": label,
     "aria-colcount": String(columns.length), "aria-multiselectable": "false",
   }, element("div", { role: "rowgroup", class: "table-header" }, head), body);
-  grid.style.setProperty("--columns", columns.map((column) => column.width).join(" "));
+  const tracks = columns.map(({ width, grows }) => (grows ? `minmax(${width}rem, 1fr)` : `${width}rem`));
+  grid.style.setProperty("--columns", tracks.join(" "));
+  grid.style.setProperty("--row-width", `${columns.reduce((sum, { width }) => sum + width, 0)}rem`);
   root.append(grid, empty);
 
   const draw = oncePerFrame(drawNow);

@@ -80,6 +80,8 @@ async function open(state: Readonly<State>): Promise<void> {
       layouts: layoutsOf(file, device),
     };
     selection = new Selection(completed(state, model));
+    // For the tests, which compare it with pytracer's analysis, and for the browser's console.
+    Object.assign(window, { pytracerModel: model, pytracerSelection: selection });
     app.replaceChildren(header, main);
     show(main, model, selection);
   } else {

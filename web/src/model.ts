@@ -91,6 +91,8 @@ export interface Stacks {
 
 export interface Device {
   name: string;
+  /** The CPU's allocator has no segments: its files have a segment for each block. */
+  is_cpu: boolean;
   capacity_bytes: number | null;
   has_times: boolean;
   /** The first entry from which all sizes are exact. */

@@ -351,6 +351,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
     capacity_bytes: Math.ceil((recorder.reserved * 1.1) / MIB) * MIB,
     has_times: true,
     exact_from: 0,
+    is_cpu: false,
     contradiction: null,
     first_event: 0,
     events: {

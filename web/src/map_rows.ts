@@ -41,6 +41,9 @@ export interface MapRows {
 /** The rows that all large, and all small segments fill at a magnification of 1. */
 const ROWS_LARGE = 9;
 const ROWS_SMALL = 3;
+/** The least bytes of a row: a few of the smallest segments, which have 20 MiB and 2 MiB. */
+const LEAST_ROW_LARGE = 128 * 2 ** 20;
+const LEAST_ROW_SMALL = 16 * 2 ** 20;
 
 /** Arrange the segments of a layout in rows of a width in pixels. */
 export function mapRows(layout: Layout, width: number, magnification: number): MapRows {
@@ -59,8 +62,10 @@ export function mapRows(layout: Layout, width: number, magnification: number): M
     if (segment.is_small) small += segment.size_bytes;
     else large += segment.size_bytes;
   }
-  const scale = (bytes: number, rows: number): number => roundScale(bytes / (rows * width));
-  const scales = [scale(large, ROWS_LARGE), scale(small, ROWS_SMALL)];
+  const scales = [
+    bytesOfRow(large / ROWS_LARGE, LEAST_ROW_LARGE) / width,
+    bytesOfRow(small / ROWS_SMALL, LEAST_ROW_SMALL) / width,
+  ];
   let y = 0;
   const groups: SegmentGroup[] = [];
   for (const key of [...byKey.keys()].sort()) {
@@ -74,9 +79,9 @@ export function mapRows(layout: Layout, width: number, magnification: number): M
   return { groups, height: y };
 }
 
-/** Return a power of two, so that the scale changes rarely while the moment moves. */
-function roundScale(bytes: number): number {
-  return 2 ** Math.ceil(Math.log2(Math.max(1, bytes)));
+/** Return a power of two: people can read it, and it changes rarely while the moment moves. */
+function bytesOfRow(wanted: number, least: number): number {
+  return Math.max(least, 2 ** Math.ceil(Math.log2(Math.max(1, wanted))));
 }
 
 function arrange(

@@ -42,10 +42,10 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
   const isBound = entry < device.exact_from;
   const rows: [string, string][] = [
     [
-      "Moment",
+      "After",
       event < 0
-        ? "before the first event"
-        : `after event ${eventNumber(device, event)}`,
+        ? "nothing: before the first event"
+        : `event ${eventNumber(device, event)}`,
     ],
   ];
   if (event >= 0) {
@@ -53,7 +53,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
     rows.push(["Event", ACTION_TEXTS[action] ?? action]);
   }
   if (event >= 0 && device.has_times) {
-    rows.push(["Time since first event", duration(events.time_us[event]! - events.time_us[0]!)]);
+    rows.push(["Time", `${duration(events.time_us[event]! - events.time_us[0]!)} after event ${eventNumber(device, 0)}`]);
   }
   if (step) rows.push(["Step", count(step[0])]);
   if (event >= 0) rows.push(["Phase", file.phases[events.phase[event]!] || "none"]);

@@ -80,7 +80,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
-      padding: [3, 12, 0, 0],
+      padding: [3, 34, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {

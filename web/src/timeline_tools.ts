@@ -11,7 +11,7 @@ const COLOUR_LABELS: Record<Colour, string> = {
   category: "category",
   site: "call site",
   phase: "phase",
-  step: "step of allocation",
+  step: "step of birth",
   age: "age",
 };
 
@@ -64,7 +64,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     choice.value = colour;
     if (!selected) {
       range.replaceChildren(
-        element("span", { class: "hint" }, "Drag to select a range, turn the wheel to zoom"),
+        element("span", { class: "hint" }, "Drag: select a range. Wheel: zoom."),
       );
       return;
     }

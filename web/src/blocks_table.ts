@@ -55,11 +55,16 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   }
   const filterLater = afterPause(filter, REST_MS);
   const sortLater = afterPause(() => table.refresh(true), REST_MS);
+  let isStale = false; // of a hidden table, which is filtered when it is shown
   selection.subscribe((state, previous) => {
     const isMoved = state.entry !== previous.entry || state.range !== previous.range;
-    if (state.filter !== previous.filter) filter();
-    else if (isMoved && valueOf(state.filter, "state") !== "") filterLater();
+    const hasState = valueOf(state.filter, "state") !== "";
+    isStale ||= state.filter !== previous.filter || (isMoved && hasState);
+    if (state.tab !== "blocks") return;
+    if (isStale && isMoved) filterLater();
+    else if (isStale) filter();
     else if (isMoved && table.isSortedBy("state")) sortLater();
+    isStale = false;
     table.refresh(false);
     table.select(state.block);
   });

@@ -40,8 +40,12 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
       `${count(rows.length)} of ${counted(events.count, "event")}`,
       [error, ...notes].filter(Boolean).join(" "));
   }
+  let isStale = false; // of a hidden table, which is filtered when it is shown
   selection.subscribe((state, previous) => {
-    if (state.filter !== previous.filter) filter();
+    isStale ||= state.filter !== previous.filter;
+    if (state.tab !== "events") return;
+    if (isStale) filter();
+    isStale = false;
     table.select(state.entry > 0 ? state.entry - 1 : null);
   });
   filter();
@@ -49,7 +53,7 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
 }
 
 /** Where the values of an event are: those of allocations and frees are in their blocks. */
-interface EventRows {
+export interface EventRows {
   /** The block of an allocation or a free; null for other events. */
   block: (event: number) => number | null;
   address: (event: number) => number;
@@ -57,7 +61,8 @@ interface EventRows {
   stream: (event: number) => number;
 }
 
-function eventRows({ file, device }: Model): EventRows {
+/** Return where the values of a model's events are. */
+export function eventRows({ file, device }: Model): EventRows {
   const { events, blocks, others } = device;
   const isOfBlock = new Uint8Array(256);
   for (const name of ["alloc", "free_requested", "free_completed"]) {
@@ -142,7 +147,8 @@ function eventColumns({ file, device, usage }: Model, rows: EventRows): Column[]
   return columns.filter(({ id }) => !hidden.has(id));
 }
 
-function eventSource({ file, device }: Model, rows: EventRows): FilterSource {
+/** Return what filters read of the events. */
+export function eventSource({ file, device }: Model, rows: EventRows): FilterSource {
   const { events } = device;
   const action: TextColumn = { texts: file.actions, index: (event) => events.action[event]! };
   const phase: TextColumn = { texts: file.phases, index: (event) => events.phase[event]! };

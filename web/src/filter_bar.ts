@@ -31,7 +31,11 @@ export function createFilterBar(
       "0x…: an address. size>=1MiB: a size.",
   });
   field.value = selection.state.filter;
-  const apply = afterPause(() => selection.update({ filter: field.value }), PAUSE_MS);
+  let typed = field.value;
+  const apply = afterPause(() => {
+    typed = field.value;
+    selection.update({ filter: typed });
+  }, PAUSE_MS);
   field.addEventListener("input", apply);
 
   const selects = menus.map(({ key, label, options }) => {
@@ -46,7 +50,7 @@ export function createFilterBar(
 
   selection.subscribe(({ filter }, previous) => {
     if (filter === previous.filter) return;
-    if (document.activeElement !== field) field.value = filter;
+    if (filter !== typed) field.value = typed = filter; // leaves the cursor of the one who types
     for (const { key, select } of selects) select.value = valueOf(filter, key);
   });
   return (text, error) => {

@@ -127,8 +127,8 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
       "aria-level": String(node.depth + 1), "aria-selected": String(node === top),
     }, isWide ? (node.frame === ROOT ? text : `${nameOf(node.frame)}  ${size(node.bytes)}`) : "");
     if (node.children.length > 0) box.setAttribute("aria-expanded", String(!isCaller || node === top));
-    box.style.left = `${left * pixels}px`;
-    box.style.width = `${Math.max(width * pixels, LEAST_PIXELS)}px`;
+    box.style.left = `${left * 100}%`;
+    box.style.width = `${width * 100}%`;
     box.style.top = `${row * ROW_PIXELS}px`;
     const place = node.frame < 0 ? 0 : file.frames.filename[node.frame]!;
     box.style.background = node.frame < 0 ? "var(--code)" : `var(--flame-${place % 6})`;

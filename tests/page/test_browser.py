@@ -159,10 +159,11 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
             assert found["allocated"] == usage.allocated_bytes[there]
             assert found["active"] == usage.active_bytes[there]
             assert found["reserved"] == usage.reserved_bytes[there]
-            assert found["segments"] == [
-                [str(s.address), s.size_bytes, s.stream, s.is_small, s.is_expandable]
-                for s in layout.segments
-            ]
+            if not data.is_cpu:  # whose segments are not shown
+                assert found["segments"] == [
+                    [str(s.address), s.size_bytes, s.stream, s.is_small, s.is_expandable]
+                    for s in layout.segments
+                ]
             addresses = map(str, layout.block_address.tolist())
             assert found["blocks"] == [
                 list(pair) for pair in zip(addresses, layout.block_bytes.tolist(), strict=True)
@@ -355,11 +356,13 @@ def test_tables_sort_filter_and_search(chromium: Any, tmp_path: Path) -> None:
         # A second column sorts equal rows
         tab.page.click("#blocks [data-column=allocated] button", modifiers=["Shift"])
         settled(tab)
-        pairs = [
-            (numbers([row[at]])[0], -numbers([row[names.index("allocated")]])[0])
-            for row in rows(tab, "blocks")
-            if row[names.index("allocated")][0].isdigit()
-        ]
+        pairs = tab.run(
+            """() => [...document.querySelectorAll("#blocks .table-body [data-row]")]
+            .sort((a, b) => a.dataset.index - b.dataset.index)
+            .map(({dataset: {row}}) => [window.pytracerModel.device.blocks.size_bytes[row],
+                -window.pytracerModel.device.blocks.alloc_event[row]])"""
+        )
+        assert len({size for size, _ in pairs}) < len(pairs)
         assert pairs == sorted(pairs)
         # A search by function, file and size
         history = open_file(snapshot).devices[0].history
@@ -536,9 +539,11 @@ def test_the_keyboard_alone_reaches_everything(chromium: Any, tmp_path: Path) ->
                 document.addEventListener("focusin", event => window.reached.add(event.target));
             }"""
             )
-            for _ in range(tab.run("() => document.querySelectorAll('*').length")):
+            ends = 0  # Tab begins where the focus was, and again at the top
+            for _ in range(500):
                 tab.page.keyboard.press("Tab")
-                if tab.run("() => document.activeElement === document.body"):
+                ends += tab.run("() => document.activeElement === document.body")
+                if ends == 2:
                     break
             # Elements of composite widgets, of which Tab reaches one and arrows the others.
             missed = tab.run(

@@ -23,17 +23,16 @@ import { element } from "./view.ts";
 
 const app = document.getElementById("app")!;
 const page = JSON.parse(document.getElementById("pytracer-page")?.textContent ?? "null") as Page;
-const files = new Map<number, Promise<FileData | null>>();
+let opened: { index: number; file: Promise<FileData | null> } | null = null;
 
+/** Decode a file. Only the last one is kept, so that many ranks do not fill the memory. */
 function fileAt(index: number): Promise<FileData | null> {
-  let found = files.get(index);
-  if (!found) {
+  if (opened?.index !== index) {
     const id = page.files[index]?.data;
     const text = id ? document.getElementById(id)?.textContent : null;
-    found = text ? decodeText(text) : Promise.resolve(null);
-    files.set(index, found);
+    opened = { index, file: text ? decodeText(text) : Promise.resolve(null) };
   }
-  return found;
+  return opened.file;
 }
 
 /** Return the state with a moment, and a colouring that shows something, if it has none. */
@@ -60,6 +59,9 @@ function completed(state: Readonly<State>, model: Model): State {
 
 /** Make all views of a file and device. A new selection drops the listeners of earlier views. */
 async function open(state: Readonly<State>): Promise<void> {
+  // The earlier views are gone at once: they must not draw a selection of another file.
+  const name = page.files[state.file]?.name ?? "the file";
+  app.replaceChildren(element("p", { role: "status" }, `Reading ${name} …`));
   let file: FileData | null = null;
   let failure: unknown = null;
   try {
@@ -91,6 +93,7 @@ async function open(state: Readonly<State>): Promise<void> {
     createTabs(main, viewsOfPage(selection), selection);
   }
   createHeader(header, page, selection, file);
+  current = selection;
   selection.subscribe((next, previous) => {
     keepAddress(next);
     if (next.file === previous.file && next.device === previous.device) return;
@@ -141,6 +144,7 @@ function viewsOfPage(selection: Selection): TabView[] {
   return found;
 }
 
+let current: Selection | null = null;
 let waiting = 0;
 
 /** Write the selection into the address, at most a few times a second: browsers refuse more. */
@@ -150,5 +154,6 @@ function keepAddress(state: Readonly<State>): void {
 }
 
 document.title = page.title;
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.refresh());
 window.addEventListener("hashchange", () => void open(fromHash(location.hash)));
 void open(fromHash(location.hash));

@@ -63,6 +63,15 @@ export class Selection {
     const next = { ...previous, ...parts };
     if (toHash(next) === toHash(previous)) return;
     this.current = next;
+    this.call(next, previous);
+  }
+
+  /** Call the listeners without a change of the state, such as for a new theme. */
+  refresh(): void {
+    this.call(this.current, this.current);
+  }
+
+  private call(next: Readonly<State>, previous: Readonly<State>): void {
     for (const listener of [...this.listeners]) {
       if (this.listeners.has(listener)) listener(next, previous);
     }

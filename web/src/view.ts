@@ -3,7 +3,7 @@
 import type { Selection } from "./selection.ts";
 
 /**
- * Draw a view now and whenever the selection or its size changes, at most once a frame.
+ * Draw a view now and whenever the selection, the theme or its size changes, at most once a frame.
  *
  * A view that is hidden is drawn when it is shown. `draw` therefore reads the selection itself.
  * Returns a function that asks for another drawing.
@@ -24,7 +24,6 @@ export function drawWhenNeeded(
   };
   selection.subscribe(request);
   new ResizeObserver(request).observe(root);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", request);
   request();
   return request;
 }

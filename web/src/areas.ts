@@ -91,8 +91,9 @@ export function areasOf(blocks: Blocks, groups: Groups, columns: Columns, least:
   const to = new Int32Array(blocks.count);
   for (let i = 0; i < blocks.count; i++) {
     const begin = blocks.alloc_event[i]! + 1;
+    if (begin > columns.last) break; // blocks are in the order of their allocation
     const end = blocks.free_requested_event[i]!; // the last entry at which it is allocated
-    if (begin > columns.last || end < columns.first || end < begin) continue;
+    if (end < columns.first) continue;
     const first = columnFrom(columns, begin);
     const after = columnFrom(columns, end + 1);
     if (first >= after) continue;

@@ -49,9 +49,12 @@ export function colourOf(swatch: number): string {
   return (isDark() ? DARK : LIGHT)[swatch] ?? "#888888";
 }
 
+let preference: MediaQueryList | null = null;
+
 /** Return whether the browser prefers a dark page. */
 export function isDark(): boolean {
-  return matchMedia("(prefers-color-scheme: dark)").matches;
+  preference ??= matchMedia("(prefers-color-scheme: dark)");
+  return preference.matches;
 }
 
 /** The colours of everything that is not a block, in the current theme. */

@@ -60,7 +60,9 @@ type Column = InstanceType<(typeof TYPES)[keyof typeof TYPES]>;
 
 /** Decode the text of a data element. */
 export async function decodeText(base64: string): Promise<FileData> {
-  const packed = Uint8Array.from(atob(base64.trim()), (letter) => letter.charCodeAt(0));
+  const letters = atob(base64.trim());
+  const packed = new Uint8Array(letters.length);
+  for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return decodeBuffer(await new Response(stream).arrayBuffer());
 }

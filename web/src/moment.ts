@@ -19,6 +19,19 @@ export function createMoment(root: HTMLElement, model: Model, selection: Selecti
   });
 }
 
+/** What an action means. */
+const ACTION_TEXTS: Readonly<Record<string, string>> = {
+  alloc: "a block was allocated",
+  free_requested: "the program freed a block",
+  free_completed: "a freed block became reusable",
+  segment_alloc: "a segment was reserved",
+  segment_free: "a segment was returned",
+  segment_map: "pages were mapped",
+  segment_unmap: "pages were unmapped",
+  oom: "out of memory",
+  snapshot: "a snapshot was taken",
+};
+
 function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: number): void {
   const event = entry - 1;
   const { events } = device;
@@ -32,11 +45,15 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
       "Moment",
       event < 0
         ? "before the first event"
-        : `after event ${eventNumber(device, event)} (${file.actions[events.action[event]!]})`,
+        : `after event ${eventNumber(device, event)}`,
     ],
   ];
+  if (event >= 0) {
+    const action = file.actions[events.action[event]!]!;
+    rows.push(["Event", ACTION_TEXTS[action] ?? action]);
+  }
   if (event >= 0 && device.has_times) {
-    rows.push(["Time", `${duration(events.time_us[event]! - events.time_us[0]!)} after the first event`]);
+    rows.push(["Time since first event", duration(events.time_us[event]! - events.time_us[0]!)]);
   }
   if (step) rows.push(["Step", count(step[0])]);
   if (event >= 0) rows.push(["Phase", file.phases[events.phase[event]!] || "none"]);

@@ -31,7 +31,7 @@ import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { moved, shown, zoomed } from "./zoom.ts";
 
 const AXIS_WIDTH = 74;
-const PLOT_HEIGHT = 300;
+const PLOT_HEIGHT = 250;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -54,11 +54,11 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   let pointer: { x: number; y: number } | null = null;
 
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
-  const isLimitShown = (): boolean => {
-    const limit = device.capacity_bytes;
-    // A limit far above the usage would press the curves flat: then only the text shows it.
-    return limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
-  };
+  const limit = device.capacity_bytes;
+  // A limit far above the usage would press the curves flat: then only the details show it.
+  const isLimitShown =
+    limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
+  let top = 1; // the largest shown bytes
 
   const frameOf = (u: uPlot, width: number, height: number): Frame => ({
     width,
@@ -80,20 +80,12 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
+      padding: [3, 12, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {
         x: { time: false, range: () => [interval()[0], interval()[1] + 1] },
-        y: {
-          range: () => {
-            const [first, last] = interval();
-            let top = isLimitShown() ? device.capacity_bytes! : 1;
-            for (let entry = first; entry <= last; entry++) {
-              top = Math.max(top, usage.allocated[entry]!, usage.reserved[entry]!);
-            }
-            return [0, top * 1.06];
-          },
-        },
+        y: { range: () => [0, top * 1.06] },
       },
       axes: [
         {
@@ -101,7 +93,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
           grid: { stroke: () => ink().grid, width: 1 },
           ticks: { stroke: () => ink().grid },
           space: 110,
-          size: 46,
+          size: 42,
           // Round event numbers, which are one less than the entries.
           splits: (_, __, min, max, step) => {
             const found: number[] = [];
@@ -125,7 +117,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       series: [
         {},
         line("reserved", () => ink().reserved, [], usage.has_segments),
-        line("device limit", () => ink().limit, [8, 4], isLimitShown()),
+        line("device limit", () => ink().limit, [8, 4], isLimitShown),
       ],
       hooks: {
         drawClear: [
@@ -191,20 +183,14 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       const [first, last] = interval();
       const columns = columnsOf(usage.allocated, first, last, Math.max(50, width - AXIS_WIDTH));
       const data = lines(columns);
-      // The scale of y is needed to choose the blocks that are at least a pixel high.
-      plot.setData(data, false);
-      areas = areasOf(device.blocks, groupsOf(model, colour), columns, visible() / PLOT_HEIGHT);
+      const allocated = largest(columns.entries, usage.allocated);
+      top = Math.max(1, isLimitShown ? limit! : 0, allocated, most(data[1] as number[]));
+      // Blocks that are lower than a pixel get no areas of their own.
+      areas = areasOf(device.blocks, groupsOf(model, colour), columns, top / PLOT_HEIGHT);
       plot.setData(data);
       return;
     }
     drawOverlay();
-  }
-
-  function visible(): number {
-    const [first, last] = interval();
-    let top = 1;
-    for (let entry = first; entry <= last; entry++) top = Math.max(top, usage.allocated[entry]!);
-    return top;
   }
 
   /** The lines' points: the most reserved bytes of each column. */
@@ -222,7 +208,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     }
     xs.push(last + 1);
     reserved.push(usage.reserved[last]!);
-    return [xs, reserved, xs.map(() => device.capacity_bytes)];
+    return [xs, reserved, xs.map(() => limit)];
   }
 
   function drawOverlay(): void {
@@ -378,8 +364,12 @@ function byteSplits(max: number): number[] {
   return found;
 }
 
-function most(values: Float64Array): number {
+function most(values: ArrayLike<number>): number {
   let found = 0;
-  for (const value of values) found = Math.max(found, value);
+  for (let i = 0; i < values.length; i++) found = Math.max(found, values[i]!);
   return found;
+}
+
+function largest(entries: Int32Array, values: Float64Array): number {
+  return entries.reduce((found, entry) => Math.max(found, values[entry]!), 0);
 }

@@ -67,7 +67,10 @@ test("boxes are as wide as their bytes and lie within their callers", () => {
     assert.ok(box.left >= caller.left - 1e-9);
     assert.ok(box.left + box.width <= caller.left + caller.width + 1e-9);
     assert.equal(box.row, caller.row + 1);
+    const before = boxes.filter(({ row, left }) => row === box.row && left < box.left);
+    assert.ok(before.every(({ left, width }) => left + width <= box.left + 1e-9));
   }
+  assert.equal(new Set(boxes.map(({ row, left }) => `${row} ${left}`)).size, boxes.length);
   assert.ok(boxes.every((box) => box.width >= 0.01));
   assert.ok(boxes.length > 10 && boxes.length < flameBoxes(tree, 0.0001, 50).length);
 });

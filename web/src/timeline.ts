@@ -31,7 +31,7 @@ import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { moved, shown, zoomed } from "./zoom.ts";
 
 const AXIS_WIDTH = 74;
-const PLOT_HEIGHT = 250;
+const PLOT_HEIGHT = 240;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -80,7 +80,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
-      padding: [3, 34, 0, 0],
+      padding: [3, 42, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {

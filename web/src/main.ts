@@ -79,23 +79,24 @@ async function open(state: Readonly<State>): Promise<void> {
       usage: usageOf(file, device),
       layouts: layoutsOf(file, device),
     };
-    selection = new Selection(completed(state, model));
+    selection = new Selection(completed(state, model), openAnother);
     // For the tests, which compare it with pytracer's analysis, and for the browser's console.
     Object.assign(window, { pytracerModel: model, pytracerSelection: selection });
     app.replaceChildren(header, main);
     show(main, model, selection);
   } else {
-    selection = new Selection(state);
+    selection = new Selection(state, openAnother);
     app.replaceChildren(header, main);
     if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
     createTabs(main, viewsOfPage(selection), selection);
   }
   createHeader(header, page, selection, file);
-  selection.subscribe((next, previous) => {
-    keepAddress(next);
-    if (next.file === previous.file && next.device === previous.device) return;
-    void open(next);
-  });
+  selection.subscribe(keepAddress);
+}
+
+function openAnother(state: Readonly<State>): void {
+  keepAddress(state);
+  void open(state);
 }
 
 function unreadable({ file }: Readonly<State>, failure: unknown): string {

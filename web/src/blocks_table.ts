@@ -27,9 +27,9 @@ export function createBlocksTable(root: HTMLElement, model: Model, selection: Se
   const showResult = createFilterBar(root, selection, [
     { key: "state", label: "Show", options: [
       ["", "all blocks"],
-      ["allocated", "allocated at the selected moment"],
-      ["pending", "waiting for a stream at the selected moment"],
-      [UNRELEASED, "allocated in the selected range and not released"],
+      ["allocated", "allocated at this moment"],
+      ["pending", "waiting for a stream at this moment"],
+      [UNRELEASED, "not released of the range"],
     ] },
     { key: "category", label: "Category", options: [
       ["", "any"], ...file.categories.map((name) => [name, name] as const),

@@ -86,10 +86,11 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
         ["Pool", poolText(blocks.pool[block]!)],
       ]),
       element("div", { class: "bar" },
-        button("Go to the allocation", () => selection.update({ entry: Math.max(alloc + 1, 0) })),
+        "Go to",
+        button("Allocation", () => selection.update({ entry: Math.max(alloc + 1, 0) })),
         ...(free >= 0 && free < events.count
-          ? [button("Go to the free", () => selection.update({ entry: free + 1 }))] : []),
-        ...(site > 0 ? [button("Blocks of this call site", () => selection.update({
+          ? [button("Free", () => selection.update({ entry: free + 1 }))] : []),
+        ...(site > 0 ? [button("Its call site's blocks", () => selection.update({
           tab: "blocks", filter: `"${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
       ...stackParts("Allocation", stack, site),
       ...(free >= 0 && free < events.count ? stackParts("Free", events.stack[free]!, -1) : []),

@@ -130,10 +130,10 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
     ...viewsOfPage(selection),
   ];
   createTabs(views, tabs, selection);
-  createMoment(aside, model, selection);
   const detail = element("section", { class: "panel", "aria-label": "Selected block" });
   aside.append(detail);
   createDetail(detail, model, selection);
+  createMoment(aside, model, selection);
 }
 
 /** The views that need no open file. */

@@ -5,6 +5,7 @@ export const KEYS = [
   ["← →", "in the timeline and the map: move the moment; in a table's header: the next column"],
   ["Shift+← →", "in the timeline: move the view; in the map: move the moment by 100 events"],
   ["+ -", "in the timeline and the map: zoom"],
+  ["[ ]", "in the timeline: begin and end the range at the selected moment"],
   ["0", "in the timeline: show everything"],
   ["↑ ↓", "in a table the next row; in the map the block before or after; in the flame graph the caller and the largest callee"],
   ["Enter", "in a table: go to the row's moment and select its block; in a header: sort"],

@@ -116,8 +116,17 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const views = element("div", { class: "views" });
   const aside = element("aside", { class: "details", "aria-label": "Details" });
   main.append(element("div", { class: "columns" }, views, aside));
-  if (model.device.contradiction) {
-    views.append(element("p", { class: "panel", role: "note" }, model.device.contradiction));
+  const events: TabView = {
+    tab: "events",
+    label: "Events",
+    create: (root) => createEventsTable(root, model, selection),
+  };
+  const { contradiction } = model.device;
+  if (contradiction !== null) {
+    // Without a history there are no blocks, so that only the events can be shown.
+    views.append(element("p", { class: "panel", role: "note" }, contradiction));
+    createTabs(views, [events, ...viewsOfPage(selection)], selection);
+    return;
   }
   const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
   views.append(timeline);
@@ -125,7 +134,7 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const tabs: TabView[] = [
     { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
     { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
-    { tab: "events", label: "Events", create: (root) => createEventsTable(root, model, selection) },
+    events,
     { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
     ...viewsOfPage(selection),
   ];

@@ -28,9 +28,8 @@ from pytracer.reading.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden"
-AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+GOLDEN = Path(__file__).parents[1] / "golden"
+AXE = Path("node_modules/axe-core/axe.min.js")
 CUDA = GOLDEN / "native" / "cuda-2.15.0.pickle"
 TABS = ("map", "blocks", "events", "flame")
 MIB = 2**20
@@ -579,9 +578,7 @@ def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_defect(scheme: str, chromium: Any, tmp_path: Path) -> None:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: run npm ci in web/")
+def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
     first, other = open_file(load(CUDA)), open_file(training())
     page = Page(
         title="two",
@@ -592,7 +589,7 @@ def test_axe_finds_no_serious_defect(scheme: str, chromium: Any, tmp_path: Path)
         difference=difference_of(first.snapshot, other.snapshot),
     )
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
-        tab.run(AXE.read_text())
+        tab.run((web / AXE).read_text())
         for view in (*TABS, "ranks", "difference"):
             tab_named(tab, view)
             tab.run("() => window.pytracerSelection.update({block: 1})")

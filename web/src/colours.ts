@@ -19,6 +19,10 @@ export const MOST_GROUPS = 11;
 /** The swatch of groups that stand for no fact: "unknown", "all others". */
 export const NEUTRAL = MOST_GROUPS;
 
+/** The first swatch of the ramp for ordered groups: from dark (old) to light (new). */
+const RAMP = 100;
+const RAMP_SIZE = 32;
+
 // Two palettes of the same hues, with lightness for a white and for a dark background. Neighbours
 // differ in lightness too, so that they can be told apart without colour.
 const LIGHT = [
@@ -46,6 +50,10 @@ const CATEGORY_SWATCHES: Record<string, number> = {
 
 /** Return the fill of a swatch in the current theme: a CSS colour. */
 export function colourOf(swatch: number): string {
+  if (swatch >= RAMP) {
+    const share = (swatch - RAMP) / (RAMP_SIZE - 1);
+    return `hsl(${265 - 215 * share} 50% ${36 + 36 * share}%)`;
+  }
   return (isDark() ? DARK : LIGHT)[swatch] ?? "#888888";
 }
 
@@ -127,7 +135,9 @@ function makeGroups(model: Model, colour: Colour): Groups {
       ? (CATEGORY_SWATCHES[file.categories[key]!] ?? at % MOST_GROUPS)
       : texts[key] === NOT_KNOWN[colour]
         ? NEUTRAL
-        : at % MOST_GROUPS,
+        : isOrdered
+          ? RAMP + Math.round((at / Math.max(1, shown.length - 1)) * (RAMP_SIZE - 1))
+          : at % MOST_GROUPS,
   );
   if (present.length > shown.length) {
     names.push(`all others (${present.length - shown.length})`);
@@ -163,7 +173,7 @@ function keysOf(model: Model, colour: Colour, keys: Uint32Array): string[] {
   if (colour === "step") return stepKeys(model, keys);
   const ages = ["older than the trace"];
   const parts = MOST_GROUPS - 1;
-  for (let i = 1; i <= parts; i++) ages.push(`born in tenth ${i} of the trace`);
+  for (let i = 1; i <= parts; i++) ages.push(`tenth ${i} of the trace`);
   for (let i = 0; i < keys.length; i++) {
     const born = blocks.alloc_event[i]!;
     keys[i] = born < 0 ? 0 : 1 + Math.floor((born * parts) / Math.max(1, device.events.count));

@@ -57,8 +57,11 @@ function completed(state: Readonly<State>, model: Model): State {
   };
 }
 
+let openings = 0;
+
 /** Make all views of a file and device. A new selection drops the listeners of earlier views. */
 async function open(state: Readonly<State>): Promise<void> {
+  const turn = ++openings;
   // The earlier views are gone at once: they must not draw a selection of another file.
   const name = page.files[state.file]?.name ?? "the file";
   app.replaceChildren(element("p", { role: "status" }, `Reading ${name} …`));
@@ -69,6 +72,7 @@ async function open(state: Readonly<State>): Promise<void> {
   } catch (error) {
     failure = error;
   }
+  if (turn !== openings) return; // meanwhile, another file was chosen
   const device = file?.devices[state.device];
   const header = element("header");
   const main = element("main");
@@ -81,24 +85,25 @@ async function open(state: Readonly<State>): Promise<void> {
       usage: usageOf(file, device),
       layouts: layoutsOf(file, device),
     };
-    selection = new Selection(completed(state, model));
+    selection = new Selection(completed(state, model), openAnother);
     // For the tests, which compare it with pytracer's analysis, and for the browser's console.
     Object.assign(window, { pytracerModel: model, pytracerSelection: selection });
     app.replaceChildren(header, main);
     show(main, model, selection);
   } else {
-    selection = new Selection(state);
+    selection = new Selection(state, openAnother);
     app.replaceChildren(header, main);
     if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
     createTabs(main, viewsOfPage(selection), selection);
   }
   createHeader(header, page, selection, file);
   current = selection;
-  selection.subscribe((next, previous) => {
-    keepAddress(next);
-    if (next.file === previous.file && next.device === previous.device) return;
-    void open(next);
-  });
+  selection.subscribe(keepAddress);
+}
+
+function openAnother(state: Readonly<State>): void {
+  keepAddress(state);
+  void open(state);
 }
 
 function unreadable({ file }: Readonly<State>, failure: unknown): string {
@@ -111,8 +116,17 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const views = element("div", { class: "views" });
   const aside = element("aside", { class: "details", "aria-label": "Details" });
   main.append(element("div", { class: "columns" }, views, aside));
-  if (model.device.contradiction) {
-    views.append(element("p", { class: "panel", role: "note" }, model.device.contradiction));
+  const events: TabView = {
+    tab: "events",
+    label: "Events",
+    create: (root) => createEventsTable(root, model, selection),
+  };
+  const { contradiction } = model.device;
+  if (contradiction !== null) {
+    // Without a history there are no blocks, so that only the events can be shown.
+    views.append(element("p", { class: "panel", role: "note" }, contradiction));
+    createTabs(views, [events, ...viewsOfPage(selection)], selection);
+    return;
   }
   const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
   views.append(timeline);
@@ -120,7 +134,7 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const tabs: TabView[] = [
     { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
     { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
-    { tab: "events", label: "Events", create: (root) => createEventsTable(root, model, selection) },
+    events,
     { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
     ...viewsOfPage(selection),
   ];

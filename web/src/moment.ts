@@ -53,7 +53,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
     rows.push(["Event", ACTION_TEXTS[action] ?? action]);
   }
   if (event >= 0 && device.has_times) {
-    rows.push(["Time", `${duration(events.time_us[event]! - events.time_us[0]!)} after event ${eventNumber(device, 0)}`]);
+    rows.push(["Time", duration(events.time_us[event]! - events.time_us[0]!)]);
   }
   if (step) rows.push(["Step", count(step[0])]);
   if (event >= 0) rows.push(["Phase", file.phases[events.phase[event]!] || "none"]);

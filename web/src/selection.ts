@@ -49,7 +49,14 @@ export class Selection {
   private current: Readonly<State>;
   private readonly listeners = new Set<Listener>();
 
-  constructor(state: Readonly<State> = START) {
+  /**
+   * @param onOpen Called in place of the listeners when another file or device is selected: the
+   *   entries and blocks of the new state are not those of the views that listen.
+   */
+  constructor(
+    state: Readonly<State> = START,
+    private readonly onOpen: (state: Readonly<State>) => void = () => {},
+  ) {
     this.current = state;
   }
 
@@ -63,6 +70,7 @@ export class Selection {
     const next = { ...previous, ...parts };
     if (toHash(next) === toHash(previous)) return;
     this.current = next;
+    if (next.file !== previous.file || next.device !== previous.device) return this.onOpen(next);
     this.call(next, previous);
   }
 

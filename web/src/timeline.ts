@@ -25,13 +25,14 @@ import {
   laneCount,
   outline,
 } from "./timeline_draw.ts";
+import { listen } from "./timeline_input.ts";
 import { createTimelineTools } from "./timeline_tools.ts";
 import { createTooltip } from "./tooltip.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
-import { moved, shown, zoomed } from "./zoom.ts";
+import { shown } from "./zoom.ts";
 
 const AXIS_WIDTH = 74;
-const PLOT_HEIGHT = 250;
+const PLOT_HEIGHT = 240;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -43,7 +44,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     role: "application",
     "aria-label":
       "Memory over time. Left and right arrows move the selected moment, Shift and an arrow move " +
-      "the view, plus and minus zoom, 0 shows everything, Escape clears the selection.",
+      "the view, plus and minus zoom, 0 shows everything, square brackets begin and end a range, " +
+      "Escape clears the selection.",
   });
   createTimelineTools(root, model, selection);
   root.append(lanes, box);
@@ -80,7 +82,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
-      padding: [3, 34, 0, 0],
+      padding: [3, 42, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {
@@ -273,70 +275,20 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }
 
   const request = drawWhenNeeded(root, selection, draw);
-
-  plot.over.addEventListener("mousemove", (event) => {
-    pointer = { x: event.offsetX, y: event.offsetY };
-    request();
-  });
-  plot.over.addEventListener("mouseleave", () => {
-    pointer = null;
-    request();
-  });
-  plot.over.addEventListener("click", (event) => {
-    const entry = entryAt(event.offsetX);
-    const column = columnOf(areas!.columns, entry);
-    const max = plot.scales["y"]!.max!;
-    const hit = hitAt(areas!, column, (1 - event.offsetY / plot.over.clientHeight) * max);
-    // The column's own entry, so that the selected moment shows the block that was clicked.
-    selection.update({ entry: areas!.columns.entries[column]!, block: hit?.block ?? null });
-  });
-  plot.over.addEventListener("dblclick", () => selection.update({ zoom: null, range: null }));
-  plot.over.addEventListener(
-    "wheel",
-    (event) => {
-      event.preventDefault();
-      const [first, last] = interval();
-      const across = event.shiftKey ? event.deltaY : event.deltaX;
-      if (Math.abs(across) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) {
-        const by = ((across / plot.over.clientWidth) * (last - first + 1)) | 0;
-        selection.update({ zoom: moved([first, last], by || Math.sign(across), entries) });
-      } else {
-        const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
-        selection.update({ zoom: zoomed([first, last], factor, entryAt(event.offsetX), entries) });
-      }
+  listen(plot.over, box, selection, entries, {
+    move(at) {
+      pointer = at;
+      request();
     },
-    { passive: false },
-  );
-  box.addEventListener("keydown", (event) => {
-    const { entry } = selection.state;
-    const [first, last] = interval();
-    const length = last - first + 1;
-    const stride = event.ctrlKey || event.metaKey ? 1 : Math.max(1, Math.round(length / 200));
-    const by = (event.key === "ArrowRight" ? 1 : -1) * stride;
-    if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
-      if (event.shiftKey) selection.update({ zoom: moved([first, last], by * 20, entries) });
-      else follow(Math.max(0, Math.min(entries - 1, entry + by)));
-    } else if (event.key === "Home") follow(0);
-    else if (event.key === "End") follow(entries - 1);
-    else if (event.key === "+" || event.key === "=") {
-      selection.update({ zoom: zoomed([first, last], 0.5, entry, entries) });
-    } else if (event.key === "-") {
-      selection.update({ zoom: zoomed([first, last], 2, entry, entries) });
-    } else if (event.key === "0") selection.update({ zoom: null });
-    else if (event.key === "Escape") selection.update({ range: null, block: null });
-    else return;
-    event.preventDefault();
+    click(x, y) {
+      const column = columnOf(areas!.columns, entryAt(x));
+      const bytes = (1 - y / plot.over.clientHeight) * plot.scales["y"]!.max!;
+      // The column's own entry, so that the selected moment shows the block that was clicked.
+      const entry = areas!.columns.entries[column]!;
+      selection.update({ entry, block: hitAt(areas!, column, bytes)?.block ?? null });
+    },
+    entryAt,
   });
-
-  /** Select an entry, and move the view if the entry is outside. */
-  function follow(entry: number): void {
-    const [first, last] = interval();
-    const isInside = entry >= first && entry <= last;
-    const by = Math.round(entry - (first + last) / 2);
-    selection.update(
-      isInside ? { entry } : { entry, zoom: moved([first, last], by, entries) },
-    );
-  }
 }
 
 function line(

@@ -45,7 +45,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
   let ooms = 0;
   for (const mark of device.marks) {
     if (mark.kind === "oom" && ++ooms > 3) continue;
-    const label = { peak: "Peak", oom: "Out of memory", end: "End" }[mark.kind];
+    const label = { peak: "Peak", oom: "OOM", end: "End" }[mark.kind];
     const name = mark.kind === "oom" && ooms > 1 ? `${label} ${ooms}` : label;
     const show = (): void => {
       const entry = mark.event + 1;
@@ -64,7 +64,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     choice.value = colour;
     if (!selected) {
       range.replaceChildren(
-        element("span", { class: "hint" }, "Drag: select a range. Wheel: zoom."),
+        element("span", { class: "hint" }, "Drag selects, wheel zooms"),
       );
       return;
     }

@@ -36,7 +36,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       hint: "The size that the allocator gave the block.",
       text: (block) => blockSize(model, block), value: (block) => blocks.size_bytes[block]!,
     }, {
-      id: "state", title: "State", width: 7.5, isNumber: false,
+      id: "state", title: "State", width: 9, isNumber: false,
       hint: "The state at the selected moment.",
       text: (block) => stateText(model, block, entry()),
       value: (block) => stateAt(blocks, block, entry()),
@@ -46,7 +46,7 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       text: (block) => categoryText(model, block),
       value: (block) => byCategory[file.kinds[blocks.kind[block]!]![0]]!,
     }, {
-      id: "site", title: "Call site", width: 21, grows: true, isNumber: false,
+      id: "site", title: "Call site", width: 20, grows: true, isNumber: false,
       hint: "The line of the program that allocated the block. Select a block to see its stack.",
       text: (block) => siteText(file, blocks.stack[block]!),
       value: (block) => bySite[file.stacks.site[blocks.stack[block]!]!]!,

@@ -4,6 +4,7 @@ import {
   allocatedText, blockSize, categoryText, eventText, freedText, longLifeText, stateText,
 } from "./block_texts.ts";
 import { button, factList } from "./elements.ts";
+import { framePlace } from "./frame_place.ts";
 import { stepAt, type Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
 import { address, counted, frameText, siteText, size } from "./text.ts";
@@ -60,8 +61,10 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
     const stack = blocks.stack[block]!;
     const [, rule] = file.kinds[blocks.kind[block]!]!;
     const site = file.stacks.site[stack]!;
-    const rounding = blocks.size_bytes[block]! - blocks.requested_bytes[block]!;
-    const isLate = free >= 0 && free < events.count && completed > free;
+    const bytes = blocks.size_bytes[block]!;
+    const rounding = bytes - blocks.requested_bytes[block]!;
+    // Without a stream to wait for, the free is complete in the next event.
+    const isLate = free >= 0 && free < events.count && completed > free + 1;
     const where = alloc >= 0 ? stepAt(device, alloc) : null;
     const phase = file.phases[blocks.phase[block]!]!;
     return [
@@ -73,7 +76,8 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
         ["Owner", file.strings[blocks.owner[block]!]!],
         ["Call site", siteText(file, stack)],
         ["State now", stateText(model, block, entry)],
-        ["Size", `${blockSize(model, block)} (${counted(blocks.size_bytes[block]!, "byte")})`],
+        ["Size", blockSize(model, block) +
+          (bytes >= 1024 ? ` (${counted(bytes, "byte")})` : "")],
         ["Requested", `${size(blocks.requested_bytes[block]!)}${rounding > 0 && blocks.is_sized[block] ? `; the allocator added ${size(rounding)}` : ""}`],
         ["Allocated", `${alloc >= 0 ? "by event " : ""}${allocatedText(model, block)}${where ? `, in step ${where[0]}` : ""}${phase ? `, phase ${phase}` : ""}`],
         ["Freed", `${free >= 0 && free < events.count ? "by event " : ""}${freedText(model, block)}`],
@@ -125,7 +129,9 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
     const lines = frames.map((one) => {
       const isSite = !isMarked && siteName !== "" && isSiteOf(one, siteName);
       isMarked ||= isSite;
-      return element("li", { class: isSite ? "is-site" : "" }, frameText(file, one));
+      const name = file.strings[file.frames.name[one]!]!;
+      return element("li", { class: isSite ? "is-site" : "", title: frameText(file, one) },
+        `${name} `, element("span", { class: "faint" }, framePlace(file, one)));
     });
     const empty = element("p", { class: "faint" }, "The file has no call stack of this event.");
     const list = lines.length > 0 ? element("ol", { class: "stack" }, ...lines) : empty;

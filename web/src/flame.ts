@@ -11,6 +11,7 @@ import { parseFilter } from "./filter_terms.ts";
 import {
   NO_STACK, ROOT, flameBoxes, flameTree, matchedBytes, type FlameBox, type FlameNode,
 } from "./flame_tree.ts";
+import { framePlace } from "./frame_place.ts";
 import { activeAt, sumBlocks } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
@@ -109,8 +110,18 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   }
 
   function describe(node: FlameNode): string {
-    const share = tree!.bytes > 0 ? (100 * node.bytes) / tree!.bytes : 0;
-    return `${nameOf(node.frame)}: ${size(node.bytes)}, ${share.toFixed(1)} %, ${counted(node.count, "block")}`;
+    return `${nameOf(node.frame)}: ${size(node.bytes)}, ${shareOf(node)}, ${counted(node.count, "block")}`;
+  }
+
+  function shareOf(node: FlameNode): string {
+    return `${(tree!.bytes > 0 ? (100 * node.bytes) / tree!.bytes : 0).toFixed(1)} %`;
+  }
+
+  /** The text in a box: what is cut off on the right is the least important. */
+  function shortText(node: FlameNode): string {
+    if (node.frame < 0) return describe(node);
+    const name = file.strings[file.frames.name[node.frame]!]!;
+    return `${name}  ${size(node.bytes)}  ${framePlace(file, node.frame)}`;
   }
 
   function boxElement(
@@ -120,12 +131,15 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
     const isFound = matches !== null && node.frame !== ROOT && matches(node.frame);
     const isCaller = node.depth < top.depth;
     const text = describe(node);
+    const short = shortText(node);
+    // The name for assistive software contains the visible text.
+    const label = node.frame < 0 ? text : `${short}, ${shareOf(node)}, ${counted(node.count, "block")}`;
     const isWide = width * pixels > 28;
     const box = element("div", {
       class: `flame-box${isFound ? " is-found" : ""}${isCaller ? " is-caller" : ""}`,
-      role: "treeitem", tabindex: node === focused ? "0" : "-1", title: text, "aria-label": text,
+      role: "treeitem", tabindex: node === focused ? "0" : "-1", title: text, "aria-label": label,
       "aria-level": String(node.depth + 1), "aria-selected": String(node === top),
-    }, isWide ? (node.frame === ROOT ? text : `${nameOf(node.frame)}  ${size(node.bytes)}`) : "");
+    }, isWide ? short : "");
     if (node.children.length > 0) box.setAttribute("aria-expanded", String(!isCaller || node === top));
     box.style.left = `${left * 100}%`;
     box.style.width = `${width * 100}%`;

@@ -35,7 +35,7 @@ function verdict({ verdict: { heading, lines, commands }, title, files }: Page, 
   },
   element("h1", {}, heading || title),
   ...(lines.length > 0 ? [element("ul", {}, ...lines.map((line) => element("li", {}, line)))] : []),
-  ...commands.map(commandLine));
+  ...(commands.length > 0 ? [element("div", { class: "bar" }, ...commands.map(commandLine))] : []));
 }
 
 function commandLine(command: string): HTMLElement {

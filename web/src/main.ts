@@ -44,11 +44,13 @@ function completed(state: Readonly<State>, model: Model): State {
     marks.filter((found) => found.kind === kind).at(-1);
   const chosen = mark("oom") ?? mark("peak");
   const entry = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
-  let unknown = 0;
+  let [unknown, total] = [0, 0];
   for (let i = 0; i < blocks.count; i++) {
-    if (file.categories[file.kinds[blocks.kind[i]!]![0]] === "unknown") unknown += 1;
+    total += blocks.size_bytes[i]!;
+    const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
+    if (category === "unknown") unknown += blocks.size_bytes[i]!;
   }
-  const isBlank = state.colour === "category" && unknown > 0.9 * blocks.count;
+  const isBlank = state.colour === "category" && unknown > 0.9 * total;
   return {
     ...state,
     entry: Math.max(0, Math.min(last, entry)),

@@ -131,6 +131,12 @@ export function drawStepBands(
   }
 }
 
+const MARK_TEXTS: Readonly<Record<string, string>> = {
+  oom: "Out of memory",
+  end: "End",
+  exact: "Before: at least this much",
+};
+
 /** Mark the peak, out-of-memory errors and the end, with lines and names. */
 export function drawMarks(
   context: CanvasRenderingContext2D,
@@ -142,7 +148,9 @@ export function drawMarks(
   context.font = "600 11px system-ui, sans-serif";
   context.textBaseline = "top";
   // Out-of-memory errors come first, so that their names take the place.
-  const marks = [...device.marks].sort((a, b) => Number(b.kind === "oom") - Number(a.kind === "oom"));
+  const marks: { event: number; kind: string }[] = [...device.marks];
+  if (device.exact_from > 0) marks.push({ event: device.exact_from - 1, kind: "exact" });
+  marks.sort((a, b) => Number(b.kind === "oom") - Number(a.kind === "oom"));
   const taken: [number, number, number][] = [];
   for (const mark of marks) {
     const x = frame.x(mark.event + 1);
@@ -158,9 +166,7 @@ export function drawMarks(
     const text =
       mark.kind === "peak"
         ? `Peak ${size(allocated[mark.event + 1] ?? 0)}`
-        : mark.kind === "oom"
-          ? "Out of memory"
-          : "End";
+        : MARK_TEXTS[mark.kind]!;
     const width = context.measureText(text).width + 6;
     const left = x + width + 4 > frame.width ? x - width - 2 : x + 2;
     let row = 0;

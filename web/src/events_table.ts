@@ -10,6 +10,9 @@ import { ranks } from "./sort.ts";
 import { createTable, type Column } from "./table.ts";
 import { address, count, counted, duration, eventNumber, siteText, size } from "./text.ts";
 
+/** A file may have 65,535 phases; those that the menu lacks are found by `phase:`. */
+const MOST_PHASES = 200;
+
 /** Show the events of a model. */
 export function createEventsTable(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, file } = model;
@@ -21,9 +24,10 @@ export function createEventsTable(root: HTMLElement, model: Model, selection: Se
       ["", "any"],
       ...file.actions.filter((_, i) => used.has(i)).map((name) => [name, name] as const),
     ] },
-    { key: "phase", label: "Phase", options: [
-      ["", "any"], ...file.phases.filter(Boolean).map((name) => [name, name] as const),
-    ] },
+    ...(file.phases.length > 1 ? [{ key: "phase", label: "Phase", options: [
+      ["", "any"] as const,
+      ...file.phases.slice(1, MOST_PHASES).map((name) => [name, name] as const),
+    ] }] : []),
   ], "train.py  forward  0x7f3a…  size>=1MiB");
   const table = createTable(root, "Events", eventColumns(model, rowsOf), (event) => {
     const block = rowsOf.block(event);

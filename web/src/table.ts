@@ -38,6 +38,8 @@ export interface Table {
 
 const ROW_HEIGHT = 24;
 const PAGE_ROWS = 20;
+/** A text of a hostile file may have millions of letters, which would make scrolling slow. */
+const MOST_LETTERS = 400;
 
 interface Sort {
   column: Column;
@@ -174,7 +176,7 @@ export function createTable(
     line.classList.toggle("at-cursor", index === cursor);
     for (const [i, column] of columns.entries()) {
       const cell = line.children[i] as HTMLElement;
-      const text = column.text(row);
+      const text = column.text(row).slice(0, MOST_LETTERS);
       if (cell.textContent !== text) {
         cell.textContent = text;
         cell.title = text.length > 14 ? text : "";

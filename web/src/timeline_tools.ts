@@ -61,7 +61,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     };
     moments.append(button(name, show, { title: mark.text }));
   }
-  const range = element("span", { class: "buttons range", role: "status" });
+  const range = element("span", { class: "buttons chosen", role: "status" });
   bar.append(zoom, moments, range);
   root.append(bar);
 

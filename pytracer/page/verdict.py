@@ -41,13 +41,14 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     if not file.devices:
         return Verdict("The file has no events and no segments.", [], [])
     data, explanation = file.devices[0], file.explanations[0]
-    lines = [explanation.what]
+    lines, is_leak = [explanation.what], False
     if explanation.oom is not None:
         lines += [f"Verdict: {verdict_text([one])}" for one in explanation.verdicts]
         lines += filter(None, [fitting_text(explanation)])
     elif data.history is not None:
         leaks = leaks_on_device(data.snapshot, data.device, data.history)
-        if leaks.verdict == "leak":
+        is_leak = leaks.verdict == "leak"
+        if is_leak:
             lines.insert(0, answer(leaks))
         elif leaks.verdict == "none":
             lines.append(answer(leaks))
@@ -58,6 +59,8 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
         lines.append(f"It was for: {purposes}.")
     lines += [f"Try: {one.why}" for one in explanation.suggestions if not one.command]
     commands = [one.command for one in explanation.suggestions if one.command and is_saved]
+    if is_leak:
+        commands.sort(key=lambda command: not command.startswith("pytracer leaks "))
     heading, *rest = map(printable, lines)
     return Verdict(heading, rest, [printable(command) for command in commands])
 

@@ -133,7 +133,7 @@ function makeGroups(model: Model, colour: Colour): Groups {
   const swatch = shown.map((key, at) =>
     colour === "category"
       ? (CATEGORY_SWATCHES[file.categories[key]!] ?? at % MOST_GROUPS)
-      : texts[key] === NOT_KNOWN[colour]
+      : key === 0 && colour !== "age" // unknown, in no phase, before the first step
         ? NEUTRAL
         : isOrdered
           ? RAMP + Math.round((at / Math.max(1, shown.length - 1)) * (RAMP_SIZE - 1))
@@ -145,14 +145,6 @@ function makeGroups(model: Model, colour: Colour): Groups {
   }
   return { names, of: Uint8Array.from(keys, (key) => group[key]!), swatch };
 }
-
-const NOT_KNOWN: Record<Colour, string> = {
-  category: "unknown",
-  site: "(not known)",
-  phase: "no phase",
-  step: "before the first step",
-  age: "",
-};
 
 /** Fill in each block's key, and return the text of each key. */
 function keysOf(model: Model, colour: Colour, keys: Uint32Array): string[] {
@@ -168,7 +160,7 @@ function keysOf(model: Model, colour: Colour, keys: Uint32Array): string[] {
   }
   if (colour === "phase") {
     keys.set(blocks.phase);
-    return file.phases.map((phase) => phase || NOT_KNOWN.phase);
+    return file.phases.map((phase) => phase || "no phase");
   }
   if (colour === "step") return stepKeys(model, keys);
   const ages = ["older than the trace"];
@@ -186,7 +178,7 @@ function stepKeys({ device }: Model, keys: Uint32Array): string[] {
   const { steps, blocks } = device;
   const width = Math.max(1, Math.ceil(steps.length / (MOST_GROUPS - 1)));
   const index = new Map(steps.map((step, i) => [step, i]));
-  const texts = [NOT_KNOWN.step];
+  const texts = ["before the first step"];
   for (let i = 0; i < steps.length; i += width) {
     const [first, last] = [steps[i]![0], steps[Math.min(steps.length, i + width) - 1]![0]];
     texts.push(first === last ? `step ${first}` : `steps ${first}-${last}`);

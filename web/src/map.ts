@@ -9,7 +9,7 @@ import { tooltipLines } from "./block_texts.ts";
 import { colourOf, groupsOf } from "./colours.ts";
 import { button } from "./elements.ts";
 import { firstBlock, forEachHole, freeMemory, type Hole } from "./holes.ts";
-import type { Layout } from "./layout.ts";
+import type { Layout, Segment } from "./layout.ts";
 import { drawMap, drawSample } from "./map_draw.ts";
 import { addressAt, type MapRows, mapRows, pieceAt, pieceOf, ROW } from "./map_rows.ts";
 import type { Model } from "./model.ts";
@@ -68,6 +68,8 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
 
   let rows: MapRows = { groups: [], height: 0 };
   let layout: Layout;
+  // What the rows are of: most events change no segment.
+  let arranged: { segments: readonly Segment[]; key: number[] } = { segments: [], key: [] };
   let pointer: { x: number; y: number } | null = null;
   let followed: number | null = null;
 
@@ -75,7 +77,11 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const { entry, block, colour } = selection.state;
     const width = Math.max(100, spacer.clientWidth);
     layout = layouts.at(entry);
-    rows = mapRows(layout, width, magnification);
+    const key = [width, magnification];
+    if (layout.segments !== arranged.segments || String(key) !== String(arranged.key)) {
+      rows = mapRows(layout, width, magnification);
+      arranged = { segments: layout.segments, key };
+    }
     spacer.style.height = `${rows.height}px`;
     const height = box.clientHeight;
     // Another view has selected a block: show it.

@@ -4,6 +4,7 @@ import { columnsOf } from "./areas.ts";
 import { ink } from "./colours.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
+import { LEFT, RIGHT } from "./timeline_draw.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { moved, shown } from "./zoom.ts";
 
@@ -15,7 +16,12 @@ export function createMinimap(root: HTMLElement, { device, usage }: Model, selec
     title: "The complete history. Drag to move the view of the timeline.",
     "aria-hidden": "true",
   });
-  canvas.style.height = `${HEIGHT}px`;
+  // Below the plot, with the same edges.
+  Object.assign(canvas.style, {
+    height: `${HEIGHT}px`,
+    marginLeft: `${LEFT}px`,
+    width: `calc(100% - ${LEFT + RIGHT}px)`,
+  });
   root.append(canvas);
   const entries = device.events.count + 1;
 

@@ -23,7 +23,9 @@ import {
   type Frame,
   LANE,
   laneCount,
+  LEFT,
   outline,
+  RIGHT,
 } from "./timeline_draw.ts";
 import { listen } from "./timeline_input.ts";
 import { createTimelineTools } from "./timeline_tools.ts";
@@ -31,7 +33,6 @@ import { createTooltip } from "./tooltip.ts";
 import { drawWhenNeeded, element, prepare } from "./view.ts";
 import { shown } from "./zoom.ts";
 
-const AXIS_WIDTH = 74;
 const PLOT_HEIGHT = 240;
 
 export function createTimeline(root: HTMLElement, model: Model, selection: Selection): void {
@@ -82,7 +83,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     {
       width: 600,
       height: PLOT_HEIGHT,
-      padding: [3, 42, 0, 0],
+      padding: [3, RIGHT, 0, 0],
       legend: { show: false },
       cursor: { points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 4 } },
       scales: {
@@ -111,7 +112,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
           stroke: () => ink().faint,
           grid: { stroke: () => ink().grid, width: 1 },
           ticks: { stroke: () => ink().grid },
-          size: AXIS_WIDTH,
+          size: LEFT,
           splits: (_, __, ___, max) => byteSplits(max),
           values: (_, splits) => splits.map(size),
         },
@@ -183,7 +184,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       drawn = key;
       if (plot.width !== width) plot.setSize({ width, height: PLOT_HEIGHT });
       const [first, last] = interval();
-      const columns = columnsOf(usage.allocated, first, last, Math.max(50, width - AXIS_WIDTH));
+      const columns = columnsOf(usage.allocated, first, last, Math.max(50, width - LEFT - RIGHT));
       const data = lines(columns);
       const allocated = largest(columns.entries, usage.allocated);
       top = Math.max(1, isLimitShown ? limit! : 0, allocated, most(data[1] as number[]));

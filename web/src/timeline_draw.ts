@@ -5,6 +5,10 @@ import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
 import { size } from "./text.ts";
 
+/** The pixels left of the plot, for the sizes, and right of it, for half of a label. */
+export const LEFT = 74;
+export const RIGHT = 42;
+
 /** Where the plot is, and how entries and bytes become its pixels. */
 export interface Frame {
   width: number;

@@ -1,7 +1,7 @@
 /** The controls above the timeline: colouring, zoom, moments, and the selected range. */
 
 import { button } from "./elements.ts";
-import type { Model } from "./model.ts";
+import type { Device, Model } from "./model.ts";
 import { COLOURS, type Colour, type Selection } from "./selection.ts";
 import { counted, eventNumber, size } from "./text.ts";
 import { element } from "./view.ts";
@@ -11,9 +11,15 @@ const COLOUR_LABELS: Record<Colour, string> = {
   category: "category",
   site: "call site",
   phase: "phase",
-  step: "step of birth",
+  step: "step",
   age: "age",
 };
+
+/** Return a range of entries as "After event 29 up to event 79". */
+function rangeText(device: Device, [first, last]: [number, number]): string {
+  const begin = first ? `After event ${eventNumber(device, first - 1)}` : "From the first event";
+  return last ? `${begin} up to event ${eventNumber(device, last - 1)}` : begin;
+}
 
 export function createTimelineTools(root: HTMLElement, model: Model, selection: Selection): void {
   const { device, usage } = model;
@@ -55,7 +61,7 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     };
     moments.append(button(name, show, { title: mark.text }));
   }
-  const range = element("span", { class: "buttons range", role: "status" });
+  const range = element("span", { class: "buttons chosen", role: "status" });
   bar.append(zoom, moments, range);
   root.append(bar);
 
@@ -70,10 +76,8 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
     }
     const change = usage.allocated[selected[1]]! - usage.allocated[selected[0]]!;
     range.replaceChildren(
-      `Range: events ${eventNumber(device, Math.max(0, selected[0] - 1))} to ` +
-        `${eventNumber(device, Math.max(0, selected[1] - 1))} ` +
-        `(${counted(selected[1] - selected[0] + 1, "entry").replace("entrys", "entries")}, ` +
-        `${change > 0 ? "+" : ""}${size(change)}) `,
+      `${rangeText(device, selected)}: ${counted(selected[1] - selected[0], "event")}, ` +
+        `allocated ${change > 0 ? "+" : ""}${size(change)} `,
       button("Zoom to range", () => selection.update({ zoom: selected })),
       button("Clear range", () => selection.update({ range: null })),
     );

@@ -84,6 +84,16 @@ test("the address that the table shows finds its block, and the events of the bl
   assert.ok(rows.has(blocks.alloc_event[block]!) && rows.has(blocks.free_requested_event[block]!));
 });
 
+test("an out-of-memory has the requested bytes, and no address", () => {
+  const failed = exampleFile("fragmentation", 3000);
+  const at = failed.devices[0]!;
+  const rows = eventRows({ ...model, file: failed, device: at });
+  const event = at.events.action.indexOf(failed.actions.indexOf("oom"));
+  assert.equal(rows.sizeBytes(event), 600 * 2 ** 20);
+  assert.ok(Number.isNaN(rows.address(event)));
+  assert.equal(rows.block(event), null);
+});
+
 test("the values to sort by follow the texts", () => {
   const columns = blockColumns(model, () => 1000);
   for (const id of ["category", "site", "state", "owner"]) {

@@ -89,7 +89,7 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
         ["Stream", `${blocks.stream[block]!}`],
         ["Pool", poolText(blocks.pool[block]!)],
       ]),
-      element("div", { class: "bar" },
+      element("div", { class: "bar actions" },
         "Go to",
         button("Allocation", () => selection.update({ entry: Math.max(alloc + 1, 0) })),
         ...(free >= 0 && free < events.count

@@ -40,10 +40,11 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
 
   const title = element("h2");
   const moments = element("div", { class: "bar", role: "group", "aria-label": "Moment" });
-  for (const { kind, text, event } of device.marks) {
-    const name = { peak: "Peak", oom: "Out of memory", end: "End" }[kind] ?? kind;
-    moments.append(button(name, () => selection.update({ entry: event + 1 }),
-      { title: text, "data-entry": String(event + 1) }));
+  for (const [kind, name] of [["peak", "Peak"], ["oom", "Out of memory"], ["end", "End"]] as const) {
+    const mark = device.marks.filter((one) => one.kind === kind).at(-1);
+    if (!mark) continue;
+    moments.append(button(name, () => selection.update({ entry: mark.event + 1 }),
+      { title: mark.text, "data-entry": String(mark.event + 1) }));
   }
   const back = button("Show all (Escape)", () => zoomTo(null));
   moments.append(back);

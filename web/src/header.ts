@@ -16,20 +16,19 @@ export function createHeader(
     element("span", { class: "faint" }, page.title),
     ...pickers(page, selection, file),
     button("Keys and terms", () => help.showModal()));
-  root.append(title, verdict(page, selection.state.file), help);
+  root.append(title, verdict(page), help);
   if (page.left_out.length > 0) {
     root.append(element("div", { class: "left-out" },
       ...page.left_out.map((sentence) => element("p", {}, sentence))));
   }
   const entry = page.files[selection.state.file];
-  if (file === null && entry) {
-    root.append(element("p", { role: "alert" },
-      `The page does not have the events of ${entry.name}. Its curve and figures are under "Files".`));
+  if (entry?.data === null) {
+    root.append(element("p", { role: "alert" }, `This page does not have the events of ${entry.name}.`));
   }
 }
 
-function verdict({ verdict: { heading, lines, commands }, title, files }: Page, open: number): HTMLElement {
-  const isBad = (files[open]?.ooms ?? 0) > 0;
+function verdict({ verdict: { heading, lines, commands }, title, files }: Page): HTMLElement {
+  const isBad = files.some(({ ooms }) => ooms > 0);
   return element("section", {
     class: `panel verdict${isBad ? " is-bad" : ""}`, id: "verdict", "aria-label": "Verdict",
   },

@@ -5,7 +5,10 @@ import { blockColumns, blockSource } from "../src/block_columns.ts";
 import { sortedRows } from "../src/difference.ts";
 import { eventRows, eventSource } from "../src/events_table.ts";
 import { parseFilter } from "../src/filter_terms.ts";
+import { flameTree } from "../src/flame_tree.ts";
+import { framePlace } from "../src/frame_place.ts";
 import { layoutsOf } from "../src/layout.ts";
+import { activeAt } from "../src/lives.ts";
 import type { Model } from "../src/model.ts";
 import { filterRows } from "../src/row_filter.ts";
 import { START, type State } from "../src/selection.ts";
@@ -81,6 +84,16 @@ test("the address that the table shows finds its block, and the events of the bl
   assert.ok(rows.has(blocks.alloc_event[block]!) && rows.has(blocks.free_requested_event[block]!));
 });
 
+test("an out-of-memory has the requested bytes, and no address", () => {
+  const failed = exampleFile("fragmentation", 3000);
+  const at = failed.devices[0]!;
+  const rows = eventRows({ ...model, file: failed, device: at });
+  const event = at.events.action.indexOf(failed.actions.indexOf("oom"));
+  assert.equal(rows.sizeBytes(event), 600 * 2 ** 20);
+  assert.ok(Number.isNaN(rows.address(event)));
+  assert.equal(rows.block(event), null);
+});
+
 test("the values to sort by follow the texts", () => {
   const columns = blockColumns(model, () => 1000);
   for (const id of ["category", "site", "state", "owner"]) {
@@ -93,6 +106,25 @@ test("the values to sort by follow the texts", () => {
       texts.set(value, text);
     }
   }
+});
+
+test("the flame graph of any moment has the active bytes of this moment", () => {
+  for (let entry = 0; entry <= events.count; entry += 97) {
+    const tree = flameTree(activeAt(blocks, entry), blocks.size_bytes, blocks.stack, file.stacks);
+    assert.equal(tree.bytes, model.usage.active[entry]);
+    const below = tree.children.reduce((sum, child) => sum + child.bytes, 0);
+    assert.equal(below, tree.bytes);
+  }
+});
+
+test("the place of a frame has the last folder, the file and the line", () => {
+  const strings = ["", "f", "/a/models/llama.py", "train.py", "??"];
+  const frames = {
+    count: 4, name: Uint32Array.of(1, 1, 1, 1),
+    filename: Uint32Array.of(2, 3, 4, 0), line: Uint32Array.of(12, 0, 0, 0),
+  };
+  const places = [0, 1, 2, 3].map((frame) => framePlace({ ...file, strings, frames }, frame));
+  assert.deepEqual(places, ["models/llama.py:12", "train.py", "", ""]);
 });
 
 test("differences are ordered by the size of the change", () => {

@@ -65,8 +65,7 @@ def main() -> None:
             subprocess.run(command, cwd=folder, check=True)
             shown = browser.new_page(viewport=SIZE)
             shown.goto(f"{(folder / 'page.html').as_uri()}#tab={tab}&colour=site")
-            shown.wait_for_function("window.pytracerModel !== undefined")
-            shown.wait_for_timeout(1000)
+            shown.wait_for_timeout(3000)
             boxes = [place.bounding_box() for place in shown.locator(part).all()]
             left, top = (min(box[side] for box in boxes) for side in ("x", "y"))
             right = max(box["x"] + box["width"] for box in boxes)

@@ -101,6 +101,7 @@ export function orderOf(values: Float64Array): Uint32Array {
 
 /** Return a function that gives the segments at an entry. */
 function segmentHistory(file: FileData, device: Device): (entry: number) => readonly Segment[] {
+  if (device.is_cpu) return () => []; // it has none: its files have one for each block
   const { events, others } = device;
   const sign = segmentSigns(file);
   const expands = file.actions.map((name) => name === "segment_map" || name === "segment_unmap");

@@ -57,47 +57,60 @@ export function createDetail(root: HTMLElement, model: Model, selection: Selecti
   function content(block: number, entry: number): Node[] {
     const alloc = blocks.alloc_event[block]!;
     const free = blocks.free_requested_event[block]!;
-    const completed = blocks.free_event[block]!;
     const stack = blocks.stack[block]!;
-    const [, rule] = file.kinds[blocks.kind[block]!]!;
     const site = file.stacks.site[stack]!;
-    const bytes = blocks.size_bytes[block]!;
-    const rounding = bytes - blocks.requested_bytes[block]!;
-    // Without a stream to wait for, the free is complete in the next event.
-    const isLate = free >= 0 && free < events.count && completed > free + 1;
-    const where = alloc >= 0 ? stepAt(device, alloc) : null;
-    const phase = file.phases[blocks.phase[block]!]!;
+    const isFreed = free >= 0 && free < events.count;
     return [
       element("div", { class: "bar" },
         element("h2", {}, `Block ${block.toLocaleString("en-US")}: ${blockSize(model, block)}`),
         button("Close", () => selection.update({ block: null }))),
-      factList([
-        ["Category", `${categoryText(model, block)}${rule ? `: ${RULES[rule] ?? rule}` : ""}`],
-        ["Owner", file.strings[blocks.owner[block]!]!],
-        ["Call site", siteText(file, stack)],
-        ["State now", stateText(model, block, entry)],
-        ["Size", blockSize(model, block) +
-          (bytes >= 1024 ? ` (${counted(bytes, "byte")})` : "")],
-        ["Requested", `${size(blocks.requested_bytes[block]!)}${rounding > 0 && blocks.is_sized[block] ? `; the allocator added ${size(rounding)}` : ""}`],
-        ["Allocated", `${alloc >= 0 ? "by event " : ""}${allocatedText(model, block)}${where ? `, in step ${where[0]}` : ""}${phase ? `, phase ${phase}` : ""}`],
-        ["Freed", `${free >= 0 && free < events.count ? "by event " : ""}${freedText(model, block)}`],
-        ["Reusable", isLate ? (completed < events.count
-          ? `after event ${eventText(model, completed)}, when its streams had finished`
-          : "not in this file: a stream still uses the block") : ""],
-        ["Life", longLifeText(model, block)],
-        ["Address", address(device, blocks.address[block]!)],
-        ["Stream", `${blocks.stream[block]!}`],
-        ["Pool", poolText(blocks.pool[block]!)],
-      ]),
+      factList(factsOf(block, entry)),
       element("div", { class: "bar actions" },
         "Go to",
         button("Allocation", () => selection.update({ entry: Math.max(alloc + 1, 0) })),
-        ...(free >= 0 && free < events.count
+        ...(isFreed
           ? [button("Free", () => selection.update({ entry: free + 1 }))] : []),
         ...(site > 0 ? [button("Its call site's blocks", () => selection.update({
           tab: "blocks", filter: `"${file.sites[site]!.replaceAll('"', "")}"` }))] : [])),
       ...stackParts("Allocation", stack, site),
-      ...(free >= 0 && free < events.count ? stackParts("Free", events.stack[free]!, -1) : []),
+      ...(isFreed ? stackParts("Free", events.stack[free]!, -1) : []),
+    ];
+  }
+
+  function factsOf(block: number, entry: number): [string, string][] {
+    const alloc = blocks.alloc_event[block]!;
+    const free = blocks.free_requested_event[block]!;
+    const completed = blocks.free_event[block]!;
+    const bytes = blocks.size_bytes[block]!;
+    const added = blocks.is_sized[block] ? bytes - blocks.requested_bytes[block]! : 0;
+    const [, rule] = file.kinds[blocks.kind[block]!]!;
+    const isFreed = free >= 0 && free < events.count;
+    const step = alloc >= 0 ? stepAt(device, alloc) : null;
+    const phase = file.phases[blocks.phase[block]!]!;
+    const born = [`${alloc >= 0 ? "by event " : ""}${allocatedText(model, block)}`];
+    if (step) born.push(`in step ${step[0]}`);
+    if (phase) born.push(`phase ${phase}`);
+    let reusable = "";
+    // Without a stream to wait for, the free is complete in the next event.
+    if (isFreed && completed >= events.count) reusable = "not in this file: a stream still uses it";
+    else if (isFreed && completed > free + 1) {
+      reusable = `after event ${eventText(model, completed)}, when its streams had finished`;
+    }
+    const requested = size(blocks.requested_bytes[block]!);
+    return [
+      ["Category", `${categoryText(model, block)}${rule ? `: ${RULES[rule] ?? rule}` : ""}`],
+      ["Owner", file.strings[blocks.owner[block]!]!],
+      ["Call site", siteText(file, blocks.stack[block]!)],
+      ["State now", stateText(model, block, entry)],
+      ["Size", blockSize(model, block) + (bytes >= 1024 ? ` (${counted(bytes, "byte")})` : "")],
+      ["Requested", requested + (added > 0 ? `; the allocator added ${size(added)}` : "")],
+      ["Allocated", born.join(", ")],
+      ["Freed", `${isFreed ? "by event " : ""}${freedText(model, block)}`],
+      ["Reusable", reusable],
+      ["Life", longLifeText(model, block)],
+      ["Address", address(device, blocks.address[block]!)],
+      ["Stream", String(blocks.stream[block]!)],
+      ["Pool", poolText(blocks.pool[block]!)],
     ];
   }
 

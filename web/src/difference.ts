@@ -1,6 +1,6 @@
 /** Two files side by side, with the difference by call site. */
 
-import { button, plainTable } from "./elements.ts";
+import { button, plainTable, scrollRegion } from "./elements.ts";
 import type { Difference, FileEntry, Page } from "./model.ts";
 import { curveOf } from "./ranks.ts";
 import type { Selection } from "./selection.ts";
@@ -21,7 +21,7 @@ export function createDifference(root: HTMLElement, page: Page, _selection: Sele
       side("Before (baseline)", baseline, top), side("After (this run)", run, top)));
   }
   const rows = sortedRows(difference);
-  const list = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Difference by call site" });
+  const list = scrollRegion("Difference by call site");
   const all = button(`Show all ${rows.length} call sites`, () => {
     list.replaceChildren(differenceTable(rows));
     all.remove();
@@ -50,7 +50,8 @@ function side(title: string, entry: FileEntry, top: number): HTMLElement {
 function differenceTable(rows: readonly Row[]): HTMLElement {
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.after_bytes - row.before_bytes)));
   const hasCategory = rows.some((row) => row.category);
-  const header = ["Before", "After", "Change", "Less | more", ...(hasCategory ? ["Category"] : []), "Call site"];
+  const category = hasCategory ? ["Category"] : [];
+  const header = ["Before", "After", "Change", "Less | more", ...category, "Call site"];
   return plainTable("By call site, the largest change first", header, rows.map((row) => {
     const bytes = row.after_bytes - row.before_bytes;
     const bar = element("span", { class: bytes > 0 ? "more" : "less" });

@@ -48,6 +48,12 @@ export function plainTable(
   );
 }
 
+/** Return an element that scrolls, also by the keyboard. */
+export function scrollRegion(label: string, ...children: Node[]): HTMLElement {
+  const attributes = { class: "scroll", tabindex: "0", role: "region", "aria-label": label };
+  return element("div", attributes, ...children);
+}
+
 /** Return a description list of pairs of a name and a value; pairs without a value are left out. */
 export function factList(facts: readonly (readonly [string, Node | string])[]): HTMLDListElement {
   const shown = facts.filter(([, value]) => value !== "");

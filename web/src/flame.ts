@@ -5,23 +5,23 @@
  * keyboard and for assistive software, and the same bytes by call site are in a table below.
  */
 
-import { button, plainTable } from "./elements.ts";
+import { button, scrollRegion } from "./elements.ts";
 import { createFilterBar } from "./filter_bar.ts";
 import { parseFilter } from "./filter_terms.ts";
 import {
   NO_STACK, ROOT, flameBoxes, flameTree, matchedBytes, type FlameBox, type FlameNode,
 } from "./flame_tree.ts";
 import { framePlace } from "./frame_place.ts";
-import { activeAt, sumBlocks } from "./lives.ts";
+import { activeAt } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { count, counted, eventNumber, frameText, size } from "./text.ts";
+import { siteTable, sumBySite } from "./site_table.ts";
+import { counted, eventNumber, frameText, size } from "./text.ts";
 import { drawWhenNeeded, element } from "./view.ts";
 
 const ROW_PIXELS = 22;
 const LEAST_PIXELS = 3;
 const MOST_ROWS = 200;
-const MOST_SITES = 200;
 
 /** Show the flame graph of a model. */
 export function createFlame(root: HTMLElement, model: Model, selection: Selection): void {
@@ -53,7 +53,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
   const hint = element("p", { class: "faint" });
   const boxes = element("div", { class: "flame", role: "tree", "aria-label": "Flame graph" });
   const table = element("details", {}, element("summary", {}, "The same bytes as a table, by call site"));
-  const rows = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Call sites" });
+  const rows = scrollRegion("Call sites");
   table.append(rows);
   root.append(hint, boxes, table);
 
@@ -169,18 +169,7 @@ export function createFlame(root: HTMLElement, model: Model, selection: Selectio
       const share = all.bytes > 0 ? Math.round((100 * bytes) / all.bytes) : 0;
       showFound(`${size(bytes)} (${share} %) below frames with this text`, "");
     } else showFound("", "");
-    if (table.open) writeTable(entry);
-  }
-
-  function writeTable(entry: number): void {
-    const { groups, bytes } = sumBlocks(activeAt(blocks, entry), blocks.size_bytes,
-      (block) => file.stacks.site[blocks.stack[block]!]!);
-    const more = groups.length > MOST_SITES ? `The largest ${MOST_SITES} of ${groups.length} call sites` : "All call sites";
-    rows.replaceChildren(plainTable(more, ["Bytes", "Share", "Blocks", "Call site"],
-      groups.slice(0, MOST_SITES).map((group) => [
-        size(group.bytes), `${((100 * group.bytes) / bytes).toFixed(1)} %`, count(group.count),
-        file.sites[group.group]!,
-      ]), new Set([0, 1, 2])));
+    if (table.open) rows.replaceChildren(siteTable(file, sumBySite(file, blocks, activeAt(blocks, entry))));
   }
 
   function zoomTo(node: FlameNode | null): void {

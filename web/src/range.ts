@@ -2,15 +2,14 @@
 
 import { UNRELEASED } from "./block_columns.ts";
 import { blockSize } from "./block_texts.ts";
-import { afterPause, button, factList, plainTable } from "./elements.ts";
+import { afterPause, button, factList, scrollRegion } from "./elements.ts";
 import { withValue } from "./filter_terms.ts";
-import { sumBlocks, unreleased, type BlockSums } from "./lives.ts";
+import { unreleased, type BlockSums } from "./lives.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
-import { count, counted, eventNumber, siteText, size } from "./text.ts";
+import { siteTable, sumBySite } from "./site_table.ts";
+import { counted, eventNumber, siteText, size } from "./text.ts";
 import { element } from "./view.ts";
-
-const MOST_SITES = 200;
 
 /** Show the range of the selection; nothing while no range is selected. */
 export function createRange(root: HTMLElement, model: Model, selection: Selection): void {
@@ -24,13 +23,13 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
     shown.hidden = !range;
     if (!range) return;
     const found = unreleased(blocks, range[0], range[1]);
-    const sums = sumBlocks(found, blocks.size_bytes, (block) => file.stacks.site[blocks.stack[block]!]!);
+    const sums = sumBySite(file, blocks, found);
     const from = range[0] > 0 ? `After event ${eventNumber(device, range[0] - 1)} up to` : "Up to";
     const last = eventNumber(device, Math.max(range[1] - 1, 0));
     shown.replaceChildren(
       element("h2", {}, `${from} event ${last}: ${size(sums.bytes)} allocated and not released`),
       facts(sums),
-      ...(sums.count > 0 ? [sites(sums)] : []),
+      ...(sums.count > 0 ? [scrollRegion("Call sites of the range", siteTable(file, sums))] : []),
       element("div", { class: "bar" },
         button("Show these blocks in the table", () => selection.update({
           filter: withValue(selection.state.filter, "state", UNRELEASED) })),
@@ -52,16 +51,6 @@ export function createRange(root: HTMLElement, model: Model, selection: Selectio
   function blockLink(block: number): HTMLElement {
     const text = `${blockSize(model, block)}, ${siteText(file, blocks.stack[block]!)}`;
     return button(text, () => selection.update({ block }), { class: "link" });
-  }
-
-  function sites({ groups, bytes }: BlockSums): HTMLElement {
-    const rows = groups.slice(0, MOST_SITES).map((group) => [
-      size(group.bytes), `${Math.round((100 * group.bytes) / bytes)} %`, count(group.count),
-      file.sites[group.group]!,
-    ]);
-    const more = groups.length > MOST_SITES ? `, the largest ${MOST_SITES} of ${groups.length}` : "";
-    return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Call sites of the range" },
-      plainTable(`By call site${more}`, ["Bytes", "Share", "Blocks", "Call site"], rows, new Set([0, 1, 2])));
   }
 
   const drawLater = afterPause(draw, 100);

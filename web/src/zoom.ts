@@ -22,7 +22,6 @@ export function zoomed(
   const [first, last] = interval;
   const length = last - first + 1;
   const wanted = Math.max(Math.min(LEAST_ENTRIES, entries), Math.round(length * factor));
-  if (wanted >= entries) return null;
   const share = length > 1 ? (Math.max(first, Math.min(last, centre)) - first) / length : 0.5;
   return moved([0, wanted - 1], Math.round(centre - share * wanted), entries);
 }

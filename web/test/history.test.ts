@@ -153,6 +153,47 @@ for (const program of ["random", "expandable", "fragmentation"] as Program[]) {
   }
 }
 
+test("pages that are mapped and unmapped in any order join and part", () => {
+  const page = 20 * 2 ** 20;
+  const next = random(11);
+  const file = exampleFile("training", 10);
+  const [map, unmap] = ["segment_map", "segment_unmap"].map((name) => file.actions.indexOf(name));
+  // Random pages of one address range change between mapped and unmapped.
+  const isMapped = new Array<boolean>(12).fill(false);
+  const expected: string[] = [isMapped.join()];
+  const chosen = Array.from({ length: 400 }, () => Math.floor(next() * isMapped.length));
+  const action = Uint8Array.from(chosen, (at) => {
+    isMapped[at] = !isMapped[at];
+    expected.push(isMapped.join());
+    return isMapped[at] ? map! : unmap!;
+  });
+  const count = chosen.length;
+  const device = {
+    ...file.devices[0]!,
+    events: { count, action, row: Uint32Array.from(chosen, (_, i) => i) },
+    others: {
+      count,
+      address: Float64Array.from(chosen, (at) => at * page),
+      size_bytes: new Float64Array(count).fill(page),
+      stream: new Float64Array(count),
+      pool: new Uint32Array(count),
+    },
+    blocks: { count: 0, address: new Float64Array(0) },
+  };
+  const layouts = layoutsOf(file, device as never);
+  for (const [entry, pages] of expected.entries()) {
+    const { segments } = layouts.at(entry);
+    const found = isMapped.map((_, at) =>
+      segments.some((one) => one.address <= at * page && at * page < one.address + one.size_bytes),
+    );
+    assert.equal(found.join(), pages);
+    for (const [i, segment] of segments.entries()) {
+      const after = segments[i + 1];
+      if (after) assert.ok(segment.address + segment.size_bytes < after.address);
+    }
+  }
+});
+
 test("layouts do not depend on the order of the questions", () => {
   const file = exampleFile("expandable", 6000);
   const device = file.devices[0]!;

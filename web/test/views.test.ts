@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { areasOf, columnOf, columnsOf, groupsAt, hitAt } from "../src/areas.ts";
 import type { Groups } from "../src/colours.ts";
-import { groupsOf } from "../src/colours.ts";
+import { groupsOf, MOST_GROUPS } from "../src/colours.ts";
 import { layoutsOf } from "../src/layout.ts";
 import { addressAt, mapRows, pieceAt, pieceOf, ROW } from "../src/map_rows.ts";
 import { COLOURS, fromHash, Selection, START, type State, TABS, toHash } from "../src/selection.ts";
@@ -132,6 +132,26 @@ test("each colouring has a group for each block, and a swatch for each group", (
     assert.equal(of.length, model.device.blocks.count);
     assert.ok(of.every((group) => group < names.length), colour);
     assert.ok(names.length > 1, colour);
+  }
+});
+
+test("call sites beyond the largest share one group", () => {
+  const file = exampleFile("training", 3000);
+  const device = file.devices[0]!;
+  const sites = 30;
+  const stack = Uint32Array.from({ length: device.blocks.count }, (_, i) => i % sites);
+  const site = Uint32Array.from({ length: sites }, (_, i) => i);
+  const model = {
+    file: { ...file, sites: [...site].map((i) => `site ${i}`), stacks: { ...file.stacks, site } },
+    device: { ...device, blocks: { ...device.blocks, stack } },
+  };
+  const { names, of, swatch } = groupsOf(model as never, "site");
+  assert.equal(names.length, MOST_GROUPS + 1);
+  assert.equal(swatch.length, names.length);
+  assert.equal(names.at(-1), `all others (${sites - MOST_GROUPS})`);
+  for (const [block, group] of of.entries()) {
+    const expected = names.indexOf(`site ${stack[block]!}`);
+    assert.equal(group, expected < 0 ? MOST_GROUPS : expected);
   }
 });
 

@@ -213,6 +213,31 @@ def test_an_out_of_memory_comes_first(tmp_path: Path) -> None:
     assert [file["ooms"] for file in content["files"]] == [2, 0]
 
 
+def test_the_device_that_ran_out_of_memory_comes_first() -> None:
+    # GIVEN a file of two devices, of which the second ran out of memory
+    content = pickle.loads(CUDA.read_bytes())
+    events = content["device_traces"][0]
+    events[:] = [event for event in events if event["action"] != "oom"]
+    # THEN it is the first one of the page
+    html = html_of(load(pickle.dumps(content)))
+    assert [device["name"] for device in page_file(html)["devices"]] == ["device 1", "device 0"]
+    assert page_json(html)["verdict"]["heading"].startswith("device 1 out of memory: ")
+
+
+def test_a_long_curve_keeps_its_peak() -> None:
+    # GIVEN more events than a curve has points, and a short peak
+    program = Program()
+    for i in range(400):
+        program.free(program.alloc(MIB if i == 123 else 1000, ("train.py", "work", 1)))
+    (file,) = page_json(html_of(program.snapshot()))["files"]
+    # THEN the curve has the peak, at its place
+    allocated = file["curve"]["allocated"]
+    assert len(allocated) == len(file["curve"]["reserved"]) == 300
+    assert max(allocated) == file["peak_bytes"] == MIB
+    usage = replay(program.snapshot()).usage.allocated_bytes
+    assert allocated.index(MIB) == 300 * int(usage.argmax()) // len(usage)
+
+
 def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     # GIVEN a run that holds more at one line than its baseline
     small().write(tmp_path / "before.pickle")
@@ -246,7 +271,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
 def test_a_contradiction_has_events_and_the_state_at_the_end(tmp_path: Path) -> None:
     # GIVEN a file that lacks an event
     content = pickle.loads(CUDA.read_bytes())
-    events = content["device_traces"][0]
+    events = content["device_traces"][1]
     missing = next(i for i, event in enumerate(events) if event["action"] == "free_completed")
     del events[missing]
     path = tmp_path / "cut.pickle"
@@ -255,7 +280,7 @@ def test_a_contradiction_has_events_and_the_state_at_the_end(tmp_path: Path) -> 
     file = page_file(html_of(load(path)))
     by_name = {device["name"]: device for device in file["devices"]}
     # THEN the device has its events, without blocks, and the reason
-    device = by_name["device 0"]
+    device = by_name["device 1"]
     assert "does not lead to the final state" in device["contradiction"]
     assert device["events"]["count"] == len(events)
     assert device["blocks"]["count"] == 0
@@ -266,19 +291,29 @@ def test_a_contradiction_has_events_and_the_state_at_the_end(tmp_path: Path) -> 
     assert int(device["others"]["address"][row]) + base == first["addr"]
     assert device["others"]["size_bytes"][row] == first["size"]
     # AND the state at the end is shown on its own
-    state = by_name["device 0, at the end"]
+    state = by_name["device 1, at the end"]
     assert state["events"]["count"] == 0
     assert state["contradiction"] is None
     active = [
         block["size"]
         for segment in content["segments"]
         for block in segment["blocks"]
-        if segment["device"] == 0 and block["state"] != "inactive"
+        if segment["device"] == 1 and block["state"] != "inactive"
     ]
     assert sorted(state["blocks"]["size_bytes"].tolist()) == sorted(active)
     assert (state["blocks"]["free_event"] == 0).all()
+    pending = {
+        block["address"]
+        for segment in content["segments"]
+        for block in segment["blocks"]
+        if segment["device"] == 1 and block["state"] == "active_pending_free"
+    }
+    assert pending
+    begin = int(state["address_base"], 16)
+    is_pending = state["blocks"]["free_requested_event"] < 0
+    assert {int(at) + begin for at in state["blocks"]["address"][is_pending]} == pending
     # AND the other device is complete
-    assert by_name["device 1"]["contradiction"] is None
+    assert by_name["device 0"]["contradiction"] is None
 
 
 @pytest.mark.parametrize("name", ["native/cuda-1.13.1", "native/cuda-2.15.0-state"])

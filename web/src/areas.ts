@@ -2,7 +2,7 @@
  * The stacked areas of the timeline: one column for each pixel, with the bytes of each group, and
  * the largest blocks as areas of their own.
  *
- * A column stands for the entry of its interval with the most allocated bytes, so that no peak
+ * A column shows the entry of its interval that has the most allocated bytes, so that no peak
  * disappears between two pixels. Everything here is computed again for each zoom, in one pass over
  * the blocks.
  */

@@ -1,4 +1,4 @@
-/** The groups of blocks that a colour stands for, and their colours and hatches. */
+/** The groups of blocks that share a colour, and the colours of both themes. */
 
 import { stepAt, type Model } from "./model.ts";
 import type { Colour } from "./selection.ts";
@@ -24,7 +24,7 @@ const RAMP = 100;
 const RAMP_SIZE = 32;
 
 // Two palettes of the same hues, with lightness for a white and for a dark background. Neighbours
-// differ in lightness too, so that they can be told apart without colour.
+// differ in lightness too, so that people can distinguish them without colour.
 const LIGHT = [
   "#2f6fb7", "#f0a030", "#2a9d76", "#c8508c", "#8fc4ee", "#a4552a",
   "#b9d66b", "#6d56b0", "#f4a6a0", "#167d8d", "#d9c04a", "#a9adb5",

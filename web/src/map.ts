@@ -31,7 +31,10 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
   const { device, file, usage, layouts } = model;
   const { blocks } = device;
   if (!usage.has_segments) {
-    root.append(element("p", {}, `${device.name} has no segments: its allocator takes memory for each block from the operating system. The tabs "Blocks" and "Flame graph" have its memory.`));
+    const text =
+      `${device.name} has no segments: its allocator takes memory for each block from the ` +
+      'operating system. The tabs "Blocks" and "Flame graph" show its memory.';
+    root.append(element("p", {}, text));
     return;
   }
   const bar = element("div", { class: "toolbar" });

@@ -43,7 +43,8 @@ export function eventNumber(device: Device, event: number): string {
 
 /** Return an address in full, as in "0x7f0012000000". */
 export function address(device: Device, relative: number): string {
-  return `0x${(BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`) + BigInt(relative)).toString(16)}`;
+  const base = BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`);
+  return `0x${(base + BigInt(relative)).toString(16)}`;
 }
 
 /** Return the frames of a stack as lines, innermost first: "function (file:line)". */

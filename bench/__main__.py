@@ -42,6 +42,7 @@ BENCHES = {
     "longest_call": Bench(ACCELERATORS),
     "rollout_is": Bench(ALL, has_rounds=False, simulated={"SIMULATED_CAPACITY_MB": "81920"}),
     "reading": Bench(CPU),
+    "view": Bench(CPU),
     "recommend": Bench(ACCELERATORS),
     "replay": Bench(ACCELERATORS),
 }

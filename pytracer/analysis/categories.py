@@ -126,11 +126,13 @@ def _at_end(data: DeviceData) -> list[CategoryUsage]:
 def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
     """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
     row = rows_at_end(snapshot, device, lives)[chosen]
-    category = np.where(row < 0, 0, snapshot.blocks.category[row])
+    exists = row >= 0
+    category = snapshot.blocks.category[row[exists]]
     owned = [
         key for key in np.unique(category).tolist() if snapshot.strings[key] not in ("", UNKNOWN)
     ]
-    is_owned: Column = np.isin(category, owned)
+    is_owned = np.zeros(len(row), bool)
+    is_owned[exists] = np.isin(category, owned)
     return is_owned
 
 

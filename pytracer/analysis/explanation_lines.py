@@ -36,6 +36,28 @@ def verdict_text(verdicts: list[Verdict]) -> str:
     return " Also ".join(texts)
 
 
+def fitting_text(explanation: Explanation) -> str:
+    """Return the settings with which the allocation would have fitted; "" if not simulated."""
+    fitting = explanation.fitting_settings
+    if fitting is None:
+        return ""
+    if not fitting:
+        return "Would not have fitted with the settings that were simulated."
+    return f"Would have fitted with {' or with '.join(fitting)}."
+
+
+def purposes_text(explanation: Explanation) -> str:
+    """Return what memory was for, as in "optimizer state 2 GiB (50%), parameter 1 GiB (25%)"."""
+    if not any(usage.owners for usage in explanation.categories):
+        return ""
+    total = max(explanation.held_bytes, 1)
+    return ", ".join(
+        f"{usage.category.replace('_', ' ')} {size(usage.size_bytes)} "
+        f"({usage.size_bytes / total:.0%})"
+        for usage in explanation.categories
+    )
+
+
 def holder_text(holder: Holder) -> str:
     """Return a holder as text, as in "14.05 GiB (44 %) models/mlp.py:31 forward, of step 3"."""
     site = holder.site

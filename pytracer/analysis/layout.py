@@ -21,6 +21,7 @@ from pytracer.reading.snapshot import (
     SEGMENT_UNMAP,
     Column,
     Snapshot,
+    Trace,
 )
 
 
@@ -74,35 +75,106 @@ def layout_at(snapshot: Snapshot, device: int, history: History, entry: int) -> 
         PytracerError: The segment events do not lead to the segments of the file's end.
     """
     blocks, alive = history.blocks, np.flatnonzero(active_at(history, entry))
-    segments = _Segments(layout_at_end(snapshot, device).segments)
-    trace = snapshot.traces[device]
-    changes = np.isin(trace.action, (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP))
-    for event in np.flatnonzero(changes)[::-1].tolist():
-        if event < entry:
-            break
-        action, size = int(trace.action[event]), int(trace.size_bytes[event])
-        expands = action in (SEGMENT_MAP, SEGMENT_UNMAP)
-        is_small = size % PAGE_BYTES != 0 if expands else size <= UNIT_BYTES
-        part = Segment(
-            int(trace.address[event]),
-            size,
-            int(trace.stream[event]),
-            int(trace.pool[event]),
-            is_small,
-            expands,
-        )
-        if action in (SEGMENT_ALLOC, SEGMENT_MAP):
-            segments.remove(part)
-        else:
-            segments.add(part)
     return _with_blocks(
-        segments.all(), blocks.address[alive], blocks.size_bytes[alive], blocks.stack[alive]
+        segments_at(snapshot, device, entry),
+        blocks.address[alive],
+        blocks.size_bytes[alive],
+        blocks.stack[alive],
     )
+
+
+def segments_at(snapshot: Snapshot, device: int, entry: int) -> list[Segment]:
+    """Return the segments of a device at an entry of its history, by address.
+
+    Raises:
+        PytracerError: The segment events do not lead to the segments of the file's end.
+    """
+    at_end = segments_at_end(snapshot, device)
+    fixed = [segment for segment in at_end if not segment.is_expandable]
+    expandable = [segment for segment in at_end if segment.is_expandable]
+    segments = _fixed_at(snapshot, device, entry, fixed)
+    segments += _expandable_at(snapshot, device, entry, expandable)
+    return sorted(segments, key=lambda segment: segment.address)
+
+
+def _fixed_at(snapshot: Snapshot, device: int, entry: int, at_end: list[Segment]) -> list[Segment]:
+    """Return the segments that do not expand; the CPU has as many events of them as blocks."""
+    trace = snapshot.traces[device]
+    events = _events(snapshot, device, entry, SEGMENT_ALLOC, SEGMENT_FREE)
+    events = events[np.lexsort((events, trace.address[events]))]
+    address, is_alloc = trace.address[events], trace.action[events] == SEGMENT_ALLOC
+    is_first = np.append(True, address[1:] != address[:-1])[: len(events)]
+    is_last = np.append(is_first[1:], True)[: len(events)]
+    exists = {segment.address for segment in at_end}
+    repeated = ~is_first[1:] & (is_alloc[1:] == is_alloc[:-1])
+    wrong = address[1:][repeated].tolist()
+    ends = zip(address[is_last].tolist(), is_alloc[is_last].tolist(), strict=True)
+    wrong += [at for at, is_at_end in ends if (at in exists) != is_at_end]
+    if wrong:
+        raise PytracerError(_misfit(wrong[0]))
+    changed = set(address[is_first].tolist())
+    kept = [segment for segment in at_end if segment.address not in changed]
+    return kept + [_part(trace, event) for event in events[is_first & ~is_alloc].tolist()]
+
+
+def _expandable_at(
+    snapshot: Snapshot, device: int, entry: int, at_end: list[Segment]
+) -> list[Segment]:
+    """Return the mapped parts of expandable segments."""
+    trace, segments = snapshot.traces[device], _Segments(at_end)
+    events = _events(snapshot, device, entry, SEGMENT_MAP, SEGMENT_UNMAP)
+    for event in events[::-1].tolist():
+        if trace.action[event] == SEGMENT_MAP:
+            segments.remove(_part(trace, event))
+        else:
+            segments.add(_part(trace, event))
+    return segments.all()
+
+
+def _events(snapshot: Snapshot, device: int, entry: int, *actions: int) -> Column:
+    action = snapshot.traces[device].action[entry:]
+    found: Column = np.flatnonzero(np.isin(action, actions)) + entry
+    return found
+
+
+def _part(trace: Trace, event: int) -> Segment:
+    """Return what a segment event adds or removes."""
+    return Segment(
+        address=int(trace.address[event]),
+        size_bytes=int(trace.size_bytes[event]),
+        stream=int(trace.stream[event]),
+        pool=int(trace.pool[event]),
+        is_small=bool(are_small(trace.action[event], trace.size_bytes[event])),
+        is_expandable=int(trace.action[event]) in (SEGMENT_MAP, SEGMENT_UNMAP),
+    )
+
+
+def are_small(action: Column, size_bytes: Column) -> Column:
+    """Return whether segment events are of segments for blocks of at most 1 MiB: bool."""
+    expands = np.isin(action, (SEGMENT_MAP, SEGMENT_UNMAP))
+    found: Column = np.where(expands, size_bytes % PAGE_BYTES != 0, size_bytes <= UNIT_BYTES)
+    return found
+
+
+def _misfit(address: int) -> str:
+    return f"the segment events do not lead to the file's segments: at {address:#x}"
 
 
 def layout_at_end(snapshot: Snapshot, device: int) -> Layout:
     """Return the layout of a device at the end of the file, without its history."""
     columns, blocks = snapshot.segments, snapshot.blocks
+    used = np.flatnonzero((blocks.state != INACTIVE) & (columns.device[blocks.segment] == device))
+    return _with_blocks(
+        segments_at_end(snapshot, device),
+        blocks.address[used],
+        blocks.size_bytes[used],
+        blocks.stack[used],
+    )
+
+
+def segments_at_end(snapshot: Snapshot, device: int) -> list[Segment]:
+    """Return the segments of a device at the end of the file, by address."""
+    columns = snapshot.segments
     segments = [
         Segment(
             int(columns.address[i]),
@@ -114,13 +186,7 @@ def layout_at_end(snapshot: Snapshot, device: int) -> Layout:
         )
         for i in np.flatnonzero(columns.device == device)
     ]
-    used = np.flatnonzero((blocks.state != INACTIVE) & (columns.device[blocks.segment] == device))
-    return _with_blocks(
-        sorted(segments, key=lambda segment: segment.address),
-        blocks.address[used],
-        blocks.size_bytes[used],
-        blocks.stack[used],
-    )
+    return sorted(segments, key=lambda segment: segment.address)
 
 
 def _with_blocks(
@@ -166,9 +232,7 @@ class _Segments:
         """Remove a part, which may leave a piece of the segment on each side."""
         found, _ = self._around(part.address)
         if found is None or found.end < part.end:
-            raise PytracerError(
-                f"the segment events do not lead to the file's segments: at {part.address:#x}"
-            )
+            raise PytracerError(_misfit(part.address))
         self._drop(found)
         if found.address < part.address:
             self._put(replace(found, size_bytes=part.address - found.address))

@@ -28,8 +28,8 @@ from pytracer.analysis.diff.changes import (
 )
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
-from pytracer.analysis.frame_text import call_site_text
-from pytracer.commands.diff_amounts import amounts_table, delta
+from pytracer.analysis.diff.texts import AT, delta, device_answer, frames_text, most_text
+from pytracer.commands.diff_amounts import amounts_table
 from pytracer.commands.json_output import write_json
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import (
@@ -43,13 +43,10 @@ from pytracer.commands.table import Fitted, new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.files import match
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Frame
 from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.text import number, printable, size
 
 AnyChange = SiteChange | PhaseChange | CategoryChange | ModuleChange
-
-_AT = {"peak": "the peaks", "end": "the end"}
 
 
 def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Limit | None:
@@ -218,25 +215,11 @@ def _answers(report: Difference | DirectoryDifference) -> Iterator[str]:
             largest = max(report.files, key=lambda file: abs(file.delta_bytes))
             yield (
                 f"The peaks of {number(report.pairs, 'pair')} of files differ by "
-                f"{delta(largest.delta_bytes)} at most, in {largest.place}{_most(report.sites)}."
+                f"{delta(largest.delta_bytes)} at most, in {largest.place}"
+                f"{most_text(report.sites)}."
             )
         return
-    for device in report.devices:
-        amount = device.amounts["allocated_bytes"]
-        if amount.delta is not None and amount.before is not None and amount.after is not None:
-            yield (
-                f"{device.after}: {delta(amount.delta)} allocated at {_AT[device.at]} "
-                f"({size(amount.before)} → {size(amount.after)}){_most(device.sites)}."
-            )
-
-
-def _most(sites: Sequence[SiteChange]) -> str:
-    """Name the call site that changed most; sites are sorted by their change."""
-    if not sites or not sites[0].delta_bytes:
-        return ""
-    frames = sites[0].after or sites[0].before
-    where = call_site_text(frames[0] if frames else None)
-    return f"; most by {where}: {delta(sites[0].delta_bytes)}"
+    yield from filter(None, map(device_answer, report.devices))
 
 
 def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
@@ -245,7 +228,7 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
     for reason in device.reasons:
         console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
     _show_notes(console, device.notes)
-    console.print(amounts_table(device, f"{printable(name)}, at {_AT[device.at]}"))
+    console.print(amounts_table(device, f"{printable(name)}, at {AT[device.at]}"))
     _show_changes(console, device, top)
 
 
@@ -342,16 +325,11 @@ def _name(change: AnyChange) -> Text | Fitted:
 
     def fitted(width: int | None) -> str:
         if change.matched_by in (None, "line"):
-            return _frames(change.after or change.before, width)
+            return frames_text(change.after or change.before, width)
         was = None if width is None else width - len("was ")
-        return f"{_frames(change.after, width)}\nwas {_frames(change.before, was)}"
+        return f"{frames_text(change.after, width)}\nwas {frames_text(change.before, was)}"
 
     return Fitted(fitted, fitted(None))
-
-
-def _frames(frames: Sequence[Frame], width: int | None) -> str:
-    first = call_site_text(frames[0] if frames else None, width)
-    return first if len(frames) < 2 else f"{first}\nand {len(frames) - 1} more lines"
 
 
 def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:

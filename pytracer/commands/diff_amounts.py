@@ -1,10 +1,9 @@
 """The table of the amounts of two recordings, for `pytracer diff`."""
 
-from collections.abc import Callable
-
 from rich.table import Table
 
 from pytracer.analysis.diff import DeviceDifference
+from pytracer.analysis.diff.texts import signed
 from pytracer.commands.table import new_table
 from pytracer.text import size
 
@@ -50,13 +49,3 @@ def amounts_table(device: DeviceDifference, title: str) -> Table:
             name,
         )
     return table
-
-
-def delta(delta_bytes: int) -> str:
-    """Return a difference in bytes, with its sign."""
-    return signed(delta_bytes, size)
-
-
-def signed(difference: int, show: Callable[[int], str]) -> str:
-    """Return a number with its sign."""
-    return f"+{show(difference)}" if difference > 0 else show(difference)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.explanation_lines import age_text, verdict_text
+from pytracer.analysis.explanation_lines import age_text, fitting_text, purposes_text, verdict_text
 from pytracer.commands.explained_files import ExplainedFile, in_order
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
@@ -104,10 +104,7 @@ def _show_device(console: Console, explanation: Explanation) -> None:
     for verdict in explanation.verdicts:
         line = f"Verdict: {verdict_text([verdict])}"
         console.print(Text(printable(line), "bold"))
-    if (fitting := explanation.fitting_settings) is not None:
-        text = f"Would have fitted with {' or with '.join(fitting)}."
-        if not fitting:
-            text = "Would not have fitted with the settings that were simulated."
+    if text := fitting_text(explanation):
         console.print(Text(printable(text), "bold"))
     if explanation.holders:
         console.print()
@@ -122,8 +119,8 @@ def _show_device(console: Console, explanation: Explanation) -> None:
                 cells.append(age_text(holder) or "-")
             table.add_row(*cells, call_chain(site.call_site, holder.callers))
         console.print(table)
-    if any(usage.owners for usage in explanation.categories):
-        console.print(Text(f"It was for: {_purposes(explanation)}."))
+    if purposes := purposes_text(explanation):
+        console.print(Text(f"It was for: {printable(purposes)}."))
     if explanation.suggestions:
         console.print()
         console.print("What to try:")
@@ -132,13 +129,3 @@ def _show_device(console: Console, explanation: Explanation) -> None:
                 console.print(Text(f"  {printable(suggestion.command)}", "bold"), soft_wrap=True)
             indent = "      " if suggestion.command else "  "
             console.print(Text(f"{indent}{printable(suggestion.why)}"))
-
-
-def _purposes(explanation: Explanation) -> str:
-    """Return what memory was for, as in "optimizer state 2 GiB (50%), parameter 1 GiB (25%)"."""
-    total = max(explanation.held_bytes, 1)
-    return ", ".join(
-        f"{printable(usage.category.replace('_', ' '))} {size(usage.size_bytes)} "
-        f"({usage.size_bytes / total:.0%})"
-        for usage in explanation.categories
-    )

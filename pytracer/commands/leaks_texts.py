@@ -11,7 +11,7 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.leaks.groups import is_users
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport
-from pytracer.analysis.leaks.texts import rate_text, since_text, where_text
+from pytracer.analysis.leaks.texts import answer, leaks_of, where_text
 from pytracer.commands.table import Fitted, new_table
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, printable, size
@@ -28,12 +28,12 @@ def answers(report: LeakReport) -> Iterator[str]:
     order = ("leak", "unknown", "none")
     for devices in sorted(groups.values(), key=lambda found: order.index(found[0].verdict)):
         largest = max(devices, key=lambda device: device.bytes_per_step)
-        yield f"{_who(devices, report.devices)}{_answer(largest)}"
+        yield f"{_who(devices, report.devices)}{answer(largest)}"
 
 
 def _same(device: DeviceLeaks) -> str:
     """Return a text that is the same for devices of which one answer is given."""
-    leaks = _leaks(device)
+    leaks = leaks_of(device)
     where = where_text(leaks) if leaks else device.reason
     return f"{device.device.partition(':')[0]} {device.verdict} {where}"
 
@@ -68,31 +68,6 @@ def _process(device: DeviceLeaks) -> str:
     if device.rank is not None:
         return f"rank {device.rank}"
     return "an unknown process" if device.pid is None else f"pid {device.pid}"
-
-
-def _answer(device: DeviceLeaks) -> str:
-    if device.verdict == "leak":
-        leaks = _leaks(device)
-        text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
-        text += f"{where_text(leaks)}."
-        if device.exhausted_step is not None:
-            text += f" Memory would run out at about step {device.exhausted_step:,}."
-        return text
-    if device.verdict == "none":
-        span = f"steps {device.first} to {device.last}"
-        if device.first is None:
-            span = f"{device.files} files"
-        return f"No leak found in {span}: {device.reason}."
-    text = f"Can't tell whether there is a leak, because {device.reason}."
-    if device.growths:
-        growth = device.growths[0]
-        text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
-        text += f"from {where_text([growth])}."
-    return text
-
-
-def _leaks(device: DeviceLeaks) -> list[Growth]:
-    return [growth for growth in device.growths if growth.verdict == "leak"]
 
 
 def observed(device: DeviceLeaks, is_only: bool) -> Iterator[str]:

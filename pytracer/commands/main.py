@@ -37,6 +37,7 @@ COMMANDS = {
     "frag": CommandPlace("frag", "frag_command", "What keeps free memory from being given back?"),
     "leaks": CommandPlace("leaks", "leaks_command", "Does memory leak, and from which line?"),
     "diff": CommandPlace("diff", "diff_command", "What changed between two recordings?"),
+    "view": CommandPlace("view", "view_command", "What does a recording look like?"),
     "recommend": CommandPlace(
         "recommend",
         "recommend_command",

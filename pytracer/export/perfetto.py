@@ -5,24 +5,22 @@ files without times (those of torch_npu's own recorder) each event takes one mic
 """
 
 import json
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from pytracer.analysis.history import History
+from pytracer.analysis.spans import Span, is_step, spans
 from pytracer.export.histories import replay_all
 from pytracer.export.origin import Origin
-from pytracer.reading.metadata import annotations, device_name
+from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import NO_TIME, OOM, Column, Snapshot
 
 _COUNTERS = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
-_STEP = re.compile(r"step \d+|ProfilerStep#\d+")
 _LINES = 1 << 14
 _LANES = 10_000  # thread numbers are unique over all processes: Perfetto names threads by them
 
@@ -39,7 +37,7 @@ class Writer:
         self._file = file
         self._lock = threading.Lock()
         self._processes: dict[tuple[Any, ...], int] = {}
-        self._spans: dict[int, list[_Span]] = defaultdict(list)  # by process
+        self._spans: dict[int, list[Span]] = defaultdict(list)  # by process
         self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         self._separator = b""
 
@@ -51,7 +49,7 @@ class Writer:
         """
         with self._lock:
             pid, is_new = self._process(snapshot, origin)
-            self._spans[pid] += _spans(snapshot)
+            self._spans[pid] += spans(snapshot)
         found, notes = replay_all(snapshot, "no counters")
         if is_new:
             self._write(_json(_metadata("process_name", pid, pid, _title(origin))))
@@ -65,8 +63,8 @@ class Writer:
 
     def finish(self) -> None:
         """End the trace."""
-        for pid, spans in self._spans.items():
-            self._write(_json(*_slices(spans, pid)))
+        for pid, found in self._spans.items():
+            self._write(_json(*_slices(found, pid)))
         self._file.write(b"\n]}\n")
 
     def _process(self, snapshot: Snapshot, origin: Origin) -> tuple[int, bool]:
@@ -155,18 +153,11 @@ def _ooms(snapshot: Snapshot, device: int, times: Column, pid: int) -> Iterator[
         }
 
 
-@dataclass
-class _Span:
-    name: str
-    begin_us: int
-    end_us: int
-
-
-def _slices(spans: list[_Span], pid: int) -> Iterator[dict[str, Any]]:
+def _slices(spans: list[Span], pid: int) -> Iterator[dict[str, Any]]:
     """Yield complete events. Slices of a thread must nest: others get threads of their own."""
     spans = sorted(spans, key=lambda span: (span.begin_us, -span.end_us))
-    steps = [span for span in spans if _STEP.fullmatch(span.name)]
-    phases = [span for span in spans if not _STEP.fullmatch(span.name)]
+    steps = [span for span in spans if is_step(span)]
+    phases = [span for span in spans if not is_step(span)]
     for step, following in pairwise(steps):  # the spans of two files may overlap
         step.end_us = min(step.end_us, following.begin_us)
     tid = pid * _LANES
@@ -187,33 +178,9 @@ def _slices(spans: list[_Span], pid: int) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _spans(snapshot: Snapshot) -> list[_Span]:
-    """Return the spans of a snapshot's annotations.
-
-    An end belongs to the last open beginning of the same name. A span without an end lasts to the
-    last annotation, and a span without a beginning starts at the first.
-    """
-    timed = sorted(annotations(snapshot), key=lambda annotation: annotation.time_us)
-    if not timed:
-        return []
-    first_us, last_us = timed[0][0], timed[-1][0]
-    spans: list[_Span] = []
-    unfinished: dict[tuple[str, str], list[_Span]] = {}
-    for time_us, name, stage, device in timed:
-        same = unfinished.setdefault((name, device), [])
-        if stage == "START":
-            same.append(_Span(name, time_us, last_us))
-            spans.append(same[-1])
-        elif stage == "END" and same:
-            same.pop().end_us = time_us
-        elif stage == "END":
-            spans.append(_Span(name, first_us, time_us))
-    return spans
-
-
-def _lanes(spans: list[_Span]) -> list[list[_Span]]:
-    lanes: list[list[_Span]] = []
-    around: list[list[_Span]] = []  # for each lane the open spans
+def _lanes(spans: list[Span]) -> list[list[Span]]:
+    lanes: list[list[Span]] = []
+    around: list[list[Span]] = []  # for each lane the open spans
     for span in spans:
         for outer in around:
             while outer and outer[-1].end_us <= span.begin_us:

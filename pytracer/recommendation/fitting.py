@@ -33,10 +33,11 @@ def explain_with_settings(snapshot: Snapshot, device: int | None = None) -> list
     those of `explain`.
     """
     data = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
-    return in_order([_with_settings(each, explain_device(each)) for each in data])
+    return in_order([with_settings(each, explain_device(each)) for each in data])
 
 
-def _with_settings(data: DeviceData, explanation: Explanation) -> Explanation:
+def with_settings(data: DeviceData, explanation: Explanation) -> Explanation:
+    """Return the explanation of a device with its `fitting_settings`, as far as they are known."""
     if explanation.oom is None or data.history is None:
         return explanation
     try:

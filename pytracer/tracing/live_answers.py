@@ -11,6 +11,7 @@ from pytracer.tracing.snapshot_writer import SnapshotWriter
 if TYPE_CHECKING:
     from pytracer.analysis.explanation import Explanation
     from pytracer.analysis.groups import Held
+    from pytracer.page.page import Page
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +52,21 @@ class LiveAnswers:
         from pytracer.reading.reader import load
 
         return LiveReport(explain(load(self._writer.as_bytes(self._metadata()))))
+
+    def view(self, max_events: int = 1_000_000) -> "Page":
+        """Return the recording so far as a page, as `pytracer view` would write it.
+
+        A notebook shows the page. `save("report.html")` writes it to a file.
+
+        Args:
+            max_events: The most events in the page; the newest are kept.
+        """
+        from pytracer.page.open_file import open_file
+        from pytracer.page.page import page_of
+        from pytracer.reading.reader import load
+
+        snapshot = load(self._writer.as_bytes(self._metadata()))
+        return page_of(open_file(snapshot), max_events, is_saved=False)
 
     def categories(self) -> dict[str, Categories]:
         """Return what live memory is for now, by device and category: see `live_categories`."""

@@ -24,6 +24,9 @@ from pytracer.export.collapsed_stacks import collapse_stacks
 from pytracer.export.origin import find_origin
 from pytracer.export.parquet_arrow import write_tables
 from pytracer.export.perfetto import Writer
+from pytracer.page.difference import difference_of
+from pytracer.page.open_file import open_file
+from pytracer.page.page import page_of
 from pytracer.reading import load
 from pytracer.reading.files import Place
 from pytracer.reading.to_json import to_json
@@ -151,6 +154,9 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     yield "explain with settings", lambda: to_json(explain_with_settings(snapshot))
     yield "recommend", partial(command, "recommend", path)
     yield "replay", partial(command, "replay", path, "--set", "expandable_segments:True")
+    yield "page", lambda: page_of(open_file(snapshot)).html()
+    yield "page of the last events", lambda: page_of(open_file(snapshot), 9).html()
+    yield "page with a baseline", lambda: difference_of(snapshot, baseline)
     yield "frag", lambda: to_json(fragmentation(snapshot))
     yield "held by step", lambda: to_json(who_holds(snapshot, by="step"))
     yield "held by site", lambda: to_json(who_holds(snapshot, by="site", depth=1))
@@ -187,7 +193,7 @@ def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN a hundred distorted files, THEN each command has a result for many of them
     counts = count_results(random.Random("answers"), 100, tmp_path)
-    assert len(counts) == 20
+    assert len(counts) == 23
     assert counts.pop("stacks at oom") > 5  # only some of the files have an out-of-memory
     for name in ("recommend", "replay"):  # only some of the files are of an accelerator
         assert counts.pop(name) > 20

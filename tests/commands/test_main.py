@@ -42,8 +42,8 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
 def test_all_commands_are_listed() -> None:
     with click.Context(main) as context:
         assert main.list_commands(context) == [
-            *("run", "demo", "stats", "explain", "frag", "leaks", "diff", "recommend"),
-            *("replay", "experiment", "export", "doctor", "build-hooks"),
+            *("run", "demo", "stats", "explain", "frag", "leaks", "diff", "view"),
+            *("recommend", "replay", "experiment", "export", "doctor", "build-hooks"),
         ]
 
 

@@ -30,10 +30,11 @@ READING = (
     "experiments",
     "export",
     "simulator",
+    "page",
     "analysis",
     "reading",
 )
-LIVE = ("tracing", "analysis", "reading")  # a tracer explains its own snapshots
+LIVE = ("tracing", "page", "analysis", "reading")  # a tracer explains its own snapshots
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.
@@ -204,7 +205,7 @@ def test_wrong_includes_are_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("package", ["reading", "analysis", "export"])
+@pytest.mark.parametrize("package", ["reading", "analysis", "page", "export"])
 def test_reading_loads_no_recorder(package: str, tmp_path: Path) -> None:
     # GIVEN a process that imports everything in a folder, and each name that it exports
     code = f"""
@@ -215,7 +216,7 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
 for name in getattr(package, "__all__", ()):
     getattr(package, name)
     assert name in dir(package)
-allowed = ("reading", "analysis", "export", *{BASE_OF_READING})
+allowed = ("reading", "analysis", "page", "export", *{BASE_OF_READING})
 print([name for name in sys.modules if name.startswith(("torch", "pytracer._core"))
        or name.startswith("pytracer.") and name.split(".")[1] not in allowed])
 """

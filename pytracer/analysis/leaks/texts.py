@@ -45,3 +45,30 @@ def _caller(growths: Sequence[Growth]) -> Frame | None:
         if is_users(frame) and all(frame in growth.frames for growth in others):
             return None if frame.name == "<module>" else frame
     return None
+
+
+def answer(device: DeviceLeaks) -> str:
+    """Return the verdict on a device in one or two sentences."""
+    if device.verdict == "leak":
+        leaks = leaks_of(device)
+        text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
+        text += f"{where_text(leaks)}."
+        if device.exhausted_step is not None:
+            text += f" Memory would run out at about step {device.exhausted_step:,}."
+        return text
+    if device.verdict == "none":
+        span = f"steps {device.first} to {device.last}"
+        if device.first is None:
+            span = f"{device.files} files"
+        return f"No leak found in {span}: {device.reason}."
+    text = f"Can't tell whether there is a leak, because {device.reason}."
+    if device.growths:
+        growth = device.growths[0]
+        text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
+        text += f"from {where_text([growth])}."
+    return text
+
+
+def leaks_of(device: DeviceLeaks) -> list[Growth]:
+    """Return the growths that are leaks."""
+    return [growth for growth in device.growths if growth.verdict == "leak"]

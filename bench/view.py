@@ -1,0 +1,194 @@
+"""Measure the page of `pytracer view` for 1 M events: writing it, and using it in Chromium.
+
+The snapshots are those of bench/reading.py, of pytracer's and of torch's own recorder. Writing: the
+seconds and the peak memory of the command, in a process of its own, and the size of the page.
+Using, in headless Chromium with the network off: the seconds from opening the file to the first
+paint and to the drawn timeline; how many frames a second are drawn while the moment moves by itself
+for some seconds, on the memory map; and the memory of the tab's process. Needs playwright and
+Chromium. A headless Chromium draws on the processor: a graphics card draws faster.
+
+With `--memory-viz FOLDER`, PyTorch's page is measured with the same files: the folder has its
+MemoryViz.js, and the modules of d3 that it imports, bundled into one file `memory_viz.js` that
+defines `MemoryViz.add_local_files`.
+"""
+
+import argparse
+import base64
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import arguments, in_own_process, save, summary
+from reading import measure_command
+from rich.console import Console
+from rich.table import Table
+
+EVENTS = 1_000_000
+KINDS = ("pytracer", "torch")
+SCRUB_S = 4
+WAIT_S = 120
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+SCRUB = """seconds => new Promise(done => {
+    const selection = window.pytracerSelection;
+    const last = window.pytracerModel.device.events.count;
+    const begin = performance.now();
+    let frames = 0;
+    const next = now => {
+        const share = (now - begin) / (1000 * seconds);
+        if (share >= 1) return done(frames / seconds);
+        frames += 1;
+        selection.update({entry: Math.round(last * share), tab: "map"});
+        requestAnimationFrame(next);
+    };
+    requestAnimationFrame(next);
+})"""
+PAINTED = """() => {
+    const [paint] = performance.getEntriesByName("first-contentful-paint");
+    return paint ? paint.startTime / 1000 : null;
+}"""
+DRAWN = """() => [...document.querySelectorAll("#timeline canvas")].some(canvas => canvas.width > 0
+    && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(v => v))"""
+
+
+def worker(kind: str, path: Path) -> dict[str, float]:
+    import reading
+
+    (reading.write_pytracer if kind == "pytracer" else reading.write_torch)(path, EVENTS)
+    return {}
+
+
+def written(snapshot: Path, page: Path) -> dict[str, float]:
+    """Write a page once."""
+    found = measure_command(
+        [sys.executable, "-m", "pytracer", "view", str(snapshot), "-o", str(page)], 600
+    )
+    assert found is not None
+    return {"write_s": found["seconds"], "write_peak_bytes": found["peak_bytes"]}
+
+
+def used(browser: Any, page: Path) -> dict[str, float]:
+    """Open a page once and move through it."""
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(1000 * WAIT_S)
+    tab = context.new_page()
+    begin = time.perf_counter()
+    tab.goto(page.as_uri())
+    wait(tab, "() => window.pytracerModel !== undefined")
+    wait(tab, DRAWN)
+    drawn_s = time.perf_counter() - begin
+    wait(tab, PAINTED)
+    frames = tab.evaluate(SCRUB, SCRUB_S)
+    found = {
+        "first_paint_s": tab.evaluate(PAINTED),
+        "timeline_s": drawn_s,
+        "frames_per_s": frames,
+        "tab_bytes": renderer_bytes(browser),
+    }
+    context.close()
+    return found
+
+
+def wait(tab: Any, condition: str) -> None:
+    """Wait until a condition holds: playwright's own waiting needs `eval`, which pages forbid."""
+    end = time.perf_counter() + WAIT_S
+    while not tab.evaluate(condition):
+        if time.perf_counter() > end:
+            raise TimeoutError(f"not within {WAIT_S} s: {condition}")
+        time.sleep(0.02)
+
+
+def renderer_bytes(browser: Any) -> int:
+    """Return the resident memory of the largest process that shows a page."""
+    session = browser.new_browser_cdp_session()
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    sizes = []
+    for process in processes:
+        status = Path(f"/proc/{process['id']}/status")
+        if process["type"] == "renderer" and status.is_file():
+            sizes.append(int(status.read_text().partition("VmRSS:")[2].split()[0]) * 1024)
+    return max(sizes)
+
+
+def used_memory_viz(browser: Any, snapshot: Path, folder: Path, name: str) -> dict[str, float]:
+    """Open a file in PyTorch's page once: its timeline of active memory."""
+    html = folder / "memory_viz.html"
+    content = json.dumps(
+        [{"name": name, "base64": base64.b64encode(snapshot.read_bytes()).decode()}]
+    )
+    html.write_text(
+        f"<!doctype html><body><script>{(folder / 'memory_viz.js').read_text()}</script>"
+        f"<script>MemoryViz.add_local_files({content}, 'Active Memory Timeline')</script></body>"
+    )
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(1000 * WAIT_S)
+    tab = context.new_page()
+    begin = time.perf_counter()
+    tab.goto(html.as_uri())
+    wait(tab, "() => document.querySelectorAll('svg polygon, svg path').length > 10")
+    found = {"timeline_s": time.perf_counter() - begin, "tab_bytes": renderer_bytes(browser)}
+    context.close()
+    return found
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--memory-viz", type=Path, help="the folder of PyTorch's page")
+    options = arguments(__doc__, "view.json", rounds=3, parents=[more])
+    chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if chromium is None:
+        sys.exit("Chromium is not installed: apt-get install chromium")
+    figures = []
+    table = Table(title=f"Pages of {EVENTS:,} events (medians)")
+    for column in ("file", "MB", "page MB", "write s", "peak MB", "first paint s", "timeline s"):
+        table.add_column(column, justify="right")
+    for column in ("frames/s", "tab MB"):
+        table.add_column(column, justify="right")
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
+        snapshot, page = Path(name, "snapshot.pickle"), Path(name, "page.html")
+        for kind in KINDS:
+            in_own_process(__file__, kind, snapshot)
+            rounds: list[dict[str, float]] = []
+            viz: list[dict[str, float]] = []
+            for _ in range(options.rounds):
+                figure = written(snapshot, page)
+                # A browser of its own each time, because one keeps what it has compiled.
+                browser = playwright.chromium.launch(
+                    executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+                )
+                rounds.append({**figure, **used(browser, page)})
+                if options.memory_viz is not None:
+                    viz.append(used_memory_viz(browser, snapshot, options.memory_viz, kind))
+                browser.close()
+            found = {key: summary([each[key] for each in rounds]) for key in rounds[0]}
+            sizes = {"snapshot_bytes": snapshot.stat().st_size, "page_bytes": page.stat().st_size}
+            figure = {"kind": kind, "events": EVENTS, **sizes, **found}
+            if viz:
+                figure["memory_viz"] = {k: summary([e[k] for e in viz]) for k in viz[0]}
+            figures.append(figure)
+            middle = {key: value["median"] for key, value in found.items()}
+            table.add_row(
+                kind,
+                *(f"{value / 1e6:.1f}" for value in sizes.values()),
+                f"{middle['write_s']:.2f}",
+                f"{middle['write_peak_bytes'] / 1e6:.0f}",
+                f"{middle['first_paint_s']:.2f}",
+                f"{middle['timeline_s']:.2f}",
+                f"{middle['frames_per_s']:.0f}",
+                f"{middle['tab_bytes'] / 1e6:.0f}",
+            )
+    Console().print(table)
+    save(options, figures)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        print(json.dumps(worker(sys.argv[2], Path(sys.argv[3]))))
+    else:
+        main()

@@ -1,0 +1,198 @@
+"""The command `pytracer view`."""
+
+import shlex
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.explanation import Explanation, explain_device
+from pytracer.commands.explained_files import ExplainedFile, in_order
+from pytracer.commands.parallel import find_files, in_parallel, print_errors
+from pytracer.commands.shared_options import files_argument, memory_option
+from pytracer.errors import PytracerError
+from pytracer.page.difference import difference_of
+from pytracer.page.file_data import file_data
+from pytracer.page.open_file import OpenFile, Summary, open_file, summarised
+from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
+from pytracer.page.verdict import verdict_of
+from pytracer.reading.files import SUFFIXES
+from pytracer.reading.reader import load
+from pytracer.text import number, printable, size
+
+
+@click.command("view")
+@files_argument
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file of the page. A page of pytracer at PATH is replaced; any other file is not.  "
+    "[default: next to the snapshot or directory, NAME.html]",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Open the page in the browser.")
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also show this snapshot, and the difference to it by call site.",
+)
+@click.option(
+    "--max-events",
+    metavar="COUNT",
+    type=click.IntRange(min=1),
+    default=MOST_EVENTS,
+    show_default=True,
+    help="The most events in the page. The newest events of a file are kept. Of several files, "
+    "the first is shown, and those others whose events fit.",
+)
+@memory_option
+@click.pass_context
+def view_command(
+    context: click.Context,
+    paths: tuple[Path, ...],
+    output: Path | None,
+    is_opened: bool,
+    baseline: Path | None,
+    max_events: int,
+    memory_bytes: int | None,
+) -> None:
+    """What does a recording look like?
+
+    \b
+    pytracer view snapshot.pickle
+    pytracer view outputs/profile -o report.html
+    pytracer view after.pickle --baseline before.pickle
+
+    Writes one HTML file that needs no network: usage over time, the memory map at any moment, all
+    blocks and all events. For several files, or a directory of them, the page has the usage of each
+    file; the file of the first rank that ran out of memory, or else the one with the highest peak,
+    comes first.
+    """
+    found, errors = find_files(paths)
+    if baseline is not None and len(found) != 1:
+        raise click.UsageError(f"--baseline needs one snapshot, but {len(found)} were given")
+    page, failed = None, list(errors)
+    if baseline is not None and found:
+        page = _page_of_two(found[0], baseline, max_events)
+    elif len(found) == 1:
+        page = page_of(_open(found[0]), max_events)
+    elif found:
+        page, unread = _page_of_files(found, max_events, memory_bytes)
+        failed += unread
+    if page is not None:
+        path = output if output is not None else _default_output(paths[0])
+        written = page.save(path)
+        click.echo(printable(_sentence(page, path, written)))
+        for sentence in page.left_out:
+            click.echo(printable(sentence))
+        if is_opened and not webbrowser.open(path.absolute().as_uri()):
+            click.echo(f"no browser was found: open {printable(str(path))} yourself", err=True)
+    if print_errors(failed) or page is None:
+        context.exit(1)
+
+
+def _default_output(path: Path) -> Path:
+    name = path.absolute().name
+    name = name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
+    return path.parent / f"{name}.html"
+
+
+def _sentence(page: Page, path: Path, written: int) -> str:
+    shown = number(len(page.data), "file")
+    if len(page.files) > len(page.data):
+        shown = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
+    return f"{path}: {size(written)}, {shown}"
+
+
+def _open(path: Path) -> OpenFile:
+    return open_file(load(path), _explain)
+
+
+def _explain(data: DeviceData) -> Explanation:
+    explanation = explain_device(data)
+    if explanation.oom is None:
+        return explanation
+    from pytracer.recommendation.fitting import with_settings  # not needed for other files
+
+    return with_settings(data, explanation)
+
+
+def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
+    """Return the page of a run and its baseline; each has half of the events at least."""
+    files = [_open(path), _open(baseline)]
+    summaries = [summarised(file) for file in files]
+    other = min(summaries[1].events, max_events // 2)
+    data, left_out = file_data(files[0].snapshot, files[0].devices, max(max_events - other, 1))
+    other_data, other_left_out = file_data(files[1].snapshot, files[1].devices, max(other, 1))
+    return Page(
+        title=f"{summaries[0].name} and {summaries[1].name}",
+        verdict=verdict_of(files[0]),
+        files=summaries,
+        data={0: data, 1: other_data},
+        left_out=[*left_out, *(f"Baseline: {sentence}" for sentence in other_left_out)],
+        difference=difference_of(files[0].snapshot, files[1].snapshot),
+    )
+
+
+def _page_of_files(
+    found: Sequence[Path], max_events: int, memory_bytes: int | None
+) -> tuple[Page | None, list[PytracerError]]:
+    """Return the page of several files, and why others could not be read.
+
+    A file is read once for its short description and, if it is shown in full, once more, because
+    not all files may fit into memory.
+    """
+    results = in_parallel(_summarised, found, "Reading snapshots", memory_bytes)
+    failed = [result for result in results if isinstance(result, PytracerError)]
+    summaries = _in_order([result for result in results if isinstance(result, Summary)])
+    if not summaries:
+        return None, failed
+    left_out = []
+    if len(summaries) > MOST_FILES:
+        left_out.append(
+            f"{len(summaries) - MOST_FILES:,} of {len(summaries):,} files are left out: give some "
+            "of them."
+        )
+        summaries = summaries[:MOST_FILES]
+    first = _open(Path(summaries[0].path))
+    data, sentences = file_data(first.snapshot, first.devices, max_events)
+    verdict, content, left = verdict_of(first), {0: data}, max_events - summaries[0].events
+    left_out += sentences
+    del first
+    for index, summary in enumerate(summaries[1:], 1):
+        if summary.events <= left:
+            file = _open(Path(summary.path))
+            content[index], sentences = file_data(file.snapshot, file.devices, max_events)
+            left_out += [f"{summary.name}: {sentence}" for sentence in sentences]
+            left -= summary.events
+    if len(content) < len(summaries):
+        missing = next(each for index, each in enumerate(summaries) if index not in content)
+        left_out.append(
+            f"Of {number(len(summaries) - len(content), 'file')}, the page has the usage only, "
+            f"because it has at most {max_events:,} events. To see such a file: pytracer view "
+            f"{shlex.quote(missing.path)}"
+        )
+    title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
+    return Page(title, verdict, summaries, content, left_out), failed
+
+
+def _summarised(path: Path) -> Summary:
+    return summarised(_open(path))
+
+
+def _in_order(summaries: Sequence[Summary]) -> list[Summary]:
+    """Return the files in the order of `pytracer explain`, and of the other files by rank."""
+    by_path = {summary.path: summary for summary in summaries}
+    explained = in_order(
+        [
+            ExplainedFile(each.path, each.rank, each.pid, each.written_ns, each.explanations)
+            for each in summaries
+        ]
+    )
+    files = [by_path[file.path] for file in explained]
+    others = sorted(files[1:], key=lambda each: (each.ooms == 0, each.rank is None, each.rank or 0))
+    return [*files[:1], *others]

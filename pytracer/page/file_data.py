@@ -1,0 +1,252 @@
+"""The data of one file: a header and columns, compressed, as the page reads them."""
+
+import json
+import math
+import shlex
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.layout import are_small
+from pytracer.analysis.memory_limits import limit_bytes_of
+from pytracer.analysis.spans import is_step, spans
+from pytracer.page.columns import Packer
+from pytracer.page.parts import Part, parts_of
+from pytracer.page.tables import Tables
+from pytracer.reading.metadata import read_number
+from pytracer.reading.snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    GIVES_MEMORY,
+    NO_TIME,
+    OOM,
+    TAKES_MEMORY,
+    Column,
+    Snapshot,
+)
+from pytracer.text import size
+
+MOST_MARKS, MOST_SPANS, MOST_DEPTH, MOST_STEPS, MOST_DEVICES = 100, 10_000, 16, 20_000, 64
+
+UNKNOWN_ROW = 2**32 - 1
+_OF_BLOCKS = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
+
+
+def file_data(
+    snapshot: Snapshot,
+    devices: Sequence[DeviceData],
+    most_events: int,
+    *,
+    is_saved: bool = True,
+) -> tuple[bytes, list[str]]:
+    """Return the data of a file, and what was left out, as sentences.
+
+    Args:
+        snapshot: The snapshot.
+        devices: Its devices; the first is shown first.
+        most_events: The largest number of events of all devices together; the newest are kept.
+        is_saved: Whether commands can read the file.
+    """
+    left_out = []
+    if len(devices) > MOST_DEVICES:
+        left_out.append(f"{len(devices) - MOST_DEVICES:,} of {len(devices):,} devices.")
+        devices = devices[:MOST_DEVICES]
+    events = sum(len(data.trace) for data in devices)
+    share = min(most_events / events, 1.0) if events else 1.0
+    parts = [
+        part for data in devices for part in parts_of(data, math.ceil(share * len(data.trace)))
+    ]
+    packer = Packer()
+    tables = Tables(snapshot, parts, packer)
+    shown = [_device(part, tables, packer) for part in parts]
+    header = {
+        "path": tables.text(snapshot.path),
+        "actions": [tables.text(action) for action in snapshot.actions],
+        "frames": tables.frames,
+        "sites": tables.sites,
+        "devices": shown,
+        **tables.finish(),
+    }
+    left_out += [sentence for part in parts for sentence in part.left_out] + tables.left_out
+    if share < 1:
+        remedy = f"pytracer view {shlex.quote(snapshot.path)} --max-events {events}"
+        remedy = remedy if is_saved else f"tracer.view(max_events={events})"
+        left_out.append(f"To show all events: {remedy}")
+    return packer.compressed(json.dumps(header, separators=(",", ":")).encode()), left_out
+
+
+def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
+    data, blocks = part.data, part.blocks
+    shown = slice(part.first, part.first + part.events)
+    trace = data.trace
+    action, address = trace.action[shown], trace.address[shown]
+    row = _rows(part)
+    others = (
+        np.flatnonzero(~np.isin(action, _OF_BLOCKS)) if part.has_history else np.arange(len(row))
+    )
+    row[others] = np.arange(len(others))
+    # Addresses are relative, and so exact in float64. That of an `oom` event is the free memory.
+    is_place = np.isin(action, (*_OF_BLOCKS, *TAKES_MEMORY, *GIVES_MEMORY))
+    places = [
+        blocks.address,
+        np.array([segment.address for segment in part.segments], np.int64),
+        address[others][is_place[others]],
+    ]
+    base = min((int(column.min()) for column in places if len(column)), default=0)
+    size_bytes = trace.size_bytes[shown][others]
+    history = data.history
+    return {
+        "name": tables.text(part.name),
+        "is_cpu": data.is_cpu is True,
+        "has_history": part.has_history,
+        "capacity_bytes": capacity_bytes(data),
+        "has_times": bool(np.any(trace.time_us[shown] != NO_TIME)),
+        "exact_from": min(max(history.exact_from - part.first, 0), part.events + 1)
+        if history is not None and part.events
+        else 0,
+        "contradiction": None if part.has_history else tables.text(data.contradiction or ""),
+        "first_event": part.first,
+        "events": {
+            "count": part.events,
+            "action": packer.add("u8", action),
+            "row": packer.add("u32", row),
+            "time_us": packer.add("f64", trace.time_us[shown], delta=True),
+            "stack": packer.add("u32", tables.stacks(trace.stack[shown])),
+            "phase": packer.add("u32", tables.phases(trace.user_metadata[shown])),
+        },
+        "others": {
+            "count": len(others),
+            "address": packer.add(
+                "f64", np.where(is_place[others], _relative(address[others], base), address[others])
+            ),
+            "size_bytes": packer.add("f64", size_bytes),
+            "stream": packer.add("f64", trace.stream[shown][others]),
+            "pool": packer.add("u32", tables.pools(trace.pool[shown][others])),
+            "is_small": packer.add("u8", are_small(action[others], size_bytes)),
+        },
+        "blocks": {
+            "count": len(blocks),
+            "address": packer.add("f64", _relative(blocks.address, base)),
+            "size_bytes": packer.add("f64", blocks.size_bytes),
+            "requested_bytes": packer.add("f64", blocks.requested_bytes),
+            "stream": packer.add("f64", blocks.stream),
+            "pool": packer.add("u32", tables.pools(blocks.pool)),
+            "stack": packer.add("u32", tables.stacks(blocks.stack)),
+            "phase": packer.add("u32", tables.phases(blocks.phase)),
+            "alloc_event": packer.add("i32", blocks.alloc_event, delta=True),
+            "free_requested_event": packer.add("i32", blocks.free_requested_event),
+            "free_event": packer.add("i32", blocks.free_event),
+            "is_sized": packer.add("u8", blocks.is_sized),
+            "kind": packer.add("u8", tables.kinds(part)),
+            "owner": packer.add("u32", tables.texts(blocks.owner)),
+        },
+        "segments": _segments(part, tables, packer, base),
+        "address_base": hex(base),
+        "steps": _steps(part),
+        "spans": _spans(part, tables),
+        "marks": _marks(part, action, trace.size_bytes[shown]),
+    }
+
+
+def capacity_bytes(data: DeviceData) -> int | None:
+    """Return how much memory a device's allocator could reserve; None: unknown, or the CPU."""
+    if data.is_cpu:
+        return None
+    if data.history is not None:
+        return limit_bytes_of(data.snapshot, data.device, data.history)
+    return read_number(data.metadata, "total_bytes")
+
+
+def _rows(part: Part) -> Column:
+    """Return for each event the row of its block; `UNKNOWN_ROW` for other events."""
+    row = np.full(part.events, UNKNOWN_ROW, np.uint32)
+    if part.has_history:
+        blocks = part.blocks
+        for events in (blocks.alloc_event, blocks.free_requested_event, blocks.free_event):
+            found = np.flatnonzero((events >= 0) & (events < part.events))
+            row[events[found]] = found
+    return row
+
+
+def _relative(address: Column, base: int) -> Column:
+    # The difference of two int64 may need 64 bits.
+    found: Column = (address.astype(np.uint64) - np.uint64(base % 2**64)).astype(np.float64)
+    return found
+
+
+def _segments(part: Part, tables: Tables, packer: Packer, base: int) -> dict[str, Any]:
+    rows = np.array(
+        [
+            (
+                each.address,
+                each.size_bytes,
+                each.stream,
+                each.pool,
+                each.is_small,
+                each.is_expandable,
+            )
+            for each in part.segments
+        ],
+        np.int64,
+    ).reshape(-1, 6)
+    address, size_bytes, stream, pool, is_small, is_expandable = rows.T
+    return {
+        "count": len(rows),
+        "address": packer.add("f64", _relative(address, base), delta=True),
+        "size_bytes": packer.add("f64", size_bytes),
+        "stream": packer.add("f64", stream),
+        "pool": packer.add("u32", tables.pools(pool)),
+        "is_small": packer.add("u8", is_small),
+        "is_expandable": packer.add("u8", is_expandable),
+    }
+
+
+def _steps(part: Part) -> list[tuple[int, int]]:
+    """Return the steps and their first events among the events of the part."""
+    if not part.events:
+        return []
+    boundaries = part.data.boundaries
+    before = bisect_right(boundaries, part.first, key=lambda boundary: boundary[1])
+    kept = boundaries[max(before - 1, 0, len(boundaries) - MOST_STEPS) :]
+    return [(step, max(first - part.first, 0)) for step, first in kept]
+
+
+def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
+    """Return the phases as spans of events; [] if the file has no times of phases or events."""
+    if not part.events or not part.data.snapshot.has_times(part.data.device):
+        return []
+    times = np.maximum.accumulate(part.data.trace.time_us)
+    begin_us = int(times[part.first])
+    found = [
+        span for span in spans(part.data.snapshot) if not is_step(span) and span.end_us > begin_us
+    ]
+    found.sort(key=lambda span: (span.begin_us, -span.end_us))
+    outer: list[int] = []  # the ends of the phases around the current one
+    shown: list[dict[str, Any]] = []
+    for span in found[-MOST_SPANS:]:
+        outer = [end for end in outer if end > span.begin_us][-MOST_DEPTH:]
+        begin, end = np.searchsorted(times, (span.begin_us, span.end_us)) - part.first
+        where = {"depth": len(outer), "begin": max(int(begin), 0), "end": int(end)}
+        shown.append({"name": tables.text(span.name), **where})
+        outer.append(span.end_us)
+    return shown
+
+
+def _marks(part: Part, action: Column, size_bytes: Column) -> list[dict[str, Any]]:
+    """Return the moments to point out, each by the event before it; -1: before the first event."""
+    history = part.data.history
+    marks: list[dict[str, Any]] = []
+    if history is not None and part.events:
+        allocated = history.usage.allocated_bytes[part.first :]
+        peak = int(allocated.argmax())
+        text = f"Peak: {size(int(allocated[peak]))} allocated"
+        marks.append({"event": peak - 1, "kind": "peak", "text": text})
+    for event in np.flatnonzero(action == OOM)[-MOST_MARKS:].tolist():
+        text = f"Out of memory: {size(int(size_bytes[event]))} requested"
+        marks.append({"event": event, "kind": "oom", "text": text})
+    marks.append({"event": part.events - 1, "kind": "end", "text": "End of the file"})
+    return marks

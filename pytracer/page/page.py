@@ -1,0 +1,150 @@
+"""A page: one HTML file with the data of snapshots, which needs no network."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pytracer import __version__
+from pytracer.atomic_file import open_atomically
+from pytracer.errors import PytracerError
+from pytracer.page.file_data import file_data
+from pytracer.page.open_file import OpenFile, Summary, summarised
+from pytracer.page.tables import shortened
+from pytracer.page.verdict import Verdict, verdict_of
+
+FORMAT = 1
+
+MOST_EVENTS = 1_000_000
+"""The most events in a page by default."""
+
+MOST_FILES = 256
+"""The most files that a page describes."""
+
+MOST_OF_LINE = 2_000
+"""The longest line of the verdict and the longest sentence about what is left out."""
+
+_PLACE = b"<!-- pytracer:data -->"
+_PAGE_ID = "pytracer-page"
+_HEAD_BYTES = 2**22  # more than the template has
+_FRAME = "width:100%;height:90vh;min-height:600px;border:0"
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """The content of a page. A notebook shows the page in the output of the cell.
+
+    Attributes:
+        title: The title of the page.
+        verdict: The first lines.
+        files: The files, the one that matters first.
+        data: The data of files (`file_data`) by their index in `files`; the first file has data.
+        left_out: What the page does not show, and how to have it, as sentences.
+        difference: The difference of the first file to the second, the baseline; None: there is no
+            baseline.
+    """
+
+    title: str
+    verdict: Verdict
+    files: Sequence[Summary]
+    data: Mapping[int, bytes]
+    left_out: Sequence[str]
+    difference: Mapping[str, Any] | None = None
+
+    def html(self) -> bytes:
+        """Return the page as HTML."""
+        parts = [
+            f'<script type="application/json" id="{_PAGE_ID}">{self._json()}</script>'.encode()
+        ]
+        for index, packed in self.data.items():
+            tag = f'<script type="application/octet-stream" id="{_data_id(index)}">'
+            parts.append(tag.encode() + base64.b64encode(packed) + b"</script>")
+        before, after = _template().split(_PLACE)
+        return b"\n".join([before.rstrip(b"\n"), *parts, after.lstrip(b"\n")])
+
+    def save(self, path: str | Path) -> int:
+        """Write the page to a file and return its size in bytes.
+
+        The file appears when it is complete. Only an earlier page of pytracer is overwritten.
+
+        Raises:
+            PytracerError: The file cannot be written, or exists and is not a page of pytracer.
+        """
+        path, content = Path(path), self.html()
+        try:
+            if path.is_file() and not _is_page(path):
+                raise PytracerError(
+                    f"{path} exists and is not a page of pytracer: give another name, or remove it"
+                )
+            with open_atomically(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+        return len(content)
+
+    def _repr_html_(self) -> str:
+        content = escape(self.html().decode())
+        return f'<iframe title="{escape(self.title)}" style="{_FRAME}" srcdoc="{content}"></iframe>'
+
+    def _json(self) -> str:
+        """Return what the page reads first: JSON that cannot end the element around it."""
+        files = [
+            {
+                "name": shortened(summary.name),
+                "rank": summary.rank,
+                "verdict": shortened(summary.what),
+                "peak_bytes": summary.peak_bytes,
+                "peak_reserved_bytes": summary.peak_reserved_bytes,
+                "capacity_bytes": summary.capacity_bytes,
+                "ooms": summary.ooms,
+                "curve": asdict(summary.curve),
+                "data": _data_id(index) if index in self.data else None,
+            }
+            for index, summary in enumerate(self.files)
+        ]
+        content = {
+            "format": FORMAT,
+            "title": shortened(self.title),
+            "pytracer": __version__,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "left_out": [shortened(sentence, MOST_OF_LINE) for sentence in self.left_out],
+            "verdict": {
+                "heading": shortened(self.verdict.heading, MOST_OF_LINE),
+                "lines": [shortened(line, MOST_OF_LINE) for line in self.verdict.lines],
+                "commands": self.verdict.commands,
+            },
+            "files": files,
+            "difference": self.difference,
+        }
+        return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = True) -> Page:
+    """Return the page of one file.
+
+    Args:
+        file: The file.
+        most_events: The largest number of events to show; the newest are kept.
+        is_saved: Whether commands can read the file.
+    """
+    data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
+    summary = summarised(file)
+    return Page(summary.name, verdict_of(file, is_saved=is_saved), [summary], {0: data}, left_out)
+
+
+def _data_id(index: int) -> str:
+    return f"pytracer-data-{index}"
+
+
+def _template() -> bytes:
+    return resources.files("pytracer.page").joinpath("template.html").read_bytes()
+
+
+def _is_page(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return f'id="{_PAGE_ID}"'.encode() in file.read(_HEAD_BYTES)

@@ -1,0 +1,223 @@
+"""The parts of devices that a page shows: the newest events, and the state before them."""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from pytracer.analysis.block_categories import UNKNOWN
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.layout import Segment, segments_at, segments_at_end
+from pytracer.errors import PytracerError
+from pytracer.reading.metadata import device_name
+from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column
+from pytracer.text import size
+
+MOST_OLDER = 1_000_000
+"""The most blocks of a device that are older than its events, and the most segments."""
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Blocks by the event that allocated them; columns of equal length.
+
+    Attributes:
+        address, size_bytes, requested_bytes, stream, pool, stack, is_sized: As in `Lifetimes`.
+        phase: uint32, an index in the snapshot's `strings`.
+        alloc_event, free_requested_event, free_event: int64, among the events of the part: -1 is
+            before the first one, the number of events is after the last one.
+        kind: int64, an index in the part's `kinds`.
+        owner: int64, an index in the snapshot's `strings`.
+    """
+
+    address: Column
+    size_bytes: Column
+    requested_bytes: Column
+    stream: Column
+    pool: Column
+    stack: Column
+    phase: Column
+    alloc_event: Column
+    free_requested_event: Column
+    free_event: Column
+    is_sized: Column
+    kind: Column
+    owner: Column
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.address)
+
+    def at(self, rows: Column) -> "Blocks":
+        """Return the blocks of these rows."""
+        return Blocks(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What the page shows of a device.
+
+    Attributes:
+        name: The name of the device, as in "cuda:0".
+        data: The device.
+        first: The first event that is shown; earlier ones are left out.
+        events: The number of events that are shown: the last ones of the trace, or none.
+        has_history: Whether `blocks` have the events by which they were allocated and freed.
+        blocks: The blocks of these events, and those that existed before them.
+        kinds: Pairs of a category and the rule that decided.
+        segments: The segments before the event `first`, by address.
+        left_out: What is not shown, as sentences.
+    """
+
+    name: str
+    data: DeviceData
+    first: int
+    events: int
+    has_history: bool
+    blocks: Blocks
+    kinds: tuple[tuple[str, str], ...]
+    segments: list[Segment]
+    left_out: list[str]
+
+
+def parts_of(data: DeviceData, most_events: int) -> list[Part]:
+    """Return what the page shows of a device.
+
+    A trace that contradicts the final state gives two parts: its events, and the state at the end.
+
+    Args:
+        data: The device.
+        most_events: The largest number of events to show; the newest are kept.
+    """
+    if data.history is not None:
+        return [_with_history(data, most_events)]
+    name = device_name(data.snapshot, data.device)
+    if data.contradiction is None:
+        return [_state_at_end(data, name)]
+    first = max(len(data.trace) - most_events, 0)
+    none = np.zeros(0, np.int64)
+    events = Part(
+        name=name,
+        data=data,
+        first=first,
+        events=len(data.trace) - first,
+        has_history=False,
+        blocks=Blocks(*[none] * len(fields(Blocks))),
+        kinds=((UNKNOWN, ""),),
+        segments=[],
+        left_out=_cut(data, name, first),
+    )
+    return [events, _state_at_end(data, f"{name}, at the end")]
+
+
+def _cut(data: DeviceData, name: str, first: int) -> list[str]:
+    if first == 0:
+        return []
+    text = (
+        f"{name}: the first {first:,} of {len(data.trace):,} events are left out; the page begins "
+        "with the state after them"
+    )
+    history = data.history
+    if history is not None and (peak := int(history.usage.allocated_bytes.argmax())) < first:
+        peak_bytes = int(history.usage.allocated_bytes[peak])
+        text += f", and does not show the peak of {size(peak_bytes)} at event {peak - 1:,}"
+    return [f"{text}."]
+
+
+def _with_history(data: DeviceData, most_events: int) -> Part:
+    history, found = data.history, data.block_categories
+    assert history is not None
+    assert found is not None
+    lives, count = history.blocks, len(data.trace)
+    first = max(count - most_events, 0)
+    name = device_name(data.snapshot, data.device)
+    left_out = _cut(data, name, first)
+    segments: list[Segment] = []
+    try:
+        segments = segments_at(data.snapshot, data.device, first)
+    except PytracerError as error:
+        left_out.append(f"{name}: the segments are left out: {error}.")
+    blocks = Blocks(
+        address=lives.address,
+        size_bytes=lives.size_bytes,
+        requested_bytes=lives.requested_bytes,
+        stream=lives.stream,
+        pool=lives.pool,
+        stack=lives.stack,
+        phase=lives.user_metadata,
+        alloc_event=np.maximum(lives.alloc_event.astype(np.int64) - first, -1),
+        free_requested_event=np.maximum(lives.free_requested_event.astype(np.int64) - first, -1),
+        free_event=np.maximum(lives.free_event.astype(np.int64) - first, -1),
+        is_sized=lives.is_sized,
+        kind=found.kind,
+        owner=found.owner,
+    )
+    kept = np.flatnonzero(lives.free_event >= first)
+    return _bounded(
+        Part(
+            name=name,
+            data=data,
+            first=first,
+            events=count - first,
+            has_history=True,
+            blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
+            kinds=found.kinds,
+            segments=segments,
+            left_out=left_out,
+        )
+    )
+
+
+def _state_at_end(data: DeviceData, name: str) -> Part:
+    """Return the final state, without events: the oldest files have no trace."""
+    snapshot, device = data.snapshot, data.device
+    blocks, segments = snapshot.blocks, snapshot.segments
+    rows = np.flatnonzero((blocks.state != INACTIVE) & (segments.device[blocks.segment] == device))
+    of_file = blocks.category[rows] * np.int64(len(snapshot.strings)) + blocks.category_rule[rows]
+    pairs, kind = np.unique(of_file, return_inverse=True)
+    kinds = [divmod(pair, len(snapshot.strings)) for pair in pairs.tolist()]
+    names = [(snapshot.strings[a] or UNKNOWN, snapshot.strings[b]) for a, b in kinds]
+    state = Blocks(
+        address=blocks.address[rows],
+        size_bytes=blocks.size_bytes[rows],
+        requested_bytes=blocks.requested_bytes[rows],
+        stream=segments.stream[blocks.segment[rows]],
+        pool=segments.pool[blocks.segment[rows]],
+        stack=blocks.stack[rows],
+        phase=np.zeros(len(rows), np.int64),
+        alloc_event=np.full(len(rows), -1),
+        free_requested_event=np.where(blocks.state[rows] == PENDING_FREE, -1, 0),
+        free_event=np.zeros(len(rows), np.int64),
+        is_sized=np.ones(len(rows), bool),
+        kind=kind,
+        owner=blocks.owner[rows].astype(np.int64),
+    )
+    return _bounded(
+        Part(
+            name=name,
+            data=data,
+            first=len(data.trace),
+            events=0,
+            has_history=True,
+            blocks=state,
+            kinds=(*names, (UNKNOWN, "")),
+            segments=segments_at_end(snapshot, device),
+            left_out=[],
+        )
+    )
+
+
+def _bounded(part: Part) -> Part:
+    """Return the part without the smallest of too many older blocks, and of too many segments."""
+    blocks, segments, left_out = part.blocks, part.segments, list(part.left_out)
+    older = np.flatnonzero(blocks.alloc_event < 0)
+    if len(older) > MOST_OLDER:
+        smallest = older[np.argsort(blocks.size_bytes[older], kind="stable")[:-MOST_OLDER]]
+        left_out.append(
+            f"{part.name}: {len(smallest):,} blocks that are older than the events are left out, "
+            f"the smallest ones with {size(int(blocks.size_bytes[smallest].sum()))} in all."
+        )
+        blocks = blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest))
+    if len(segments) > MOST_OLDER:
+        left_out.append(f"{part.name}: {len(segments) - MOST_OLDER:,} segments are left out.")
+        segments = segments[:MOST_OLDER]
+    return replace(part, blocks=blocks, segments=segments, left_out=left_out)

@@ -1,0 +1,198 @@
+"""The texts, frames, stacks, call sites, phases and pools that the parts of a file use.
+
+The page gets only what its events and blocks refer to. Everything is bounded, because the author
+of a file chooses its names and stacks.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.page.columns import Packer
+from pytracer.page.parts import Part
+from pytracer.reading.snapshot import Column, Snapshot
+
+MOST_CHARACTERS = 500
+"""The longest text; of a longer one, the end is cut off."""
+
+MOST_TEXT = 8 * 2**20
+"""The characters of all texts of a file together; further texts are shown as "…"."""
+
+MOST_STACK_FRAMES = 2_000_000
+"""The frames of all stacks of a file together; further stacks are shown as empty."""
+
+MOST_NAMES = 65_536
+"""The most phases, and the most pools, of a file; further ones are shown as the first one."""
+
+
+def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text of at most `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+class Texts:
+    """The texts of a file: a bounded list."""
+
+    def __init__(self) -> None:
+        """Begin with the empty text."""
+        self.texts = [""]
+        self.is_cut = False
+        self._left = MOST_TEXT
+        self._known = {"": 0}
+
+    def add(self, text: str) -> int:
+        """Return the index of a text, which may be shortened."""
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = len(self.texts)
+            self.texts.append(self.shortened(text))
+        return found
+
+    def shortened(self, text: str) -> str:
+        """Return a text that is not too long, and counts against the bound of all texts."""
+        shown = shortened(text)
+        if len(shown) > self._left:
+            shown = "…"
+        self.is_cut |= shown != text
+        self._left -= min(len(shown), self._left)
+        return shown
+
+
+class Tables:
+    """The tables of a file, and the numbers in them of the snapshot's values.
+
+    Attributes:
+        left_out: What was left out, as sentences.
+        frames: The frames, for the header.
+        sites: The texts of the call sites, for the header.
+    """
+
+    def __init__(self, snapshot: Snapshot, parts: Iterable[Part], packer: Packer) -> None:
+        """Collect what the parts use, and add its columns.
+
+        Args:
+            snapshot: The snapshot.
+            parts: The parts of its devices.
+            packer: Gets the columns.
+        """
+        parts = list(parts)
+        self.left_out: list[str] = []
+        self._snapshot, self._packer = snapshot, packer
+        self._texts = Texts()
+        traces = [
+            (part, part.data.trace, slice(part.first, part.first + part.events)) for part in parts
+        ]
+        stacks = [part.blocks.stack for part in parts]
+        stacks += [trace.stack[shown] for _, trace, shown in traces]
+        phases = [part.blocks.phase for part in parts]
+        phases += [trace.user_metadata[shown] for _, trace, shown in traces]
+        pools = [part.blocks.pool for part in parts]
+        pools += [trace.pool[shown] for _, trace, shown in traces]
+        pools += [np.array([s.pool for s in part.segments], np.int64) for part in parts]
+        self._phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
+        self._pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
+        phase_texts = [self._texts.shortened(snapshot.strings[i]) for i in used_phases]
+        kinds = list(dict.fromkeys(kind for part in parts for kind in part.kinds))[:255]
+        names = list(dict.fromkeys(category for category, _ in kinds))
+        self._kinds = {kind: number for number, kind in enumerate(kinds)}
+        self._header: dict[str, Any] = {
+            "stacks": self._add_stacks(_used(stacks)),
+            "phases": phase_texts,
+            "pools": [snapshot.pools[i].tolist() for i in used_pools],
+            "categories": [self._texts.shortened(name) for name in names],
+            "kinds": [
+                [names.index(category), self._texts.shortened(rule)] for category, rule in kinds
+            ],
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Return the keys of the header, after all texts were added."""
+        if self._texts.is_cut:
+            self.left_out.append("Long texts are cut.")
+        return {**self._header, "strings": self._texts.texts}
+
+    def stacks(self, column: Column) -> Column:
+        """Return the numbers of stacks in the page."""
+        return self._stack[column]
+
+    def phases(self, column: Column) -> Column:
+        """Return the numbers of phases, which are strings of the snapshot."""
+        return self._phase[column]
+
+    def pools(self, column: Column) -> Column:
+        """Return the numbers of pools."""
+        return self._pool[column]
+
+    def kinds(self, part: Part) -> Column:
+        """Return the numbers of the kinds of a part's blocks; 0 for those of too many kinds."""
+        numbers = np.array([self._kinds.get(kind, 0) for kind in part.kinds], np.uint8)
+        found: Column = numbers[part.blocks.kind]
+        return found
+
+    def texts(self, column: Column) -> Column:
+        """Return the numbers of texts, which are strings of the snapshot."""
+        used, which = np.unique(column, return_inverse=True)
+        numbers = [self._texts.add(self._snapshot.strings[i]) for i in used.tolist()]
+        found: Column = np.array(numbers, np.uint32)[which]
+        return found
+
+    def text(self, text: str) -> str:
+        """Return a text of bounded length."""
+        return self._texts.shortened(text)
+
+    def _add_stacks(self, used: Column) -> dict[str, Any]:
+        stacks, packer = self._snapshot.stacks, self._packer
+        used = np.union1d(used, stacks.forward[used]).astype(np.int64)
+        if len(used) == 0 or used[0] != 0:
+            used = np.append(0, used)
+        lengths = stacks.offsets[used + 1] - stacks.offsets[used]
+        kept = used[np.cumsum(lengths) <= MOST_STACK_FRAMES]
+        if len(kept) < len(used):
+            self.left_out.append(
+                f"{len(used) - len(kept):,} of {len(used):,} call stacks are shown as empty."
+            )
+        self._stack = np.zeros(len(stacks), np.uint32)
+        self._stack[kept] = np.arange(len(kept))
+        lengths = lengths[: len(kept)]
+        ends = np.cumsum(lengths)
+        # The rows in `stacks.frame` of the kept stacks, one stack after the other.
+        rows = np.repeat(stacks.offsets[kept] - (ends - lengths), lengths)
+        frames, frame = np.unique(stacks.frame[rows + np.arange(len(rows))], return_inverse=True)
+        sites, site = np.unique(call_sites(stacks)[kept], return_inverse=True)
+        self.frames = {
+            "count": len(frames),
+            "filename": packer.add("u32", self.texts(stacks.filename[frames])),
+            "name": packer.add("u32", self.texts(stacks.name[frames])),
+            "line": packer.add("u32", np.clip(stacks.line[frames], 0, 2**32 - 1)),
+        }
+        self.sites = [
+            self._texts.shortened(call_site_text(frame_at(stacks, site))) for site in sites.tolist()
+        ]
+        return {
+            "count": len(kept),
+            "offsets": packer.add("u32", np.append(0, ends), delta=True),
+            "frame": packer.add("u32", frame),
+            "site": packer.add("u32", site),
+            "forward": packer.add("u32", self._stack[stacks.forward[kept]]),
+            "node": packer.add("u32", self.texts(stacks.node[kept])),
+            "is_exact": packer.add("u8", stacks.is_exact[kept]),
+        }
+
+
+def _used(columns: Iterable[Column]) -> Column:
+    """Return the distinct values of columns, sorted."""
+    return np.unique(np.concatenate([np.zeros(1, np.int64), *map(np.unique, columns)]))
+
+
+def _numbered(columns: Iterable[Column], values: int, most: int) -> tuple[Column, list[int]]:
+    """Return for each of the values its number in the page, and the values that are used.
+
+    The value 0 has the number 0, and so have values that are not used, or too many.
+    """
+    used = _used(columns)[:most].astype(np.int64)
+    numbers = np.zeros(values, np.uint32)
+    numbers[used] = np.arange(len(used))
+    return numbers, used.tolist()

@@ -1,0 +1,41 @@
+"""The front end's folder with its packages, for tests that need them."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "web"
+TIMEOUT_S = 180
+
+
+@pytest.fixture(scope="session")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy web/ and install its locked packages; skip where there is no npm or no registry."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed: apt-get install npm")
+    folder = tmp_path_factory.mktemp("checkout") / "web"
+    shutil.copytree(WEB, folder, ignore=shutil.ignore_patterns("node_modules", "build"))
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"]
+    environment = {**os.environ, "npm_config_update_notifier": "false"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"npm ci did not end within {TIMEOUT_S} s")
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "npm ci failed").splitlines()[-1]
+        # A lock file that does not fit is an error of ours; all others are of the registry.
+        assert "EUSAGE" not in done.stderr, done.stderr
+        pytest.skip(f"the packages of web/ cannot be installed: {last}")
+    return folder

@@ -1,0 +1,121 @@
+/**
+ * The tree of a flame graph: the bytes of blocks by call stack, outermost frame first.
+ *
+ * The bytes of a node's children add up to the node's bytes, and the root's bytes are those of all
+ * blocks, also of blocks without a call stack.
+ */
+
+/** The call stacks of a file; frames are innermost first. Stack 0 is empty. */
+export interface StackColumns {
+  offsets: Uint32Array;
+  frame: Uint32Array;
+}
+
+/** One frame with the bytes of all blocks below it. */
+export interface FlameNode {
+  /** The frame's number; `ROOT` or `NO_STACK`. */
+  frame: number;
+  bytes: number;
+  count: number;
+  depth: number;
+  parent: FlameNode | null;
+  /** The largest first. */
+  children: FlameNode[];
+}
+
+export const ROOT = -1;
+export const NO_STACK = -2;
+
+/** Return the tree of some blocks. */
+export function flameTree(
+  blocks: Iterable<number>, sizeBytes: Float64Array, stackOf: Uint32Array, stacks: StackColumns,
+): FlameNode {
+  const bytes = new Map<number, number>();
+  const counts = new Map<number, number>();
+  for (const block of blocks) {
+    const stack = stackOf[block]!;
+    bytes.set(stack, (bytes.get(stack) ?? 0) + sizeBytes[block]!);
+    counts.set(stack, (counts.get(stack) ?? 0) + 1);
+  }
+  const root = newNode(ROOT, null);
+  const index = new Map<FlameNode, Map<number, FlameNode>>();
+  const childOf = (node: FlameNode, frame: number): FlameNode => {
+    let children = index.get(node);
+    if (!children) index.set(node, (children = new Map()));
+    let child = children.get(frame);
+    if (!child) {
+      child = newNode(frame, node);
+      children.set(frame, child);
+      node.children.push(child);
+    }
+    return child;
+  };
+  for (const [stack, size] of bytes) {
+    const count = counts.get(stack)!;
+    let node = root;
+    add(node, size, count);
+    const begin = stacks.offsets[stack]!;
+    const end = stacks.offsets[stack + 1]!;
+    if (begin === end) add(childOf(root, NO_STACK), size, count);
+    for (let i = end - 1; i >= begin; i--) {
+      node = childOf(node, stacks.frame[i]!);
+      add(node, size, count);
+    }
+  }
+  for (const node of index.keys()) {
+    node.children.sort((a, b) => b.bytes - a.bytes || a.frame - b.frame);
+  }
+  return root;
+}
+
+function newNode(frame: number, parent: FlameNode | null): FlameNode {
+  const depth = parent ? parent.depth + 1 : 0;
+  return { frame, bytes: 0, count: 0, depth, parent, children: [] };
+}
+
+function add(node: FlameNode, bytes: number, count: number): void {
+  node.bytes += bytes;
+  node.count += count;
+}
+
+/** A node with its place: `left` and `width` are parts of the drawn node's width, from 0 to 1. */
+export interface FlameBox {
+  node: FlameNode;
+  left: number;
+  width: number;
+  row: number;
+}
+
+/**
+ * Return the boxes to draw: `top` over the full width, its callers above it, its callees below.
+ *
+ * @param least The least width of a box; narrower ones are left out with all below them, so that
+ *   the number of boxes has a bound.
+ */
+export function flameBoxes(top: FlameNode, least: number, mostRows: number): FlameBox[] {
+  const boxes: FlameBox[] = [];
+  for (let node = top.parent; node; node = node.parent) {
+    boxes.unshift({ node, left: 0, width: 1, row: node.depth });
+  }
+  const place = (node: FlameNode, left: number, width: number): void => {
+    boxes.push({ node, left, width, row: node.depth });
+    if (node.depth - top.depth >= mostRows) return;
+    let at = left;
+    for (const child of node.children) {
+      const share = node.bytes > 0 ? (width * child.bytes) / node.bytes : 0;
+      if (share < least) break; // the largest come first
+      place(child, at, share);
+      at += share;
+    }
+  };
+  place(top, 0, 1);
+  return boxes;
+}
+
+/** Return the bytes of all nodes that match, without counting a node inside another twice. */
+export function matchedBytes(root: FlameNode, matches: (frame: number) => boolean): number {
+  if (root.frame !== ROOT && matches(root.frame)) return root.bytes;
+  let bytes = 0;
+  for (const child of root.children) bytes += matchedBytes(child, matches);
+  return bytes;
+}

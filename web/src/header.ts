@@ -1,0 +1,102 @@
+/** The top of the page: the answer first, then what was left out, and what is open. */
+
+import { button, menu } from "./elements.ts";
+import { KEYS } from "./keys.ts";
+import type { FileData, FileEntry, Page } from "./model.ts";
+import { START, type Selection } from "./selection.ts";
+import { size } from "./text.ts";
+import { element } from "./view.ts";
+
+/** Show the verdict, what is left out, and the pickers of the file and the device. */
+export function createHeader(
+  root: HTMLElement, page: Page, selection: Selection, file: FileData | null,
+): void {
+  const help = helpDialog();
+  const title = element("div", { class: "page-title" },
+    element("span", { class: "faint" }, page.title),
+    ...pickers(page, selection, file),
+    button("Keys and terms", () => help.showModal()));
+  root.append(title, verdict(page), help);
+  if (page.left_out.length > 0) {
+    root.append(element("div", { class: "left-out" },
+      ...page.left_out.map((sentence) => element("p", {}, sentence))));
+  }
+  const entry = page.files[selection.state.file];
+  if (entry?.data === null) {
+    root.append(element("p", { role: "alert" }, `This page does not have the events of ${entry.name}.`));
+  }
+}
+
+function verdict({ verdict: { heading, lines, commands }, title, files }: Page): HTMLElement {
+  const isBad = files.some(({ ooms }) => ooms > 0);
+  return element("section", {
+    class: `panel verdict${isBad ? " is-bad" : ""}`, id: "verdict", "aria-label": "Verdict",
+  },
+  element("h1", {}, heading || title),
+  ...(lines.length > 0 ? [element("ul", {}, ...lines.map((line) => element("li", {}, line)))] : []),
+  ...(commands.length > 0 ? [element("div", { class: "bar" }, ...commands.map(commandLine))] : []));
+}
+
+function commandLine(command: string): HTMLElement {
+  const code = element("code", {}, command);
+  const copy = button("Copy", async () => {
+    copy.textContent = (await copied(command, code)) ? "Copied" : "Press Ctrl+C";
+  }, { "aria-label": `Copy the command ${command}`, "aria-live": "polite" });
+  return element("div", { class: "command" }, code, copy);
+}
+
+/** Copy a text; if the browser does not allow it, select the text and return false. */
+async function copied(text: string, source: HTMLElement): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    getSelection()?.selectAllChildren(source);
+    return false;
+  }
+}
+
+function pickers(page: Page, selection: Selection, file: FileData | null): HTMLElement[] {
+  const found: HTMLElement[] = [];
+  const { state } = selection;
+  if (page.files.length > 1) {
+    const options = page.files.map((entry, index) => [String(index), fileLabel(entry)] as const);
+    found.push(menu("File", options, String(state.file), (value) =>
+      selection.update({ ...START, colour: state.colour, tab: state.tab, file: Number(value) })).root);
+  }
+  if (file && file.devices.length > 1) {
+    const options = file.devices.map((device, index) => [String(index), device.name] as const);
+    found.push(menu("Device", options, String(state.device), (value) =>
+      selection.update({ ...START, colour: state.colour, tab: state.tab, file: state.file,
+        device: Number(value) })).root);
+  }
+  return found;
+}
+
+function fileLabel({ name, rank, peak_bytes, ooms, data }: FileEntry): string {
+  const parts = [rank === null ? name : `rank ${rank}`, `peak ${size(peak_bytes)}`];
+  if (ooms > 0) parts.push("out of memory");
+  if (data === null) parts.push("events left out");
+  return parts.join(", ");
+}
+
+function helpDialog(): HTMLDialogElement {
+  const dialog = element("dialog", { "aria-label": "Keys and terms" });
+  const list = (rows: readonly (readonly [string, string])[], isKey: boolean): HTMLElement =>
+    element("div", { class: "keys" }, ...rows.flatMap(([name, meaning]) =>
+      [element("span", {}, element(isKey ? "kbd" : "code", {}, name)), element("span", {}, meaning)]));
+  dialog.append(
+    element("h2", {}, "Keys"), list(KEYS, true),
+    element("h2", {}, "Search terms"),
+    element("p", {}, "All terms of a search must hold. Put a text with spaces in quotes."),
+    list(TERMS, false),
+    button("Close", () => dialog.close()));
+  return dialog;
+}
+
+const TERMS = [
+  ["attention.py", "a part of a file, a function, a tensor's name, a category or a phase"],
+  ["0x7f3a0200", "blocks at or around an address, and events of it"],
+  ["size>=1MiB", "a size; also >, < and <="],
+  ["category:activation", "a column's value; also state:, action:, phase: and stream:"],
+] as const;

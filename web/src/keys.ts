@@ -1,0 +1,15 @@
+/** The keys of the page, for its help. */
+
+export const KEYS = [
+  ["Tab", "go to the next view or control"],
+  ["← →", "in the timeline and the map: move the moment; in a table's header: the next column"],
+  ["Shift+← →", "in the timeline: move the view; in the map: move the moment by 100 events"],
+  ["+ -", "in the timeline and the map: zoom"],
+  ["[ ]", "in the timeline: begin and end the range at the selected moment"],
+  ["0", "in the timeline: show everything"],
+  ["↑ ↓", "in a table the next row; in the map the block before or after; in the flame graph the caller and the largest callee"],
+  ["Enter", "in a table: go to the row's moment and select its block; in a header: sort"],
+  ["Shift+Enter", "in a table's header: add the column to the sort"],
+  ["Home End", "the first and the last row; in the timeline the first and the last moment"],
+  ["Escape", "in the timeline: clear the range and the block; in the flame graph: show all"],
+] as const;

@@ -1,0 +1,226 @@
+/**
+ * The segments of a device, with the blocks inside them, at any entry of its history.
+ *
+ * Blocks are kept in the order of their addresses, so that one pass over two integer columns gives
+ * the active blocks of an entry, sorted, in about a millisecond for a million blocks. Segments
+ * change rarely: they are replayed from the nearest of some stored copies.
+ */
+
+import type { Device, FileData } from "./model.ts";
+import { segmentSigns } from "./usage.ts";
+
+/** A segment, or a contiguous mapped part of an expandable one. */
+export interface Segment {
+  readonly address: number;
+  readonly size_bytes: number;
+  readonly stream: number;
+  /** An index in `FileData.pools`. */
+  readonly pool: number;
+  /** Whether it has blocks of at most 1 MiB. */
+  readonly is_small: boolean;
+  readonly is_expandable: boolean;
+}
+
+export interface Layout {
+  entry: number;
+  /** The segments, by address. */
+  segments: readonly Segment[];
+  /** The active blocks (indices in `Device.blocks`), by address. */
+  blocks: Uint32Array;
+}
+
+/** Gives the layout at an entry, in a few milliseconds for a million events. */
+export interface Layouts {
+  at(entry: number): Layout;
+}
+
+/** The smallest number of segment events between two stored copies of the segments. */
+const LEAST_INTERVAL = 64;
+
+// Pages of expandable segments are of 2 MiB or 20 MiB, and other small segments have 2 MiB:
+// the rules of pytracer.analysis.layout.
+const UNIT_BYTES = 2 * 2 ** 20;
+const PAGE_BYTES = 20 * 2 ** 20;
+
+/** Return the layouts of a device. The order of the blocks is made when it is first needed. */
+export function layoutsOf(file: FileData, device: Device): Layouts {
+  const { blocks } = device;
+  const segments = segmentHistory(file, device);
+  let order: Uint32Array | null = null;
+  let allocated: Int32Array;
+  let freed: Int32Array;
+  let last: Layout | null = null;
+
+  function sorted(): Uint32Array {
+    if (order) return order;
+    order = orderOf(blocks.address);
+    allocated = new Int32Array(blocks.count);
+    freed = new Int32Array(blocks.count);
+    for (let i = 0; i < blocks.count; i++) {
+      allocated[i] = blocks.alloc_event[order[i]!]!;
+      freed[i] = blocks.free_event[order[i]!]!;
+    }
+    return order;
+  }
+
+  return {
+    at(entry) {
+      if (last?.entry === entry) return last;
+      const found = sorted();
+      let count = 0;
+      for (let i = 0; i < found.length; i++) {
+        if (allocated[i]! < entry && entry <= freed[i]!) count += 1;
+      }
+      const active = new Uint32Array(count);
+      for (let i = 0, to = 0; to < count; i++) {
+        if (allocated[i]! < entry && entry <= freed[i]!) active[to++] = found[i]!;
+      }
+      last = { entry, segments: segments(entry), blocks: active };
+      return last;
+    },
+  };
+}
+
+/** Return the indices that sort a column of whole numbers below 2^53 (a stable radix sort). */
+export function orderOf(values: Float64Array): Uint32Array {
+  const count = values.length;
+  let order = Uint32Array.from({ length: count }, (_, i) => i);
+  let next = new Uint32Array(count);
+  let most = 0;
+  for (let i = 0; i < count; i++) most = Math.max(most, values[i]!);
+  for (let unit = 1; unit <= most; unit *= 65536) {
+    const begins = new Uint32Array(65537);
+    const digit = (index: number): number => Math.floor(values[index]! / unit) % 65536;
+    for (let i = 0; i < count; i++) begins[digit(i) + 1]! += 1;
+    for (let i = 0; i < 65536; i++) begins[i + 1]! += begins[i]!;
+    for (let i = 0; i < count; i++) next[begins[digit(order[i]!)]!++] = order[i]!;
+    [order, next] = [next, order];
+  }
+  return order;
+}
+
+/** Return a function that gives the segments at an entry. */
+function segmentHistory(file: FileData, device: Device): (entry: number) => readonly Segment[] {
+  if (device.is_cpu) return () => []; // it has none: its files have one for each block
+  const { events, others } = device;
+  const sign = segmentSigns(file);
+  const expands = file.actions.map((name) => name === "segment_map" || name === "segment_unmap");
+  const changes: number[] = [];
+  for (let i = 0; i < events.count; i++) if (sign[events.action[i]!]) changes.push(i);
+  const interval = Math.max(LEAST_INTERVAL, Math.ceil(Math.sqrt(changes.length)));
+
+  function apply(segments: Segment[], event: number): void {
+    const row = events.row[event]!;
+    const action = events.action[event]!;
+    if (row >= others.count) return;
+    const size_bytes = others.size_bytes[row]!;
+    const is_expandable = expands[action]!;
+    const part: Segment = {
+      address: others.address[row]!,
+      size_bytes,
+      stream: others.stream[row]!,
+      pool: others.pool[row]!,
+      is_small: is_expandable ? size_bytes % PAGE_BYTES !== 0 : size_bytes <= UNIT_BYTES,
+      is_expandable,
+    };
+    if (sign[action]! > 0) add(segments, part);
+    else remove(segments, part);
+  }
+
+  const copies: Segment[][] = [firstSegments(device)];
+  let current = copies[0]!.slice();
+  for (let i = 0; i < changes.length; i++) {
+    apply(current, changes[i]!);
+    if ((i + 1) % interval === 0) copies.push(current.slice());
+  }
+  // The state that was asked for last, which a small step forward continues.
+  let done = changes.length;
+
+  return (entry) => {
+    let wanted = 0;
+    let high = changes.length;
+    while (wanted < high) {
+      const middle = (wanted + high) >> 1;
+      if (changes[middle]! < entry) wanted = middle + 1;
+      else high = middle;
+    }
+    const copy = Math.floor(wanted / interval);
+    if (wanted < done || copy * interval > done) {
+      current = copies[copy]!.slice();
+      done = copy * interval;
+    } else if (wanted > done) {
+      current = current.slice();
+    }
+    while (done < wanted) apply(current, changes[done++]!);
+    return current;
+  };
+}
+
+function firstSegments(device: Device): Segment[] {
+  const { segments } = device;
+  return Array.from({ length: segments.count }, (_, i) => ({
+    address: segments.address[i]!,
+    size_bytes: segments.size_bytes[i]!,
+    stream: segments.stream[i]!,
+    pool: segments.pool[i]!,
+    is_small: segments.is_small[i] === 1,
+    is_expandable: segments.is_expandable[i] === 1,
+  }));
+}
+
+/** Return the number of segments that begin at an address or before. */
+function rank(segments: readonly Segment[], address: number): number {
+  let low = 0;
+  let high = segments.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (segments[middle]!.address <= address) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+function end(segment: Segment): number {
+  return segment.address + segment.size_bytes;
+}
+
+/** Add a part, joined with the mapped parts of its expandable segment around it. */
+function add(segments: Segment[], part: Segment): void {
+  let at = rank(segments, part.address);
+  let dropped = 0;
+  const [before, after] = [segments[at - 1], segments[at]];
+  if (before && end(before) === part.address && belongTogether(before, part)) {
+    part = { ...before, size_bytes: before.size_bytes + part.size_bytes };
+    at -= 1;
+    dropped += 1;
+  }
+  if (after && end(part) === after.address && belongTogether(part, after)) {
+    part = { ...after, address: part.address, size_bytes: part.size_bytes + after.size_bytes };
+    dropped += 1;
+  }
+  segments.splice(at, dropped, part);
+}
+
+/** Remove a part, which may leave a piece of the segment on each side. */
+function remove(segments: Segment[], part: Segment): void {
+  const at = rank(segments, part.address) - 1;
+  const found = segments[at];
+  if (!found || end(found) < end(part)) return;
+  const pieces: Segment[] = [];
+  if (found.address < part.address) {
+    pieces.push({ ...found, size_bytes: part.address - found.address });
+  }
+  if (end(part) < end(found)) {
+    pieces.push({ ...found, address: end(part), size_bytes: end(found) - end(part) });
+  }
+  segments.splice(at, 1, ...pieces);
+}
+
+function belongTogether(first: Segment, second: Segment): boolean {
+  return (
+    first.is_expandable &&
+    second.is_expandable &&
+    first.stream === second.stream &&
+    first.pool === second.pool
+  );
+}

@@ -1,0 +1,175 @@
+/** The page: reads its data, opens a file, and makes the views, which one selection links. */
+
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+import "./views.css";
+import { createBlocksTable } from "./blocks_table.ts";
+import { decodeText } from "./decode.ts";
+import { createDetail } from "./detail.ts";
+import { createDifference } from "./difference.ts";
+import { createEventsTable } from "./events_table.ts";
+import { createFlame } from "./flame.ts";
+import { createHeader } from "./header.ts";
+import { layoutsOf } from "./layout.ts";
+import { createMap } from "./map.ts";
+import { createMoment } from "./moment.ts";
+import type { FileData, Mark, Model, Page } from "./model.ts";
+import { createRanks } from "./ranks.ts";
+import { fromHash, Selection, type State, toHash } from "./selection.ts";
+import { createTabs, type TabView } from "./tabs.ts";
+import { createTimeline } from "./timeline.ts";
+import { usageOf } from "./usage.ts";
+import { element } from "./view.ts";
+
+const app = document.getElementById("app")!;
+const page = JSON.parse(document.getElementById("pytracer-page")?.textContent ?? "null") as Page;
+let opened: { index: number; file: Promise<FileData | null> } | null = null;
+
+/** Decode a file. Only the last one is kept, so that many ranks do not fill the memory. */
+function fileAt(index: number): Promise<FileData | null> {
+  if (opened?.index !== index) {
+    const id = page.files[index]?.data;
+    const text = id ? document.getElementById(id)?.textContent : null;
+    opened = { index, file: text ? decodeText(text) : Promise.resolve(null) };
+  }
+  return opened.file;
+}
+
+/** Return the state with a moment, and a colouring that shows something, if it has none. */
+function completed(state: Readonly<State>, model: Model): State {
+  const { device, file } = model;
+  const { blocks, marks, events } = device;
+  const last = events.count;
+  const mark = (kind: Mark["kind"]): Mark | undefined =>
+    marks.filter((found) => found.kind === kind).at(-1);
+  const chosen = mark("oom") ?? mark("peak");
+  const entry = state.entry < 0 ? (chosen ? chosen.event + 1 : last) : state.entry;
+  let [unknown, total] = [0, 0];
+  for (let i = 0; i < blocks.count; i++) {
+    total += blocks.size_bytes[i]!;
+    const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
+    if (category === "unknown") unknown += blocks.size_bytes[i]!;
+  }
+  const isBlank = state.colour === "category" && unknown > 0.9 * total;
+  return {
+    ...state,
+    entry: Math.max(0, Math.min(last, entry)),
+    block: state.block !== null && state.block < blocks.count ? state.block : null,
+    colour: isBlank ? "site" : state.colour,
+  };
+}
+
+let openings = 0;
+
+/** Make all views of a file and device. A new selection drops the listeners of earlier views. */
+async function open(state: Readonly<State>): Promise<void> {
+  const turn = ++openings;
+  // The earlier views are gone at once: they must not draw a selection of another file.
+  const name = page.files[state.file]?.name ?? "the file";
+  app.replaceChildren(element("p", { role: "status" }, `Reading ${name} …`));
+  let file: FileData | null = null;
+  let failure: unknown = null;
+  try {
+    file = await fileAt(state.file);
+  } catch (error) {
+    failure = error;
+  }
+  if (turn !== openings) return; // meanwhile, another file was chosen
+  const device = file?.devices[state.device];
+  const header = element("header");
+  const main = element("main");
+  let selection: Selection;
+  if (file && device) {
+    const model: Model = {
+      page,
+      file,
+      device,
+      usage: usageOf(file, device),
+      layouts: layoutsOf(file, device),
+    };
+    selection = new Selection(completed(state, model), openAnother);
+    // For the tests, which compare it with pytracer's analysis, and for the browser's console.
+    Object.assign(window, { pytracerModel: model, pytracerSelection: selection });
+    app.replaceChildren(header, main);
+    show(main, model, selection);
+  } else {
+    selection = new Selection(state, openAnother);
+    app.replaceChildren(header, main);
+    if (failure !== null) main.append(element("p", { role: "alert" }, unreadable(state, failure)));
+    createTabs(main, viewsOfPage(selection), selection);
+  }
+  createHeader(header, page, selection, file);
+  current = selection;
+  selection.subscribe(keepAddress);
+}
+
+function openAnother(state: Readonly<State>): void {
+  keepAddress(state);
+  void open(state);
+}
+
+function unreadable({ file }: Readonly<State>, failure: unknown): string {
+  const name = page.files[file]?.name ?? `file ${file}`;
+  return `The data of ${name} in this report is damaged (${String(failure)}). Write the report again.`;
+}
+
+/** Make the views of a device: the timeline with the tabs below, and details next to them. */
+function show(main: HTMLElement, model: Model, selection: Selection): void {
+  const views = element("div", { class: "views" });
+  const aside = element("aside", { class: "details", "aria-label": "Details" });
+  main.append(element("div", { class: "columns" }, views, aside));
+  const events: TabView = {
+    tab: "events",
+    label: "Events",
+    create: (root) => createEventsTable(root, model, selection),
+  };
+  const { contradiction } = model.device;
+  if (contradiction !== null) {
+    // Without a history there are no blocks, so that only the events can be shown.
+    views.append(element("p", { class: "panel", role: "note" }, contradiction));
+    createTabs(views, [events, ...viewsOfPage(selection)], selection);
+    return;
+  }
+  const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
+  views.append(timeline);
+  createTimeline(timeline, model, selection);
+  const tabs: TabView[] = [
+    { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
+    { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
+    events,
+    { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
+    ...viewsOfPage(selection),
+  ];
+  createTabs(views, tabs, selection);
+  const detail = element("section", { class: "panel", "aria-label": "Selected block" });
+  aside.append(detail);
+  createDetail(detail, model, selection);
+  createMoment(aside, model, selection);
+}
+
+/** The views that need no open file. */
+function viewsOfPage(selection: Selection): TabView[] {
+  const found: TabView[] = [];
+  if (page.files.length > 1) {
+    found.push({ tab: "ranks", label: "Files", create: (root) => createRanks(root, page, selection) });
+  }
+  if (page.difference) {
+    const create = (root: HTMLElement): void => createDifference(root, page, selection);
+    found.push({ tab: "difference", label: "Difference", create });
+  }
+  return found;
+}
+
+let current: Selection | null = null;
+let waiting = 0;
+
+/** Write the selection into the address, at most a few times a second: browsers refuse more. */
+function keepAddress(state: Readonly<State>): void {
+  clearTimeout(waiting);
+  waiting = window.setTimeout(() => history.replaceState(null, "", `#${toHash(state)}`), 250);
+}
+
+document.title = page.title;
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current?.refresh());
+window.addEventListener("hashchange", () => void open(fromHash(location.hash)));
+void open(fromHash(location.hash));

@@ -1,0 +1,221 @@
+/** Drawing of the memory map: blocks, holes, and the names of groups of segments. */
+
+import { colourOf, type Groups, ink } from "./colours.ts";
+import { firstBlock, forEachHole } from "./holes.ts";
+import type { Layout } from "./layout.ts";
+import { type MapRows, type Piece, ROW } from "./map_rows.ts";
+import type { Blocks, FileData } from "./model.ts";
+import { counted, size } from "./text.ts";
+
+/** The height of a segment in its row. */
+export const BAR = ROW - 4;
+
+export interface MapDrawing {
+  layout: Layout;
+  rows: MapRows;
+  groups: Groups;
+  blocks: Blocks;
+  file: FileData;
+  /** The selected block. */
+  block: number | null;
+  /** The part that is visible: from `top` on, `height` pixels. */
+  top: number;
+  width: number;
+  height: number;
+}
+
+/** Draw the visible part of the map. */
+export function drawMap(context: CanvasRenderingContext2D, drawing: MapDrawing): void {
+  const { rows, top, height, file } = drawing;
+  const patterns = makePatterns(context);
+  context.translate(0, -top);
+  context.textBaseline = "middle";
+  for (const group of rows.groups) {
+    if (group.y > top + height) break;
+    const last = group.pieces[group.pieces.length - 1]!;
+    if (last.y + ROW < top) continue;
+    const first = group.segments[0]!;
+    const pool = file.pools[first.pool];
+    const isDefault = !pool || (pool[0] === 0 && pool[1] === 0);
+    context.font = "600 12px system-ui, sans-serif";
+    context.fillStyle = ink().text;
+    const name =
+      (first.is_small ? "Small pool (blocks up to 1 MiB)" : "Large pool") +
+      `, stream ${first.stream}${isDefault ? "" : `, private pool ${pool.join(",")}`}` +
+      (first.is_expandable ? ", expandable" : "");
+    context.fillText(name, 0, group.y + 11);
+    const at = context.measureText(name).width + 10;
+    context.font = "12px system-ui, sans-serif";
+    context.fillStyle = ink().faint;
+    const row = size(group.bytes_per_pixel * drawing.width);
+    context.fillText(
+      `${counted(group.segments.length, "segment")}, ${size(group.bytes)}; one row is ${row}`,
+      at,
+      group.y + 11,
+    );
+    context.font = "11px system-ui, sans-serif";
+    for (const piece of group.pieces) {
+      if (piece.y + ROW < top || piece.y > top + height) continue;
+      drawPiece(context, drawing, piece, patterns);
+    }
+  }
+}
+
+function drawPiece(
+  context: CanvasRenderingContext2D,
+  drawing: MapDrawing,
+  piece: Piece,
+  patterns: Patterns,
+): void {
+  const { layout, blocks, groups } = drawing;
+  const colours = ink();
+  const scale = (piece.right - piece.x) / (piece.end - piece.begin);
+  const x = (address: number): number =>
+    piece.x + (Math.min(piece.end, Math.max(piece.begin, address)) - piece.begin) * scale;
+  context.fillStyle = colours.hole;
+  context.fillRect(piece.x, piece.y, piece.right - piece.x, BAR);
+
+  // Pixels that are drawn already are not drawn again: a pixel may stand for thousands of blocks.
+  let drawn = -1;
+  const begin = Math.max(0, firstBlock(layout, blocks, piece.begin) - 1);
+  for (let i = begin; i < layout.blocks.length; i++) {
+    const block = layout.blocks[i]!;
+    const address = blocks.address[block]!;
+    if (address >= piece.end) break;
+    const end = address + blocks.size_bytes[block]!;
+    if (end <= piece.begin) continue;
+    const [left, right] = [x(address), x(end)];
+    if (right < drawn + 0.4) continue;
+    drawn = right;
+    const width = Math.max(0.8, right - left);
+    const isPending = blocks.free_requested_event[block]! < layout.entry;
+    context.fillStyle = colourOf(groups.swatch[groups.of[block]!]!);
+    context.globalAlpha = isPending ? 0.45 : 1;
+    context.fillRect(left, piece.y, width, BAR);
+    context.globalAlpha = 1;
+    if (isPending) fillPattern(context, patterns.pending, left, piece.y, width);
+    if (width > 3) {
+      context.fillStyle = colours.paper;
+      context.fillRect(right - 0.7, piece.y, 0.7, BAR);
+    }
+    if (width > 44) label(context, size(blocks.size_bytes[block]!), left, right, piece.y, true);
+    if (block === drawing.block) {
+      context.strokeStyle = colours.select;
+      context.lineWidth = 3;
+      context.strokeRect(left - 1, piece.y - 1, width + 2, BAR + 2);
+    }
+  }
+  forEachHole(layout, blocks, piece.segment, (hole) => {
+    if (hole.end <= piece.begin || hole.begin >= piece.end) return;
+    const [left, right] = [x(hole.begin), x(hole.end)];
+    if (right - left < 0.8) return;
+    fillPattern(context, patterns.pinned, left, piece.y, right - left);
+    const [from, to] = [x(hole.free.begin), x(hole.free.end)];
+    if (to - from >= 0.8) {
+      context.fillStyle = colours.paper;
+      context.fillRect(from, piece.y, to - from, BAR);
+      context.strokeStyle = colours.faint;
+      context.lineWidth = 1;
+      context.setLineDash([3, 3]);
+      context.strokeRect(from + 0.5, piece.y + 0.5, Math.max(1, to - from - 1), BAR - 1);
+      context.setLineDash([]);
+    }
+    if (right - left > 44) label(context, size(hole.end - hole.begin), left, right, piece.y, false);
+  });
+  context.strokeStyle = colours.faint;
+  context.lineWidth = 1;
+  context.strokeRect(piece.x + 0.5, piece.y + 0.5, Math.max(2, piece.right - piece.x - 1), BAR - 1);
+}
+
+/** Write a size into a block or a hole, on a ground that keeps it readable. */
+function label(
+  context: CanvasRenderingContext2D,
+  text: string,
+  left: number,
+  right: number,
+  y: number,
+  isBlock: boolean,
+): void {
+  const width = context.measureText(text).width;
+  if (width + 8 > right - left) return;
+  const x = (left + right - width) / 2;
+  context.fillStyle = ink().paper;
+  context.globalAlpha = isBlock ? 0.72 : 0.9;
+  context.fillRect(x - 2, y + 3, width + 4, BAR - 6);
+  context.globalAlpha = 1;
+  context.fillStyle = ink().text;
+  context.fillText(text, x, y + BAR / 2 + 0.5);
+}
+
+interface Patterns {
+  pinned: CanvasPattern;
+  pending: CanvasPattern;
+}
+
+function makePatterns(context: CanvasRenderingContext2D): Patterns {
+  return {
+    pinned: context.createPattern(tile(ink().alarm, ink().hole, false), "repeat")!,
+    pending: context.createPattern(tile(ink().text, null, true), "repeat")!,
+  };
+}
+
+const tiles = new Map<string, HTMLCanvasElement>();
+
+/** Return a tile with one diagonal, or with two that cross. */
+function tile(stroke: string, ground: string | null, isCrossed: boolean): HTMLCanvasElement {
+  const key = [stroke, ground, isCrossed].join();
+  let made = tiles.get(key);
+  if (made) return made;
+  made = document.createElement("canvas");
+  made.width = made.height = 7;
+  const context = made.getContext("2d")!;
+  if (ground) {
+    context.fillStyle = ground;
+    context.fillRect(0, 0, 7, 7);
+  }
+  context.strokeStyle = stroke;
+  context.globalAlpha = ground ? 0.75 : 0.6;
+  context.lineWidth = 1.1;
+  context.beginPath();
+  for (const shift of [-7, 0, 7]) {
+    context.moveTo(shift - 1, 8);
+    context.lineTo(shift + 8, -1);
+    if (!isCrossed) continue;
+    context.moveTo(shift - 1, -1);
+    context.lineTo(shift + 8, 8);
+  }
+  context.stroke();
+  tiles.set(key, made);
+  return made;
+}
+
+function fillPattern(
+  context: CanvasRenderingContext2D,
+  pattern: CanvasPattern,
+  x: number,
+  y: number,
+  width: number,
+): void {
+  context.fillStyle = pattern;
+  context.fillRect(x, y, width, BAR);
+}
+
+/** Draw the sample of a state for the legend. */
+export function drawSample(canvas: HTMLCanvasElement, state: string): void {
+  const context = canvas.getContext("2d")!;
+  const [width, height] = [canvas.width, canvas.height];
+  const patterns = makePatterns(context);
+  context.clearRect(0, 0, width, height);
+  if (state === "active" || state === "pending") {
+    context.globalAlpha = state === "active" ? 1 : 0.45;
+    context.fillStyle = colourOf(0);
+    context.fillRect(0, 0, width, height);
+    context.globalAlpha = 1;
+  }
+  if (state === "pending") fillPattern(context, patterns.pending, 0, 0, width);
+  if (state === "pinned") fillPattern(context, patterns.pinned, 0, 0, width);
+  context.strokeStyle = ink().faint;
+  if (state === "free") context.setLineDash([3, 3]);
+  context.strokeRect(0.5, 0.5, width - 1, height - 1);
+  context.setLineDash([]);
+}

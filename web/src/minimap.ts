@@ -1,0 +1,70 @@
+/** The history in one small curve, with the interval that the timeline shows. */
+
+import { columnsOf } from "./areas.ts";
+import { ink } from "./colours.ts";
+import type { Model } from "./model.ts";
+import type { Selection } from "./selection.ts";
+import { LEFT, RIGHT } from "./timeline_draw.ts";
+import { drawWhenNeeded, element, prepare } from "./view.ts";
+import { moved, shown } from "./zoom.ts";
+
+const HEIGHT = 34;
+
+export function createMinimap(root: HTMLElement, { device, usage }: Model, selection: Selection): void {
+  const canvas = element("canvas", {
+    class: "minimap",
+    title: "The complete history. Drag to move the view of the timeline.",
+    "aria-hidden": "true",
+  });
+  // Below the plot, with the same edges.
+  Object.assign(canvas.style, {
+    height: `${HEIGHT}px`,
+    marginLeft: `${LEFT}px`,
+    width: `calc(100% - ${LEFT + RIGHT}px)`,
+  });
+  root.append(canvas);
+  const entries = device.events.count + 1;
+
+  function draw(): void {
+    const width = canvas.clientWidth;
+    const context = prepare(canvas, width, HEIGHT);
+    const colours = ink();
+    const columns = columnsOf(usage.allocated, 0, entries - 1, Math.max(1, width));
+    let top = 1;
+    for (const entry of columns.entries) top = Math.max(top, usage.allocated[entry]!);
+    const count = columns.entries.length;
+    context.fillStyle = colours.faint;
+    for (let i = 0; i < count; i++) {
+      const height = (usage.allocated[columns.entries[i]!]! / top) * (HEIGHT - 4);
+      context.fillRect((i * width) / count, HEIGHT - height, width / count + 0.5, height);
+    }
+    const [first, last] = shown(selection.state.zoom, entries);
+    const [left, right] = [(first * width) / entries, ((last + 1) * width) / entries];
+    context.fillStyle = colours.paper;
+    context.globalAlpha = 0.65;
+    context.fillRect(0, 0, left, HEIGHT);
+    context.fillRect(right, 0, width - right, HEIGHT);
+    context.globalAlpha = 1;
+    context.strokeStyle = colours.select;
+    context.lineWidth = 1.5;
+    context.strokeRect(left + 0.75, 0.75, Math.max(3, right - left - 1.5), HEIGHT - 1.5);
+    const x = ((selection.state.entry + 0.5) * width) / entries;
+    context.fillStyle = colours.alarm;
+    context.fillRect(x - 1, 0, 2, HEIGHT);
+  }
+
+  drawWhenNeeded(root, selection, draw);
+  const drag = (event: PointerEvent): void => {
+    if (!event.buttons) return;
+    const interval = shown(selection.state.zoom, entries);
+    const at = (event.offsetX / canvas.clientWidth) * entries;
+    const centre = (interval[0] + interval[1]) / 2;
+    if (selection.state.zoom) selection.update({ zoom: moved(interval, at - centre, entries) });
+    else selection.update({ entry: Math.max(0, Math.min(entries - 1, Math.floor(at))) });
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    drag(event);
+  });
+  canvas.addEventListener("pointermove", drag);
+}

@@ -1,0 +1,72 @@
+/** Several files as small curves with one scale; a click opens a file. */
+
+import { button } from "./elements.ts";
+import type { FileEntry, Page } from "./model.ts";
+import { START, type Selection } from "./selection.ts";
+import { counted, size } from "./text.ts";
+import { element } from "./view.ts";
+
+const WIDTH = 300;
+const HEIGHT = 60;
+
+/** Show the files of a page. */
+export function createRanks(root: HTMLElement, page: Page, selection: Selection): void {
+  const top = Math.max(1, ...page.files.map(({ peak_reserved_bytes, peak_bytes }) =>
+    Math.max(peak_reserved_bytes, peak_bytes)));
+  const items = page.files.map((entry, index) =>
+    element("li", {}, fileButton(entry, index, top, selection)));
+  root.append(
+    element("p", { class: "faint" },
+      `${counted(page.files.length, "file")}, all drawn up to ${size(top)}. Filled area: allocated. ` +
+      "Dashed line: reserved. Dotted line: capacity of the device. Click a file to open it."),
+    element("ul", { class: "ranks" }, ...items));
+}
+
+function fileButton(
+  entry: FileEntry, index: number, top: number, selection: Selection,
+): HTMLButtonElement {
+  const { name, rank, peak_bytes, peak_reserved_bytes, verdict, ooms, data } = entry;
+  const { state } = selection;
+  const open = button("", () => selection.update({
+    ...START, colour: state.colour, tab: state.tab, file: index }));
+  open.className = "rank";
+  open.setAttribute("aria-pressed", String(index === state.file));
+  open.disabled = data === null;
+  const notes = [`Peak: ${size(peak_bytes)} allocated, ${size(peak_reserved_bytes)} reserved`];
+  if (ooms > 0) notes.push(`Out of memory ${ooms === 1 ? "once" : `${ooms} times`}`);
+  if (data === null) notes.push("The events are not in this page.");
+  open.append(
+    element("span", { class: "name" }, rank === null ? name : `Rank ${rank}: ${name}`),
+    curveOf(entry, top),
+    ...notes.map((note) => element("span", {}, note)),
+    element("span", { class: "faint" }, verdict));
+  return open;
+}
+
+/** Return the curve of a file as a picture, up to `top` bytes. */
+export function curveOf({ curve, capacity_bytes }: FileEntry, top: number): SVGSVGElement {
+  const picture = svg("svg", {
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true",
+  });
+  const y = (bytes: number): string => (HEIGHT - (HEIGHT * Math.min(bytes, top)) / top).toFixed(2);
+  const points = (values: readonly number[]): string => values.map((bytes, i) =>
+    `${((WIDTH * i) / Math.max(values.length - 1, 1)).toFixed(2)},${y(bytes)}`).join(" ");
+  const { allocated, reserved } = curve;
+  picture.append(
+    svg("polygon", {
+      class: "curve-allocated", points: `0,${HEIGHT} ${points(allocated)} ${WIDTH},${HEIGHT}` }),
+    svg("polyline", { class: "curve-reserved", points: points(reserved) }));
+  if (capacity_bytes !== null && capacity_bytes <= top) {
+    const at = y(capacity_bytes);
+    picture.append(svg("line", { class: "curve-capacity", x1: "0", x2: String(WIDTH), y1: at, y2: at }));
+  }
+  return picture;
+}
+
+function svg<K extends keyof SVGElementTagNameMap>(
+  tag: K, attributes: Record<string, string>,
+): SVGElementTagNameMap[K] {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}

@@ -1,0 +1,85 @@
+/**
+ * Stable sorting of row numbers by several columns.
+ *
+ * A radix sort needs a few passes over typed arrays, and no calls of a comparison function: one
+ * million rows take a small part of a second. `Array.sort` with a comparison takes several seconds.
+ */
+
+/** One column to sort by: `value(row)` is a number; NaN is an unknown value and comes last. */
+export interface SortKey {
+  value: (row: number) => number;
+  descending: boolean;
+}
+
+const DIGIT_BITS = 16;
+const DIGITS = 1 << DIGIT_BITS;
+
+/**
+ * Return the rows in order of the keys; the first key decides, later keys decide between equals.
+ *
+ * Rows that are equal in all keys stay in the order in which they were.
+ */
+export function sortRows(rows: Uint32Array, keys: readonly SortKey[]): Uint32Array {
+  let sorted = rows;
+  for (const key of [...keys].reverse()) sorted = sortByKey(sorted, key);
+  return sorted;
+}
+
+function sortByKey(rows: Uint32Array, { value, descending }: SortKey): Uint32Array {
+  const count = rows.length;
+  // The bits of the numbers as two halves whose unsigned order is the order of the numbers.
+  const bits = new Uint32Array(2);
+  const number = new Float64Array(bits.buffer);
+  let low = new Uint32Array(count);
+  let high = new Uint32Array(count);
+  for (let i = 0; i < count; i++) {
+    const found = value(rows[i]!);
+    if (Number.isNaN(found)) {
+      low[i] = high[i] = 0xffffffff; // last in both directions
+      continue;
+    }
+    number[0] = found + 0; // -0 sorts as 0
+    const flip = (bits[1]! & 0x80000000) !== 0 ? 0xffffffff : 0;
+    const turn = descending ? 0xffffffff : 0;
+    low[i] = bits[0]! ^ flip ^ turn;
+    high[i] = bits[1]! ^ (flip | 0x80000000) ^ turn;
+  }
+  let order = rows;
+  for (let pass = 0; pass < 4; pass++) {
+    const digits = pass < 2 ? low : high;
+    const shift = (pass % 2) * DIGIT_BITS;
+    const counts = new Uint32Array(DIGITS);
+    for (let i = 0; i < count; i++) counts[(digits[i]! >>> shift) & (DIGITS - 1)]!++;
+    if (count === 0 || counts[(digits[0]! >>> shift) & (DIGITS - 1)] === count) continue;
+    let next = 0;
+    for (let digit = 0; digit < DIGITS; digit++) {
+      const begin = next;
+      next += counts[digit]!;
+      counts[digit] = begin;
+    }
+    const movedOrder = new Uint32Array(count);
+    const movedLow = new Uint32Array(count);
+    const movedHigh = new Uint32Array(count);
+    for (let i = 0; i < count; i++) {
+      const to = counts[(digits[i]! >>> shift) & (DIGITS - 1)]!++;
+      movedOrder[to] = order[i]!;
+      movedLow[to] = low[i]!;
+      movedHigh[to] = high[i]!;
+    }
+    [order, low, high] = [movedOrder, movedLow, movedHigh];
+  }
+  return order;
+}
+
+/** Return for each text its place in alphabetical order; equal texts get the same place. */
+export function ranks(texts: readonly string[]): Float64Array {
+  const order = texts.map((_, index) => index);
+  order.sort((a, b) => (texts[a]! < texts[b]! ? -1 : texts[a]! > texts[b]! ? 1 : 0));
+  const result = new Float64Array(texts.length);
+  let rank = -1;
+  for (const [i, index] of order.entries()) {
+    if (i === 0 || texts[index] !== texts[order[i - 1]!]) rank++;
+    result[index] = texts[index] === "" ? NaN : rank; // an empty text is an unknown value
+  }
+  return result;
+}

@@ -1,0 +1,76 @@
+/** Sizes, counts and addresses as text, as pytracer's command line prints them. */
+
+import type { Device, FileData } from "./model.ts";
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+/** Return bytes to four digits, as in "12.05 MiB": the text of pytracer's `size()`. */
+export function size(bytes: number): string {
+  let unit = 0;
+  while (Math.abs(bytes) >= 1024 && unit + 1 < UNITS.length) {
+    bytes /= 1024;
+    unit += 1;
+  }
+  return `${Number(bytes.toPrecision(4))} ${UNITS[unit]}`;
+}
+
+/** Return a number with its sign, as in "+12.05 MiB". */
+export function change(bytes: number): string {
+  return bytes > 0 ? `+${size(bytes)}` : size(bytes);
+}
+
+/** Return a number with separators, as in "1,000,000". */
+export function count(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
+/** Return a number and its noun, as in "1 block" or "1,000 blocks". */
+export function counted(value: number, noun: string): string {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** Return microseconds as text, as in "12.05 ms". */
+export function duration(microseconds: number): string {
+  const value = Math.abs(microseconds);
+  const [divisor, unit] = value < 1e3 ? [1, "µs"] : value < 1e6 ? [1e3, "ms"] : [1e6, "s"];
+  return `${Number((microseconds / (divisor as number)).toPrecision(4))} ${unit}`;
+}
+
+/** Return the number that people see for an event. */
+export function eventNumber(device: Device, event: number): string {
+  return count(device.first_event + event);
+}
+
+/** Return an address in full, as in "0x7f0012000000". */
+export function address(device: Device, relative: number): string {
+  const base = BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`);
+  return `0x${(base + BigInt(relative)).toString(16)}`;
+}
+
+/** Return the frames of a stack as lines, innermost first: "function (file:line)". */
+export function stackLines(file: FileData, stack: number): string[] {
+  const { offsets, frame, forward } = file.stacks;
+  const lines = (of: number): string[] => {
+    const found: string[] = [];
+    for (let i = offsets[of]!; i < offsets[of + 1]!; i++) found.push(frameText(file, frame[i]!));
+    return found;
+  };
+  const node = file.strings[file.stacks.node[stack]!];
+  const own = lines(stack);
+  if (!forward[stack]) return own;
+  const near = file.stacks.is_exact[stack] ? "of" : "near";
+  return [...own, `backward ${near}${node ? ` (${node})` : ""}:`, ...lines(forward[stack]!)];
+}
+
+/** Return a frame as "function (file:line)". */
+export function frameText(file: FileData, frame: number): string {
+  const { filename, name, line } = file.frames;
+  const place = file.strings[filename[frame]!];
+  const at = line[frame] ? `${place}:${line[frame]}` : place;
+  return at ? `${file.strings[name[frame]!]} (${at})` : file.strings[name[frame]!]!;
+}
+
+/** Return the call site of a block's or an event's stack. */
+export function siteText(file: FileData, stack: number): string {
+  return file.sites[file.stacks.site[stack]!]!;
+}

@@ -1,0 +1,84 @@
+/** The pointer and the keys of the timeline: selecting a moment, zoom and pan. */
+
+import type { Selection } from "./selection.ts";
+import { moved, shown, zoomed } from "./zoom.ts";
+
+export interface Handlers {
+  /** The pointer is at a point of the plot; null: it has left. */
+  move(at: { x: number; y: number } | null): void;
+  click(x: number, y: number): void;
+  /** Return the entry at an x of the plot. */
+  entryAt(x: number): number;
+}
+
+/** Listen to the pointer over the plot, and to the keys of the element that has the focus. */
+export function listen(
+  over: HTMLElement,
+  box: HTMLElement,
+  selection: Selection,
+  entries: number,
+  handlers: Handlers,
+): void {
+  const interval = (): [number, number] => shown(selection.state.zoom, entries);
+  over.addEventListener("mousemove", (event) =>
+    handlers.move({ x: event.offsetX, y: event.offsetY }),
+  );
+  over.addEventListener("mouseleave", () => handlers.move(null));
+  over.addEventListener("click", (event) => handlers.click(event.offsetX, event.offsetY));
+  over.addEventListener("dblclick", () => selection.update({ zoom: null, range: null }));
+  over.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const [first, last] = interval();
+      // A wheel that moves sideways, or with Shift, moves the view.
+      const across = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
+      if (Math.abs(across) > (event.shiftKey ? 0 : Math.abs(event.deltaY))) {
+        const by = Math.trunc((across / over.clientWidth) * (last - first + 1));
+        selection.update({ zoom: moved([first, last], by || Math.sign(across), entries) });
+      } else {
+        const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300)));
+        const centre = handlers.entryAt(event.offsetX);
+        selection.update({ zoom: zoomed([first, last], factor, centre, entries) });
+      }
+    },
+    { passive: false },
+  );
+
+  box.addEventListener("keydown", (event) => {
+    const { entry } = selection.state;
+    const [first, last] = interval();
+    const length = last - first + 1;
+    // About five pixels; with Ctrl one event.
+    const stride = event.ctrlKey || event.metaKey ? 1 : Math.max(1, Math.round(length / 200));
+    const by = event.key === "ArrowRight" ? stride : -stride;
+    if (event.key === "ArrowRight" || event.key === "ArrowLeft") {
+      if (event.shiftKey) selection.update({ zoom: moved([first, last], by * 20, entries) });
+      else follow(Math.max(0, Math.min(entries - 1, entry + by)));
+    } else if (event.key === "Home") follow(0);
+    else if (event.key === "End") follow(entries - 1);
+    else if (event.key === "+" || event.key === "=") {
+      selection.update({ zoom: zoomed([first, last], 0.5, entry, entries) });
+    } else if (event.key === "-") {
+      selection.update({ zoom: zoomed([first, last], 2, entry, entries) });
+    } else if (event.key === "0") selection.update({ zoom: null });
+    else if (event.key === "[") mark(entry, Math.max(entry, selection.state.range?.[1] ?? entry));
+    else if (event.key === "]") mark(Math.min(entry, selection.state.range?.[0] ?? entry), entry);
+    else if (event.key === "Escape") selection.update({ range: null, block: null });
+    else return;
+    event.preventDefault();
+  });
+
+  /** Select a range by keys: "[" sets its begin, and "]" its end, to the selected moment. */
+  function mark(begin: number, end: number): void {
+    selection.update({ range: [begin, end] });
+  }
+
+  /** Select an entry, and move the view if the entry is outside. */
+  function follow(entry: number): void {
+    const [first, last] = interval();
+    const isInside = entry >= first && entry <= last;
+    const by = Math.round(entry - (first + last) / 2);
+    selection.update(isInside ? { entry } : { entry, zoom: moved([first, last], by, entries) });
+  }
+}

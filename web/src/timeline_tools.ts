@@ -1,0 +1,89 @@
+/** The controls above the timeline: colouring, zoom, moments, and the selected range. */
+
+import { button } from "./elements.ts";
+import type { Device, Model } from "./model.ts";
+import { COLOURS, type Colour, type Selection } from "./selection.ts";
+import { counted, eventNumber, size } from "./text.ts";
+import { element } from "./view.ts";
+import { shown, zoomed } from "./zoom.ts";
+
+const COLOUR_LABELS: Record<Colour, string> = {
+  category: "category",
+  site: "call site",
+  phase: "phase",
+  step: "step",
+  age: "age",
+};
+
+/** Return a range of entries as "After event 29 up to event 79". */
+function rangeText(device: Device, [first, last]: [number, number]): string {
+  const begin = first ? `After event ${eventNumber(device, first - 1)}` : "From the first event";
+  return last ? `${begin} up to event ${eventNumber(device, last - 1)}` : begin;
+}
+
+export function createTimelineTools(root: HTMLElement, model: Model, selection: Selection): void {
+  const { device, usage } = model;
+  const entries = device.events.count + 1;
+  const bar = element("div", { class: "toolbar" });
+  const choice = element("select", {});
+  for (const colour of COLOURS) {
+    choice.append(element("option", { value: colour }, COLOUR_LABELS[colour]));
+  }
+  choice.addEventListener("change", () => selection.update({ colour: choice.value as Colour }));
+  bar.append(element("h2", {}, "Memory over time"), element("label", {}, "Colour by ", choice));
+
+  const zoomBy = (factor: number): void => {
+    const { zoom, entry } = selection.state;
+    const interval = shown(zoom, entries);
+    const isInside = entry >= interval[0] && entry <= interval[1];
+    const centre = isInside ? entry : (interval[0] + interval[1]) / 2;
+    selection.update({ zoom: zoomed(interval, factor, centre, entries) });
+  };
+  const zoom = element("span", { class: "buttons" }, "Zoom ");
+  zoom.append(
+    button("+", () => zoomBy(0.5), { title: "Zoom in at the selected moment (key +)" }),
+    button("−", () => zoomBy(2), { title: "Zoom out (key -)" }),
+    button("All", () => selection.update({ zoom: null }), {
+      title: "Show the complete history (key 0)",
+    }),
+  );
+  const moments = element("span", { class: "buttons" }, "Go to ");
+  let ooms = 0;
+  for (const mark of device.marks) {
+    if (mark.kind === "oom" && ++ooms > 3) continue;
+    const label = { peak: "Peak", oom: "OOM", end: "End" }[mark.kind];
+    const name = mark.kind === "oom" && ooms > 1 ? `${label} ${ooms}` : label;
+    const show = (): void => {
+      const entry = mark.event + 1;
+      const [first, last] = shown(selection.state.zoom, entries);
+      const isInside = entry >= first && entry <= last;
+      selection.update({ entry, zoom: isInside ? selection.state.zoom : null });
+    };
+    moments.append(button(name, show, { title: mark.text }));
+  }
+  const range = element("span", { class: "buttons chosen", role: "status" });
+  bar.append(zoom, moments, range);
+  root.append(bar);
+
+  function show(): void {
+    const { colour, range: selected } = selection.state;
+    choice.value = colour;
+    if (!selected) {
+      range.replaceChildren(
+        element("span", { class: "hint" }, "Drag selects, wheel zooms"),
+      );
+      return;
+    }
+    const change = usage.allocated[selected[1]]! - usage.allocated[selected[0]]!;
+    range.replaceChildren(
+      `${rangeText(device, selected)}: ${counted(selected[1] - selected[0], "event")}, ` +
+        `allocated ${change > 0 ? "+" : ""}${size(change)} `,
+      button("Zoom to range", () => selection.update({ zoom: selected })),
+      button("Clear range", () => selection.update({ range: null })),
+    );
+  }
+  selection.subscribe((state, previous) => {
+    if (state.range !== previous.range || state.colour !== previous.colour) show();
+  });
+  show();
+}

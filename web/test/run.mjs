@@ -1,0 +1,27 @@
+// Compiles the tests, or the writer of an example page, by esbuild, and runs them under node.
+import { spawnSync } from "node:child_process";
+import { readdirSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
+
+const folder = dirname(dirname(fileURLToPath(import.meta.url)));
+const [option, ...rest] = process.argv.slice(2);
+const isPage = option === "--page";
+const sources = isPage
+  ? ["test/page.ts"]
+  : readdirSync(join(folder, "test")).filter((name) => name.endsWith(".test.ts")).map((name) => `test/${name}`);
+await build({
+  absWorkingDir: folder,
+  entryPoints: sources,
+  bundle: true,
+  platform: "node",
+  format: "esm",
+  outdir: "build/test",
+  outExtension: { ".js": ".mjs" },
+  external: ["uplot"],
+});
+const outputs = sources.map((name) => join("build", name.replace(/\.ts$/, ".mjs")));
+const command = isPage ? [...outputs, ...rest] : ["--test", ...outputs];
+const { status } = spawnSync(process.execPath, command, { cwd: folder, stdio: "inherit" });
+process.exit(status ?? 1);

@@ -19,8 +19,9 @@ from rich.text import Text
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.shared_options import json_options, plot_option
-from pytracer.experiments.comparison import Outcome
+from pytracer.experiments.comparison import Comparison, Curve, Outcome
 from pytracer.experiments.experiment_runs import REPORT, Experiment, Run
+from pytracer.experiments.run_files import curve_of_run
 from pytracer.text import duration, printable, size
 
 
@@ -96,7 +97,8 @@ def experiment_command(
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
-        output_comparison(experiment.comparison, as_json, json_path, plot_path)
+        curves = None if plot_path is None else _curves(experiment.comparison)
+        output_comparison(experiment.comparison, as_json, json_path, plot_path, curves=curves)
         report = printable(str(experiment.output / REPORT))
         click.echo(f"The complete report is in {report}", err=True)
     if interruption is not None:
@@ -106,6 +108,17 @@ def experiment_command(
     ]
     if any(outcome.failure is not None for outcome in outcomes):
         context.exit(1)
+
+
+def _curves(comparison: Comparison) -> dict[str, Curve]:
+    """Return the usage of the first run of each setting that has snapshots."""
+    found = {}
+    for setting in comparison.settings:
+        curves = (curve_of_run(outcome.files) for outcome in setting.outcomes)
+        curve = next((curve for curve in curves if curve is not None), None)
+        if curve is not None:
+            found[setting.name] = curve
+    return found
 
 
 class _Progress:

@@ -25,6 +25,7 @@ _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"
 _COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _NAME_WIDTH = 24
+_ROOM = 1.3  # the height of a picture of curves, in times their peak or the limit
 _LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
 _OUT_OF_MEMORY = "#b3261e"
 _FAILED: Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
@@ -128,8 +129,12 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
 
 
 def _draw_curves(axes: Any, curves: Mapping[str, Curve], limit_bytes: int) -> None:
-    most_bytes = max(map(_highest, curves.values()))
-    unit, unit_bytes = _unit(most_bytes)
+    highest = max(int(curve.reserved_bytes.max(initial=0)) for curve in curves.values())
+    most_bytes = max(max(map(_highest, curves.values())), 1)
+    shown = max(highest, limit_bytes if _is_near(limit_bytes, highest) else 0)
+    # A failed request may be many times as large as all that was reserved.
+    top_bytes = min(_ROOM * shown, _ROOM * most_bytes) if shown else most_bytes
+    unit, unit_bytes = _unit(min(top_bytes, most_bytes))
     handles = []
     for i, (name, curve) in enumerate(curves.items()):
         x, reserved, allocated, failures = thinned(curve)
@@ -146,17 +151,23 @@ def _draw_curves(axes: Any, curves: Mapping[str, Curve], limit_bytes: int) -> No
         handles += axes.step(x, reserved / unit_bytes, "-", **style)
         bottom, requested = failures.reserved_bytes, failures.requested_bytes
         _draw_failures(axes, failures.request, bottom / unit_bytes, requested / unit_bytes)
+        is_above = bottom + requested > top_bytes
+        if is_above.any():  # these marks are at the edge of the picture
+            edge, at = top_bytes / unit_bytes, failures.request[is_above]
+            axes.plot(at, [edge] * len(at), "^", color=_OUT_OF_MEMORY, clip_on=False)
+            text = f"{size(int(requested[is_above][-1]))} requested"
+            axes.annotate(text, (at[-1], edge), (0, 6), color=_OUT_OF_MEMORY, **_LABEL)
     for line, label in zip(("-", ":"), _PEAKS.values(), strict=True):
         handles += axes.plot([], [], line, color="grey", label=label)
     if any(len(curve.failures.request) for curve in curves.values()):
         label = "out of memory: requested,\non top of reserved"
         handles += axes.plot([], [], "-x", label=label, **_FAILED)
-    if _is_near(limit_bytes, most_bytes):
+    if _is_near(limit_bytes, top_bytes):
         axes.axhline(limit_bytes / unit_bytes, **_LIMIT)
     axes.set_ylabel(unit)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, top_bytes / unit_bytes)
     axes.set_xlabel("request")
-    _draw_legend(axes, handles, limit_bytes, most_bytes)
+    _draw_legend(axes, handles, limit_bytes, top_bytes)
 
 
 def _draw_failures(axes: Any, x: Any, reserved: Column, requested: Column) -> None:

@@ -35,6 +35,24 @@ def test_a_replay_needs_no_accelerator() -> None:
     assert [len(setting["outcomes"]) for setting in document["settings"]] == [1, 1]
 
 
+def test_the_plot_has_the_recording_and_the_replays(tmp_path: Path) -> None:
+    # WHEN a recording with an out-of-memory is replayed and plotted
+    matplotlib = pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        done = invoke("replay", NATIVE, "--set", "expandable_segments:True", "--plot", path)
+    assert done.exit_code == 0, done.stderr
+    # THEN the picture has both, the limit, and the request that failed
+    text = path.read_text()
+    for words in (
+        ">recorded<",
+        ">expandable_segments:True<",
+        ">limit: 104 MiB<",
+        ">2 GiB requested<",
+    ):
+        assert words in text, words
+
+
 def test_a_recording_of_the_cpu(tmp_path: Path) -> None:
     # GIVEN a recording of the CPU's allocator
     with pytracer.Tracer(tmp_path / "cpu.pickle", device="cpu"):

@@ -393,6 +393,25 @@ def test_the_plot_shows_the_request_that_failed(
         assert legend.x0 >= axes.get_window_extent().x1
 
 
+def test_a_request_that_is_much_too_large_does_not_hide_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a request of 900 GiB, with 14 of 16 GiB reserved
+    curves = {OFF: curve(3 * GIB, 15 * GIB, failed=[(2, 900 * GIB, 14 * GIB)])}
+    above, _ = drawn(
+        monkeypatch, tmp_path / "plot.png", compared([ran_out(15)], names=[OFF]), curves
+    )
+    # THEN the picture ends a little above the limit
+    bottom, top = above.get_ylim()
+    assert (bottom, round(top, 1)) == (0, 1.3 * 16)
+    # AND a mark at its edge, at the request, has the size
+    (mark,) = (line for line in above.lines if line.get_marker() == "^")
+    assert (mark.get_xdata().tolist(), list(mark.get_ydata())) == ([2], [top])
+    assert [text.get_text() for text in above.texts] == ["900 GiB requested"]
+    # AND the limit is a line in the picture
+    assert any(list(line.get_ydata()) == [16, 16] for line in above.lines)
+
+
 def test_a_long_curve_is_drawn_by_its_highest_points() -> None:
     # GIVEN a curve of many points, one of which is high
     reserved = [*range(10_001)]

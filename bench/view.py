@@ -9,7 +9,7 @@ Chromium. A headless Chromium draws on the processor: a graphics card draws fast
 
 With `--memory-viz FOLDER`, PyTorch's page is measured with the same files: the folder has its
 MemoryViz.js, and the modules of d3 that it imports, bundled into one file `memory_viz.js` that
-defines `add_local_files` (docs/contributing.md).
+defines `MemoryViz.add_local_files`.
 """
 
 import argparse

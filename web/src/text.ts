@@ -47,21 +47,6 @@ export function address(device: Device, relative: number): string {
   return `0x${(base + BigInt(relative)).toString(16)}`;
 }
 
-/** Return the frames of a stack as lines, innermost first: "function (file:line)". */
-export function stackLines(file: FileData, stack: number): string[] {
-  const { offsets, frame, forward } = file.stacks;
-  const lines = (of: number): string[] => {
-    const found: string[] = [];
-    for (let i = offsets[of]!; i < offsets[of + 1]!; i++) found.push(frameText(file, frame[i]!));
-    return found;
-  };
-  const node = file.strings[file.stacks.node[stack]!];
-  const own = lines(stack);
-  if (!forward[stack]) return own;
-  const near = file.stacks.is_exact[stack] ? "of" : "near";
-  return [...own, `backward ${near}${node ? ` (${node})` : ""}:`, ...lines(forward[stack]!)];
-}
-
 /** Return a frame as "function (file:line)". */
 export function frameText(file: FileData, frame: number): string {
   const { filename, name, line } = file.frames;

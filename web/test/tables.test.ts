@@ -12,7 +12,7 @@ import { activeAt } from "../src/lives.ts";
 import type { Model } from "../src/model.ts";
 import { filterRows } from "../src/row_filter.ts";
 import { START, type State } from "../src/selection.ts";
-import { address, stackLines } from "../src/text.ts";
+import { address, frameText } from "../src/text.ts";
 import { usageOf } from "../src/usage.ts";
 import { exampleFile, pageOf } from "./example.ts";
 
@@ -59,8 +59,11 @@ test("the range filters the blocks that it allocated and did not release", () =>
 });
 
 test("a search finds the blocks and events whose stack has the text", () => {
+  const { offsets, frame, forward } = file.stacks;
+  const text = (stack: number): string =>
+    [...frame.subarray(offsets[stack]!, offsets[stack + 1]!)].map((one) => frameText(file, one)).join();
   const has = (stack: number): boolean =>
-    stackLines(file, stack).join("\n").toLowerCase().includes("model.py");
+    (text(stack) + (forward[stack] ? text(forward[stack]!) : "")).includes("model.py");
   const found = blocksWith("model.py");
   assert.ok(found.length > 50 && found.length < blocks.count);
   assert.deepEqual(found, numbers(blocks.count).filter((block) => has(blocks.stack[block]!)));

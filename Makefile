@@ -1,6 +1,5 @@
 # make demo | test | dev | lint | docs | bench | fuzz | reliability | soak |
-# compare-simulator. Each makes what it needs, in
-# virtual environments here.
+# compare-simulator. Each makes what it needs, in virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
 TORCH ?= torch==2.13.0

@@ -306,6 +306,7 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
         # WHEN the timeline is clicked
         box = tab.page.locator("#timeline .u-over").bounding_box()
         tab.page.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
+        settled(tab)
         entry = state(tab)["entry"]
         events = tab.run("() => window.pytracerModel.device.events.count")
         # THEN the moment is there, in the panel, the map and the flame graph too

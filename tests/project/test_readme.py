@@ -34,9 +34,8 @@ def test_every_make_target_exists() -> None:
         name for line in re.findall(r"^([\w -]+):", makefile, re.MULTILINE) for name in line.split()
     }
     for page in PAGES:
-        named = set(
-            re.findall(r"(?:^|`)make (?:\w+=\S+ )*([\w-]+)", page.read_text(), re.MULTILINE)
-        )
+        text = page.read_text()
+        named = set(re.findall(r"(?:^|`)make (?:\w+=\S+ )*([\w-]+)", text, re.MULTILINE))
         assert named <= targets, page
 
 

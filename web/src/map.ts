@@ -115,7 +115,7 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const asked = isOom && row < device.others.count ? device.others.size_bytes[row]! : 0;
     const failed = asked ? `The request of ${size(asked)} failed at this moment. ` : "";
     summary.textContent =
-      `${failed}${size(free_bytes)} are free in ${counted(layout.segments.length, "segment")}: ` +
+      `${failed}${size(free_bytes)} are free inside segments: ` +
       `${counted(holes, "hole")}, the largest ${size(largest_bytes)}. ` +
       `Blocks pin ${size(pinned_bytes)} of it (hatched).`;
     summary.classList.toggle("is-bad", isOom);

@@ -127,17 +127,19 @@ class DeviceLog {
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
-  __attribute__((cold)) void queue_event(const pytracer_event& given, uint32_t stack, uint16_t phase,
-                   EventQueue& queue) noexcept;  // without the lock
+  __attribute__((cold)) void queue_event(const pytracer_event& given, uint32_t stack,
+                                         uint16_t phase, EventQueue& queue) noexcept;  // without the lock
   void write_queued() noexcept {
     if (queued_.load(std::memory_order_relaxed) != unqueued_) write_all_queued();
   }
   __attribute__((cold)) void write_all_queued() noexcept;
   Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
-  __attribute__((cold)) uint32_t update_segments(const pytracer_event& given, uint32_t stack) noexcept;
-  __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks, uint16_t phase,
-                          const LiveBlock& missed) noexcept;
+  __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
+                                                 uint32_t stack) noexcept;
+  __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks,
+                                                uint16_t phase,
+                                                const LiveBlock& missed) noexcept;
   static void increment(std::atomic<uint64_t>& counter) noexcept {
     // One writer: no read-modify-write instruction needed.
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

@@ -96,7 +96,8 @@ def stack_places(stacks: Stacks) -> StackPlaces:
         is_zero_grad=(zero_grad < _FAR) & (zero_grad == python),
         gathers=gathers < _FAR,
         makes_buckets=(buckets < _FAR) & (buckets == python),
-        makes_inputs=(inputs < _FAR) & ~is_backward,
+        # A dataset may call a model, whose blocks are no inputs.
+        makes_inputs=(inputs < module) & ~is_backward,
     )
 
 

@@ -163,9 +163,9 @@ def report(path: Path, losses: list[float]) -> None:
     console.print(Text(f"\n{path} ({size(path.stat().st_size)})"), soft_wrap=True)
     console.print(
         Text(
-            "Look at it: drag the file onto https://pytorch.org/memory_viz, or without a network\n"
-            f"  pytracer stats {path}\n"
-            f"  python -m torch.cuda._memory_viz stats {path}"
+            "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
+            f"  pytracer view {path} --open\n"
+            f"  pytracer stats {path}"
         ),
         soft_wrap=True,
     )

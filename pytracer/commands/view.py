@@ -105,7 +105,7 @@ def _sentence(page: Page, path: Path, written: int) -> str:
     shown = number(len(page.data), "file")
     if len(page.files) > len(page.data):
         shown = f"{len(page.data):,} of {number(len(page.files), 'file')} in full"
-    return f"{path}: {size(written)}, {shown}"
+    return f"wrote {path}: {size(written)}, {shown}"
 
 
 def _open(path: Path) -> OpenFile:
@@ -165,7 +165,11 @@ def _page_of_files(
     del first
     for index, summary in enumerate(summaries[1:], 1):
         if summary.events <= left:
-            file = _open(Path(summary.path))
+            try:
+                file = _open(Path(summary.path))
+            except PytracerError as error:  # the file was changed or deleted meanwhile
+                failed.append(error)
+                continue
             content[index], sentences = file_data(file.snapshot, file.devices, max_events)
             left_out += [f"{summary.name}: {sentence}" for sentence in sentences]
             left -= summary.events

@@ -15,7 +15,7 @@ from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.spans import is_step, spans
 from pytracer.page.columns import Packer
 from pytracer.page.parts import Part, parts_of
-from pytracer.page.tables import Tables
+from pytracer.page.tables import Tables, shortened
 from pytracer.reading.metadata import read_number
 from pytracer.reading.snapshot import (
     ALLOC,
@@ -65,7 +65,7 @@ def file_data(
     shown = [_device(part, tables, packer) for part in parts]
     header = {
         "path": tables.text(snapshot.path),
-        "actions": [tables.text(action) for action in snapshot.actions],
+        "actions": [shortened(action) for action in snapshot.actions],
         "frames": tables.frames,
         "sites": tables.sites,
         "devices": shown,
@@ -102,6 +102,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
     return {
         "name": tables.text(part.name),
         "is_cpu": data.is_cpu is True,
+        "segments_are_known": part.segments_are_known,
         "has_history": part.has_history,
         "capacity_bytes": capacity_bytes(data),
         "has_times": bool(np.any(trace.time_us[shown] != NO_TIME)),
@@ -145,7 +146,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "owner": packer.add("u32", tables.texts(blocks.owner)),
         },
         "segments": _segments(part, tables, packer, base),
-        "address_base": hex(base),
+        "address_base": hex(base % 2**64),
         "steps": _steps(part),
         "spans": _spans(part, tables),
         "marks": _marks(part, action, trace.size_bytes[shown]),
@@ -224,10 +225,17 @@ def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
     found = [
         span for span in spans(part.data.snapshot) if not is_step(span) and span.end_us > begin_us
     ]
+    # The longest phases are kept, because others are inside of them.
+    found.sort(key=lambda span: span.begin_us - span.end_us)
+    if len(found) > MOST_SPANS:
+        part.left_out.append(
+            f"{part.name}: the {len(found) - MOST_SPANS:,} shortest phases of {len(found):,}."
+        )
+        del found[MOST_SPANS:]
     found.sort(key=lambda span: (span.begin_us, -span.end_us))
     outer: list[int] = []  # the ends of the phases around the current one
     shown: list[dict[str, Any]] = []
-    for span in found[-MOST_SPANS:]:
+    for span in found:
         outer = [end for end in outer if end > span.begin_us][-MOST_DEPTH:]
         begin, end = np.searchsorted(times, (span.begin_us, span.end_us)) - part.first
         where = {"depth": len(outer), "begin": max(int(begin), 0), "end": int(end)}
@@ -243,7 +251,9 @@ def _marks(part: Part, action: Column, size_bytes: Column) -> list[dict[str, Any
     if history is not None and part.events:
         allocated = history.usage.allocated_bytes[part.first :]
         peak = int(allocated.argmax())
-        text = f"Peak: {size(int(allocated[peak]))} allocated"
+        is_highest = allocated[peak] == history.usage.allocated_bytes.max()
+        name = "Peak" if is_highest else "Peak of the events shown"
+        text = f"{name}: {size(int(allocated[peak]))} allocated"
         marks.append({"event": peak - 1, "kind": "peak", "text": text})
     for event in np.flatnonzero(action == OOM)[-MOST_MARKS:].tolist():
         text = f"Out of memory: {size(int(size_bytes[event]))} requested"

@@ -66,6 +66,7 @@ class Part:
         kinds: Pairs of a category and the rule that decided.
         segments: The segments before the event `first`, by address.
         left_out: What is not shown, as sentences.
+        segments_are_known: Whether `segments` has all; if not, the page shows no reserved bytes.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Part:
     kinds: tuple[tuple[str, str], ...]
     segments: list[Segment]
     left_out: list[str]
+    segments_are_known: bool = True
 
 
 def parts_of(data: DeviceData, most_events: int) -> list[Part]:
@@ -119,7 +121,8 @@ def _cut(data: DeviceData, name: str, first: int) -> list[str]:
     history = data.history
     if history is not None and (peak := int(history.usage.allocated_bytes.argmax())) < first:
         peak_bytes = int(history.usage.allocated_bytes[peak])
-        text += f", and does not show the peak of {size(peak_bytes)} at event {peak - 1:,}"
+        moment = f"after event {peak - 1:,}" if peak else "before the first event"
+        text += f", and does not show the peak of {size(peak_bytes)} {moment}"
     return [f"{text}."]
 
 
@@ -132,10 +135,14 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     name = device_name(data.snapshot, data.device)
     left_out = _cut(data, name, first)
     segments: list[Segment] = []
+    segments_are_known = True
     try:
         segments = segments_at(data.snapshot, data.device, first)
     except PytracerError as error:
-        left_out.append(f"{name}: the segments are left out: {error}.")
+        left_out.append(
+            f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
+        )
+        segments_are_known = False
     blocks = Blocks(
         address=lives.address,
         size_bytes=lives.size_bytes,
@@ -163,6 +170,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
             kinds=found.kinds,
             segments=segments,
             left_out=left_out,
+            segments_are_known=segments_are_known,
         )
     )
 
@@ -218,6 +226,15 @@ def _bounded(part: Part) -> Part:
         )
         blocks = blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest))
     if len(segments) > MOST_OLDER:
-        left_out.append(f"{part.name}: {len(segments) - MOST_OLDER:,} segments are left out.")
+        left_out.append(
+            f"{part.name}: {len(segments) - MOST_OLDER:,} segments are left out, and so are the "
+            "reserved bytes."
+        )
         segments = segments[:MOST_OLDER]
-    return replace(part, blocks=blocks, segments=segments, left_out=left_out)
+    return replace(
+        part,
+        blocks=blocks,
+        segments=segments,
+        left_out=left_out,
+        segments_are_known=part.segments_are_known and len(segments) == len(part.segments),
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.page.columns import Packer
@@ -95,17 +96,16 @@ class Tables:
         self._phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
         self._pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
         phase_texts = [self._texts.shortened(snapshot.strings[i]) for i in used_phases]
-        kinds = list(dict.fromkeys(kind for part in parts for kind in part.kinds))[:255]
+        every_kind = [(UNKNOWN, ""), *(kind for part in parts for kind in part.kinds)]
+        kinds = list(dict.fromkeys(every_kind))[:256]
         names = list(dict.fromkeys(category for category, _ in kinds))
         self._kinds = {kind: number for number, kind in enumerate(kinds)}
         self._header: dict[str, Any] = {
             "stacks": self._add_stacks(_used(stacks)),
             "phases": phase_texts,
             "pools": [snapshot.pools[i].tolist() for i in used_pools],
-            "categories": [self._texts.shortened(name) for name in names],
-            "kinds": [
-                [names.index(category), self._texts.shortened(rule)] for category, rule in kinds
-            ],
+            "categories": [shortened(name) for name in names],
+            "kinds": [[names.index(category), shortened(rule)] for category, rule in kinds],
         }
 
     def finish(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Tables:
         return self._pool[column]
 
     def kinds(self, part: Part) -> Column:
-        """Return the numbers of the kinds of a part's blocks; 0 for those of too many kinds."""
+        """Return the numbers of the kinds of a part's blocks; 0, unknown, for too many kinds."""
         numbers = np.array([self._kinds.get(kind, 0) for kind in part.kinds], np.uint8)
         found: Column = numbers[part.blocks.kind]
         return found

@@ -61,10 +61,13 @@ class LiveAnswers:
         Args:
             max_events: The most events in the page; the newest are kept.
         """
+        from pytracer.errors import PytracerError
         from pytracer.page.open_file import open_file
         from pytracer.page.page import page_of
         from pytracer.reading.reader import load
 
+        if max_events < 1:
+            raise PytracerError(f"max_events is {max_events}: give at least 1")
         snapshot = load(self._writer.as_bytes(self._metadata()))
         return page_of(open_file(snapshot), max_events, is_saved=False)
 

@@ -122,7 +122,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     viewers.check_opcodes(path.read_bytes())
     viewers.check_snapshot(pickle.loads(path.read_bytes()))
     assert "segments: " in viewers.run_memory_viz(path, "stats")
-    assert f"python -m torch.cuda._memory_viz stats {path.name}" in done.stdout
+    assert f"pytracer view {path.name} --open" in done.stdout
 
     # AND the loss falls
     loss = re.search(r"loss (\S+) → (\S+) in 8 steps", done.stdout)

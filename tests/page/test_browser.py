@@ -115,6 +115,10 @@ def columns(tab: Tab, panel: str) -> list[str]:
     return found
 
 
+# The views are drawn a moment after the selection has changed.
+PANEL_HAS = "text => document.querySelector('aside').innerText.includes(text)"
+
+
 def settled(tab: Tab) -> None:
     """Wait until the pauses after which tables are filtered and the address is written are over."""
     tab.page.wait_for_timeout(400)
@@ -294,7 +298,7 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
             BigInt(window.pytracerModel.device.blocks.address[row])).toString(16)""",
             row,
         )
-        assert address in tab.page.inner_text("aside")
+        tab.wait(PANEL_HAS, address)
         # AND the address of the page has both, and opens the same
         settled(tab)
         link = tab.page.url.partition("#")[2]
@@ -311,7 +315,7 @@ def test_one_selection_links_all_views(chromium: Any, tmp_path: Path) -> None:
         events = tab.run("() => window.pytracerModel.device.events.count")
         # THEN the moment is there, in the panel, the map and the flame graph too
         assert abs(entry - events / 4) < events / 20
-        assert re.search(rf"event {entry - 1:,}\b", tab.page.inner_text("aside"))
+        tab.wait(PANEL_HAS, f"event {entry - 1:,}\n")
         tab_named(tab, "map")
         tab.wait(
             "entry => Number(document.querySelector('#map input[type=range]').value) === entry",

@@ -57,7 +57,7 @@ def test_the_page_is_next_to_the_snapshot(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     page = tmp_path / "a snapshot.html"
     (line,) = result.output.splitlines()
-    assert re.fullmatch(rf"{re.escape(str(page))}: [\d.]+ KiB, 1 file", line)
+    assert re.fullmatch(rf"wrote {re.escape(str(page))}: [\d.]+ KiB, 1 file", line)
     content = page_json(page.read_bytes())
     assert content["title"] == "a snapshot.pickle.gz"
     assert content["pytracer"] == pytracer.__version__

@@ -11,7 +11,7 @@ import { stacksWith, textsOfNumbers } from "./search.ts";
 import type { State } from "./selection.ts";
 import { ranks } from "./sort.ts";
 import type { Column } from "./table.ts";
-import { address, count, siteText, size } from "./text.ts";
+import { address, addressBase, count, siteText, size } from "./text.ts";
 
 /** The values of `state:` in a filter, by the numbers that `stateAt` returns. */
 const STATES = ["future", "allocated", "pending", "freed"];
@@ -100,7 +100,7 @@ export function blockSource({ file, device }: Model, state: Readonly<State>): Fi
   const atEntry: TextColumn = { texts: STATES, index: (block) => stateAt(blocks, block, entry) };
   return {
     count: blocks.count,
-    addressBase: BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`),
+    addressBase: addressBase(device),
     address: (block) => blocks.address[block]!,
     sizeBytes: (block) => blocks.size_bytes[block]!,
     stack: (block) => blocks.stack[block]!,

@@ -18,6 +18,8 @@ const RULES: Readonly<Record<string, string>> = {
   several: "the block has tensors of different categories",
   no_owner: "no known tensor is in the block",
   too_new: "the block was allocated while the owners were read",
+  batch: "a DataLoader or a distributed module made the block",
+  from_forward: "allocated inside a module's call, and not freed since",
   freed_by_node: "the backward pass freed the block",
   call_site: "all earlier blocks of this call stack and size were activations",
   within_forward: "allocated and freed inside a module's call",

@@ -8,7 +8,7 @@ import { stacksWith, textsOfNumbers } from "./search.ts";
 import type { Selection } from "./selection.ts";
 import { ranks } from "./sort.ts";
 import { createTable, type Column } from "./table.ts";
-import { address, count, counted, duration, eventNumber, siteText, size } from "./text.ts";
+import { address, addressBase, count, counted, duration, eventNumber, siteText, size } from "./text.ts";
 
 /** A file may have 65,535 phases; those that the menu lacks are found by `phase:`. */
 const MOST_PHASES = 200;
@@ -158,7 +158,7 @@ export function eventSource({ file, device }: Model, rows: EventRows): FilterSou
   const phase: TextColumn = { texts: file.phases, index: (event) => events.phase[event]! };
   return {
     count: events.count,
-    addressBase: BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`),
+    addressBase: addressBase(device),
     address: rows.address,
     sizeBytes: rows.sizeBytes,
     stack: (event) => events.stack[event]!,

@@ -165,6 +165,7 @@ let waiting = 0;
 
 /** Write the selection into the address, at most a few times a second: browsers refuse more. */
 function keepAddress(state: Readonly<State>): void {
+  if (location.protocol === "about:") return; // in a notebook, the page has no address of its own
   clearTimeout(waiting);
   waiting = window.setTimeout(() => history.replaceState(null, "", `#${toHash(state)}`), 250);
 }

@@ -31,9 +31,11 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
   const { device, file, usage, layouts } = model;
   const { blocks } = device;
   if (!usage.has_segments) {
-    const text =
-      `${device.name} has no segments: its allocator takes memory for each block from the ` +
-      'operating system. The tabs "Blocks" and "Flame graph" show its memory.';
+    const reason = device.segments_are_known
+      ? `${device.name} has no segments: its allocator takes memory for each block from the ` +
+        "operating system."
+      : `The segments of ${device.name} are unknown.`;
+    const text = `${reason} The tabs "Blocks" and "Flame graph" show its memory.`;
     root.append(element("p", {}, text));
     return;
   }

@@ -93,6 +93,8 @@ export interface Device {
   name: string;
   /** The CPU's allocator has no segments: its files have a segment for each block. */
   is_cpu: boolean;
+  /** Whether the file has all segments; if not, reserved bytes are unknown. */
+  segments_are_known: boolean;
   capacity_bytes: number | null;
   has_times: boolean;
   /** The first entry from which all sizes are exact. */

@@ -41,10 +41,14 @@ export function eventNumber(device: Device, event: number): string {
   return count(device.first_event + event);
 }
 
+/** Return what the addresses of a device are relative to. */
+export function addressBase(device: Device): bigint {
+  return BigInt(device.address_base);
+}
+
 /** Return an address in full, as in "0x7f0012000000". */
 export function address(device: Device, relative: number): string {
-  const base = BigInt(`0x${device.address_base.replace(/^0x/, "") || "0"}`);
-  return `0x${(base + BigInt(relative)).toString(16)}`;
+  return `0x${(addressBase(device) + BigInt(relative)).toString(16)}`;
 }
 
 /** Return a frame as "function (file:line)". */

@@ -42,7 +42,7 @@ export function usageOf(file: FileData, device: Device): Usage {
   for (const column of [allocated, active, reserved]) {
     for (let i = 1; i < entries; i++) column[i]! += column[i - 1]!;
   }
-  return { allocated, active, reserved, has_segments: has_segments && !device.is_cpu };
+  return { allocated, active, reserved, has_segments: has_segments && !device.is_cpu && device.segments_are_known };
 }
 
 /** Return for each action 1 if it takes memory from the device, -1 if it gives it back, else 0. */

@@ -145,6 +145,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
     has_times: true,
     exact_from: 0,
     is_cpu: false,
+    segments_are_known: true,
     contradiction: null,
     first_event: 0,
     events: {
@@ -188,7 +189,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
       is_small: new Uint8Array(0),
       is_expandable: new Uint8Array(0),
     },
-    address_base: "7f0012000000",
+    address_base: "0x7f0012000000",
     steps: recorder.steps,
     spans: recorder.spans,
     marks: [],

@@ -127,8 +127,9 @@ class DeviceLog {
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
+  // Without the lock.
   __attribute__((cold)) void queue_event(const pytracer_event& given, uint32_t stack,
-                                         uint16_t phase, EventQueue& queue) noexcept;  // without the lock
+                                         uint16_t phase, EventQueue& queue) noexcept;
   void write_queued() noexcept {
     if (queued_.load(std::memory_order_relaxed) != unqueued_) write_all_queued();
   }

@@ -166,7 +166,7 @@ def _page_of_files(
     for index, summary in enumerate(summaries[1:], 1):
         if summary.events <= left:
             try:
-                file = _open(Path(summary.path))
+                file = open_file(load(Path(summary.path)))  # it was explained before
             except PytracerError as error:  # the file was changed or deleted meanwhile
                 failed.append(error)
                 continue

@@ -115,6 +115,17 @@ def columns(tab: Tab, panel: str) -> list[str]:
     return found
 
 
+def page_of_two_files() -> Page:
+    first, other = open_file(load(CUDA)), open_file(training())
+    return Page(
+        title="two",
+        verdict=verdict_of(first),
+        files=[summarised(first), summarised(other)],
+        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
+        left_out=[],
+    )
+
+
 # The views are drawn a moment after the selection has changed.
 PANEL_HAS = "text => document.querySelector('aside').innerText.includes(text)"
 
@@ -532,14 +543,7 @@ def test_a_notebook_shows_the_page(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_the_keyboard_alone_reaches_everything(chromium: Any, tmp_path: Path) -> None:
-    first, other = open_file(load(CUDA)), open_file(training())
-    page = Page(
-        title="two",
-        verdict=verdict_of(first),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=[],
-    )
+    page = page_of_two_files()
     with shown(chromium, tmp_path, page) as tab:
         views = tab.run("() => [...document.querySelectorAll('[role=tab]')].map(tab => tab.id)")
         assert len(views) == 5
@@ -624,14 +628,7 @@ def test_it_prints_to_one_page(chromium: Any, tmp_path: Path) -> None:
 
 
 def test_the_files_open(chromium: Any, tmp_path: Path) -> None:
-    first, other = open_file(load(CUDA)), open_file(training())
-    page = Page(
-        title="two",
-        verdict=verdict_of(first),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=[],
-    )
+    page = page_of_two_files()
     with shown(chromium, tmp_path, page) as tab:
         tab_named(tab, "ranks")
         assert tab.page.locator("#ranks svg").count() == 2

@@ -6,7 +6,7 @@
  * `alloc < e <= freeRequested`, and active if `alloc < e <= free`.
  */
 
-import type { Blocks } from "./model.ts";
+import { type Blocks, type Steps, stepIndexAt } from "./model.ts";
 
 /** The columns of blocks that lives need. */
 export type Lives = Pick<
@@ -94,21 +94,6 @@ export function sumBlocks(
   }
   sums.groups = [...byGroup.values()].sort((a, b) => b.bytes - a.bytes || a.group - b.group);
   return sums;
-}
-
-/** The steps of a recording: pairs of a step and its first event, by event. */
-export type Steps = readonly (readonly [step: number, firstEvent: number])[];
-
-/** Return the index of the step that an event belongs to; -1 before the first known step. */
-export function stepIndexAt(steps: Steps, event: number): number {
-  let low = 0;
-  let high = steps.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (steps[middle]![1] <= event) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
 }
 
 /** How many steps a block lived; `isAtLeast` if it is older or younger than the recording shows. */

@@ -200,14 +200,22 @@ export function actionOf(file: FileData, name: string): number {
   return file.actions.indexOf(name);
 }
 
-/** Return the step at an entry as [step, first event]; null before the first step. */
-export function stepAt(device: Device, event: number): [number, number] | null {
+/** The steps of a recording: pairs of a step and its first event, by event. */
+export type Steps = readonly (readonly [step: number, firstEvent: number])[];
+
+/** Return the index of the step that an event belongs to; -1 before the first known step. */
+export function stepIndexAt(steps: Steps, event: number): number {
   let low = 0;
-  let high = device.steps.length;
+  let high = steps.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (device.steps[middle]![1] <= event) low = middle + 1;
+    if (steps[middle]![1] <= event) low = middle + 1;
     else high = middle;
   }
-  return low ? device.steps[low - 1]! : null;
+  return low - 1;
+}
+
+/** Return the step at an entry as [step, first event]; null before the first step. */
+export function stepAt(device: Device, event: number): [number, number] | null {
+  return device.steps[stepIndexAt(device.steps, event)] ?? null;
 }

@@ -2,9 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  ALLOCATED, FREED, NOT_YET, PENDING, lifeInSteps, stateAt, stepIndexAt, sumBlocks, unreleased,
+  ALLOCATED, FREED, NOT_YET, PENDING, lifeInSteps, stateAt, sumBlocks, unreleased,
   type Lives,
 } from "../src/lives.ts";
+import { stepIndexAt } from "../src/model.ts";
 
 // Twelve events. -1: before the first event, 12: after the last one.
 const lives: Lives = {

@@ -10,11 +10,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <cstdint>
 #include <typeinfo>
 
 #include "autograd_abi.h"
+#include "hook_abi.h"
 
 namespace {
 
@@ -78,8 +80,24 @@ int32_t has_two_gradients(const void* running_node) {
   return node.num_outputs() > 1 && node.next_edge(0).is_valid() && node.next_edge(1).is_valid();
 }
 
+uint64_t accumulates_into(const void* running_node, int32_t* device) {
+  const auto& node = *static_cast<const torch::autograd::Node*>(running_node);
+  if (typeid(node) != typeid(torch::autograd::AccumulateGrad)) return 0;
+  const at::Tensor& tensor = static_cast<const torch::autograd::AccumulateGrad&>(node).variable;
+  if (!tensor.defined() || !tensor.has_storage()) return 0;
+  try {
+    const auto first = reinterpret_cast<uint64_t>(tensor.storage().data());
+    *device = tensor.device().is_cpu() ? PYTRACER_CPU_DEVICE : tensor.device().index();
+    if (first == 0) return 0;
+    return first + static_cast<uint64_t>(tensor.storage_offset()) * tensor.element_size();
+  } catch (...) {
+    return 0;
+  }
+}
+
 const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
-                                    &changes_shape, &has_two_gradients};
+                                    &changes_shape, &has_two_gradients,
+                                    &accumulates_into};
 
 }  // namespace
 

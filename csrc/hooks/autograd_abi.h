@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define PYTRACER_AUTOGRAD_ABI 2u
+#define PYTRACER_AUTOGRAD_ABI 3u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +38,9 @@ typedef struct pytracer_autograd {
   int32_t (*changes_shape)(const void* node);
   // Whether the node computes the gradients of at least two inputs of its forward call.
   int32_t (*has_two_gradients)(const void* node);
+  // Where the elements begin of the tensor whose gradient the node accumulates, and their device
+  // (PYTRACER_CPU_DEVICE: the CPU). 0: it is another node, or the tensor has no memory of its own.
+  uint64_t (*accumulates_into)(const void* node, int32_t* device);
 } pytracer_autograd;
 
 // The one symbol that the library exports.

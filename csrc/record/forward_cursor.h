@@ -18,6 +18,7 @@ struct ForwardCursor {
     const char* node_type = nullptr;
     uint64_t thread = 0, sequence = 0, seed = 0;
     uint32_t own = 0, id = 0;
+    uint32_t parameter = 0;
     uint32_t forward = 0;  // to pass on to nodes that the node makes
     uint16_t phase = 0;      // as `forward`
     bool is_exact = false;

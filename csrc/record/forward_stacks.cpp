@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 
+#include "record/parameter_numbers.h"
 #include "record/thread_slot.h"
 
 namespace pytracer {
@@ -38,7 +39,8 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
     return own;
   }
   ForwardCursor::Last& last = cursor.last;
-  if (state.node_sequence != last.sequence || state.node_thread != last.thread ||
+  const uint32_t parameter = state.node_sequence == kNoSequence ? parameter_of(state.node) : 0;
+  if (parameter != last.parameter || state.node_sequence != last.sequence || state.node_thread != last.thread ||
       state.node_type != last.node_type || own != last.own || seed != last.seed) {
     NodeTypes& types = NodeTypes::instance();
     const uint32_t type = types.number_of(state.node_type);
@@ -48,9 +50,9 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
       forward.is_exact = forward.is_exact && fits(forward, state.node, types.output(type));
     }
     const uint32_t id = stacks.intern_backward(
-        {own, forward.stack, type, forward.is_exact, forward.phase}, seed);
-    last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, forward.stack,
-            forward.phase, forward.is_exact};
+        {own, forward.stack, type, forward.is_exact, forward.phase, parameter}, seed);
+    last = {state.node_type, state.node_thread, state.node_sequence, seed, own, id, parameter,
+            forward.stack, forward.phase, forward.is_exact};
   }
   if (has_new_nodes) {
     // Python code that the node runs makes forward calls of its own. Otherwise the node makes the
@@ -74,6 +76,12 @@ uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uin
     last = {state.node_type, seed, own, stacks.intern_backward({own, 0, type, false}, seed)};
   }
   return last.id;
+}
+
+__attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node) const noexcept {
+  int32_t device = PYTRACER_CPU_DEVICE;
+  const uint64_t address = autograd_.accumulates_into(node, &device);
+  return address != 0 ? ParameterNumbers::instance().number_of(address, device) : 0;
 }
 
 bool ForwardStacks::fits(const Forward& forward, const void* node,

@@ -78,6 +78,8 @@ class ForwardStacks {
                       uint16_t phase, uint64_t era) noexcept;
   NodeTable* claim(ThreadSlot& slot, uint64_t thread) noexcept;
 
+  // The number of the parameter whose gradient a node accumulates; 0: unknown, or another node.
+  uint32_t parameter_of(const void* node) const noexcept;
   // Whether the noted allocation must have been that of the call that made `node`.
   bool fits(const Forward& forward, const void* node, NodeTypes::Output output) const noexcept;
 

@@ -1,7 +1,7 @@
 // What a stack of an allocation in an autograd node says besides the thread's own frames.
 //
-// Such a stack is the thread's own stack and, in the places of two more frames, two links: one to the
-// forward stack of the node, one to the node's type. So an event carries one number, and collections
+// Such a stack is the thread's own stack and, in the places of more frames, links: one to the
+// forward stack of the node, one to the parameter that it accumulates into, one to its type. So an event carries one number, and collections
 // of the stack table reach the forward stack.
 #pragma once
 
@@ -24,6 +24,15 @@ class StackLink {
     return type != 0 || phase != 0 ? kNode | uint32_t{phase} << kTypeBits | type : 0;
   }
 
+  // 0 for parameter 0; parameters are those of ParameterNumbers.
+  static uint32_t parameter(uint32_t number) noexcept {
+    return number != 0 ? kNode | kExact | number : 0;
+  }
+
+  static bool is_parameter(uint32_t frame) noexcept {
+    return (frame & (kForward | kNode | kExact)) == (kNode | kExact);
+  }
+  static uint32_t parameter_of(uint32_t frame) noexcept { return frame & (kExact - 1); }
   // The forward stack; 0: the frame is no such link.
   static uint32_t forward_of(uint32_t frame) noexcept {
     return (frame & kForward) != 0 ? frame & (kExact - 1) : 0;
@@ -46,12 +55,14 @@ struct Backward {
   uint32_t node_type;  // as in NodeTypes; 0: unknown
   bool is_exact;       // `forward` is that of this node, not of a neighbour
   uint16_t phase = 0;  // of the forward call's thread; 0: none
+  uint32_t parameter = 0;  // whose gradient the node accumulates, as in ParameterNumbers; 0: unknown
 
   // The key of such a stack in the cache of walks. Walks' keys are hashes of two words, so an equal
   // one is as improbable as two equal walks' keys.
   WalkKey key(uint64_t seed) const noexcept {
     const uint64_t stacks = (uint64_t{own} << 32 | forward) * 0x9e3779b97f4a7c15ull;
-    const uint64_t salt = ((seed << 16 | node_type << 1 | is_exact) + phase * 0x9fb21c651e98df25ull) *
+    const uint64_t salt = ((seed << 16 | node_type << 1 | is_exact) + phase * 0x9fb21c651e98df25ull +
+                           parameter * 0xa0761d6478bd642full) *
                           0xd6e8feb86659fd93ull;
     return {stacks ^ (stacks >> 32) ^ salt, salt ^ (salt >> 32)};
   }

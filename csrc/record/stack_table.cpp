@@ -161,6 +161,7 @@ uint32_t StackTable::intern_backward(const Backward& backward, uint64_t seed) no
   uint32_t id = backward.own;
   bool has_room = true;
   for (const uint32_t link : {StackLink::forward(backward.forward, backward.is_exact),
+                              StackLink::parameter(backward.parameter),
                               StackLink::node(backward.node_type, backward.phase)}) {
     if (link == 0 || !has_room) continue;
     const uint32_t inner = intern_stack(id, link, truncated);
@@ -179,6 +180,8 @@ Backward StackTable::backward(uint32_t id) const noexcept {
     if (const uint32_t forward = StackLink::forward_of(link)) {
       backward.forward = forward;
       backward.is_exact = StackLink::is_exact(link);
+    } else if (StackLink::is_parameter(link)) {
+      backward.parameter = StackLink::parameter_of(link);
     } else {
       backward.node_type = StackLink::node_of(link);
       backward.phase = StackLink::phase_of(link);

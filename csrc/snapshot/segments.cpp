@@ -82,7 +82,8 @@ void SnapshotWriter::write_block(const pytracer_block& block, uint64_t address,
   write_pair(requested_size_, static_cast<int64_t>(block.requested_size));
   out_.key(state_);
   out_.key(states_[block.state]);
-  write_stack(allocation_stack(live));
+  const std::string* parameter = live ? parameters_.of_block(*live, device.device) : nullptr;
+  write_stack(allocation_stack(live), parameter);
   if (view_.owners && block.state == PYTRACER_ACTIVE_ALLOCATED) {
     const DeviceLog::Capture& capture = device.capture;
     write_owner(view_.owners->find(address, block.size, live, capture, device.device));

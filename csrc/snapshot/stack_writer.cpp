@@ -8,7 +8,7 @@
 
 namespace pytracer {
 
-void StackWriter::write_stack(uint32_t id, bool forward) {
+void StackWriter::write_stack(uint32_t id, bool forward, const std::string* parameter) {
   const Backward backward = id != 0 ? stacks_->backward(id) : Backward{};
   out_.key(frames_key_);
   write_frames(backward.own);
@@ -25,7 +25,11 @@ void StackWriter::write_stack(uint32_t id, bool forward) {
   }
   if (backward.node_type != 0) {
     out_.key(autograd_node_);
-    write_node_type(backward.node_type);
+    if (parameter != nullptr) {
+      write_node_of(backward.node_type, *parameter);
+    } else {
+      write_node_type(backward.node_type);
+    }
   }
 }
 
@@ -90,6 +94,13 @@ void StackWriter::write_node_type(uint32_t type) {
   Memo& memo = memo_at(node_memos_, type);
   if (memo != 0) return out_.recall(memo);
   out_.string(NodeTypes::instance().name(type));
+  memo = out_.remember();
+}
+
+void StackWriter::write_node_of(uint32_t type, const std::string& parameter) {
+  Memo& memo = parameter_memos_[{type, &parameter}];
+  if (memo != 0) return out_.recall(memo);
+  out_.string(NodeTypes::instance().name(type) + " of " + to_utf8(parameter));
   memo = out_.remember();
 }
 

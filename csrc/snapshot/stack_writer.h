@@ -37,7 +37,9 @@ class StackWriter {
   // Writes the key "frames" and a stack's list of frames, innermost first; an empty list for stack 0.
   // With `forward`, what is known of an autograd node follows: "forward_frames", as torch writes
   // them in anomaly mode, "forward_exact", "forward_phase" and "autograd_node".
-  void write_stack(uint32_t id, bool forward);
+  // `parameter` is the name of the one whose gradient the node accumulates, or null. It lives as long
+  // as the writer.
+  void write_stack(uint32_t id, bool forward, const std::string* parameter = nullptr);
   // The key "name", which other dicts of the snapshot have too.
   PickleWriter::Key& name() noexcept { return name_; }
   // How many of the distinct stacks written lack frames.
@@ -51,6 +53,7 @@ class StackWriter {
   void write_forward_frames(uint32_t id);
   void write_forward_frame(uint32_t id);
   void write_node_type(uint32_t type);
+  void write_node_of(uint32_t type, const std::string& parameter);
   uint32_t frame_number(uint32_t frame);
   void write_frame(uint32_t id);
   void write_sources(uint32_t id);
@@ -73,6 +76,7 @@ class StackWriter {
   std::vector<Memo> forward_memos_;      // by stack id
   std::vector<Memo> line_memos_;         // by frame number
   std::vector<Memo> node_memos_;         // by type
+  std::map<std::pair<uint32_t, const std::string*>, Memo> parameter_memos_;  // by type and name
   std::vector<Memo> string_memos_;       // by string id
   std::vector<uint32_t> frame_numbers_;  // by frame id
   std::map<std::tuple<uint32_t, uint32_t, int32_t>, uint32_t> numbers_;  // by file, name, line

@@ -59,7 +59,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
       }
       if (step_is_new) written.steps.push_back({std::prev(step)->number, trace_items_});
       step_is_new = false;
-      write_events(event, device);
+      write_events(event, sequence, device);
     }
     has_written = has_written || first_held < chunk_end;
   }
@@ -67,22 +67,27 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
 }
 
 // Expands a CPU event to the events that an allocator with segments would give.
-void SnapshotWriter::write_events(const Event& event, const DeviceView& device) {
+void SnapshotWriter::write_events(const Event& event, uint64_t sequence,
+                                  const DeviceView& device) {
   const int64_t time_us = WallClock::to_wall_ns(*device.clock, event.ticks) / 1000;
   if (device.is_cpu() && event.action == PYTRACER_ALLOC) {
-    write_event(event, PYTRACER_SEGMENT_ALLOC, device, time_us);
-    write_event(event, PYTRACER_ALLOC, device, time_us);
+    const std::string* parameter = parameters_.at_event(event.stack, device.device, sequence);
+    write_event(event, PYTRACER_SEGMENT_ALLOC, device, time_us, parameter);
+    write_event(event, PYTRACER_ALLOC, device, time_us, parameter);
   } else if (device.is_cpu() && event.action == PYTRACER_FREE_COMPLETED) {
     write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
     write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
     write_event(event, PYTRACER_SEGMENT_FREE, device, time_us);
   } else {
-    write_event(event, event.action, device, time_us);
+    // The stack of a free may be that of the allocation, which may be older than the parameter.
+    const bool is_own = event.action == PYTRACER_ALLOC || event.action == PYTRACER_OOM;
+    write_event(event, event.action, device, time_us,
+                is_own ? parameters_.at_event(event.stack, device.device, sequence) : nullptr);
   }
 }
 
 void SnapshotWriter::write_event(const Event& event, uint8_t action, const DeviceView& device,
-                                 int64_t time_us) {
+                                 int64_t time_us, const std::string* parameter) {
   const DeviceNames& names = *device.capture.names;
   const DeviceNames::Labels labels = names.labels(event.metadata);
   out_.next_item(trace_items_);
@@ -95,7 +100,7 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   write_pair(time_us_, time_us);
   out_.key(pool_id_);
   write_pool_id(names.pool(event.pool));
-  write_stack(visible_stack(event, view_.context));
+  write_stack(visible_stack(event, view_.context), parameter);
   out_.key(compile_context_);
   write_label(names.text(labels.compile_context), not_compiled_);
   out_.key(user_metadata_);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snapshot/annotations.h"
+#include "snapshot/parameter_names.h"
 #include "snapshot/pickle_writer.h"
 #include "snapshot/snapshot.h"
 #include "snapshot/stack_writer.h"
@@ -63,8 +64,9 @@ class SnapshotWriter {
   // trace.cpp
   bool write_traces(bool copy_first);
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
-  void write_events(const Event& event, const DeviceView& device);
-  void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us);
+  void write_events(const Event& event, uint64_t sequence, const DeviceView& device);
+  void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
+                   const std::string* parameter = nullptr);
 
   // metadata.cpp
   void write_metadata();
@@ -77,7 +79,9 @@ class SnapshotWriter {
   // snapshot.cpp
   void write_allocator_settings();
   void write_annotations();
-  void write_stack(uint32_t stack) { stacks_.write_stack(stack, view_.forward_stacks); }
+  void write_stack(uint32_t stack, const std::string* parameter = nullptr) {
+    stacks_.write_stack(stack, view_.forward_stacks, parameter);
+  }
   void write_pool_id(const Pool& pool);
   void write_label(std::string_view text, Key& none);
   void write_pair(Key& key, int64_t value) {
@@ -90,6 +94,7 @@ class SnapshotWriter {
   const View& view_;
   const SnapshotExtras& extras_;
   PickleWriter out_;
+  ParameterNames parameters_{view_};
   StackWriter stacks_;
   uint64_t trace_items_ = 0;  // entries written to the current device's list
   std::vector<WrittenTrace> traces_;

@@ -43,7 +43,20 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
   return found;
 }
 
-// Whether the block was live ever since the mark.
+const Owner* Owners::parameter_at(uint64_t address, int device) const {
+  const auto first = std::partition_point(owners_.begin(), owners_.end(), [&](const Owner& each) {
+    return std::pair(each.device, each.address) < std::pair(device, address);
+  });
+  const Owner* found = nullptr;
+  for (auto owner = first; owner != owners_.end() && owner->device == device &&
+                           owner->address == address; ++owner) {
+    if (owner->category != Category::parameter) continue;
+    if (found != nullptr && found->size != owner->size) return nullptr;
+    if (found == nullptr) found = &*owner;
+  }
+  return found;
+}
+
 bool Owners::was_live(const LiveBlock* live, const DeviceLog::Capture& capture, int device) const {
   const auto mark = std::find_if(marks_.begin(), marks_.end(), [&](const DeviceLog::Mark& each) {
     return each.device == device;

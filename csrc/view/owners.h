@@ -62,12 +62,14 @@ class Owners {
   // `live`: the live table's entry of the block, or null.
   Found find(uint64_t address, uint64_t size, const LiveBlock* live,
              const DeviceLog::Capture& capture, int device) const;
+  // The first parameter that begins at an address; null if there is none, or one of another size.
+  const Owner* parameter_at(uint64_t address, int device) const;
+  // Whether a block was live from the mark to the capture. `live`: as above.
+  bool was_live(const LiveBlock* live, const DeviceLog::Capture& capture, int device) const;
   uint64_t count() const noexcept { return owners_.size(); }
   const Missing& missing() const noexcept { return missing_; }
 
  private:
-  bool was_live(const LiveBlock* live, const DeviceLog::Capture& capture, int device) const;
-
   std::vector<DeviceLog::Mark> marks_;
   std::vector<Owner> owners_;  // by device and address
   const Missing missing_;

@@ -4,6 +4,8 @@ A tensor's owner names its module, and the phases of `pytracer.annotate_modules`
 that ran. Without such a fact, a block has no module.
 """
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,9 @@ from pytracer.reading.snapshot import INACTIVE, Column, Snapshot
 FORWARD, BACKWARD, NEAR = range(3)
 """Of a block that the backward pass allocated for a module: `BACKWARD`, or `NEAR` if the forward
 call is that of a neighbouring autograd node, and so perhaps of another module. Else `FORWARD`."""
+
+# A parameter that no module has.
+_OF_OPTIMIZER = re.compile(r" group \d+( parameter \d+)?$")
 
 _PREFIXES = ("", "backward of ", "backward near ")
 
@@ -79,7 +84,8 @@ def modules(data: DeviceData, peak: int | None) -> Modules | None:
         data: The device.
         peak: The entry of the peak in `history.usage`; None without a history.
     """
-    if not any(module_phases(data.snapshot)):
+    models, paths, _ = module_phases(data.snapshot)
+    if not models and not paths:
         return None
     at_peak = None if data.history is None or peak is None else modules_at(data, peak)
     return Modules(modules_at(data, None), at_peak)
@@ -129,7 +135,7 @@ def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> B
         row: The block's row in the snapshot's blocks; -1 if it was freed before the end.
     """
     strings, blocks, stacks = snapshot.strings, snapshot.blocks, snapshot.stacks
-    models, paths = module_phases(snapshot)
+    models, paths, owners = module_phases(snapshot)
     marked = models | paths
     numbers: dict[str, int] = {"": 0}
 
@@ -154,7 +160,7 @@ def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> B
     # The block of several tensors may belong to several modules.
     is_owned = (row >= 0) & (blocks.owners[row] == 1) if len(blocks) else np.zeros(len(row), bool)
     owner = np.where(is_owned, blocks.owner[np.where(is_owned, row, 0)] if len(blocks) else 0, 0)
-    names = {key: _module_of(strings[key], paths) for key in np.unique(owner).tolist()}
+    names = {key: _module_of(strings[key], paths, owners) for key in np.unique(owner).tolist()}
     of_owner = numbered(owner, names)
     has_owner = of_owner != 0
     return BlockModules(
@@ -164,9 +170,19 @@ def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> B
     )
 
 
-def _module_of(owner: str, phases: frozenset[str]) -> str:
-    """Return the module of a tensor: the innermost one around it that was a phase, if any was."""
-    path = innermost = owner.rpartition(" of ")[2].rpartition(".")[0]
-    while path and path not in phases:
+def _module_of(owner: str, phases: frozenset[str], owners: Mapping[str, str] | None) -> str:
+    """Return the module of a tensor: the innermost one around it that was a phase, if any was.
+
+    Args:
+        owner: The name of the tensor.
+        phases: The paths of the modules that were phases.
+        owners: Their phases by their paths in the names of tensors; None if those are the same.
+    """
+    tensor = owner.rpartition(" of ")[2]
+    if not tensor or _OF_OPTIMIZER.search(tensor):
+        return ""
+    known = dict.fromkeys(phases) if owners is None else owners
+    path = innermost = tensor.rpartition(".")[0]
+    while path and path not in known:
         path = path.rpartition(".")[0]
-    return path or innermost
+    return known.get(path) or path or innermost

@@ -1,9 +1,13 @@
-"""The names of parameters and buffers: their paths from the outermost module."""
+"""The names of modules, parameters and buffers: their paths from the outermost module.
+
+A path leaves out wrappers, such as the `module` of DistributedDataParallel and the `_orig_mod` of
+torch.compile, so a tensor has one name with and without them.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary
 
 
 class Named(NamedTuple):
@@ -20,11 +24,27 @@ class Named(NamedTuple):
     is_buffer: bool
 
 
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""The names of the module in a wrapper: of torch.compile, FSDP1, and wrappers for checkpointing."""
+
+
 def named_tensors(modules: list[Any]) -> Iterator[Named]:
     """Yield the parameters and buffers of modules; a tensor of several modules more than once.
 
     With several outermost modules, the paths begin with the class of theirs, and a number if two
     of them have the same class: "Actor.layers.0.weight", "Critic#2.head.weight".
+
+    Args:
+        modules: The known modules; their submodules may be missing.
+    """
+    for path, module in named_modules(modules):
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in _items(module, kind):
+                yield Named(f"{path}.{name}" if path else name, tensor, kind == "_buffers")
+
+
+def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the paths of modules, as in the names of their tensors, and the modules.
 
     Args:
         modules: The known modules; their submodules may be missing.
@@ -35,32 +55,72 @@ def named_tensors(modules: list[Any]) -> Iterator[Named]:
     trees = []
     # Modules that contain each other have no outermost one, so the others come after.
     for root in [*outermost, *modules]:
-        if id(root) not in visited and (tree := [*_tree(root, visited)]):
-            trees.append((type(root).__name__, tree))
+        if id(root) not in visited:
+            tree = [*submodules(root, visited)]
+            if any(_has_tensors(module) for _, module in tree):
+                trees.append((type(unwrapped(root)).__name__, tree))
     classes = Counter(name for name, _ in trees)
     numbers: Counter[str] = Counter()
     for name, tree in trees:
         numbers[name] += 1
         prefix = ""
         if len(trees) > 1:
-            prefix = f"{name}#{numbers[name]}." if classes[name] > 1 else f"{name}."
-        for named in tree:
-            yield named._replace(name=prefix + named.name)
+            prefix = f"{name}#{numbers[name]}" if classes[name] > 1 else name
+        for path, module in tree:
+            yield f"{prefix}.{path}" if prefix and path else prefix or path, module
 
 
-def _tree(root: Any, visited: set[int]) -> Iterator[Named]:
-    """Yield what a module and its submodules have, in the order of `named_parameters()`."""
+def submodules(root: Any, visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the paths of a module and its submodules, in the order of `named_modules()`.
+
+    A wrapper has the path of the module in it, and comes before it.
+
+    Args:
+        root: The module; its path is "".
+        visited: The ids of modules that are left out; those of the yielded ones are added.
+    """
+    visited = set() if visited is None else visited
     waiting = [("", root)]
     while waiting:
         path, module = waiting.pop()
         if id(module) in visited:
             continue
         visited.add(id(module))
-        for kind in ("_parameters", "_buffers"):
-            for name, tensor in _items(module, kind):
-                yield Named(path + name, tensor, kind == "_buffers")
-        children = [(f"{path}{name}.", child) for name, child in _items(module, "_modules")]
+        yield path, module
+        wrapped = wrapped_module(module)
+        children = [
+            (path if child is wrapped else f"{path}.{name}" if path else name, child)
+            for name, child in _items(module, "_modules")
+        ]
         waiting.extend(reversed(children))
+
+
+def wrapped_module(module: Any) -> Any | None:
+    """Return the module in a wrapper; None if it is none.
+
+    A module that is called `module` is wrapped by one that has nothing else, as
+    DistributedDataParallel does.
+    """
+    children = _items(module, "_modules")
+    for name, child in children:
+        if name in _WRAPPED or (
+            name == "module" and len(children) == 1 and not _has_tensors(module)
+        ):
+            return child
+    return None
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the module inside of all wrappers."""
+    seen = set()
+    while id(module) not in seen and (wrapped := wrapped_module(module)) is not None:
+        seen.add(id(module))
+        module = wrapped
+    return module
+
+
+def _has_tensors(module: Any) -> bool:
+    return bool(_items(module, "_parameters") or _items(module, "_buffers"))
 
 
 def _items(module: Any, kind: str) -> list[tuple[str, Any]]:
@@ -72,28 +132,46 @@ def _items(module: Any, kind: str) -> list[tuple[str, Any]]:
 
 
 class RememberedNames:
-    """The names of parameters that their modules do not have at the moment.
+    """The names of optimizers' parameters that their modules do not have at the moment.
 
     FSDP2 replaces the parameters of a module by gathered ones while the module is used; the
-    optimizer keeps those that the module had.
+    optimizer keeps those that the module had. No tensor is referred to, not even weakly: torch
+    refuses to swap a tensor with a weak reference, which `Module.to()` may have to do.
     """
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._names: dict[int, tuple[ref[Any], str]] = {}
+        self._names: WeakKeyDictionary[Any, dict[tuple[int, int], tuple[int, str]]]
+        self._names = WeakKeyDictionary()
 
-    def remember(self, named: Iterable[Named]) -> None:
-        """Remember the names of parameters, and forget the parameters that are gone."""
-        names: dict[int, tuple[ref[Any], str]] = {}
+    def remember(self, named: Iterable[Named], optimizers: list[Any]) -> None:
+        """Remember the names of what optimizers have, and forget what they do not have any more."""
+        names: dict[int, str] = {}
         for name, tensor, is_buffer in named:
             if not is_buffer:
-                names.setdefault(id(tensor), (ref(tensor), name))
-        for key, known in list(self._names.items()):
-            if known[0]() is not None:
-                names.setdefault(key, known)
-        self._names = names
+                names.setdefault(id(tensor), name)
+        for optimizer in optimizers:
+            known = self._names.get(optimizer, {})
+            self._names[optimizer] = {
+                place: found
+                for place, parameter in _places(optimizer)
+                if (found := (id(parameter), names.get(id(parameter), "")))[1]
+                or (found := known.get(place, (0, "")))[0] == id(parameter)
+            }
 
-    def name_of(self, tensor: Any) -> str | None:
-        """Return the name that a parameter had; None if it never had one."""
-        reference, name = self._names.get(id(tensor), (None, None))
-        return name if reference is not None and reference() is tensor else None
+    def name_of(self, optimizer: Any, place: tuple[int, int], parameter: Any) -> str | None:
+        """Return the name that a parameter of an optimizer had; None if it never had one.
+
+        Args:
+            optimizer: The optimizer.
+            place: The number of the group, and of the parameter in it.
+            parameter: The parameter, which the optimizer has had since its name was remembered.
+        """
+        known, name = self._names.get(optimizer, {}).get(place, (0, None))
+        return name if known == id(parameter) else None
+
+
+def _places(optimizer: Any) -> Iterator[tuple[tuple[int, int], Any]]:
+    for number, group in enumerate(list(optimizer.param_groups)):
+        for position, parameter in enumerate(list(group["params"])):
+            yield (number, position), parameter

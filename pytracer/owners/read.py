@@ -83,7 +83,7 @@ class OwnersNow:
         """Add what modules have; yield the parameters."""
         named: list[Any] = []
         self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
-        self._attempt(REGISTRY.names.remember, named)
+        self._attempt(REGISTRY.names.remember, named, REGISTRY.optimizers())
         for name, tensor, is_buffer in named:
             category = _BUFFER if is_buffer else _PARAMETER
             self._attempt(self._add, tensor, category, _MODULE, name)
@@ -100,7 +100,7 @@ class OwnersNow:
             access.note_optimizer(list(group["params"]), thread)
             for position, parameter in enumerate(list(group["params"])):
                 if id(parameter) not in parameters:
-                    name = REGISTRY.names.name_of(parameter)
+                    name = REGISTRY.names.name_of(optimizer, (number, position), parameter)
                     name = name or f"{kind} group {number} parameter {position}"
                     parameters[id(parameter)] = (name, parameter)
                     self._attempt(self._add, parameter, _PARAMETER, _OPTIMIZER, name)

@@ -116,7 +116,7 @@ class Registry:
             if stepped != thread:
                 self._add_optimizer(optimizer, thread)
             if stepped is None:
-                self.names.remember(named_tensors(self.modules()))
+                self.names.remember(named_tensors(self.modules()), self.optimizers())
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
 

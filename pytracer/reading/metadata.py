@@ -51,24 +51,29 @@ class ModulePhases(NamedTuple):
     Attributes:
         models: The names of the models themselves: their classes.
         paths: The paths of their submodules.
+        owners: The phases by the paths that names of tensors have; None if the file lacks them.
     """
 
     models: frozenset[str]
     paths: frozenset[str]
+    owners: Mapping[str, str] | None
 
 
 def module_phases(snapshot: Snapshot) -> ModulePhases:
     """Return the names of the phases that `pytracer.annotate_modules` marked; else empty sets."""
     found = snapshot.metadata.get("module_phases")
-    lists = [found.get(kind) for kind in ModulePhases._fields] if isinstance(found, dict) else []
-    return ModulePhases(
-        *(
-            frozenset(name for name in names if isinstance(name, str))
-            if isinstance(names, list | tuple)
-            else frozenset()
-            for names in (lists or [(), ()])
-        )
+    found = found if isinstance(found, dict) else {}
+    models, paths = (
+        frozenset(name for name in names if isinstance(name, str))
+        if isinstance(names := found.get(kind), list | tuple)
+        else frozenset[str]()
+        for kind in ("models", "paths")
     )
+    owners = found.get("owners")
+    if isinstance(owners, dict):
+        texts = ((path, name) for path, name in owners.items() if isinstance(path, str))
+        owners = {path: name for path, name in texts if name in models | paths}
+    return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
 
 
 def settings_text(snapshot: Snapshot) -> str | None:

@@ -1,5 +1,6 @@
 """Phases without a change of the program: the option `phases="auto"`, and modules' own phases."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -7,10 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
+from weakref import ref
 
 from pytracer.backends.running_torch import is_compiled
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.owners.names import named_modules, submodules, wrapped_module
+from pytracer.owners.registry import REGISTRY
 from pytracer.tracing.phases import annotate
 
 
@@ -184,24 +188,50 @@ def _replace(
 class ModulePhases:
     """The names of the phases that `annotate_modules` has marked in this process.
 
-    They tell a file's readers which phases are modules. Bounded, as the phases are.
+    They tell a file's readers which phases are modules, and which tensors are theirs. Bounded, as
+    the phases are.
     """
 
     MOST = 65_535
+    MOST_BYTES = 2**20
+    """How long all names together may be, each counted once."""
 
     def __init__(self) -> None:
         """Know no names yet."""
         self._names: dict[str, set[str]] = {"models": set(), "paths": set()}
+        self._bytes = 0
+        self._modules: dict[int, tuple[ref[Any], str]] = {}
 
-    def add(self, path: str, name: str) -> None:
+    def add(self, path: str, name: str, module: Any) -> None:
         """Add the name of the phase of a module; `path` is "" for the model itself."""
         names = self._names["paths" if path else "models"]
-        if len(names) < self.MOST:
-            names.add(name.encode("utf-8", "replace").decode())  # as the recorder has it
+        text = name.encode("utf-8", "replace")  # as the recorder has it
+        name = text.decode()
+        if name not in names:
+            if len(names) >= self.MOST or self._bytes + len(text) > self.MOST_BYTES:
+                return
+            names.add(name)
+            self._bytes += len(text)
+        if len(self._modules) >= self.MOST:
+            self._modules = {key: kept for key, kept in self._modules.items() if kept[0]()}
+        if len(self._modules) < self.MOST:
+            with contextlib.suppress(TypeError):  # a class without weak references
+                self._modules[id(module)] = (ref(module), name)
 
-    def as_metadata(self) -> dict[str, list[str]]:
-        """Return the names as a snapshot has them."""
-        return {kind: sorted(names) for kind, names in self._names.items()}
+    def as_metadata(self) -> dict[str, Any]:
+        """Return the names as a snapshot has them.
+
+        `owners` has the phases by the paths that the names of tensors have. They begin at the
+        outermost module, which may be another one than the annotated model.
+        """
+        names: dict[str, Any] = {kind: sorted(names) for kind, names in self._names.items()}
+        owners: dict[str, str] = {}
+        with contextlib.suppress(Exception):  # code of the program: attributes of modules
+            for path, module in named_modules(REGISTRY.modules()) if self._modules else ():
+                reference, name = self._modules.get(id(module), (None, ""))
+                if reference is not None and reference() is module:
+                    owners[path] = name
+        return {**names, "owners": owners}
 
 
 _CALLS = _Calls()
@@ -222,6 +252,7 @@ class annotate_modules:  # noqa: N801
 
     The phase of an allocation is the path of the innermost module that runs, such as
     `layers.3.attn.q_proj`; the model itself is named by its class. Phases nest as the calls do.
+    Wrappers, such as DistributedDataParallel, have no phase and are not in paths.
     What backward allocates belongs to no module's phase, except what checkpointing computes again;
     with `forward_stacks`, the snapshot has the module of its forward call.
 
@@ -243,10 +274,11 @@ class annotate_modules:  # noqa: N801
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"depth={depth!r} is not an integer from 0, or None for all levels")
         self._handles = []
-        for path, module in model.named_modules():
-            if depth is None or path.count(".") + bool(path) <= depth:
-                name = path or type(model).__name__
-                MODULE_PHASES.add(path, name)
+        for path, module in submodules(model):
+            is_wrapper = wrapped_module(module) is not None
+            if not is_wrapper and (depth is None or path.count(".") + bool(path) <= depth):
+                name = path or type(module).__name__
+                MODULE_PHASES.add(path, name, module)
                 phase = annotate(name)
                 self._handles += [
                     module.register_forward_pre_hook(self._begins(phase), prepend=True),

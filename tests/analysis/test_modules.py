@@ -2,7 +2,7 @@
 
 import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 from commands import cells, invoke
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import pytracer
@@ -20,6 +23,7 @@ from pytracer.analysis.modules import FORWARD, NEAR, block_modules
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
+from pytracer.tracing import ranks
 
 
 class Block(nn.Module):
@@ -237,3 +241,85 @@ def test_without_a_trace_the_end_has_the_modules_of_tensors() -> None:
     assert device.modules is not None
     assert device.modules.at_peak is None
     assert {usage.module for usage in device.modules.at_end} >= {"0"}
+
+
+@pytest.fixture
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    return compiled
+
+
+def _layers_in_wrappers(model: nn.Module) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
+    return nn.Sequential(*(checkpoint_wrapper(layer) for layer in model))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("is_annotated_first", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "runs_modules"),
+    [
+        (DistributedDataParallel, True),
+        (lambda model: DistributedDataParallel(_compiled(model)), False),
+        (_compiled, False),
+        (_layers_in_wrappers, True),
+    ],
+    ids=["ddp", "compiled_ddp", "compiled", "layers"],
+)
+def test_wrappers_are_in_no_path(
+    wrap: Callable[[nn.Module], nn.Module], runs_modules: bool, is_annotated_first: bool
+) -> None:
+    # GIVEN a model in wrappers, which is annotated before or after it is wrapped
+    gc.collect()
+    torch._dynamo.reset()
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        model: nn.Module = nn.Sequential(nn.Linear(31, 37), nn.Linear(37, 41))
+        annotated = [pytracer.annotate_modules(model)] if is_annotated_first else []
+        wrapped = wrap(model)
+        annotated += [] if is_annotated_first else [pytracer.annotate_modules(wrapped)]
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+        wrapped(torch.ones(53, 31)).cosh().sum().backward()
+        optimizer.step()
+        content = tracer.snapshot()
+        for each in annotated:
+            each.remove()
+    # THEN the names of tensors do not have the wrappers
+    owners = {block.get("owner") for segment in content["segments"] for block in segment["blocks"]}
+    assert owners >= {"0.weight", "grad of 1.bias", "momentum_buffer of 1.weight"}
+    # AND what a module has and what its calls allocate is in one row
+    found = _modules(_load(content))
+    assert found[4 * 31 * 37] == {("0", FORWARD)}
+    assert {path for path, _ in found[4 * 37 * 41]} == {"1"}
+    if runs_modules:
+        assert ("1", FORWARD) in found[4 * 53 * 41]
+
+
+def test_tensors_of_an_annotated_part_of_a_model_have_the_parts_phases() -> None:
+    # GIVEN two models, of which a part of one is annotated
+    gc.collect()
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        part = nn.Sequential(nn.Linear(31, 37), nn.Sequential(nn.Linear(37, 41)))
+        models = [nn.ModuleDict({"part": part}), nn.Sequential(nn.Linear(43, 47))]
+        free = nn.Parameter(torch.ones(53, 59))
+        optimizer = torch.optim.SGD([free, *part.parameters()], lr=0.1)
+        free.grad = torch.ones(53, 59)
+        optimizer.step()
+        with pytracer.annotate_modules(part, depth=1):
+            part(torch.ones(61, 31))
+            content = tracer.snapshot()
+    found = _modules(_load(content))
+    assert {path for path, _ in found[4 * 31 * 37]} == {"0"}
+    assert {path for path, _ in found[4 * 37 * 41]} == {"1"}
+    # AND the other model's tensors, and those of no module, do not
+    assert {path for path, _ in found[4 * 43 * 47]} == {"Sequential.0"}
+    assert {path for path, _ in found[4 * 53 * 59]} == {""}
+    assert len(models) == 2

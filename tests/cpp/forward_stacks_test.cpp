@@ -38,6 +38,7 @@ struct Autograd {
   bool runs_kernel = true;
   bool is_on_cpu = true;
   bool has_output = true, changes_shape = false, has_two_gradients = true;
+  uint64_t parameter = 0;  // where the parameter of the node is
 };
 thread_local Autograd t_autograd;
 
@@ -52,8 +53,13 @@ int32_t has_output(const void*, int32_t* is_on_cpu) {
 }
 int32_t has_two_gradients(const void*) { return t_autograd.has_two_gradients; }
 int32_t changes_shape(const void*) { return t_autograd.changes_shape; }
+uint64_t accumulates_into(const void*, int32_t* device) {
+  *device = PYTRACER_CPU_DEVICE;
+  return t_autograd.parameter;
+}
 const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
-                                     &changes_shape, &has_two_gradients};
+                                     &changes_shape, &has_two_gradients,
+                                     &accumulates_into};
 
 class Recording {
  public:

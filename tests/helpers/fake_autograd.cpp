@@ -25,9 +25,11 @@ static int32_t has_output(const void*, int32_t* is_on_cpu) {
   return 1;
 }
 static int32_t no(const void*) { return 0; }
+static uint64_t into_nothing(const void*, int32_t*) { return 0; }
 
 __attribute__((visibility("default"))) const pytracer_autograd* pytracer_autograd_v1(void) {
-  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, yes, has_output, no, no};
+  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, yes, has_output, no, no,
+                                            into_nothing};
   return &library;
 }
 

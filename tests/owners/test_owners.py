@@ -140,6 +140,22 @@ def test_a_parameter_keeps_its_name_while_another_is_in_its_place() -> None:
     assert state["owner"].endswith("weight")
 
 
+def test_a_module_can_be_moved_with_swapped_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a program that lets torch swap tensors, which it refuses if they have weak references
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    with pytracer.Tracer(device="cpu") as tracer:
+        model = nn.Sequential(nn.Linear(10, 10))
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+        tracer.snapshot()
+        optimizer.zero_grad()
+        # WHEN a model is moved, THEN it is not refused, and its tensors have names
+        model.to(torch.float64)
+        blocks = blocks_in(tracer.snapshot())
+    assert block_of(model[0].weight, blocks)["owner"].endswith("0.weight")
+
+
 def test_a_block_of_several_categories_is_mixed() -> None:
     with pytracer.Tracer(device="cpu") as tracer:
         flat = torch.zeros(100)

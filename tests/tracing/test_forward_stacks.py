@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import linecache
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ from autograd_models import MODELS, ddp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytracer
+import pytracer.analysis
 from pytracer.backends.hook_attach import HOOKS
+from pytracer.reading.reader import load
 from pytracer.tracing import ranks
 
 MARKER = 1_000_003  # bytes; the models allocate nothing as large
@@ -301,20 +304,63 @@ def test_a_free_names_the_node_that_ran() -> None:
     assert "ExpBackward0" in nodes[4096]
 
 
-def test_a_gradient_that_accumulate_grad_allocates_is_named_after_its_parameter() -> None:
+def test_accumulate_grad_is_named_after_its_parameter() -> None:
     # GIVEN two gradients that their last node does not allocate, because it expands a number
     gc.collect()
     with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
-        model = torch.nn.Bilinear(3, 31, 37)
+        model = torch.nn.Sequential(torch.nn.Bilinear(3, 31, 37))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        (model.weight.sum() + model.bias.sum()).backward()
-        optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+            optimizer.step()
         snapshot = tracer.snapshot()
-    # THEN the blocks have the node, and the parameters' names
+    # THEN the nodes have the parameters' names, also in events of blocks that were freed
+    expected = {"0.weight": 37 * 3 * 31 * 4, "0.bias": 37 * 4}
+    events = [event for trace in snapshot["device_traces"] for event in trace]
+    nodes = [
+        (event["autograd_node"], event["size"])
+        for event in events
+        if event["action"] == "alloc" and "AccumulateGrad" in event.get("autograd_node", "")
+    ]
+    # A name begins with the module's class if another test's module still exists.
+    nodes = [(node.replace(" Sequential.", " "), size) for node, size in nodes]
+    named = [(f"AccumulateGrad of {name}", size) for name, size in expected.items()]
+    assert sorted(nodes) == sorted(2 * named)
+    # AND so have the blocks, whose owner is the gradient
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
-    named = {
-        block["owner"].removeprefix("grad of ").rpartition(".")[2]: block["requested_size"]
+    found = {
+        block["owner"].removeprefix("grad of "): block["requested_size"]
         for block in blocks
-        if block.get("autograd_node") == "AccumulateGrad"
+        if block.get("autograd_node", "").removeprefix("AccumulateGrad of ")
+        == block.get("owner", "none").removeprefix("grad of ")
     }
-    assert named == {"weight": 37 * 3 * 31 * 4, "bias": 37 * 4}
+    assert {name.removeprefix("Sequential."): size for name, size in found.items()} == expected
+    # AND call sites show them
+    (site,) = (
+        site.call_site
+        for site in pytracer.analysis.stats(load(pickle.dumps(snapshot, 4))).devices[0].sites
+        if site.call_site and "0.weight" in site.call_site.name
+    )
+    assert site.name.startswith("backward (AccumulateGrad of ")
+
+
+def test_a_new_parameter_does_not_name_the_nodes_of_the_one_before_it() -> None:
+    # GIVEN a parameter at an address where another one was before
+    gc.collect()
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        for attempt in range(100):
+            old = torch.nn.ParameterDict({"old": torch.ones(4 + attempt, 1000)})
+            size, address = old["old"].nbytes, old["old"].data_ptr()
+            old["old"].sum().backward()
+            del old
+            new = torch.nn.ParameterDict({"new": torch.ones(4 + attempt, 1000)})
+            if new["new"].data_ptr() == address:
+                break
+        new["new"].sum().backward()
+        events = [event for event in allocs(tracer) if event["size"] == size]
+    # THEN only its own node has its name
+    nodes = [event["autograd_node"] for event in events if "autograd_node" in event]
+    assert nodes[0] == "AccumulateGrad"
+    assert nodes[1].endswith("new")
+    assert len(nodes) == 2

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytracer import Tracer, annotate, annotate_modules
 from pytracer.errors import ConfigError
-from pytracer.tracing import training_phases
+from pytracer.tracing import snapshot_writer, training_phases
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
 
@@ -280,18 +280,33 @@ def test_modules_have_phases() -> None:
 
 
 def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_phases.MODULE_PHASES, "_names", {"models": set(), "paths": set()})
+    monkeypatch.setattr(training_phases, "MODULE_PHASES", training_phases.ModulePhases())
+    monkeypatch.setattr(snapshot_writer, "MODULE_PHASES", training_phases.MODULE_PHASES)
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
     with Tracer(device="cpu") as tracer:
-        assert tracer.snapshot()["pytracer"]["module_phases"] == {"models": [], "paths": []}
+        assert tracer.snapshot()["pytracer"]["module_phases"] == {
+            "models": [],
+            "paths": [],
+            "owners": {},
+        }
         with annotate("training"), annotate_modules(model, depth=1):
             model(torch.ones(3))
         names = tracer.snapshot()["pytracer"]["module_phases"]
-        assert names == {"models": ["Sequential"], "paths": ["0", "1"]}
+        assert names["models"] == ["Sequential"]
+        assert names["paths"] == ["0", "1"]
+        # AND the paths of its tensors, which begin with the class if other models exist
+        assert {*names["owners"].values()} == {"Sequential", "0", "1"}
         # AND there is a limit
         monkeypatch.setattr(training_phases.ModulePhases, "MOST", 3)
         annotate_modules(nn.Sequential(*(nn.Linear(3, 3) for _ in range(9)))).remove()
         assert len(tracer.snapshot()["pytracer"]["module_phases"]["paths"]) == 3
+        # AND one for the length of all names
+        monkeypatch.setattr(training_phases.ModulePhases, "MOST", 1000)
+        monkeypatch.setattr(training_phases.ModulePhases, "MOST_BYTES", 100)
+        annotate_modules(nn.ModuleDict({"x" * 60: nn.Linear(3, 3), "y" * 60: nn.Linear(3, 3)}))
+        paths = tracer.snapshot()["pytracer"]["module_phases"]["paths"]
+        assert "x" * 60 in paths
+        assert "y" * 60 not in paths
 
 
 def test_a_wrong_model_is_refused() -> None:

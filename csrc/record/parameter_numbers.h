@@ -1,0 +1,55 @@
+// Numbers for the places in memory whose gradients autograd accumulates.
+//
+// 1. number_of() runs in hooks, on any thread, for allocations of AccumulateGrad alone. It takes a
+//    spin lock for tens of nanoseconds.
+// 2. A place is the address where a parameter's elements begin, and its device. Numbers are given out
+//    from 1 on and keep their meaning until the process forks. Which parameter is or was at a place
+//    is for the writer of a snapshot to decide (snapshot/parameter_names.h).
+// 3. Bounded: kMost places, 20 bytes each, committed as they fill. Later ones get 0.
+#pragma once
+
+#include <cstdint>
+
+#include "support/linear_hash.h"
+#include "support/reserved_array.h"
+#include "support/spin_lock.h"
+
+namespace pytracer {
+
+class ParameterNumbers {
+ public:
+  static constexpr uint32_t kMost = 1u << 16;
+  struct Place {
+    uint64_t address;
+    int32_t device;
+    uint32_t next;
+  };
+
+  static ParameterNumbers& instance() noexcept;  // never destroyed, as the recorder
+
+  uint32_t number_of(uint64_t address, int32_t device) noexcept;
+  // For a number that was given out before the view that is being written.
+  const Place& place(uint32_t number) const noexcept { return places_[number]; }
+  uint32_t count() const noexcept;
+
+  void reset_after_fork() noexcept;
+
+ private:
+  ParameterNumbers() = default;
+  static uint64_t hash_of(uint64_t address) noexcept {
+    const uint64_t mixed = address * 0x9e3779b97f4a7c15ull;
+    return mixed ^ (mixed >> 32);
+  }
+  struct Items {
+    ParameterNumbers& numbers;
+    uint64_t hash(uint32_t item) const noexcept { return hash_of(numbers.places_[item].address); }
+    uint32_t& next(uint32_t item) noexcept { return numbers.places_[item].next; }
+  } items_{*this};
+
+  ReservedArray<Place> places_{kMost + 1};  // [0] is not used
+  LinearHash<Items> index_{items_, kMost};
+  mutable SpinLock lock_;  // guards the index and the next
+  uint32_t count_ = 0;
+};
+
+}  // namespace pytracer

@@ -12,11 +12,20 @@ inline WalkMemo::Change WalkMemo::compare(typename Access::FramePointer frame) c
   if (entry->frame != frame) return Change::some;
   const bool is_top_same = holds<Access>(*entry, frame);
   const Entry* const bottom = size_ > depth_ ? entries_ + (size_ - depth_) : entries_;
-  while (entry != bottom) {
-    --entry;
-    const auto outer = predicted<Access>(entry->frame);
-    if (Access::outer(frame) != outer || !holds<Access>(*entry, outer)) return Change::some;
+  const auto is_same = [&](const Entry& noted) {
+    const auto outer = predicted<Access>(noted.frame);
+    if (Access::outer(frame) != outer || !holds<Access>(noted, outer)) return false;
     frame = outer;
+    return true;
+  };
+  // Four frames at a time: with a loop for each frame, this comparison takes twice as long.
+  for (; entry - bottom >= 4; entry -= 4) {
+    if (!is_same(entry[-1]) || !is_same(entry[-2]) || !is_same(entry[-3]) || !is_same(entry[-4])) {
+      return Change::some;
+    }
+  }
+  for (; entry != bottom; --entry) {
+    if (!is_same(entry[-1])) return Change::some;
   }
   if ((Access::outer(frame) != nullptr) != truncated_) return Change::some;
   return is_top_same ? Change::none : Change::innermost;

@@ -7,10 +7,10 @@ from instructions import CannotCountError, Figure, count, limit
 # of frames of each recorded stack. `pytest -rP` prints the current counts.
 CASES = {
     "without stacks": ({"cuda": 832, "npu": 810}, []),
-    "allocations' stacks, 5 frames": ({"cuda": 1023, "npu": 1001}, [5]),
-    "allocations' stacks, 40 frames": ({"cuda": 1373, "npu": 1351}, [40]),
-    "all stacks, 5 frames": ({"cuda": 1601, "npu": 1579}, [5, 5]),
-    "all stacks, 40 frames": ({"cuda": 2651, "npu": 2629}, [40, 40]),
+    "allocations' stacks, 5 frames": ({"cuda": 1008, "npu": 986}, [5]),
+    "allocations' stacks, 40 frames": ({"cuda": 1211, "npu": 1189}, [40]),
+    "all stacks, 5 frames": ({"cuda": 1571, "npu": 1549}, [5, 5]),
+    "all stacks, 40 frames": ({"cuda": 2327, "npu": 2305}, [40, 40]),
 }
 
 

@@ -37,11 +37,6 @@ export interface Layouts {
 /** The smallest number of segment events between two stored copies of the segments. */
 const LEAST_INTERVAL = 64;
 
-// Pages of expandable segments are of 2 MiB or 20 MiB, and other small segments have 2 MiB:
-// the rules of pytracer.analysis.layout.
-const UNIT_BYTES = 2 * 2 ** 20;
-const PAGE_BYTES = 20 * 2 ** 20;
-
 /** Return the layouts of a device. The order of the blocks is made when it is first needed. */
 export function layoutsOf(file: FileData, device: Device): Layouts {
   const { blocks } = device;
@@ -113,15 +108,13 @@ function segmentHistory(file: FileData, device: Device): (entry: number) => read
     const row = events.row[event]!;
     const action = events.action[event]!;
     if (row >= others.count) return;
-    const size_bytes = others.size_bytes[row]!;
-    const is_expandable = expands[action]!;
     const part: Segment = {
       address: others.address[row]!,
-      size_bytes,
+      size_bytes: others.size_bytes[row]!,
       stream: others.stream[row]!,
       pool: others.pool[row]!,
-      is_small: is_expandable ? size_bytes % PAGE_BYTES !== 0 : size_bytes <= UNIT_BYTES,
-      is_expandable,
+      is_small: others.is_small[row] === 1,
+      is_expandable: expands[action]!,
     };
     if (sign[action]! > 0) add(segments, part);
     else remove(segments, part);

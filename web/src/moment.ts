@@ -75,7 +75,7 @@ function showGroups(root: HTMLElement, model: Model, selection: Selection): void
   const { entry } = selection.state;
   const { colour } = selection;
   const groups = groupsOf(model, colour);
-  const { bytes, counts } = groupsAt(model.device.blocks, groups, entry);
+  const { bytes, counts } = groupsAt(model.device.blocks, groups, entry, model.layouts.at(entry).blocks);
   // Of a long call site, the file's folders are cut off, and not the line.
   const table = element("table", { class: colour === "site" ? "groups of-sites" : "groups" });
   const total = bytes.reduce((sum, value) => sum + value, 0) || 1;

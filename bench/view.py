@@ -4,12 +4,15 @@ The snapshots are those of bench/reading.py, of pytracer's and of torch's own re
 seconds and the peak memory of the command, in a process of its own, and the size of the page.
 Using, in headless Chromium with the network off: the seconds from opening the file to the first
 paint and to the drawn timeline; how many frames a second are drawn while the moment moves by itself
-for some seconds, on the memory map; and the memory of the tab's process. Needs playwright and
-Chromium. A headless Chromium draws on the processor: a graphics card draws faster.
+for some seconds, on the memory map, and how long the slowest twentieth of these frames takes at
+least; and the memory of the tab's process. Needs playwright and Chromium. A headless Chromium draws
+on the processor: a graphics card draws faster.
 
-With `--memory-viz FOLDER`, PyTorch's page is measured with the same files: the folder has its
-MemoryViz.js, and the modules of d3 that it imports, bundled into one file `memory_viz.js` that
-defines `MemoryViz.add_local_files`.
+With `--memory-viz FOLDER`, PyTorch's page is measured with the same files: the seconds from opening
+the page to its drawn "Active Memory Timeline", and to the list of its "Allocator State History",
+how long one step of that history takes by an arrow key, and the memory of the tab. The folder has
+one file `memory_viz.js`: torch/utils/viz/MemoryViz.js with the modules that it imports, bundled by
+`esbuild --bundle --format=iife --global-name=MemoryViz`, with its imports of d3 from node_modules.
 """
 
 import argparse
@@ -30,18 +33,42 @@ from rich.table import Table
 EVENTS = 1_000_000
 KINDS = ("pytracer", "torch")
 SCRUB_S = 4
-WAIT_S = 120
+WAIT_S = 300
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SCRUB = """seconds => new Promise(done => {
     const selection = window.pytracerSelection;
     const last = window.pytracerModel.device.events.count;
     const begin = performance.now();
-    let frames = 0;
+    const times = [];
+    let before = null;
     const next = now => {
         const share = (now - begin) / (1000 * seconds);
-        if (share >= 1) return done(frames / seconds);
-        frames += 1;
+        if (before !== null) times.push(now - before);
+        before = now;
+        if (share >= 1) {
+            times.sort((a, b) => a - b);
+            return done([times.length / seconds, times[Math.floor(0.95 * times.length)] / 1000]);
+        }
         selection.update({entry: Math.round(last * share), tab: "map"});
+        requestAnimationFrame(next);
+    };
+    requestAnimationFrame(next);
+})"""
+STEPS_OF_MEMORY_VIZ = """steps => new Promise(done => {
+    const rows = [...document.querySelectorAll("pre")];
+    const press = new MouseEvent("mousedown", {bubbles: true});
+    rows[Math.floor(rows.length / 2)].dispatchEvent(press);
+    const times = [];
+    let before = null;
+    const next = now => {
+        if (before !== null) times.push(now - before);
+        before = now;
+        if (times.length === steps) {
+            times.sort((a, b) => a - b);
+            return done(times[Math.floor(steps / 2)] / 1000);
+        }
+        const key = new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true});
+        document.body.dispatchEvent(key);
         requestAnimationFrame(next);
     };
     requestAnimationFrame(next);
@@ -50,6 +77,15 @@ PAINTED = """() => {
     const [paint] = performance.getEntriesByName("first-contentful-paint");
     return paint ? paint.startTime / 1000 : null;
 }"""
+STEPS = 10
+VIEWS_OF_MEMORY_VIZ = (
+    (
+        "Active Memory Timeline",
+        "() => document.querySelectorAll('svg polygon, svg path').length > 10",
+        "timeline",
+    ),
+    ("Allocator State History", "() => document.querySelectorAll('pre').length > 10", "history"),
+)
 DRAWN = """() => [...document.querySelectorAll("#timeline canvas")].some(canvas => canvas.width > 0
     && canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(v => v))"""
 
@@ -81,11 +117,13 @@ def used(browser: Any, page: Path) -> dict[str, float]:
     wait(tab, DRAWN)
     drawn_s = time.perf_counter() - begin
     wait(tab, PAINTED)
-    frames = tab.evaluate(SCRUB, SCRUB_S)
+    tab.evaluate("() => window.pytracerSelection.update({tab: 'map'})")
+    frames, slow_frame_s = tab.evaluate(SCRUB, SCRUB_S)
     found = {
         "first_paint_s": tab.evaluate(PAINTED),
         "timeline_s": drawn_s,
         "frames_per_s": frames,
+        "slow_frame_s": slow_frame_s,
         "tab_bytes": renderer_bytes(browser),
     }
     context.close()
@@ -114,25 +152,44 @@ def renderer_bytes(browser: Any) -> int:
     return max(sizes)
 
 
-def used_memory_viz(browser: Any, snapshot: Path, folder: Path, name: str) -> dict[str, float]:
-    """Open a file in PyTorch's page once: its timeline of active memory."""
-    html = folder / "memory_viz.html"
+def used_memory_viz(
+    playwright: Any, chromium: str, snapshot: Path, folder: Path
+) -> dict[str, float]:
+    """Open a file once in each of two views of PyTorch's page.
+
+    Each view has a browser of its own, as `used` has.
+    """
     content = json.dumps(
-        [{"name": name, "base64": base64.b64encode(snapshot.read_bytes()).decode()}]
+        [{"name": snapshot.name, "base64": base64.b64encode(snapshot.read_bytes()).decode()}]
     )
-    html.write_text(
-        f"<!doctype html><body><script>{(folder / 'memory_viz.js').read_text()}</script>"
-        f"<script>MemoryViz.add_local_files({content}, 'Active Memory Timeline')</script></body>"
-    )
-    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(1000 * WAIT_S)
-    tab = context.new_page()
-    begin = time.perf_counter()
-    tab.goto(html.as_uri())
-    wait(tab, "() => document.querySelectorAll('svg polygon, svg path').length > 10")
-    found = {"timeline_s": time.perf_counter() - begin, "tab_bytes": renderer_bytes(browser)}
-    context.close()
+    found: dict[str, float] = {}
+    for view, condition, key in VIEWS_OF_MEMORY_VIZ:
+        html = snapshot.with_name("memory_viz.html")
+        html.write_text(
+            f"<!doctype html><body><script>{(folder / 'memory_viz.js').read_text()}</script>"
+            f"<script>MemoryViz.add_local_files({content}, {view!r})</script></body>"
+        )
+        browser = launched(playwright, chromium)
+        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(1000 * WAIT_S)
+        tab = context.new_page()
+        begin = time.perf_counter()
+        tab.goto(html.as_uri())
+        wait(tab, condition)
+        found[f"{key}_s"] = time.perf_counter() - begin
+        if key == "history":
+            found["history_step_s"] = tab.evaluate(STEPS_OF_MEMORY_VIZ, STEPS)
+        found[f"{key}_tab_bytes"] = renderer_bytes(browser)
+        browser.close()
+        html.unlink()
     return found
+
+
+def launched(playwright: Any, chromium: str) -> Any:
+    """Start a browser: each figure needs its own, because a browser keeps what it has compiled."""
+    return playwright.chromium.launch(
+        executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+    )
 
 
 def main() -> None:
@@ -148,7 +205,7 @@ def main() -> None:
     table = Table(title=f"Pages of {EVENTS:,} events (medians)")
     for column in ("file", "MB", "page MB", "write s", "peak MB", "first paint s", "timeline s"):
         table.add_column(column, justify="right")
-    for column in ("frames/s", "tab MB"):
+    for column in ("frames/s", "slow frame ms", "tab MB"):
         table.add_column(column, justify="right")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
         snapshot, page = Path(name, "snapshot.pickle"), Path(name, "page.html")
@@ -158,14 +215,11 @@ def main() -> None:
             viz: list[dict[str, float]] = []
             for _ in range(options.rounds):
                 figure = written(snapshot, page)
-                # A browser of its own each time, because one keeps what it has compiled.
-                browser = playwright.chromium.launch(
-                    executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
-                )
+                browser = launched(playwright, chromium)
                 rounds.append({**figure, **used(browser, page)})
-                if options.memory_viz is not None:
-                    viz.append(used_memory_viz(browser, snapshot, options.memory_viz, kind))
                 browser.close()
+                if options.memory_viz is not None:
+                    viz.append(used_memory_viz(playwright, chromium, snapshot, options.memory_viz))
             found = {key: summary([each[key] for each in rounds]) for key in rounds[0]}
             sizes = {"snapshot_bytes": snapshot.stat().st_size, "page_bytes": page.stat().st_size}
             figure = {"kind": kind, "events": EVENTS, **sizes, **found}
@@ -181,6 +235,7 @@ def main() -> None:
                 f"{middle['first_paint_s']:.2f}",
                 f"{middle['timeline_s']:.2f}",
                 f"{middle['frames_per_s']:.0f}",
+                f"{1000 * middle['slow_frame_s']:.0f}",
                 f"{middle['tab_bytes'] / 1e6:.0f}",
             )
     Console().print(table)

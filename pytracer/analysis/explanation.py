@@ -26,8 +26,14 @@ from pytracer.analysis.suggestions import (
 )
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import Surroundings, Verdict, verdicts
-from pytracer.reading.metadata import backend, device_name, only_phase, read_number
-from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.metadata import (
+    backend,
+    device_name,
+    has_marked_steps,
+    only_phase,
+    read_number,
+)
+from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.text import number, size
 
 if TYPE_CHECKING:
@@ -55,6 +61,9 @@ class Explanation:
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
+        leak: Whether memory is kept from step to step: "leak", "none", or "unknown", also after an
+            out-of-memory, where a leak is one of the verdicts.
+        leak_answer: The answer of `pytracer leaks`; "" if `leak` is unknown.
         suggestions: What to do next.
         fitting_settings: The allocator settings with which the allocation that failed would have
             found memory, in a simulation; []: with none of those tried; None: not simulated,
@@ -74,6 +83,8 @@ class Explanation:
     holders: list[Holder]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
+    leak: str = "unknown"
+    leak_answer: str = ""
     fitting_settings: list[str] | None = None
 
 
@@ -134,6 +145,7 @@ def _explain_peak(data: DeviceData) -> Explanation:
     sample = final_sample(snapshot, device, data.boundaries)
     if history is not None and peak is not None:
         sample = sample_at(snapshot, device, history, peak, data.boundaries)
+    leak, leak_answer = leak_of(data)
     return Explanation(
         path=snapshot.path,
         device=device,
@@ -146,8 +158,22 @@ def _explain_peak(data: DeviceData) -> Explanation:
         held_bytes=held_bytes,
         holders=held,
         categories=_categories(data, peak),
-        suggestions=suggestions_at_peak(data, sample, held),
+        suggestions=suggestions_at_peak(data, sample, held, has_leak=leak == "leak"),
+        leak=leak,
+        leak_answer=leak_answer,
     )
+
+
+def leak_of(data: DeviceData) -> tuple[str, str]:
+    """Return whether a device's memory is kept from step to step, as `leak` and `leak_answer`."""
+    if data.history is None or not has_marked_steps(data.snapshot, data.boundaries):
+        return "unknown", ""
+    # Not needed for other files.
+    from pytracer.analysis.leaks.one_file import leaks_on_device
+    from pytracer.analysis.leaks.texts import answer
+
+    found = leaks_on_device(data.snapshot, data.device, data.history)
+    return found.verdict, "" if found.verdict == "unknown" else answer(found)
 
 
 def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
@@ -222,7 +248,10 @@ def _what_happened(data: DeviceData, ooms: list[OutOfMemory]) -> str:
 def _peak_text(data: DeviceData, sample: UsageSample, moment: str) -> str:
     name, amount = device_name(data.snapshot, data.device), size(sample.allocated_bytes)
     bound = "" if sample.is_exact else "at least "
-    text = f"{name}: no out-of-memory. At the {moment}, {bound}{amount} were allocated"
+    oom = "no out-of-memory"
+    if not has_events(data.trace):
+        oom = "the file has no events, so whether memory ran out is unknown"
+    text = f"{name}: {oom}. At the {moment}, {bound}{amount} were allocated"
     if sample.step is not None and len(data.boundaries) > 1:
         text += f", in step {sample.step}"
     if sample.phase:

@@ -18,6 +18,8 @@ def lines(explanation: Explanation, *, is_file: bool = True) -> list[str]:
     found = [explanation.what]
     if explanation.verdicts:
         found.append(f"Verdict: {verdict_text(explanation.verdicts)}")
+    if explanation.leak == "leak":
+        found.append(explanation.leak_answer)
     if explanation.holders:
         held = "; ".join(map(holder_text, explanation.holders[:SHOWN_HOLDERS]))
         found.append(f"Held by: {held}.")

@@ -15,7 +15,7 @@ import numpy as np
 from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories, categories
 from pytracer.analysis.device_data import chosen_devices, device_data
-from pytracer.analysis.explanation import Explanation, explain_oom
+from pytracer.analysis.explanation import Explanation, explain_oom, leak_of
 from pytracer.analysis.modules import Modules, modules
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -169,6 +169,8 @@ class DeviceReport:
         phases: The usage of each phase.
         ooms: Each out-of-memory.
         explanation: The explanation of the last of `ooms`; None if there is none.
+        leak: The answer of `pytracer leaks` if memory is kept from step to step and the file has
+            no out-of-memory; else "".
         outside: The device's memory outside the allocator; None if the file does not have it.
         series: The usage over the trace; None without a history.
     """
@@ -196,6 +198,7 @@ class DeviceReport:
     phases: list[Phase]
     ooms: list[OutOfMemory]
     explanation: Explanation | None
+    leak: str
     outside: Outside | None
     series: UsageSeries | None
 
@@ -262,6 +265,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         fullest = int(reserved.argmax())
         fullest_sample = sample_at(snapshot, device, history, fullest, boundaries)
     ooms = out_of_memories(snapshot, device, trace, history, boundaries)
+    leak, leak_answer = ("unknown", "") if ooms else leak_of(data)
     return DeviceReport(
         device=device,
         name=device_name(snapshot, device),
@@ -297,6 +301,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
         explanation=explain_oom(data, ooms) if ooms else None,
+        leak=leak_answer if leak == "leak" else "",
         outside=_outside(metadata),
         series=None if history is None else series(trace, history, points),
     )

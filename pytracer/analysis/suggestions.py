@@ -10,7 +10,7 @@ from pytracer.analysis.holders import Holder
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
-from pytracer.reading.metadata import backend, settings_text
+from pytracer.reading.metadata import backend, has_marked_steps, settings_text
 from pytracer.text import size
 from pytracer.variables import VARIABLE
 
@@ -53,8 +53,7 @@ def suggestions_after_oom(
     path = shlex.quote(data.snapshot.path)
     suggestions = []
     if LEAK in kinds:
-        why = "Shows each line whose memory is kept from step to step."
-        suggestions.append(Suggestion(f"pytracer leaks {path}", why))
+        suggestions.append(_of_leak(path))
     if FRAGMENTED in kinds:
         suggestions += _joining(data, path)
     if LIMIT in kinds:
@@ -72,12 +71,18 @@ def suggestions_after_oom(
 
 
 def suggestions_at_peak(
-    data: DeviceData, sample: UsageSample, held: list[Holder]
+    data: DeviceData, sample: UsageSample, held: list[Holder], *, has_leak: bool
 ) -> list[Suggestion]:
     """Return what to try to lower a peak."""
     path = shlex.quote(data.snapshot.path)
+    leak = [_of_leak(path)] if has_leak else []
     joining = _joining(data, path) if not data.is_cpu and is_much_unallocated(sample) else []
-    return [*joining, *_of_holders(data, path, held)]
+    return [*leak, *joining, *_of_holders(data, path, held, has_leak)]
+
+
+def _of_leak(path: str) -> Suggestion:
+    why = "Shows each line whose memory is kept from step to step."
+    return Suggestion(f"pytracer leaks {path}", why)
 
 
 def _joining(data: DeviceData, path: str) -> list[Suggestion]:
@@ -117,9 +122,9 @@ def _of_holders(
     if is_unnamed and data.snapshot.metadata.get("forward_stacks") is False:
         why = "Names the forward calls of what backward allocates, in the next run."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
-    if len({step for step, _ in data.boundaries}) < LEAST_STEPS:
+    if not has_marked_steps(data.snapshot, data.boundaries):
         why = "Records steps, without which a leak cannot be seen, in the next run."
         found.append(Suggestion("export PYTRACER_STEP_FROM=optimizer", why))
-    elif not has_leak:
+    elif not has_leak and len({step for step, _ in data.boundaries}) >= LEAST_STEPS:
         found.append(Suggestion(f"pytracer leaks {path}", "Shows blocks that no step frees."))
     return found

@@ -85,7 +85,9 @@ def make_batch(device: torch.device) -> tuple[Tensor, Tensor]:
     return counted[:, :-1], counted[:, 1:]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, tracer: Tracer
+) -> list[float]:
     """Train the model on its device, and return the loss of each step."""
     device = next(model.parameters()).device
     losses = []
@@ -97,6 +99,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+        tracer.step()
     return losses
 
 
@@ -123,7 +126,7 @@ def run(output: Path, steps: int = 30, device: str = "auto") -> Path:
         torch.manual_seed(0)
         model = Transformer().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        losses = train(model, optimizer, steps)
+        losses = train(model, optimizer, steps, tracer)
     untraced = tracer.stats()["untraced"]
     if untraced is not None:
         raise HookError(f"nothing was recorded: {untraced}")

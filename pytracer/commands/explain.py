@@ -104,6 +104,8 @@ def _show_device(console: Console, explanation: Explanation) -> None:
     for verdict in explanation.verdicts:
         line = f"Verdict: {verdict_text([verdict])}"
         console.print(Text(printable(line), "bold"))
+    if explanation.leak == "leak":
+        console.print(Text(printable(explanation.leak_answer), "bold"))
     if text := fitting_text(explanation):
         console.print(Text(printable(text), "bold"))
     if explanation.holders:

@@ -43,6 +43,8 @@ class ExplainedFile:
             oom = explanation.oom
             if oom is None:
                 parts.append("no out-of-memory")
+                if explanation.leak == "leak":
+                    parts.append(explanation.leak_answer.rstrip("."))
             else:
                 where = call_site_text(oom.call_site)
                 parts.append(f"out of memory: {size(oom.requested_bytes)} at {where}")

@@ -1,5 +1,6 @@
 """The command `pytracer stats`."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -143,9 +144,14 @@ def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
     if peak is not None and peak.phase:
         text += f", phase {peak.phase}"
     if device.sites and device.sites_at_oom is None:
-        site = device.sites[0]
-        text += f"; the largest part, {size(site.size_bytes)}, by {call_site_text(site.call_site)}"
+        site, pending = device.sites[0], sample.active_bytes - sample.allocated_bytes
+        # A block whose free waits for a stream is held, but is not allocated.
+        whole = f" of these and of {size(pending)} that wait for a stream" if pending else ""
+        text += f"; the largest part{whole}, {size(site.size_bytes)}, by "
+        text += call_site_text(site.call_site)
     yield f"{device.name}: {text}."
+    if device.leak:
+        yield f"{device.leak} See pytracer leaks {shlex.quote(report.path)}"
     if device.categories is not None and device.explanation is None:
         from pytracer.commands.stats_categories import category_answers
 

@@ -17,7 +17,7 @@ from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, Summary, open_file, summarised
 from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
-from pytracer.page.verdict import verdict_of
+from pytracer.page.verdict import compared, of_file_named, verdict_of
 from pytracer.reading.files import SUFFIXES
 from pytracer.reading.reader import load
 from pytracer.text import number, printable, size
@@ -47,7 +47,8 @@ from pytracer.text import number, printable, size
     default=MOST_EVENTS,
     show_default=True,
     help="The most events in the page. The newest events of a file are kept. Of several files, "
-    "the first is shown, and those others whose events fit.",
+    "the first is shown, and those others whose events fit. A block of a file without events "
+    "counts as an event.",
 )
 @memory_option
 @click.pass_context
@@ -128,13 +129,14 @@ def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
     other = min(summaries[1].events, max_events // 2)
     data, left_out = file_data(files[0].snapshot, files[0].devices, max(max_events - other, 1))
     other_data, other_left_out = file_data(files[1].snapshot, files[1].devices, max(other, 1))
+    difference = difference_of(files[0].snapshot, files[1].snapshot)
     return Page(
         title=f"{summaries[0].name} and {summaries[1].name}",
-        verdict=verdict_of(files[0]),
+        verdict=compared(verdict_of(files[0]), summaries, difference),
         files=summaries,
         data={0: data, 1: other_data},
         left_out=[*left_out, *(f"Baseline: {sentence}" for sentence in other_left_out)],
-        difference=difference_of(files[0].snapshot, files[1].snapshot),
+        difference=difference,
     )
 
 
@@ -160,7 +162,8 @@ def _page_of_files(
         summaries = summaries[:MOST_FILES]
     first = _open(Path(summaries[0].path))
     data, sentences = file_data(first.snapshot, first.devices, max_events)
-    verdict, content, left = verdict_of(first), {0: data}, max_events - summaries[0].events
+    verdict = of_file_named(verdict_of(first), summaries[0])
+    content, left = {0: data}, max_events - summaries[0].events
     left_out += sentences
     del first
     for index, summary in enumerate(summaries[1:], 1):

@@ -1,7 +1,6 @@
 """The data of one file: a header and columns, compressed, as the page reads them."""
 
 import json
-import math
 import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ from pytracer.analysis.layout import are_small
 from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.spans import is_step, spans
 from pytracer.page.columns import Packer
-from pytracer.page.parts import Part, parts_of
+from pytracer.page.parts import Part, parts_of, rows_of
 from pytracer.page.tables import Tables, shortened
-from pytracer.reading.metadata import read_number
+from pytracer.reading.metadata import has_marked_steps, read_number
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -48,18 +47,17 @@ def file_data(
     Args:
         snapshot: The snapshot.
         devices: Its devices; the first is shown first.
-        most_events: The largest number of events of all devices together; the newest are kept.
+        most_events: The largest number of events of all devices together; the newest are kept. A
+            block of a device without a history counts as an event; the largest are kept.
         is_saved: Whether commands can read the file.
     """
     left_out = []
     if len(devices) > MOST_DEVICES:
         left_out.append(f"{len(devices) - MOST_DEVICES:,} of {len(devices):,} devices.")
         devices = devices[:MOST_DEVICES]
-    events = sum(len(data.trace) for data in devices)
-    share = min(most_events / events, 1.0) if events else 1.0
-    parts = [
-        part for data in devices for part in parts_of(data, math.ceil(share * len(data.trace)))
-    ]
+    rows = sum(map(rows_of, devices))
+    share = min(most_events / rows, 1.0) if rows else 1.0
+    parts = [part for data in devices for part in parts_of(data, share)]
     packer = Packer()
     tables = Tables(snapshot, parts, packer)
     shown = [_device(part, tables, packer) for part in parts]
@@ -73,9 +71,9 @@ def file_data(
     }
     left_out += [sentence for part in parts for sentence in part.left_out] + tables.left_out
     if share < 1:
-        remedy = f"pytracer view {shlex.quote(snapshot.path)} --max-events {events}"
-        remedy = remedy if is_saved else f"tracer.view(max_events={events})"
-        left_out.append(f"To show all events: {remedy}")
+        remedy = f"pytracer view {shlex.quote(snapshot.path)} --max-events {rows}"
+        remedy = remedy if is_saved else f"tracer.view(max_events={rows})"
+        left_out.append(f"To show all: {remedy}")
     return packer.compressed(json.dumps(header, separators=(",", ":")).encode()), left_out
 
 
@@ -105,6 +103,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
         "segments_are_known": part.segments_are_known,
         "has_history": part.has_history,
         "capacity_bytes": capacity_bytes(data),
+        "capacity_until": _capacity_until(part),
         "has_times": bool(np.any(trace.time_us[shown] != NO_TIME)),
         "exact_from": min(max(history.exact_from - part.first, 0), part.events + 1)
         if history is not None and part.events
@@ -162,6 +161,21 @@ def capacity_bytes(data: DeviceData) -> int | None:
     return read_number(data.metadata, "total_bytes")
 
 
+def _capacity_until(part: Part) -> int | None:
+    """Return the entry from which `capacity_bytes` is unknown; None: it holds at all entries.
+
+    A capacity that was found at an out-of-memory changes when another process takes or frees
+    memory. A larger reservation shows that it did.
+    """
+    data, limit = part.data, capacity_bytes(part.data)
+    ooms = np.flatnonzero(data.trace.action == OOM)
+    if limit is None or data.history is None or len(ooms) == 0:
+        return None
+    if int(data.history.usage.reserved_bytes.max()) <= limit:
+        return None
+    return max(int(ooms[-1]) + 2 - part.first, 0)
+
+
 def _rows(part: Part) -> Column:
     """Return for each event the row of its block; `UNKNOWN_ROW` for other events."""
     row = np.full(part.events, UNKNOWN_ROW, np.uint32)
@@ -211,8 +225,15 @@ def _steps(part: Part) -> list[tuple[int, int]]:
     if not part.events:
         return []
     boundaries = part.data.boundaries
+    if not has_marked_steps(part.data.snapshot, boundaries):
+        return []
     before = bisect_right(boundaries, part.first, key=lambda boundary: boundary[1])
-    kept = boundaries[max(before - 1, 0, len(boundaries) - MOST_STEPS) :]
+    kept = boundaries[max(before - 1, 0) :]
+    if len(kept) > MOST_STEPS:
+        part.left_out.append(
+            f"{part.name}: the first {len(kept) - MOST_STEPS:,} of {len(kept):,} steps are unnamed."
+        )
+        kept = kept[-MOST_STEPS:]
     return [(step, max(first - part.first, 0)) for step, first in kept]
 
 
@@ -255,7 +276,13 @@ def _marks(part: Part, action: Column, size_bytes: Column) -> list[dict[str, Any
         name = "Peak" if is_highest else "Peak of the events shown"
         text = f"{name}: {size(int(allocated[peak]))} allocated"
         marks.append({"event": peak - 1, "kind": "peak", "text": text})
-    for event in np.flatnonzero(action == OOM)[-MOST_MARKS:].tolist():
+    ooms = np.flatnonzero(action == OOM)
+    if len(ooms) > MOST_MARKS:
+        part.left_out.append(
+            f"{part.name}: the first {len(ooms) - MOST_MARKS:,} of {len(ooms):,} out-of-memory "
+            "errors have no marks."
+        )
+    for event in ooms[-MOST_MARKS:].tolist():
         text = f"Out of memory: {size(int(size_bytes[event]))} requested"
         marks.append({"event": event, "kind": "oom", "text": text})
     marks.append({"event": part.events - 1, "kind": "end", "text": "End of the file"})

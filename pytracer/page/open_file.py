@@ -10,6 +10,7 @@ from pytracer.analysis.device_data import DeviceData, chosen_devices, device_dat
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.usage import final_sample
 from pytracer.page.file_data import capacity_bytes
+from pytracer.page.parts import rows_of
 from pytracer.reading.metadata import read_number
 from pytracer.reading.snapshot import OOM, Column, Snapshot
 from pytracer.text import printable
@@ -54,7 +55,8 @@ class Summary:
         pid: The process; None if unknown.
         written_ns: When the file was written; None if unknown.
         explanations: The explanation of each device, as in `OpenFile`.
-        events: The number of events of all devices.
+        events: The number of events of all devices; a block of a device without a history counts
+            as an event.
         peak_bytes, peak_reserved_bytes: The peaks of the first device; without a history the usage
             at the end.
         capacity_bytes: What the first device's allocator could reserve; None if unknown.
@@ -122,7 +124,7 @@ def summarised(file: OpenFile) -> Summary:
         pid=read_number(metadata, "pid"),
         written_ns=read_number(metadata, "written_ns"),
         explanations=file.explanations,
-        events=sum(len(data.trace) for data in file.devices),
+        events=sum(map(rows_of, file.devices)),
         peak_bytes=peak,
         peak_reserved_bytes=peak_reserved,
         capacity_bytes=None if first is None else capacity_bytes(first),

@@ -117,6 +117,7 @@ class Page:
                 "heading": shortened(self.verdict.heading, MOST_OF_LINE),
                 "lines": [shortened(line, MOST_OF_LINE) for line in self.verdict.lines],
                 "commands": self.verdict.commands,
+                "is_leak": self.verdict.is_leak,
             },
             "files": files,
             "difference": self.difference,

@@ -1,5 +1,6 @@
 """The parts of devices that a page shows: the newest events, and the state before them."""
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -81,20 +82,26 @@ class Part:
     segments_are_known: bool = True
 
 
-def parts_of(data: DeviceData, most_events: int) -> list[Part]:
+def rows_of(data: DeviceData) -> int:
+    """Return the number of a device's events, and of its blocks at the end without a history."""
+    return len(data.trace) + (len(_rows_at_end(data)) if data.history is None else 0)
+
+
+def parts_of(data: DeviceData, share: float) -> list[Part]:
     """Return what the page shows of a device.
 
     A trace that contradicts the final state gives two parts: its events, and the state at the end.
 
     Args:
         data: The device.
-        most_events: The largest number of events to show; the newest are kept.
+        share: The share of `rows_of` to show: the newest events, and the largest blocks.
     """
+    most_events = math.ceil(share * len(data.trace))
     if data.history is not None:
         return [_with_history(data, most_events)]
     name = device_name(data.snapshot, data.device)
     if data.contradiction is None:
-        return [_state_at_end(data, name)]
+        return [_state_at_end(data, name, share)]
     first = max(len(data.trace) - most_events, 0)
     none = np.zeros(0, np.int64)
     events = Part(
@@ -108,7 +115,7 @@ def parts_of(data: DeviceData, most_events: int) -> list[Part]:
         segments=[],
         left_out=_cut(data, name, first),
     )
-    return [events, _state_at_end(data, f"{name}, at the end")]
+    return [events, _state_at_end(data, f"{name}, at the end", share)]
 
 
 def _cut(data: DeviceData, name: str, first: int) -> list[str]:
@@ -175,11 +182,18 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     )
 
 
-def _state_at_end(data: DeviceData, name: str) -> Part:
+def _rows_at_end(data: DeviceData) -> Column:
+    """Return the blocks of a device in the final state, as rows of the snapshot's blocks."""
+    blocks, segments = data.snapshot.blocks, data.snapshot.segments
+    is_of_device = segments.device[blocks.segment] == data.device
+    return np.flatnonzero((blocks.state != INACTIVE) & is_of_device)
+
+
+def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     """Return the final state, without events: the oldest files have no trace."""
     snapshot, device = data.snapshot, data.device
     blocks, segments = snapshot.blocks, snapshot.segments
-    rows = np.flatnonzero((blocks.state != INACTIVE) & (segments.device[blocks.segment] == device))
+    rows = _rows_at_end(data)
     of_file = blocks.category[rows] * np.int64(len(snapshot.strings)) + blocks.category_rule[rows]
     pairs, kind = np.unique(of_file, return_inverse=True)
     kinds = [divmod(pair, len(snapshot.strings)) for pair in pairs.tolist()]
@@ -210,19 +224,23 @@ def _state_at_end(data: DeviceData, name: str) -> Part:
             kinds=(*names, (UNKNOWN, "")),
             segments=segments_at_end(snapshot, device),
             left_out=[],
-        )
+        ),
+        most_blocks=min(MOST_OLDER, math.ceil(share * len(rows))),
     )
 
 
-def _bounded(part: Part) -> Part:
+def _bounded(part: Part, most_blocks: int | None = None) -> Part:
     """Return the part without the smallest of too many older blocks, and of too many segments."""
     blocks, segments, left_out = part.blocks, part.segments, list(part.left_out)
     older = np.flatnonzero(blocks.alloc_event < 0)
-    if len(older) > MOST_OLDER:
-        smallest = older[np.argsort(blocks.size_bytes[older], kind="stable")[:-MOST_OLDER]]
+    most = MOST_OLDER if most_blocks is None else most_blocks
+    if len(older) > most:
+        order = np.argsort(blocks.size_bytes[older], kind="stable")
+        smallest = older[order[: len(older) - most]]
+        age = " that are older than the events" if part.events else f" of {len(older):,}"
         left_out.append(
-            f"{part.name}: {len(smallest):,} blocks that are older than the events are left out, "
-            f"the smallest ones with {size(int(blocks.size_bytes[smallest].sum()))} in all."
+            f"{part.name}: {len(smallest):,} blocks{age} are left out, the smallest ones with "
+            f"{size(int(blocks.size_bytes[smallest].sum()))} in all."
         )
         blocks = blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest))
     if len(segments) > MOST_OLDER:

@@ -28,6 +28,9 @@ MOST_STACK_FRAMES = 2_000_000
 MOST_NAMES = 65_536
 """The most phases, and the most pools, of a file; further ones are shown as the first one."""
 
+MOST_KINDS = 256
+"""The most kinds of blocks of a file; blocks of further ones are shown as unknown."""
+
 
 def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
     """Return a text of at most `most` characters."""
@@ -97,7 +100,8 @@ class Tables:
         self._pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
         phase_texts = [self._texts.shortened(snapshot.strings[i]) for i in used_phases]
         every_kind = [(UNKNOWN, ""), *(kind for part in parts for kind in part.kinds)]
-        kinds = list(dict.fromkeys(every_kind))[:256]
+        all_kinds = list(dict.fromkeys(every_kind))
+        kinds = all_kinds[:MOST_KINDS]
         names = list(dict.fromkeys(category for category, _ in kinds))
         self._kinds = {kind: number for number, kind in enumerate(kinds)}
         self._header: dict[str, Any] = {
@@ -107,6 +111,13 @@ class Tables:
             "categories": [shortened(name) for name in names],
             "kinds": [[names.index(category), shortened(rule)] for category, rule in kinds],
         }
+        for left, shown_as in (
+            (len(_used(phases)) - len(used_phases), "phases are shown as no phase"),
+            (len(_used(pools)) - len(used_pools), "pools are shown as the first pool"),
+            (len(all_kinds) - len(kinds), "kinds of blocks are shown as unknown"),
+        ):
+            if left:
+                self.left_out.append(f"{left:,} {shown_as}.")
 
     def finish(self) -> dict[str, Any]:
         """Return the keys of the header, after all texts were added."""

@@ -148,6 +148,14 @@ def step_boundaries(snapshot: Snapshot, device: int) -> Boundaries:
     )
 
 
+def has_marked_steps(snapshot: Snapshot, boundaries: Boundaries) -> bool:
+    """Return whether the program marked steps: a tracer is in step 1 until a step ends."""
+    if not boundaries or not snapshot.metadata:
+        return bool(boundaries)
+    current = read_number(snapshot.metadata, "current_step") or 1
+    return current > 1 or any(step > 1 for step, _ in boundaries)
+
+
 def step_at(boundaries: Boundaries, event: int) -> int | None:
     """Return the step of an event; None if the event is before the first boundary."""
     after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])

@@ -3,10 +3,13 @@
 import json
 import os
 import pickle
+import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from page_decoder import page_file, page_json
 from processes import installed, run_python
 
 pytestmark = pytest.mark.slow
@@ -19,9 +22,20 @@ from nbclient import NotebookClient
 cells = json.loads(sys.argv[1])
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
 NotebookClient(notebook, kernel_name="python3", timeout=900).execute()
-print([output.get("text", "") for cell in notebook.cells for output in cell.outputs])
+outputs = [output for cell in notebook.cells for output in cell.outputs]
+print([output.get("text", "") for output in outputs])
+print(json.dumps([output.get("data", {}).get("text/html", "") for output in outputs]))
 """
 WORK = ["import torch", "def work():\n    return torch.ones(1000)", "held = work()\nprint('done')"]
+
+
+def executed(cells: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run cells in a kernel of its own; print the texts, and then the HTML, of their outputs."""
+    for module in ("ipykernel", "nbclient"):
+        pytest.importorskip(module, reason=f"{module} is not installed", exc_type=ImportError)
+    env = installed(folder, **variables)
+    env["JUPYTER_PATH"] = os.path.join(sys.prefix, "share", "jupyter")
+    return run_python("-c", RUN, json.dumps(cells), cwd=folder, env=env)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +52,8 @@ def test_a_notebook(
     tmp_path: Path, variables: dict[str, str], first: list[str], files: int, message: str
 ) -> None:
     # GIVEN a notebook without any use of pytracer
-    for module in ("ipykernel", "nbclient"):
-        pytest.importorskip(module, exc_type=ImportError)
-    env = installed(tmp_path, **variables)
-    env["JUPYTER_PATH"] = os.path.join(sys.prefix, "share", "jupyter")
     # WHEN its cells are run
-    done = run_python("-c", RUN, json.dumps([*first, *WORK]), cwd=tmp_path, env=env)
+    done = executed([*first, *WORK], tmp_path, **variables)
     # THEN the cells work, and the kernel writes a file when it ends
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
@@ -55,3 +65,37 @@ def test_a_notebook(
         assert ("work", 4000) in {
             (event["frames"][0]["name"], event["size"]) for event in trace if event["frames"]
         }
+
+
+class Frame(HTMLParser):
+    """Finds the page in the HTML of an output: the document of its frame."""
+
+    page = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "iframe":
+            self.page = dict(attrs)["srcdoc"] or ""
+
+
+def test_the_page_is_the_output_of_a_cell(tmp_path: Path) -> None:
+    # GIVEN a tracer in a kernel, and a block of a function of a cell
+    cells = [
+        "import pytracer, torch\ntracer = pytracer.Tracer(device='cpu').start()",
+        *WORK[1:],
+        # WHEN its page is the last value of a cell
+        "tracer.view()",
+        "tracer.stop()",
+    ]
+    done = executed(cells, tmp_path)
+    # THEN the output of the cell is a frame with the page, and the page has the block
+    assert done.returncode == 0, done.stderr
+    (output,) = filter(None, json.loads(done.stdout.splitlines()[-1]))
+    frame = Frame()
+    frame.feed(output)
+    html = frame.page.encode()
+    assert page_json(html)["verdict"]["heading"].startswith("cpu: no out-of-memory. At the peak, ")
+    file = page_file(html)
+    (device,) = file["devices"]
+    rows = (device["blocks"]["requested_bytes"] == 4000).nonzero()[0]
+    sites = {file["sites"][file["stacks"]["site"][device["blocks"]["stack"][row]]] for row in rows}
+    assert any(site.endswith(" work") for site in sites), sites

@@ -173,15 +173,20 @@ export function hitAt(areas: Areas, column: number, bytes: number): Hit | null {
   return { group, block: null };
 }
 
-/** Return the bytes of each group, and their blocks, that are allocated at an entry. */
+/**
+ * Return the bytes of each group, and their blocks, that are allocated at an entry.
+ *
+ * @param active The blocks that are active at the entry, of the layout there.
+ */
 export function groupsAt(
   blocks: Blocks,
   groups: Groups,
   entry: number,
+  active: Uint32Array,
 ): { bytes: Float64Array; counts: Uint32Array } {
   const bytes = new Float64Array(groups.names.length);
   const counts = new Uint32Array(groups.names.length);
-  for (let i = 0; i < blocks.count && blocks.alloc_event[i]! < entry; i++) {
+  for (const i of active) {
     if (entry > blocks.free_requested_event[i]!) continue;
     bytes[groups.of[i]!]! += blocks.size_bytes[i]!;
     counts[groups.of[i]!]! += 1;

@@ -57,12 +57,16 @@ export function colourOf(swatch: number): string {
   return (isDark() ? DARK : LIGHT)[swatch] ?? "#888888";
 }
 
-let preference: MediaQueryList | null = null;
+let preference: boolean | null = null;
 
 /** Return whether the browser prefers a dark page. */
 export function isDark(): boolean {
-  preference ??= matchMedia("(prefers-color-scheme: dark)");
-  return preference.matches;
+  if (preference === null) {
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    preference = query.matches; // asked for each block: a query takes long
+    query.addEventListener("change", () => (preference = query.matches));
+  }
+  return preference;
 }
 
 /** The colours of everything that is not a block, in the current theme. */

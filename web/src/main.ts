@@ -35,7 +35,7 @@ function fileAt(index: number): Promise<FileData | null> {
   return opened.file;
 }
 
-/** Return the state with a moment, and a colouring that shows something, if it has none. */
+/** Return the state with a moment, and a colouring that shows the answer, if it has none. */
 function completed(state: Readonly<State>, model: Model): State {
   const { device, file } = model;
   const { blocks, marks, events } = device;
@@ -50,12 +50,12 @@ function completed(state: Readonly<State>, model: Model): State {
     const category = file.categories[file.kinds[blocks.kind[i]!]![0]];
     if (category === "unknown") unknown += blocks.size_bytes[i]!;
   }
-  const isBlank = state.colour === "category" && unknown > 0.9 * total;
+  const shows = page.verdict.is_leak || unknown > 0.9 * total ? "site" : "category";
   return {
     ...state,
     entry: Math.max(0, Math.min(last, entry)),
     block: state.block !== null && state.block < blocks.count ? state.block : null,
-    colour: isBlank ? "site" : state.colour,
+    colour: state.colour ?? shows,
   };
 }
 
@@ -133,14 +133,18 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
   const timeline = element("section", { class: "panel", id: "timeline", "aria-label": "Memory over time" });
   views.append(timeline);
   createTimeline(timeline, model, selection);
+  const map: TabView =
+    { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) };
   const tabs: TabView[] = [
-    { tab: "map", label: "Memory map", create: (root) => createMap(root, model, selection) },
     { tab: "blocks", label: "Blocks", create: (root) => createBlocksTable(root, model, selection) },
     events,
     { tab: "flame", label: "Flame graph", create: (root) => createFlame(root, model, selection) },
-    ...viewsOfPage(selection),
   ];
-  createTabs(views, tabs, selection);
+  // The first tab is open at the start: it has something to show.
+  if (model.usage.has_segments) tabs.unshift(map);
+  else tabs.push(map);
+  createTabs(views, page.difference ? [...viewsOfPage(selection), ...tabs]
+    : [...tabs, ...viewsOfPage(selection)], selection);
   const detail = element("section", { class: "panel", "aria-label": "Selected block" });
   aside.append(detail);
   createDetail(detail, model, selection);
@@ -150,12 +154,12 @@ function show(main: HTMLElement, model: Model, selection: Selection): void {
 /** The views that need no open file. */
 function viewsOfPage(selection: Selection): TabView[] {
   const found: TabView[] = [];
-  if (page.files.length > 1) {
-    found.push({ tab: "ranks", label: "Files", create: (root) => createRanks(root, page, selection) });
-  }
   if (page.difference) {
     const create = (root: HTMLElement): void => createDifference(root, page, selection);
     found.push({ tab: "difference", label: "Difference", create });
+  }
+  if (page.files.length > 1) {
+    found.push({ tab: "ranks", label: "Files", create: (root) => createRanks(root, page, selection) });
   }
   return found;
 }

@@ -79,7 +79,8 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
   let followed: number | null = null;
 
   function draw(): void {
-    const { entry, block, colour } = selection.state;
+    const { entry, block } = selection.state;
+    const { colour } = selection;
     const width = Math.max(100, spacer.clientWidth);
     layout = layouts.at(entry);
     const key = [width, magnification];
@@ -153,7 +154,7 @@ export function createMap(root: HTMLElement, model: Model, selection: Selection)
     const { segment } = piece;
     const inSegment = `in a segment of ${size(segment.size_bytes)} at ${address(device, segment.address)}`;
     if ("block" in found) {
-      const groups = groupsOf(model, selection.state.colour);
+      const groups = groupsOf(model, selection.colour);
       const colour = colourOf(groups.swatch[groups.of[found.block]!]!);
       tooltip.show(x, y, [...tooltipLines(model, found.block), inSegment], colour);
       return;

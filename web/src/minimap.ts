@@ -1,6 +1,6 @@
 /** The history in one small curve, with the interval that the timeline shows. */
 
-import { columnsOf } from "./areas.ts";
+import { type Columns, columnsOf } from "./areas.ts";
 import { ink } from "./colours.ts";
 import type { Model } from "./model.ts";
 import type { Selection } from "./selection.ts";
@@ -24,12 +24,15 @@ export function createMinimap(root: HTMLElement, { device, usage }: Model, selec
   });
   root.append(canvas);
   const entries = device.events.count + 1;
+  let columns: (Columns & { width: number }) | null = null; // one pass over all entries
 
   function draw(): void {
     const width = canvas.clientWidth;
     const context = prepare(canvas, width, HEIGHT);
     const colours = ink();
-    const columns = columnsOf(usage.allocated, 0, entries - 1, Math.max(1, width));
+    if (columns?.width !== width) {
+      columns = { width, ...columnsOf(usage.allocated, 0, entries - 1, Math.max(1, width)) };
+    }
     let top = 1;
     for (const entry of columns.entries) top = Math.max(top, usage.allocated[entry]!);
     const count = columns.entries.length;

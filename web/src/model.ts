@@ -21,7 +21,8 @@ export interface Page {
   created: string;
   /** Sentences: what the page leaves out, and how to have it. */
   left_out: string[];
-  verdict: { heading: string; lines: string[]; commands: string[] };
+  /** `is_leak`: the heading names a leak, which call sites show best. */
+  verdict: { heading: string; lines: string[]; commands: string[]; is_leak: boolean };
   /** One for each file, such as the files of the ranks. `files[0]` is opened at the start. */
   files: FileEntry[];
   /** With a baseline: `files[0]` is the run and `files[1]` the baseline. */
@@ -95,7 +96,10 @@ export interface Device {
   is_cpu: boolean;
   /** Whether the file has all segments; if not, reserved bytes are unknown. */
   segments_are_known: boolean;
+  /** How much the allocator could reserve; null: unknown. */
   capacity_bytes: number | null;
+  /** The entry from which the capacity is unknown; null: it is that of the complete recording. */
+  capacity_until: number | null;
   has_times: boolean;
   /** The first entry from which all sizes are exact. */
   exact_from: number;

@@ -63,21 +63,28 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
     rows.push(["Reserved", size(usage.reserved[entry]!)]);
     rows.push(["Free in segments", (isBound ? "at most " : "") + size(free)]);
   }
-  if (limit !== null) rows.push(["Device limit", size(limit)]);
+  const isKnown = device.capacity_until === null || entry < device.capacity_until;
+  if (limit !== null && isKnown && usage.reserved[entry]! <= limit) {
+    const name = device.capacity_until === null ? "Device limit" : "Limit at the out-of-memory";
+    rows.push([name, size(limit)]);
+  }
   root.replaceChildren(element("h2", {}, "Selected moment"), factList(rows));
 }
 
 function showGroups(root: HTMLElement, model: Model, selection: Selection): void {
-  const { colour, entry } = selection.state;
+  const { entry } = selection.state;
+  const { colour } = selection;
   const groups = groupsOf(model, colour);
-  const { bytes, counts } = groupsAt(model.device.blocks, groups, entry);
-  const table = element("table", { class: "groups" });
+  const { bytes, counts } = groupsAt(model.device.blocks, groups, entry, model.layouts.at(entry).blocks);
+  // Of a long call site, the file's folders are cut off, and not the line.
+  const table = element("table", { class: colour === "site" ? "groups of-sites" : "groups" });
   const total = bytes.reduce((sum, value) => sum + value, 0) || 1;
   // The order of the layers, uppermost first.
   for (let group = groups.names.length - 1; group >= 0; group--) {
     const swatch = element("span", { class: "swatch" });
     swatch.style.background = colourOf(groups.swatch[group]!);
-    const name = element("td", { class: "name" }, swatch, groups.names[group]!);
+    const text = element("span", {}, element("bdi", {}, groups.names[group]!));
+    const name = element("td", { class: "name" }, swatch, text);
     name.title = `${groups.names[group]!}: ${counted(counts[group]!, "block")}`;
     table.append(
       element(

@@ -56,7 +56,8 @@ export function curveOf({ curve, capacity_bytes }: FileEntry, top: number): SVGS
     svg("polygon", {
       class: "curve-allocated", points: `0,${HEIGHT} ${points(allocated)} ${WIDTH},${HEIGHT}` }),
     svg("polyline", { class: "curve-reserved", points: points(reserved) }));
-  if (capacity_bytes !== null && capacity_bytes <= top) {
+  // A capacity at an out-of-memory can be less than what was reserved at another moment.
+  if (capacity_bytes !== null && capacity_bytes <= top && capacity_bytes >= Math.max(0, ...reserved)) {
     const at = y(capacity_bytes);
     picture.append(svg("line", { class: "curve-capacity", x1: "0", x2: String(WIDTH), y1: at, y2: at }));
   }

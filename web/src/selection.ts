@@ -23,11 +23,12 @@ export interface State {
   zoom: [number, number] | null;
   /** The selected block; null: none. */
   block: number | null;
-  colour: Colour;
+  /** null: the page chooses, until the reader does. */
+  colour: Colour | null;
   /** The text that the tables search. */
   filter: string;
-  /** The view below the timeline. */
-  tab: Tab;
+  /** The view below the timeline; null: the first one. */
+  tab: Tab | null;
 }
 
 export type Listener = (state: Readonly<State>, previous: Readonly<State>) => void;
@@ -40,9 +41,9 @@ export const START: Readonly<State> = {
   range: null,
   zoom: null,
   block: null,
-  colour: "category",
+  colour: null,
   filter: "",
-  tab: "map",
+  tab: null,
 };
 
 export class Selection {
@@ -62,6 +63,11 @@ export class Selection {
 
   get state(): Readonly<State> {
     return this.current;
+  }
+
+  /** What the areas are coloured by. */
+  get colour(): Colour {
+    return this.current.colour ?? "category";
   }
 
   /** Change parts of the state. Listeners are called once, and only if something has changed. */

@@ -18,6 +18,7 @@ import { count, duration, size } from "./text.ts";
 import {
   drawAreas,
   drawLanes,
+  drawLineNames,
   drawMarks,
   drawStepBands,
   type Frame,
@@ -57,7 +58,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   let pointer: { x: number; y: number } | null = null;
 
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
-  const limit = device.capacity_bytes;
+  const { capacity_bytes: limit, capacity_until } = device;
+  const limitName = capacity_until === null ? "device limit" : "limit at the out-of-memory";
   // A limit far above the usage would press the curves flat: then only the details show it.
   const isLimitShown =
     limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);
@@ -120,7 +122,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       series: [
         {},
         line("reserved", () => ink().reserved, [], usage.has_segments),
-        line("device limit", () => ink().limit, [8, 4], isLimitShown),
+        line(limitName, () => ink().limit, [8, 4], isLimitShown),
       ],
       hooks: {
         drawClear: [
@@ -136,7 +138,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
             ctx.clip();
             const frame = frameOf(u, width / ratio, height / ratio);
             drawStepBands(ctx, device, frame);
-            if (areas) drawAreas(ctx, areas, groupsOf(model, selection.state.colour), frame);
+            if (areas) drawAreas(ctx, areas, groupsOf(model, selection.colour), frame);
             ctx.restore();
           },
         ],
@@ -177,7 +179,8 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
   }
 
   function draw(): void {
-    const { zoom, colour } = selection.state;
+    const { zoom } = selection.state;
+    const { colour } = selection;
     const width = Math.max(200, box.clientWidth);
     const key = [zoom, colour, width, ink().paper, devicePixelRatio].join(" ");
     if (key !== drawn) {
@@ -211,7 +214,9 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     }
     xs.push(last + 1);
     reserved.push(usage.reserved[last]!);
-    return [xs, reserved, xs.map(() => limit)];
+    const isKnown = (entry: number): boolean => capacity_until === null || entry < capacity_until;
+    return [xs, reserved, xs.map((entry, i) =>
+      limit !== null && isKnown(entry) && reserved[i]! <= limit ? limit : null)];
   }
 
   function drawOverlay(): void {
@@ -233,6 +238,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
       context.strokeRect(left, -1, Math.max(1, right - left), height + 2);
     }
     drawMarks(context, device, usage.allocated, frame);
+    drawLineNames(context, plot, frame);
     const selected = areas?.blocks.find((area) => area.block === block);
     if (selected) {
       outline(context, selected, edge, frame);
@@ -262,7 +268,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
     const column = columnOf(areas!.columns, entry);
     const bytes = ((frame.height - pointer!.y) / frame.height) * plot.scales["y"]!.max!;
     const hit = hitAt(areas!, column, bytes);
-    const groups = groupsOf(model, selection.state.colour);
+    const groups = groupsOf(model, selection.colour);
     const text: string[] = [];
     if (hit?.block != null) text.push(...tooltipLines(model, hit.block));
     else if (hit) text.push(`${groups.names[hit.group]}: smaller blocks. Zoom in to see each one.`);

@@ -1,5 +1,6 @@
 /** Drawing of the timeline: stacked areas, lanes of steps and phases, marks, and the selection. */
 
+import type uPlot from "uplot";
 import type { Areas, BlockArea } from "./areas.ts";
 import { colourOf, ink, type Groups } from "./colours.ts";
 import type { Device } from "./model.ts";
@@ -93,7 +94,7 @@ function drawNames(
   context.textBaseline = "middle";
   for (const [group, top] of tops.entries()) {
     const below = group ? tops[group - 1]! : null;
-    const name = groups.names[group]!.slice(0, 48);
+    const name = shortened(groups.names[group]!);
     const needed = context.measureText(name).width + 8;
     // The text needs a rectangle that is free in all its columns.
     const columnsNeeded = Math.ceil((needed / Math.max(1, frame.width)) * count);
@@ -117,6 +118,43 @@ function drawNames(
     context.strokeText(name, x, best.y);
     context.fillStyle = ink().text;
     context.fillText(name, x, best.y);
+  }
+}
+
+/** Return the end of a long name: of a call site, the line and the function. */
+function shortened(name: string): string {
+  return name.length > 48 ? `…${name.slice(-47)}` : name;
+}
+
+/** Write the names of the lines, of the reserved bytes and the limit, next to them. */
+export function drawLineNames(context: CanvasRenderingContext2D, plot: uPlot, frame: Frame): void {
+  context.font = "600 11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const [xs] = plot.data;
+  const taken: { left: number; right: number; y: number }[] = [];
+  for (const [i, series] of plot.series.entries()) {
+    const values = plot.data[i];
+    if (i === 0 || !series.show || !values) continue;
+    const text = String(series.label);
+    const width = context.measureText(text).width + 6;
+    // From the right, the first place without another name.
+    for (let at = xs.length - 1; at >= 0; at -= Math.max(1, xs.length >> 5)) {
+      const value = values[at];
+      const left = Math.min(frame.width, frame.x(xs[at]!)) - width;
+      if (value == null || left < 0) continue;
+      const y = Math.max(8, frame.y(value) - 9);
+      const isTaken = taken.some((one) =>
+        Math.abs(one.y - y) < 15 && left < one.right && one.left < left + width);
+      if (isTaken) continue;
+      taken.push({ left, right: left + width, y });
+      context.globalAlpha = 0.85;
+      context.fillStyle = ink().paper;
+      context.fillRect(left, y - 7, width, 14);
+      context.globalAlpha = 1;
+      context.fillStyle = i === 1 ? ink().reserved : ink().limit;
+      context.fillText(text, left + 3, y);
+      break;
+    }
   }
 }
 

@@ -66,7 +66,8 @@ export function createTimelineTools(root: HTMLElement, model: Model, selection: 
   root.append(bar);
 
   function show(): void {
-    const { colour, range: selected } = selection.state;
+    const { range: selected } = selection.state;
+    const { colour } = selection;
     choice.value = colour;
     if (!selected) {
       range.replaceChildren(

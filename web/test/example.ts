@@ -142,6 +142,7 @@ function fileOf(recorder: Recorder, name: string): FileData {
   const device: Device = {
     name: "cuda:0",
     capacity_bytes: Math.ceil((recorder.reserved * 1.1) / MIB) * MIB,
+    capacity_until: null,
     has_times: true,
     exact_from: 0,
     is_cpu: false,
@@ -266,6 +267,7 @@ export function pageOf(files: FileData[]): Page {
       heading: "metrics.py:18 log_metrics holds memory from step to step",
       lines: ["Its blocks grow by 6 MiB in each step and are never freed."],
       commands: ["pytracer leaks run.pickle"],
+      is_leak: true,
     },
     files: entries,
     difference:

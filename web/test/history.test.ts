@@ -177,6 +177,7 @@ test("pages that are mapped and unmapped in any order join and part", () => {
       size_bytes: new Float64Array(count).fill(page),
       stream: new Float64Array(count),
       pool: new Uint32Array(count),
+      is_small: new Uint8Array(count),
     },
     blocks: { count: 0, address: new Float64Array(0) },
   };

@@ -89,11 +89,12 @@ test("areas are the bytes of each group at the entry of each column", () => {
       swatch: [0, 1, 2],
     };
     for (const [first, last, width] of [[0, 3000, 200], [100, 400, 77], [1000, 1040, 500]] as const) {
+      const layouts = layoutsOf(file, device);
       const columns = columnsOf(allocated, first, last, width);
       const areas = areasOf(device.blocks, groups, columns, 1);
       for (const [column, entry] of columns.entries.entries()) {
         assert.equal(columnOf(columns, entry), column);
-        const { bytes } = groupsAt(device.blocks, groups, entry);
+        const { bytes } = groupsAt(device.blocks, groups, entry, layouts.at(entry).blocks);
         let top = 0;
         for (const [group, size_bytes] of bytes.entries()) {
           top += size_bytes;

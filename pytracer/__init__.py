@@ -81,6 +81,13 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def load_ipython_extension(shell: object) -> None:
+    """Define `%%pytracer`: IPython calls this function for `%load_ext pytracer`."""
+    from pytracer.integrations.ipython import load
+
+    load(shell)
+
+
 def __dir__() -> list[str]:
     """Return the public names, for `dir()` and tab completion; few are imported until used."""
     return sorted(__all__)

@@ -51,12 +51,14 @@ class View:
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
         generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
+        file_names: dict[str, str] = ...,
     ) -> None: ...
     def to_bytes(
         self,
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
         generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
+        file_names: dict[str, str] = ...,
     ) -> bytes: ...
     def lines_in(self, filenames: set[str], most: int) -> set[tuple[str, int]]: ...
 

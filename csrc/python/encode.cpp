@@ -73,7 +73,7 @@ std::string encode_items(const py::handle& dict) {
 }  // namespace
 
 SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
-                             const py::dict& generated_code) {
+                             const py::dict& generated_code, const py::dict& file_names) {
   SnapshotExtras extras{encode_items(metadata)};
   for (const auto& item : devices) {
     extras.device_items[item.first.cast<int>()] = encode_items(item.second);
@@ -85,6 +85,9 @@ SnapshotExtras encode_extras(const py::dict& metadata, const py::dict& devices,
       auto [filename, name, line] = source.cast<std::tuple<std::string, std::string, int64_t>>();
       sources.push_back({std::move(filename), std::move(name), line});
     }
+  }
+  for (const auto& item : file_names) {
+    extras.file_names[item.first.cast<std::string>()] = item.second.cast<std::string>();
   }
   return extras;
 }

@@ -45,8 +45,10 @@ void register_view(py::module_& core) {
       .def(
           "write",
           [](const View& view, const py::bytes& path, const py::dict& metadata,
-             const py::dict& devices, const py::dict& generated_code) {
-            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code);
+             const py::dict& devices, const py::dict& generated_code,
+             const py::dict& file_names) {
+            const SnapshotExtras extras =
+                encode_extras(metadata, devices, generated_code, file_names);
             const std::string file = path;
             if (file.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
             OutsideGil outside;
@@ -55,12 +57,13 @@ void register_view(py::module_& core) {
             sink.commit();
           },
           py::arg("path"), py::arg("metadata"), py::arg("devices"),
-          py::arg("generated_code") = py::dict())
+          py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
       .def(
           "to_bytes",
           [](const View& view, const py::dict& metadata, const py::dict& devices,
-             const py::dict& generated_code) {
-            const SnapshotExtras extras = encode_extras(metadata, devices, generated_code);
+             const py::dict& generated_code, const py::dict& file_names) {
+            const SnapshotExtras extras =
+                encode_extras(metadata, devices, generated_code, file_names);
             MemorySink sink;
             {
               OutsideGil outside;
@@ -69,7 +72,7 @@ void register_view(py::module_& core) {
             return py::bytes(sink.bytes);
           },
           py::arg("metadata"), py::arg("devices"),
-          py::arg("generated_code") = py::dict())
+          py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
       .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))
       .def_property_readonly(
           "overwritten",

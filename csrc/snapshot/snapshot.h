@@ -21,6 +21,7 @@ struct SnapshotExtras {
   std::string pytracer_items;  // key, value, key, value ... for the `pytracer` dict
   std::map<int, std::string> device_items = {};  // the same for each device's entry there
   GeneratedCode generated_code = {};
+  FileNames file_names = {};
 };
 
 // Writes the snapshot and leaves commit() to the caller. Lines and names must be resolved

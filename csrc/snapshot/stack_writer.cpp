@@ -85,7 +85,9 @@ void StackWriter::write_forward_frame(uint32_t id) {
   Memo& memo = memo_at(line_memos_, frame_number(id));
   if (memo != 0) return out_.recall(memo);
   const StackTable::Frame& frame = stacks_->frame(id);
-  out_.string("  File \"" + stacks_->string(stacks_->filename(frame)) + "\", line " +
+  const uint32_t file = stacks_->filename(frame);
+  const std::string* name = new_name(file);
+  out_.string("  File \"" + (name ? *name : stacks_->string(file)) + "\", line " +
               std::to_string(frame.line) + ", in " + stacks_->string(stacks_->name(frame)) + "\n");
   memo = out_.remember();
 }
@@ -121,7 +123,7 @@ void StackWriter::write_frame(uint32_t id) {
   const StackTable::Frame& frame = stacks_->frame(id);
   out_.dict();
   out_.key(filename_);
-  write_string(stacks_->filename(frame));
+  write_filename(stacks_->filename(frame));
   out_.key(name_);
   write_string(stacks_->name(frame));
   out_.key(line_);
@@ -158,6 +160,18 @@ void StackWriter::write_text(std::string_view text) {
   if (memo != 0) return out_.recall(memo);
   out_.string(to_utf8(text));
   memo = out_.remember();
+}
+
+const std::string* StackWriter::new_name(uint32_t id) const {
+  if (file_names_.empty()) return nullptr;
+  const auto found = file_names_.find(stacks_->string(id));
+  return found != file_names_.end() ? &found->second : nullptr;
+}
+
+void StackWriter::write_filename(uint32_t id) {
+  const std::string* name = new_name(id);
+  if (name) return write_text(*name);
+  write_string(id);
 }
 
 void StackWriter::write_string(uint32_t id) {

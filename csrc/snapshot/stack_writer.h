@@ -26,13 +26,18 @@ struct SourceFrame {
 // The frames of the program that a line of generated code was made from, by its file and line.
 using GeneratedCode = std::map<std::pair<std::string, int64_t>, std::vector<SourceFrame>>;
 
+// The names that files get in a snapshot, by their own names. Both are UTF-8.
+using FileNames = std::map<std::string, std::string>;
+
 class StackWriter {
  public:
   // Stacks are cut off after `depth` frames. `stacks` is null if there are none. The frames of
   // `generated_code`, innermost first, follow the frame that they belong to, as in torch's recorder.
+  // Files of `file_names` are written under their names there.
   StackWriter(PickleWriter& out, const std::shared_ptr<StackTable>& stacks, uint32_t depth,
-              const GeneratedCode& generated_code)
-      : out_(out), stacks_(stacks), depth_(depth), generated_code_(generated_code) {}
+              const GeneratedCode& generated_code, const FileNames& file_names)
+      : out_(out), stacks_(stacks), depth_(depth), generated_code_(generated_code),
+        file_names_(file_names) {}
 
   // Writes the key "frames" and a stack's list of frames, innermost first; an empty list for stack 0.
   // With `forward`, what is known of an autograd node follows: "forward_frames", as torch writes
@@ -59,6 +64,9 @@ class StackWriter {
   void write_sources(uint32_t id);
   void write_text(std::string_view text);
   void write_string(uint32_t id);
+  void write_filename(uint32_t id);
+  // The name that a file gets; null: it keeps its own.
+  const std::string* new_name(uint32_t id) const;
 
   static Memo& memo_at(std::vector<Memo>& memos, uint32_t index) {
     if (index >= memos.size()) memos.resize(std::max<size_t>(index + 1, memos.size() * 2));
@@ -69,8 +77,9 @@ class StackWriter {
   const std::shared_ptr<StackTable> stacks_;
   const uint32_t depth_;
   const GeneratedCode& generated_code_;
+  const FileNames& file_names_;
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, Memo> source_memos_;
-  std::map<std::string_view, Memo> text_memos_;  // of generated_code_, and of phases
+  std::map<std::string_view, Memo> text_memos_;  // of generated_code_, file_names_ and phases
   std::vector<Memo> stack_memos_;        // by stack id
   std::vector<Memo> frame_memos_;        // by frame number
   std::vector<Memo> forward_memos_;      // by stack id

@@ -29,7 +29,8 @@ class SnapshotWriter {
       : view_(view),
         extras_(extras),
         out_(sink),
-        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code) {}
+        stacks_(out_, view.stacks, view.stack_depth, extras.generated_code,
+                extras.file_names) {}
 
   // Returns false if the ring's writer overwrote events in the middle of a trace, which leaves a gap
   // in the output. With `copy_first` the events are copied before they are written, so no gap can

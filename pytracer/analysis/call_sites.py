@@ -44,7 +44,7 @@ _ENGINE = re.compile("_engine_run_backward")
 # part of pytracer that calls the program, as a decorator does.
 _NOT_THE_PROGRAMS = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|functorch)[/\\]"
-    r"|[/\\]pytracer[/\\]tracing[/\\]\w+\.py$"
+    r"|[/\\]pytracer[/\\](?:tracing|integrations)[/\\]\w+\.py$"
     r"|[/\\]torchinductor_[^/\\]*[/\\]"
     r"|^<eval_with_key>"
     r"|^<frozen "

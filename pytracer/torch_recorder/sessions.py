@@ -10,6 +10,7 @@ from typing import Any
 from pytracer import ACTIONS
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.option_checks import CONTEXTS
 from pytracer.tracing.option_values import Options
@@ -193,7 +194,7 @@ class TorchSession(Tracer):
     def segments(self) -> list[dict[str, Any]]:
         """Return the segments of a snapshot, without the cost of the events."""
         view = self._session.view(history=False)
-        snapshot = pickle.loads(view.to_bytes({}, {}, generated_code(view)))
+        snapshot = pickle.loads(view.to_bytes({}, {}, generated_code(view), cell_names()))
         segments: list[dict[str, Any]] = snapshot["segments"]
         return segments
 

@@ -268,7 +268,13 @@ ENVIRONMENT_OPTIONS = ("output", *STEP_OPTIONS, "dump_signal", "trigger_file")
 tracer in the code would write the same files, or wait for steps that nobody reports to it."""
 
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
-OTHER_VARIABLES = (SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD")
+INTEGRATION_VARIABLES = ("PYTRACER_UPLOAD_URL", "PYTRACER_TENSORBOARD_DIR")
+"""Read by the functions of `pytracer.integrations` that `on_snapshot` may name."""
+
+OTHER_VARIABLES = (
+    *(SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD"),
+    *INTEGRATION_VARIABLES,
+)
 
 
 def switch(name: str) -> bool | None:

@@ -19,6 +19,7 @@ from pytracer.errors import ConfigError
 from pytracer.log import print_line, warn_once
 from pytracer.text import printable
 from pytracer.tracing import oom_log, process, ranks
+from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.options import variable
@@ -172,7 +173,8 @@ class SnapshotWriter:
         """
         view = self._recording.view() if view is None else view
         described = {**self._described(view), **more}
-        view.write(os.fsencode(path), described, self._memory(view), generated_code(view))
+        memory, code = self._memory(view), generated_code(view)
+        view.write(os.fsencode(path), described, memory, code, cell_names())
         self.written += 1
 
     def as_dict(self, more: Metadata) -> dict[str, Any]:
@@ -184,7 +186,7 @@ class SnapshotWriter:
         """Return the file of the present, as `write` would write it."""
         view = self._recording.view()
         described = {**self._described(view), **more}
-        return view.to_bytes(described, self._memory(view), generated_code(view))
+        return view.to_bytes(described, self._memory(view), generated_code(view), cell_names())
 
     def _described(self, view: _core.View) -> Metadata:
         if view.problem:

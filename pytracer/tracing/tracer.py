@@ -12,6 +12,7 @@ from pytracer import _core
 from pytracer.backends import oom
 from pytracer.log import warn_once
 from pytracer.tracing import description, on_demand, phases, process
+from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
 from pytracer.tracing.option_checks import OnSnapshot
@@ -299,8 +300,9 @@ class Tracer(LiveAnswers):
         Raises:
             IndexError: This tracer has no such stack. Stack 0 means no stack, and has no frames.
         """
+        cells = cell_names()
         return [
-            {"filename": filename, "name": name, "line": line}
+            {"filename": cells.get(filename, filename), "name": name, "line": line}
             for filename, name, line in self._session.frames(stack)
         ]
 

@@ -1,0 +1,60 @@
+"""Record what the `Trainer` of Hugging Face transformers trains."""
+
+from typing import Any
+
+import pytracer
+from pytracer.integrations.packages import needs
+from pytracer.integrations.training import TrainingRecording
+
+with needs("transformers", "transformers"):
+    from transformers import TrainerCallback
+
+
+class PytracerCallback(TrainerCallback):  # type: ignore[misc]
+    """Records each training of a `transformers.Trainer`.
+
+        Trainer(..., callbacks=[PytracerCallback("outputs/profile", phases="auto")])
+
+    A step of the optimizer is a step of the tracer. The end of the training writes the snapshot. If
+    the training raises, the snapshot is written when the process ends; the snapshot of an
+    out-of-memory is written at once.
+    """
+
+    def __init__(
+        self,
+        output: Any = None,
+        *,
+        tracer: "pytracer.Tracer | None" = None,
+        report: bool = True,
+        **options: Any,
+    ) -> None:
+        """Check the options; record nothing yet.
+
+        Args:
+            output: Where snapshots are written; an option of `pytracer.Tracer`.
+            tracer: A tracer, instead of options.
+            report: Whether the first rank prints `tracer.report()` at the end of the training.
+            **options: The other options of `pytracer.Tracer`.
+
+        Raises:
+            ConfigError: An option cannot be used.
+        """
+        given = options if output is None else {"output": output, **options}
+        self._recording = TrainingRecording(tracer, report, given)
+
+    @property
+    def tracer(self) -> "pytracer.Tracer":
+        """The tracer."""
+        return self._recording.tracer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin to record."""
+        self._recording.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End a step."""
+        self._recording.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop, and write the snapshot."""
+        self._recording.end(state.is_world_process_zero)

@@ -1,0 +1,84 @@
+"""Test the gauges on the CPU, with the official client libraries."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import pytracer
+from pytracer.integrations import gauges
+
+
+@pytest.fixture
+def tracer() -> Iterator[pytracer.Tracer]:
+    with pytracer.Tracer(device="cpu", trace_alloc_max_entries=10) as tracer:
+        yield tracer
+
+
+def test_prometheus(tracer: pytracer.Tracer) -> None:
+    # GIVEN a registry with the gauges, and a tracer that records
+    client = pytest.importorskip("prometheus_client")
+    from pytracer.integrations import prometheus
+
+    registry = client.CollectorRegistry()
+    collector = prometheus.register(registry=registry)
+    # WHEN the program allocates
+    kept = torch.ones(1_000_000)
+    text = client.generate_latest(registry).decode()
+    # THEN a reading has the memory of the CPU's blocks
+    value = registry.get_sample_value("pytracer_allocated_bytes", {"device": "cpu"})
+    assert value is not None
+    assert value >= kept.nbytes
+    assert 'pytracer_recorded_events_total{device="cpu"}' in text
+    # AND no figures that the CPU does not have
+    assert "pytracer_reserved_bytes{" not in text
+    # AND the next reading has new figures
+    del kept
+    after = registry.get_sample_value("pytracer_allocated_bytes", {"device": "cpu"})
+    assert after is not None
+    assert after <= value - 4_000_000
+    for _ in range(10):
+        torch.ones(100)
+    overwritten = registry.get_sample_value("pytracer_overwritten_events_total", {"device": "cpu"})
+    assert overwritten
+    # AND the collector can be removed
+    registry.unregister(collector)
+    assert "pytracer" not in client.generate_latest(registry).decode()
+
+
+def test_opentelemetry(tracer: pytracer.Tracer) -> None:
+    # GIVEN a meter of a provider with a reader
+    pytest.importorskip("opentelemetry.sdk", exc_type=ImportError)
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    from pytracer.integrations import opentelemetry
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    opentelemetry.register(tracer, provider.get_meter("test"))
+    # WHEN the program allocates, and the reader collects
+    kept = torch.ones(1_000_000)
+    data = reader.get_metrics_data()
+    # THEN the figures have the names and units of OpenTelemetry
+    assert data is not None
+    found = {
+        metric.name: (metric.unit, point.attributes, point.value)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+    unit, attributes, value = found["pytracer.allocated_bytes"]
+    assert (unit, attributes) == ("By", {"device": "cpu"})
+    assert value >= kept.nbytes
+    assert found["pytracer.recorded_events"][2] > 0
+    provider.shutdown()
+
+
+def test_a_tracer_that_fails_has_no_figures() -> None:
+    # GIVEN something that is no tracer
+    broken = object()
+    # THEN a reading has no figure, and does not raise
+    for metric in gauges.METRICS:
+        assert [*gauges.read(broken, metric)] == []  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 CPU_DEVICE: int
+HOST_DEVICE: int  # torch's pinned host memory
 MAX_STACK_DEPTH: int
 CATEGORIES: tuple[str, ...]  # csrc/snapshot/owners.h, as the next
 CATEGORY_RULES: tuple[str, ...]

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 5u
+#define PYTRACER_HOOK_ABI 6u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,6 +30,7 @@ enum pytracer_action {
 };
 
 #define PYTRACER_CPU_DEVICE (-1)
+#define PYTRACER_HOST_DEVICE 64  // pinned host memory; accelerators have smaller indices
 
 // Texts that an allocator notes with an allocation. UTF-8, NUL-terminated; "" for none.
 typedef struct pytracer_labels {
@@ -47,7 +48,7 @@ typedef struct pytracer_event {
   uint64_t pool_low;
   int64_t ticks;               // of the hook's clock; 0 where it has none
   const pytracer_labels* labels;  // null: no labels
-  int16_t device;              // PYTRACER_CPU_DEVICE or the accelerator's index
+  int16_t device;              // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE or the accelerator's index
   uint8_t action;              // enum pytracer_action
 } pytracer_event;
 
@@ -121,7 +122,7 @@ typedef struct pytracer_state_sink {
 
 typedef struct pytracer_hook {
   uint32_t abi;         // PYTRACER_HOOK_ABI of the header that the hook was compiled against
-  const char* backend;  // "cpu", "cuda" or "npu"
+  const char* backend;  // "cpu", "cuda", "npu" or "host"
   // Installs the hook; a second call does nothing. Two threads must not call it at once: a lock in
   // the hook could stay locked in a forked child. `enabled` stays valid for ever; while it is 0 the
   // hook reports nothing. Returns PYTRACER_NOT_READY while the device is not initialised, else 0,

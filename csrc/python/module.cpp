@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, core) {
   GilScopes::watch_forks();
   Registry::instance();  // made now, so that no fork comes in the middle of its construction
   core.attr("CPU_DEVICE") = PYTRACER_CPU_DEVICE;
+  core.attr("HOST_DEVICE") = PYTRACER_HOST_DEVICE;
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   register_errors();
   register_owners(core);

@@ -16,13 +16,13 @@ namespace {
 
 // The lists of a snapshot's outermost value.
 struct Outline {
-  Value segments, traces;
+  Value segments, traces, host_segments, host_trace;
 };
 
 Outline outline(Value root, Tables& tables, RowBuilder& rows, Watch& watch) {
   const Heap& heap = tables.heap;
   const RowValues values(tables, watch);
-  if (values.is_list(root)) return {root, Value()};  // before torch 2.0: the segments alone
+  if (values.is_list(root)) return {root, {}, {}, {}};  // before torch 2.0: the segments alone
   if (!root.is(Kind::object) || heap.shape(root) != Shape::dict) {
     not_a_snapshot("neither a dict nor a list");
   }
@@ -37,10 +37,9 @@ Outline outline(Value root, Tables& tables, RowBuilder& rows, Watch& watch) {
       case kAllocatorSettings: tables.allocator_settings = value; break;
       case kExternalAnnotations: tables.external_annotations = value; break;
       case kPytracer: tables.metadata = value; break;
-      default:
-        // torch 2.14 writes lists of host memory, which are empty unless they were asked for.
-        if (values.is_list(value) && heap.items(value).empty()) break;
-        rows.note_unknown("snapshot", items[i]);
+      case kHostSegments: result.host_segments = value; break;
+      case kHostTraces: result.host_trace = value; break;
+      default: rows.note_unknown("snapshot", items[i]);
     }
   }
   if (!values.is_list(result.segments) || !values.is_list(result.traces)) {
@@ -49,19 +48,23 @@ Outline outline(Value root, Tables& tables, RowBuilder& rows, Watch& watch) {
   return result;
 }
 
-void read_segments(Value list, Tables& tables, uint64_t claimed_blocks, Watch& watch) {
+void read_segments(Value list, Tables& tables, Watch& watch) {
   for (const Value item : tables.heap.items(list)) {
     watch.tick();
     if (!item.is(Kind::segment)) not_a_snapshot("the items of 'segments' are no segments");
   }
   const RowValues values(tables, watch);
-  const RowRange segments = values.rows(list, Kind::segment, "the list of segments");
+  tables.device_segments = values.rows(list, Kind::segment, "the list of segments");
+}
+
+// The blocks of the segments, in their order.
+void find_blocks(Tables& tables, uint64_t claimed_blocks) {
+  const RowRange& segments = tables.device_segments;
   const auto first_block = [&](uint64_t segment) {
     const bool is_end = segment == tables.segments.size.size();
     return is_end ? claimed_blocks
                   : static_cast<uint64_t>(tables.segments.first_block[segment]);
   };
-  tables.device_segments = segments;
   tables.device_blocks = {first_block(segments.begin), first_block(segments.end)};
 }
 
@@ -80,14 +83,52 @@ void read_traces(Value list, Tables& tables, Watch& watch) {
   }
 }
 
+// Pinned host memory becomes one more device, after the others. torch writes its lists since 2.14,
+// and they are empty unless they were asked for.
+void read_host(const Outline& lists, Tables& tables, Watch& watch) {
+  const RowValues values(tables, watch);
+  const auto rows = [&](Value list, Kind kind, const char* what) {
+    return list.is(Kind::none) ? RowRange{0, 0} : values.rows(list, kind, what);
+  };
+  const RowRange trace = rows(lists.host_trace, Kind::event, "the list of host_traces");
+  const RowRange segments = rows(lists.host_segments, Kind::segment, "the list of host_segments");
+  const bool has_segments = segments.begin != segments.end;
+  if (trace.begin == trace.end && !has_segments) return;
+  if (tables.traces.size() >= static_cast<size_t>(kMostDevices)) damaged(kTooManyDevices);
+  for (const RowRange& other : tables.traces) {
+    if (trace.begin < other.end && other.begin < trace.end) {
+      damaged("events of host_traces are a device's too");
+    }
+  }
+  tables.host_device = static_cast<int64_t>(tables.traces.size());
+  tables.traces.push_back(trace);
+  if (!has_segments) return;
+  for (uint64_t i = segments.begin; i < segments.end; ++i) {
+    watch.tick();
+    tables.segments.device[i] = tables.host_device;
+  }
+  RowRange& all = tables.device_segments;
+  if (all.begin == all.end) {
+    all = segments;
+  } else if (all.end == segments.begin) {
+    all.end = segments.end;
+  } else if (segments.end == all.begin) {
+    all.begin = segments.begin;
+  } else {
+    damaged("host_segments are between other segments");
+  }
+}
+
 }  // namespace
 
 void read_snapshot(ByteReader& in, Tables& tables, Watch& watch) {
   RowBuilder rows(tables, watch);
   const Value root = PickleMachine(in, tables.heap, tables.strings, rows, watch).run();
   const Outline lists = outline(root, tables, rows, watch);
-  read_segments(lists.segments, tables, rows.claimed_blocks(), watch);
+  read_segments(lists.segments, tables, watch);
   if (!lists.traces.is(Kind::none)) read_traces(lists.traces, tables, watch);
+  read_host(lists, tables, watch);
+  find_blocks(tables, rows.claimed_blocks());
 }
 
 }  // namespace pytracer::reading

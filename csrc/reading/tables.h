@@ -77,7 +77,8 @@ struct Tables {
   ActionRows actions;
   std::set<std::pair<std::string_view, uint32_t>> unknown_keys;  // kinds of rows, texts
   std::vector<RowRange> traces;    // rows of events, by device
-  RowRange device_segments{0, 0};  // rows of segments; the other rows are of host memory
+  int64_t host_device = -1;        // the trace of pinned host memory; -1: none
+  RowRange device_segments{0, 0};  // rows of segments that are in the snapshot's lists
   RowRange device_blocks{0, 0};    // their blocks
   Value allocator_settings, external_annotations, metadata;
 };

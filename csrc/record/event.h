@@ -19,7 +19,7 @@ struct Event {
   uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
   uint8_t action;     // enum pytracer_action
-  int8_t device;      // PYTRACER_CPU_DEVICE or the accelerator's index
+  int8_t device;      // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE or the accelerator's index
 };
 
 static_assert(sizeof(Event) == 48, "the ring's bound is stated as 48 bytes an entry");

@@ -105,7 +105,8 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
   const bool is_first = cursor.thread == state.thread && cursor.period == period;
   if (stack != 0 && state.next_sequence != 0) {
     is_exact = is_exact && is_first && autograd_.runs_kernel() != 0;
-    const bool is_on_cpu = allocation.device == PYTRACER_CPU_DEVICE;
+    const bool is_on_cpu =  // a tensor in pinned memory is on the CPU
+        allocation.device == PYTRACER_CPU_DEVICE || allocation.device == PYTRACER_HOST_DEVICE;
     note(state, slot, {stack, is_exact, is_on_cpu, phase}, is_first, era);
   }
   cursor.thread = state.thread;

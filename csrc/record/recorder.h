@@ -24,7 +24,7 @@
 
 namespace pytracer {
 
-constexpr int kMaxDevices = 65;  // the CPU and 64 accelerators
+constexpr int kMaxDevices = 66;  // the CPU, 64 accelerators and the pinned host memory
 
 // The captures that begin at the snapshot markers of this thread's call of allocator_state().
 struct PendingCaptures {

@@ -18,7 +18,7 @@ namespace {
 
 std::mutex g_mutex;  // guards all below; the next is also read without it
 std::atomic<const pytracer_autograd*> g_autograd{nullptr};
-const pytracer_hook* g_attached[] = {nullptr, nullptr};  // the CPU's, an accelerator's
+const pytracer_hook* g_attached[] = {nullptr, nullptr, nullptr};  // CPU, accelerator, host
 
 // A thread that held the mutex at the fork does not exist in the child, so the child makes it anew.
 const int g_at_fork = pthread_atfork(nullptr, nullptr, [] { new (&g_mutex) std::mutex; });
@@ -55,7 +55,8 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   const pytracer_hook* hook =
       load<pytracer_hook_entry>(path, PYTRACER_HOOK_SYMBOL, PYTRACER_HOOK_ABI);
   const bool cpu = std::strcmp(hook->backend, "cpu") == 0;
-  const pytracer_hook*& attached = g_attached[cpu ? 0 : 1];
+  const bool host = std::strcmp(hook->backend, "host") == 0;
+  const pytracer_hook*& attached = g_attached[cpu ? 0 : host ? 2 : 1];
   if (attached != nullptr && std::strcmp(attached->backend, hook->backend) == 0) return true;
   char message[512] = "";
   if (hook->observe_oom != nullptr) hook->observe_oom(report_oom);
@@ -65,7 +66,11 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom) {
   if (result != PYTRACER_DONE) {
     throw HookError("the " + std::string(hook->backend) + " hook cannot be attached: " + message);
   }
-  if (!cpu) Registry::instance().set_accelerator(*hook);
+  if (host) {
+    Registry::instance().set_host(*hook);
+  } else if (!cpu) {
+    Registry::instance().set_accelerator(*hook);
+  }
   attached = hook;
   return true;
 }

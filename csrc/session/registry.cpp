@@ -91,6 +91,11 @@ void Registry::set_accelerator(const pytracer_hook& hook) {
   if (hook.now != nullptr) accelerator_clock_.emplace(hook.now);
 }
 
+void Registry::set_host(const pytracer_hook& hook) {
+  std::lock_guard lock(control_);
+  host_ = &hook;
+}
+
 void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {
   std::lock_guard lock(control_);
   recorder_.set_autograd(autograd, engine);
@@ -101,19 +106,24 @@ std::exception_ptr Registry::capture(const std::vector<DeviceLog*>& logs,
                                      AllocatorState& state) {
   captures.resize(logs.size());
   PendingCaptures pending{};
-  bool accelerators = false;
+  bool accelerators = false, host = false;
   for (size_t i = 0; i < logs.size(); ++i) {
     const int index = logs[i]->device() + 1;
     pending.log[index] = logs[i];
     pending.capture[index] = &captures[i];
-    accelerators |= !logs[i]->is_cpu();
+    const bool is_host = logs[i]->device() == PYTRACER_HOST_DEVICE;
+    host |= is_host;
+    accelerators |= !is_host && !logs[i]->is_cpu();
   }
   ThreadSlot* slot = thread_slot();
   std::exception_ptr failure;
-  if (accelerators && accelerator_ != nullptr && slot != nullptr) {
+  accelerators = accelerators && accelerator_ != nullptr;
+  host = host && host_ != nullptr;
+  if ((accelerators || host) && slot != nullptr) {
     slot->captures = &pending;
     try {
-      state = allocator_state(*accelerator_);
+      if (accelerators) state = allocator_state(*accelerator_);
+      if (host) state.add(allocator_state(*host_));
     } catch (...) {  // out of memory; the captures that began still have to be finished
       failure = std::current_exception();
     }

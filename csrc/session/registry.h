@@ -42,6 +42,8 @@ class Registry {
   // Any thread, not under control(). From now on an accelerator's captures begin at the snapshot
   // markers of this hook, which is attached.
   void set_accelerator(const pytracer_hook& hook);
+  // The same for the pinned host memory.
+  void set_host(const pytracer_hook& hook);
 
   // The same, of the library that reads autograd's state; `engine` as in ForwardStacks.
   void set_autograd(const pytracer_autograd& autograd, const void* engine);
@@ -58,13 +60,14 @@ class Registry {
   void ensure_ring(DeviceLog& log, uint32_t max_entries);
   // Gives each device the strongest wish of all sessions that record it.
   void apply_wishes();
-  // Captures each log at an instant of its own, and the accelerator's state at those instants.
+  // Captures each log at an instant of its own, and the allocators' state at those instants.
   // Without memory for the live blocks: captures without them, and the exception.
   std::exception_ptr capture(const std::vector<DeviceLog*>& logs,
                              std::vector<DeviceLog::Capture>& captures, AllocatorState& state);
   // The clock of a device's events.
   WallClock& clock_of(int device) noexcept {
-    return device != PYTRACER_CPU_DEVICE && accelerator_clock_ ? *accelerator_clock_ : clock_;
+    const bool is_accelerator = device != PYTRACER_CPU_DEVICE && device != PYTRACER_HOST_DEVICE;
+    return is_accelerator && accelerator_clock_ ? *accelerator_clock_ : clock_;
   }
 
  private:
@@ -77,6 +80,7 @@ class Registry {
   std::vector<std::shared_ptr<DeviceLog>> logs_;
   std::shared_ptr<StackTable> stacks_;
   const pytracer_hook* accelerator_ = nullptr;
+  const pytracer_hook* host_ = nullptr;
   WallClock clock_{&now_ticks};
   std::optional<WallClock> accelerator_clock_;  // where the hook stamps its events itself
   std::atomic<uint64_t> process_number_{0};

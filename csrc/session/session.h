@@ -28,7 +28,7 @@
 namespace pytracer {
 
 struct SessionOptions {
-  std::vector<int> devices;  // PYTRACER_CPU_DEVICE or accelerator indices
+  std::vector<int> devices;  // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE, accelerator indices
   uint32_t max_entries;      // of each device's ring
   uint32_t stack_depth;      // at most kMaxStackDepth
   uint64_t max_stack_bytes;  // of the stack table; the first session's value counts

@@ -44,6 +44,10 @@ void SnapshotWriter::write_device(const DeviceView& device, const WrittenTrace& 
   write_item("index", static_cast<uint64_t>(file_index(device.device)));
   out_.string("is_cpu");
   out_.boolean(device.is_cpu());
+  if (device.is_host()) {
+    out_.string("is_host");
+    out_.boolean(true);
+  }
   write_item("recorded", device.capture.end - device.begin - written.hidden);
   write_item("overwritten", device.overwritten() + written.lost);
   write_item("unknown_frees", device.capture.counts.unknown_frees);

@@ -10,10 +10,11 @@ constexpr uint64_t kSmallSegment = 1 << 20;  // torch's limit between small and 
 
 }  // namespace
 
-void SnapshotWriter::write_segments() {
+void SnapshotWriter::write_segments(bool of_host) {
   uint64_t items = 0;
   out_.list();
   for (const DeviceView& device : view_.devices) {
+    if (device.is_host() != of_host) continue;
     if (device.is_cpu()) {
       for (const LiveBlock& block : device.capture.blocks) {
         out_.next_item(items);
@@ -46,7 +47,7 @@ void SnapshotWriter::write_segment(const pytracer_segment& segment, const pytrac
                                    const DeviceView& device) {
   const auto& stacks = device.is_cpu() ? device.capture.blocks : device.capture.segments;
   out_.dict();
-  write_pair(device_, file_index(device.device));
+  write_pair(device_, device.is_host() ? -1 : file_index(device.device));
   write_pair(address_, static_cast<int64_t>(segment.address));
   write_pair(total_size_, static_cast<int64_t>(segment.total_size));
   write_pair(allocated_size_, static_cast<int64_t>(segment.allocated_size));

@@ -21,9 +21,15 @@ bool SnapshotWriter::write(bool copy_first) {
   out_.begin();
   out_.dict();
   out_.string("segments");
-  write_segments();
+  write_segments(false);
   out_.string("device_traces");
   if (!write_traces(copy_first)) return false;
+  if (has_host()) {
+    out_.string("host_segments");
+    write_segments(true);
+    out_.string("host_traces");
+    if (!write_host_trace(copy_first)) return false;
+  }
   write_metadata();
   out_.string("allocator_settings");
   write_allocator_settings();
@@ -35,12 +41,21 @@ bool SnapshotWriter::write(bool copy_first) {
 }
 
 int SnapshotWriter::file_index(int device) const noexcept {
-  if (device != PYTRACER_CPU_DEVICE) return device;
+  if (device != PYTRACER_CPU_DEVICE && device != PYTRACER_HOST_DEVICE) return device;
   int after_accelerators = 0;
+  bool has_cpu = false;
   for (const DeviceView& view : view_.devices) {
+    if (view.is_host()) continue;
     after_accelerators = std::max(after_accelerators, view.device + 1);
+    has_cpu |= view.is_cpu();
   }
-  return after_accelerators;
+  if (device == PYTRACER_CPU_DEVICE) return after_accelerators;
+  return std::max(after_accelerators + has_cpu, 1);  // the list of traces has at least one
+}
+
+bool SnapshotWriter::has_host() const noexcept {
+  return std::any_of(view_.devices.begin(), view_.devices.end(),
+                     [](const DeviceView& device) { return device.is_host(); });
 }
 
 void SnapshotWriter::write_allocator_settings() {

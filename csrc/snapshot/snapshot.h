@@ -4,7 +4,8 @@
 // reads. An accelerator's segments and blocks are those that its allocator reported at the snapshot
 // marker; the live table adds their stacks. CPU memory has no segments, but viewers need them: every
 // CPU block is written as a segment of its own, every CPU allocation with a segment_alloc, and every
-// free as free_requested, free_completed and segment_free.
+// free as free_requested, free_completed and segment_free. Pinned host memory has lists of its own,
+// host_segments and host_traces, as torch writes them.
 #pragma once
 
 #include <map>

@@ -13,20 +13,27 @@ constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 192 K
 }  // namespace
 
 bool SnapshotWriter::write_traces(bool copy_first) {
-  int count = 1;
-  for (const DeviceView& device : view_.devices) {
-    count = std::max(count, file_index(device.device) + 1);
-  }
+  const int count = file_index(PYTRACER_HOST_DEVICE);
   traces_.resize(view_.devices.size());
   out_.list();
   for (int index = 0; index < count; ++index) {
     out_.list();
     for (size_t i = 0; i < view_.devices.size(); ++i) {
       const DeviceView& device = view_.devices[i];
-      if (file_index(device.device) != index) continue;
+      if (device.is_host() || file_index(device.device) != index) continue;
       if (!write_trace(device, traces_[i], copy_first)) return false;
     }
     out_.append_items();
+  }
+  out_.append_items();
+  return true;
+}
+
+bool SnapshotWriter::write_host_trace(bool copy_first) {
+  out_.list();
+  for (size_t i = 0; i < view_.devices.size(); ++i) {
+    const DeviceView& device = view_.devices[i];
+    if (device.is_host() && !write_trace(device, traces_[i], copy_first)) return false;
   }
   out_.append_items();
   return true;
@@ -47,7 +54,9 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
     for (uint64_t sequence = first_held; sequence < chunk_end; ++sequence) {
       for (; step != device.steps.end() && step->begin <= sequence; ++step) step_is_new = true;
       const Event& event = chunk[sequence - begin];
-      if (!phase(event.phase).is_shown) {
+      // torch writes no markers into the trace of pinned memory.
+      const bool is_marker = device.is_host() && event.action == PYTRACER_SNAPSHOT;
+      if (is_marker || !phase(event.phase).is_shown) {
         ++written.hidden;
         continue;
       }
@@ -102,7 +111,8 @@ void SnapshotWriter::write_event(const Event& event, uint8_t action, const Devic
   write_pool_id(names.pool(event.pool));
   write_stack(visible_stack(event, view_.context), parameter);
   out_.key(compile_context_);
-  write_label(names.text(labels.compile_context), not_compiled_);
+  write_label(names.text(labels.compile_context),
+              device.is_host() ? no_metadata_ : not_compiled_);
   out_.key(user_metadata_);
   if (labels.user_metadata != 0 || event.phase == 0) {
     write_label(names.text(labels.user_metadata), no_metadata_);

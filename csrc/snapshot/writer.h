@@ -51,7 +51,7 @@ class SnapshotWriter {
   };
 
   // segments.cpp
-  void write_segments();
+  void write_segments(bool of_host);
   void write_cpu_block(const LiveBlock& live, const DeviceView& device);
   void write_segment(const pytracer_segment& segment, const pytracer_block* blocks,
                      const DeviceView& device);
@@ -64,6 +64,7 @@ class SnapshotWriter {
 
   // trace.cpp
   bool write_traces(bool copy_first);
+  bool write_host_trace(bool copy_first);
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
   void write_events(const Event& event, uint64_t sequence, const DeviceView& device);
   void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
@@ -90,7 +91,10 @@ class SnapshotWriter {
     out_.integer(value);
   }
   const ShownPhase& phase(uint16_t number);
+  // The position of a device's trace in the file. Pinned host memory comes last, after the list of
+  // the other devices' traces.
   int file_index(int device) const noexcept;
+  bool has_host() const noexcept;
 
   const View& view_;
   const SnapshotExtras& extras_;

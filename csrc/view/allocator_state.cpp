@@ -1,6 +1,7 @@
 #include "view/allocator_state.h"
 
 #include <new>
+#include <utility>
 
 namespace pytracer {
 
@@ -45,6 +46,13 @@ void add_statistics(void* context, const pytracer_statistics* statistics) noexce
 }
 
 }  // namespace
+
+void AllocatorState::add(AllocatorState other) {
+  for (Segment& segment : other.segments) segment.first_block += blocks.size();
+  segments.insert(segments.end(), other.segments.begin(), other.segments.end());
+  blocks.insert(blocks.end(), other.blocks.begin(), other.blocks.end());
+  if (problem.empty()) problem = std::move(other.problem);
+}
 
 AllocatorState allocator_state(const pytracer_hook& hook) {
   Gathering gathering;

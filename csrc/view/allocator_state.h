@@ -1,4 +1,5 @@
-// The state of an accelerator's allocator: segments and their blocks, settings, statistics.
+// The state of the accelerators' allocator, and that of pinned host memory: segments and their
+// blocks, settings, statistics.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,9 @@ struct AllocatorState {
   std::vector<Setting> settings;
   std::vector<pytracer_statistics> statistics;  // by device
   std::string problem;  // why there are no segments; empty: no problem
+
+  // Adds the segments of another allocator, and its problem if there is none yet.
+  void add(AllocatorState other);
 };
 
 // Asks the hook for the state. Meanwhile the snapshot markers are recorded on the calling thread.

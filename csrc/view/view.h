@@ -29,6 +29,7 @@ struct DeviceView {
   };
   std::vector<Step> steps;  // in order; events before the first one belong to no step
   bool is_cpu() const noexcept { return device == PYTRACER_CPU_DEVICE; }
+  bool is_host() const noexcept { return device == PYTRACER_HOST_DEVICE; }
   uint64_t overwritten() const noexcept { return first - begin; }
 };
 

@@ -30,7 +30,10 @@ def allocator_rules(
         segments, blocks: The indices of the device's segments, and of its blocks that are not free.
     """
     settings = snapshot.allocator_settings
-    is_cpu = bool(device_metadata(snapshot, device).get("is_cpu"))
+    # Pinned host memory is not split either: each segment has one block of the same size.
+    is_cpu = (
+        bool(device_metadata(snapshot, device).get("is_cpu")) or device == snapshot.host_device
+    )
     actions = snapshot.traces[device].action
     expandable = snapshot.segments.is_expandable
     divisions = settings.get("roundup_power2_divisions")

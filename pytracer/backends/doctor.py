@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import Found
-from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS, HOST
 from pytracer.errors import HookError
+
+
+_OPTIONS = {AUTOGRAD: " with forward_stacks=True", HOST: " with pinned_memory=True"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class BackendReport:
     """Whether one allocator can be recorded.
 
     Attributes:
-        backend: "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks.
+        backend: "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks; "host" for
+            pinned host memory.
         available: Whether a tracer can record the allocator: the hook exists and works, or can be
             built when it is needed.
         torch: The version of the running torch, for which the hook is built; None without torch.
@@ -65,12 +69,14 @@ class Examination:
         interpreter: The report on call stacks.
         backends: A report on each backend that pytracer knows, requested or not.
         autograd: The report on the library for forward stacks. Recording works without it.
+        host: The report on pinned host memory. Recording works without it.
     """
 
     requested: tuple[str, ...]
     interpreter: InterpreterReport
     backends: tuple[BackendReport, ...]
     autograd: BackendReport
+    host: BackendReport
 
     @property
     def problems(self) -> list[str]:
@@ -91,12 +97,13 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
             or else the CPU.
         hooks: How hooks are found and attached.
     """
-    *backends, autograd = _examine_libraries(hooks)
+    *backends, autograd, host = _examine_libraries(hooks)
     return Examination(
         tuple(dict.fromkeys(requested)) or (_present_backend(),),
         _examine_interpreter(hooks),
         tuple(backends),
         autograd,
+        host,
     )
 
 
@@ -108,7 +115,7 @@ def _present_backend() -> str:
 
 
 def _examine_libraries(hooks: Hooks) -> tuple[BackendReport, ...]:
-    names = (*BACKENDS, AUTOGRAD)
+    names = (*BACKENDS, AUTOGRAD, HOST)
     try:
         torch = hooks.builder.compiler.torch().version
         hooks.load_core()
@@ -135,11 +142,13 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
         builder.compiler.is_allowed()  # recording checks PYTRACER_BUILD first too
         if backend in ACCELERATORS:
             devices.indices(backend, None)
+        elif backend == HOST:
+            devices.indices("cuda", None)
         found = builder.find(backend)
         if found is None:
             command = " ".join(builder.compiler.find_command())
             directory = builder.folders.destination().directory
-            first = "tracer" if backend in BACKENDS else "tracer with forward_stacks=True"
+            first = f"tracer{_OPTIONS.get(backend, '')}"
             message = (
                 f"not built yet: the first {first} compiles it with {command} into {directory}"
             )

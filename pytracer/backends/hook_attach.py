@@ -11,7 +11,7 @@ from types import ModuleType
 
 from pytracer.backends import oom, running_torch
 from pytracer.backends.hook_build import Found, HookBuilder
-from pytracer.backends.names import ACCELERATORS, AUTOGRAD
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD, HOST
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 
@@ -83,6 +83,21 @@ class Hooks:
         if not self._attach(found) and backend not in self._deferred:
             self._deferred.add(backend)
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
+
+    def attach_host(self) -> None:
+        """Attach the hook for pinned host memory, and build it first if no folder has it; idempotent.
+
+        Raises:
+            HookError: Pinned memory cannot be recorded here; the message says why.
+        """
+        if HOST in self._attached:
+            return
+        try:
+            found = self.builder.find_or_build(HOST)
+        except OSError as error:
+            raise HookError(f"finding the hook for {HOST!r} failed: {error}") from error
+        self.load_core().attach_hook(str(found.path))
+        self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
         """Attach the library that reads autograd's state, and build it first if no folder has it.

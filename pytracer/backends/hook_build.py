@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.names import AUTOGRAD
+from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.probe_process import probe_in_child
 from pytracer.backends.running_torch import torch_module
 from pytracer.errors import HookError
@@ -127,7 +127,7 @@ class HookBuilder:
                 fresh = Path(scratch) / target.name
                 self.compiler.compile(command, backend, fresh)
                 # An image may be built on a machine without the device.
-                if backend in ("cpu", AUTOGRAD) or torch_module(backend).device_count() > 0:
+                if backend in ("cpu", AUTOGRAD) or _has_device(backend):
                     self.probe(backend, fresh)
                 fresh.chmod(0o755)
                 with fresh.open("rb") as written:
@@ -217,3 +217,9 @@ class HookBuilder:
         except Exception:
             return None, False
         return lock, waited
+
+
+def _has_device(backend: str) -> bool:
+    """Return whether there is a device on which the hook can be tried."""
+    accelerator = "cuda" if backend == HOST else backend
+    return int(torch_module(accelerator).device_count()) > 0

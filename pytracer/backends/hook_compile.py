@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
 from pytracer.backends.hook_key import HookKeys
-from pytracer.backends.names import AUTOGRAD
+from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.errors import HookError
 from pytracer.text import printable
@@ -36,7 +36,7 @@ _BACKEND_FLAGS = {
     "cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",),
     AUTOGRAD: ("-DAT_PER_OPERATOR_HEADERS",),
 }
-_LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu")}
+_LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu"), HOST: ("-lc10", "-ltorch_cpu")}
 
 
 class HookCompiler:
@@ -92,7 +92,7 @@ class HookCompiler:
             )
         sources = sorted(path.stem for path in (folder / "hooks").glob("*.cpp"))
         if backend not in sources:
-            recorded = [name for name in sources if name != AUTOGRAD]
+            recorded = [name for name in sources if name not in (AUTOGRAD, HOST)]
             raise HookError(
                 f"this version of pytracer records only the {' and '.join(recorded).upper()} "
                 f"allocator, not {backend!r}; trace another device, or install a newer pytracer"
@@ -124,6 +124,8 @@ class HookCompiler:
             return [headers, self.source_dir(backend) / "hooks" / "stand_in"]
         if backend == "npu":
             return [headers, *_torch_npu_headers()]
+        if backend == HOST:
+            _require_host_allocator(headers, self.torch().version)
         return [headers]
 
     def key(self, backend: str) -> str:
@@ -262,6 +264,20 @@ def quoted(line: str) -> str:
     if len(line) > MAX_QUOTED_CHARACTERS:
         line = f"{line[:MAX_QUOTED_CHARACTERS]}…"
     return printable(line)
+
+
+def _require_host_allocator(headers: Path, version: str) -> None:
+    """Check that torch's allocator of pinned memory can be wrapped.
+
+    Raises:
+        HookError: This torch has no interface for that.
+    """
+    allocator = headers / "ATen/core/CachingHostAllocator.h"
+    if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
+        raise HookError(
+            f"torch {version} has no interface to its allocator of pinned memory; install torch "
+            "2.8 or newer"
+        )
 
 
 def _torch_npu_headers() -> list[Path]:

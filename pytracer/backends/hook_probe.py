@@ -41,6 +41,48 @@ def probe_autograd(path: str) -> None:
     print(PASSED)
 
 
+def probe_host(path: str) -> None:
+    """Attach the hook for pinned memory at `path`, and pin and free memory under it.
+
+    Raises:
+        SystemExit: As for `main`.
+    """
+    import torch
+
+    from pytracer import _core
+    from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
+    from pytracer.errors import HookError
+
+    try:
+        torch.cuda.init()
+        before = torch.ones(1000, pin_memory=True)
+    except Exception as error:
+        raise SystemExit(NOT_TRIED) from error
+    try:
+        _core.attach_hook(path)
+    except HookError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from error
+    del before  # allocated without the hook
+    session = _core.Session(
+        [_core.HOST_DEVICE], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
+    )
+    session.start()
+    blocks = [torch.ones(size).pin_memory() for size in (1, 1000, 1_000_000)]
+    addresses = {block.data_ptr() for block in blocks}
+    there = blocks[1].to("cuda", non_blocking=True)
+    kept = blocks.pop()
+    del blocks, there
+    session.stop()
+    if not kept.is_pinned() or kept[:2].ne(1).any().item():
+        raise SystemExit(f"torch computes wrong values under the hook {path}")
+    if not addresses <= set(session.events()["address"].tolist()):
+        raise SystemExit(f"the hook {path} does not report allocations")
+    if problem := session.view().problem:
+        raise SystemExit(f"the hook {path} does not report the allocator's state: {problem}")
+    print(PASSED)
+
+
 def main(backend: str, path: str) -> None:
     """Attach the hook at `path`, and allocate and free with and without a recording.
 
@@ -98,5 +140,7 @@ if __name__ == "__main__":
         raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
     if sys.argv[1] == "autograd":
         probe_autograd(sys.argv[2])
+    elif sys.argv[1] == "host":
+        probe_host(sys.argv[2])
     else:
         main(sys.argv[1], sys.argv[2])

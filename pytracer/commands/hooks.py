@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pytracer.backends.doctor import Examination, examine
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.names import AUTOGRAD, BACKENDS
+from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST
 from pytracer.backends.running_torch import built_backends
 from pytracer.commands.json_output import write_json
 from pytracer.commands.shared_options import json_options
@@ -36,10 +36,11 @@ from pytracer.tracing.options import (
 @click.option(
     "--backend",
     "backends",
-    type=click.Choice((*BACKENDS, AUTOGRAD)),
+    type=click.Choice((*BACKENDS, AUTOGRAD, HOST)),
     multiple=True,
-    help="The allocator to build the hook for, or autograd for the library for forward stacks; may "
-    "be repeated.  [default: autograd, and all allocators that torch supports]",
+    help="The allocator to build the hook for, host for pinned host memory, or autograd for the "
+    "library for forward stacks; may be repeated.  [default: autograd, and all allocators that "
+    "torch supports]",
 )
 @click.pass_context
 def build_hooks(context: click.Context, output: Path | None, backends: tuple[str, ...]) -> None:
@@ -55,19 +56,27 @@ def build_hooks(context: click.Context, output: Path | None, backends: tuple[str
     builder = _hooks(context).builder
     failures = []
     try:
-        for backend in backends or (*built_backends(), AUTOGRAD):
+        for backend in backends or _all_libraries():
             directory = output or builder.folders.destination().directory
             try:
                 click.echo(f"{backend}: {builder.build(backend, directory)}")
             except HookError as error:
-                if backend == AUTOGRAD and not backends:  # recording works without it
-                    click.echo(f"{AUTOGRAD}: not built, so no forward stacks: {error}", err=True)
+                if backend in _LACKING and not backends:  # recording works without it
+                    click.echo(f"{backend}: not built, {_LACKING[backend]}: {error}", err=True)
                 else:
                     failures.append(str(error))
     except HookError as error:
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(failures))
+
+
+_LACKING = {AUTOGRAD: "so no forward stacks", HOST: "so pinned memory is not recorded"}
+
+
+def _all_libraries() -> list[str]:
+    backends = built_backends()
+    return [*backends, AUTOGRAD, *([HOST] if "cuda" in backends else [])]
 
 
 @click.command("doctor")
@@ -104,6 +113,7 @@ def doctor(
         "interpreter": examination.interpreter,
         "backends": examination.backends,
         "autograd": examination.autograd,
+        "host": examination.host,
     }
     write_json(report, to_stdout=as_json, path=json_path)
     if not as_json:
@@ -144,7 +154,7 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")
-    for report in (*examination.backends, examination.autograd):
+    for report in (*examination.backends, examination.autograd, examination.host):
         details = [report.message]
         if report.hook is not None:
             details.append(f"{report.hook}\n(found in {report.folder})")

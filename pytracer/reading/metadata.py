@@ -20,7 +20,12 @@ def device_metadata(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
 
 
 def backend(snapshot: Snapshot, device: int) -> str:
-    """Return the backend of a device: "cuda", "npu" or "cpu"; "" if unknown."""
+    """Return the backend of a device: "cuda", "npu", "cpu" or "host"; "" if unknown.
+
+    "host" is torch's pinned host memory.
+    """
+    if device == snapshot.host_device:
+        return "host"
     if device_metadata(snapshot, device).get("is_cpu"):
         return "cpu"
     backends = snapshot.metadata.get("backends")
@@ -31,9 +36,9 @@ def backend(snapshot: Snapshot, device: int) -> str:
 
 
 def device_name(snapshot: Snapshot, device: int) -> str:
-    """Return the name of a device, as in "cuda:1" and "cpu"; "device 1" if unknown."""
+    """Return the name of a device, as in "cuda:1", "cpu", "host"; "device 1" if unknown."""
     kind = backend(snapshot, device)
-    if kind == "cpu":
+    if kind in ("cpu", "host"):
         return kind
     return f"{kind}:{device}" if kind else f"device {device}"
 

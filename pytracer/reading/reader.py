@@ -200,6 +200,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
         external_annotations=_checked(path, tables, "external_annotations", list),
         metadata=_checked(path, tables, "pytracer", dict),
         unknown_keys=tuple(sorted(map(".".join, tables["unknown_keys"]))),
+        host_device=None if tables["host_device"] < 0 else tables["host_device"],
     )
 
 

@@ -238,7 +238,7 @@ class Snapshot:
     Attributes:
         path: The file's path, for messages.
         traces: The events of each device, by device index. In pytracer's files the CPU comes after
-            the accelerators.
+            the accelerators. Pinned host memory comes last.
         segments, blocks: The segments and blocks of all devices.
         stacks: The stacks of events, segments and blocks.
         strings: The strings that columns refer to; the first is "".
@@ -251,6 +251,7 @@ class Snapshot:
         metadata: The metadata that pytracer writes (docs/reference/snapshot-format.md has the
             keys); {} in files of other recorders.
         unknown_keys: The keys that this version does not know and left out, as "event.key", sorted.
+        host_device: The device index of torch's pinned host memory; None: the file has none.
     """
 
     path: str
@@ -265,6 +266,7 @@ class Snapshot:
     external_annotations: list[dict[str, Any]]
     metadata: dict[str, Any]
     unknown_keys: tuple[str, ...]
+    host_device: int | None = None
 
     def has_times(self, device: int) -> bool:
         """Return whether the file has the times of the device's events."""

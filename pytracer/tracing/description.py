@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pytracer import ACTIONS, _core, log, text
+from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.step_recording import StepRecording
 
@@ -39,7 +40,7 @@ def state(recording: DeviceRecording, steps: StepRecording) -> str:
 
 def _names(recording: DeviceRecording) -> str:
     return ", ".join(
-        backend if backend == "cpu" else f"{backend}:{index}"
+        backend if backend in ("cpu", HOST) else f"{backend}:{index}"
         for backend, indices in recording.indices.items()
         for index in indices
     )

@@ -3,6 +3,7 @@
 from pytracer import _core
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS
+from pytracer.backends.names import ACCELERATORS, HOST
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.log import warn_once
 from pytracer.owners.read import read_owners
@@ -14,7 +15,8 @@ from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import switched_off
 
 Indices = dict[str, list[int]]
-"""Indices of devices by backend; the index of the CPU is `_core.CPU_DEVICE`."""
+"""Indices of devices by backend; those of the CPU and of the pinned host memory are `_core.CPU_DEVICE`
+and `_core.HOST_DEVICE`."""
 
 
 class DeviceRecording:
@@ -76,11 +78,26 @@ class DeviceRecording:
             except Exception as error:  # a HookError, or one from torch itself
                 attached.pop(backend, None)
                 self.leave_out(backend, error)
+        if self.options.pinned_memory:
+            self._attach_host(attached)
         if attached and self.options.forward_stacks and self.options.context is not None:
             HOOKS.attach_autograd()
         if {*self.options.device} != {"cpu"}:
             process.await_devices()
         return attached
+
+    def _attach_host(self, attached: Indices) -> None:
+        """Add pinned host memory to the devices, or warn why it is not recorded."""
+        try:
+            if "cuda" not in attached:
+                raise HookError(
+                    "pytracer records pinned memory only next to a CUDA device; set "
+                    "pinned_memory=False"
+                )
+            HOOKS.attach_host()
+            attached[HOST] = [_core.HOST_DEVICE]
+        except Exception as error:
+            self.leave_out(HOST, error)
 
     def attach_to_new(self) -> Indices | None:
         """Attach again; return the devices if there are new ones to record, else None."""
@@ -140,7 +157,7 @@ class DeviceRecording:
         """
         self._final_owners = read_owners(self.session)
         self.session.stop()
-        if any(backend != "cpu" for backend in self.indices):
+        if any(backend in ACCELERATORS for backend in self.indices):
             self._final_memory = self._memory_now(self.session.view())
 
     def view(
@@ -171,7 +188,7 @@ class DeviceRecording:
             index: devices.memory(backend, index)
             for backend, indices in self.indices.items()
             for index in indices
-            if backend != "cpu" and index in view.used_devices
+            if backend in ACCELERATORS and index in view.used_devices
         }
 
     @property

@@ -23,6 +23,8 @@ def live_categories(recording: DeviceRecording) -> dict[str, Categories]:
     found: dict[str, Categories] = {}
     names = {}
     for device in content["pytracer"]["devices"]:
+        if device.get("is_host"):  # no tensor is looked up there
+            continue
         name = "cpu" if device["is_cpu"] else f"{backend}:{device['index']}"
         names[device["index"]] = name
         found[name] = {}

@@ -36,6 +36,7 @@ class Options:
     context: str | None
     max_stack_bytes: int
     forward_stacks: bool
+    pinned_memory: bool
     metadata: dict[str, Any]
     steps: Sequence[int] | None
     memory_snapshot_num_steps: int

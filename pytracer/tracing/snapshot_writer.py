@@ -15,6 +15,7 @@ from typing import Any
 import pytracer
 from pytracer import _core
 from pytracer.backends import oom
+from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, warn_once
 from pytracer.text import printable
@@ -26,7 +27,7 @@ from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 6)
+FORMAT_VERSION = (1, 7)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -47,7 +48,7 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
         "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
         "python": platform.python_version(),
-        "backends": [*recording.indices],
+        "backends": [name for name in recording.indices if name != HOST],
         "trace_alloc_max_entries": options.trace_alloc_max_entries,
         "stack_depth": options.stack_depth,
         "context": options.context,

@@ -61,6 +61,7 @@ class Tracer(LiveAnswers):
         context: str | None = "all",
         max_stack_bytes: int = 2**25,
         forward_stacks: bool = False,
+        pinned_memory: bool = False,
         metadata: dict[str, Any] | None = None,
         steps: Sequence[int] | None = None,
         memory_snapshot_num_steps: int = 1,
@@ -290,7 +291,7 @@ class Tracer(LiveAnswers):
             phase (u2): The phase of the event, for `phase()`; 0: none.
             action (u1): An index into `pytracer.ACTIONS`. The CPU has `alloc`, `free_completed`
                 and `oom`.
-            device (i1): The index of the accelerator; -1: the CPU.
+            device (i1): The index of the accelerator; -1: the CPU; 64: pinned host memory.
         """
         return self._session.events()
 

@@ -89,6 +89,7 @@ py::dict read(const py::object& file, const py::object& allowed_bytes) {
   result["actions"] = py::tuple(actions);
   result["unknown_keys"] = unknown_keys;
   result["traces"] = traces;
+  result["host_device"] = tables.host_device;
   result["device_segments"] = to_slice(tables.device_segments);
   result["device_blocks"] = to_slice(tables.device_blocks);
   result["events"] = to_arrays(tables.events);

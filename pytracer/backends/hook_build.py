@@ -6,17 +6,19 @@ compiled from, so that a hook made for another torch is never found, let alone l
 """
 
 import contextlib
+import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
+from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolder, HookFolders
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.probe_process import probe_in_child
+from pytracer.backends.ready_hooks import ReadyHooks, public
 from pytracer.backends.running_torch import torch_module
 from pytracer.errors import HookError
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 WAIT_SECONDS = 300.0
+
+READY = "the package's ready hooks"
+"""The name of the folder of the hooks that came with the package."""
 
 Probe = Callable[[str, Path], None]
 """Tries the hook of a backend; raises HookError if the hook must not be used."""
@@ -36,7 +41,7 @@ class Found:
     Attributes:
         backend: "cpu", "cuda" or "npu".
         path: The hook's file.
-        folder: The name of the folder that has it, as in `HookFolder`.
+        folder: The name of the folder that has it, as in `HookFolder`, or `READY`.
     """
 
     backend: str
@@ -50,6 +55,7 @@ class HookBuilder:
     Attributes:
         folders: Where hooks are kept.
         compiler: Names and compiles hooks.
+        ready: The hooks that came with the package.
         probe: Tries a fresh hook before it gets its name.
         wait_s: How long to wait for another process that builds the same hook.
     """
@@ -64,6 +70,7 @@ class HookBuilder:
         """Find nothing yet. What is left out is made for the running torch and this process."""
         self.folders = folders or HookFolders()
         self.compiler = compiler or HookCompiler(self.folders)
+        self.ready = ReadyHooks(self.folders.package)
         self.probe = probe
         self.wait_s = wait_s
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
@@ -74,13 +81,55 @@ class HookBuilder:
         Raises:
             HookError: There is no such hook, no torch, or no headers.
         """
-        return self._look_up(backend, self.compiler.file_name(backend))
+        return self._search(backend, self._name_of(backend))
 
-    def _look_up(self, backend: str, name: str) -> Found | None:
-        for folder in self.folders.lookup():
-            if folder.has_loadable(name):
-                return Found(backend, folder.directory / name, folder.name)
+    def _name_of(self, backend: str) -> Callable[[], str]:
+        """Return a function for the hook's file name, which may read thousands of headers, once."""
+        return functools.cache(functools.partial(self.compiler.file_name, backend))
+
+    def _search(self, backend: str, name: Callable[[], str]) -> Found | None:
+        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
+
+        With a ready hook, the file name is not needed.
+        """
+        if found := self._look_up(backend, name, self.folders.named()):
+            return found
+        if path := self._find_ready(backend):
+            return Found(backend, path, READY)
+        return self._look_up(backend, name, self.folders.chosen())
+
+    def _find_ready(self, backend: str) -> Path | None:
+        if not self.ready.releases(backend):
+            return None
+        return self.ready.find(
+            backend,
+            self.compiler.release(backend),
+            self.compiler.roots(backend),
+            self.compiler.facts(backend),
+        )
+
+    def _look_up(
+        self, backend: str, name: Callable[[], str], folders: Sequence[HookFolder]
+    ) -> Found | None:
+        for folder in folders:
+            if folder.has_loadable(name()):
+                return Found(backend, folder.directory / name(), folder.name)
         return None
+
+    def why_not_ready(self, backend: str) -> str:
+        """Say which releases have ready hooks, where the running one has none; empty: none has."""
+        releases = self.ready.releases(backend)
+        if not releases:
+            return ""
+        package = "torch_npu" if backend == "npu" else "torch"
+        running = self.compiler.release(backend)
+        ready = f"{package} {', '.join(releases)}"
+        if public(running) in releases:
+            return (
+                f"the ready hooks are for {ready} as their projects publish them, and the headers "
+                f"of this {package} {running} differ"
+            )
+        return f"the ready hooks are for {ready}, and this is {package} {running}"
 
     def find_or_build(self, backend: str) -> Found:
         """Look the hook up, and build it if no folder has it.
@@ -91,11 +140,16 @@ class HookBuilder:
             HookError: The hook can be neither found nor built.
         """
         self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is an error even if nothing is compiled
-        name = self.compiler.file_name(backend)  # once, because it may read thousands of headers
-        if found := self._look_up(backend, name):
+        name_of = self._name_of(backend)
+        if found := self._search(backend, name_of):
             self.compiler.cache_keys()
             return found
-        attempt = (name, *self.compiler.find_command())
+        name = name_of()
+        try:
+            attempt = (name, *self.compiler.find_command())
+        except HookError as error:
+            why = self.why_not_ready(backend)
+            raise HookError(f"{why}; {error}" if why else str(error)) from error
         if attempt in self._failures:
             raise HookError(self._failures[attempt])
         try:
@@ -151,7 +205,7 @@ class HookBuilder:
         lock_file = private.directory / f"{name}.lock"
         reason_file = lock_file.with_suffix(".failed")
         with self._turn(backend, lock_file) as waited:
-            if found := self._look_up(backend, name):
+            if found := self._look_up(backend, lambda: name, self.folders.lookup()):
                 return found
             with contextlib.suppress(OSError):
                 if waited and (reason := reason_file.read_text("utf-8", "replace")):

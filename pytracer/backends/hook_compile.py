@@ -52,6 +52,7 @@ class HookCompiler:
         *,
         environment: Mapping[str, str] = os.environ,
         torch: Callable[[], TorchBuild] = torch_build,
+        torch_npu: Callable[[], Path] | None = None,
         standards: Sequence[str] = STANDARDS,
     ) -> None:
         """Compile nothing yet.
@@ -60,11 +61,13 @@ class HookCompiler:
             folders: The folders of hooks and of the package; None: those of this process.
             environment: The variables that choose the compiler, read at each use.
             torch: Describes the torch to compile for.
+            torch_npu: Returns the folder of the package torch_npu; None: the installed one.
             standards: The C++ standards to try, in order.
         """
         self._folders = folders or HookFolders(environment)
         self._environment = environment
         self._torch = torch
+        self._torch_npu = torch_npu or _installed_torch_npu
         self._standards = standards
         self._keys = HookKeys(self._folders)
         self.timeout_s = COMPILE_SECONDS
@@ -123,7 +126,7 @@ class HookCompiler:
         if backend == "cuda":
             return [headers, self.source_dir(backend) / "hooks" / "stand_in"]
         if backend == "npu":
-            return [headers, *_torch_npu_headers()]
+            return [headers, *_torch_npu_headers(self._torch_npu() / "include")]
         if backend == HOST:
             _require_host_allocator(headers, self.torch().version)
         return [headers]
@@ -138,14 +141,32 @@ class HookCompiler:
         Raises:
             HookError: There is no such hook, no torch, or no headers.
         """
-        folder = self.source_dir(backend)
-        facts = {
+        source = self.source_dir(backend) / "hooks" / f"{backend}.cpp"
+        return self._keys.key(source, self.roots(backend), self.facts(backend))
+
+    def roots(self, backend: str) -> list[Path]:
+        """Return all folders with files that the hook is compiled from, in order.
+
+        Raises:
+            HookError: As for `key`.
+        """
+        return [self.source_dir(backend), *self.include_dirs(backend)]
+
+    def facts(self, backend: str) -> dict[str, bytes]:
+        """Return what decides the hook's ABI apart from headers, by name."""
+        return {
             "machine": platform.machine().encode(),
             "cxx11_abi": str(self.torch().cxx11_abi).encode(),
             "flags": " ".join(compiler_flags(backend)).encode(),
         }
-        source = folder / "hooks" / f"{backend}.cpp"
-        return self._keys.key(source, [folder, *self.include_dirs(backend)], facts)
+
+    def release(self, backend: str) -> str:
+        """Return the version of the package that has the allocator: torch or torch_npu.
+
+        Raises:
+            HookError: torch cannot be imported.
+        """
+        return _version("torch_npu") if backend == "npu" else self.torch().version
 
     def file_name(self, backend: str) -> str:
         """Return the hook's file name, which is the same in all folders.
@@ -201,13 +222,21 @@ class HookCompiler:
             f"install g++, or {PREBUILT_REMEDY}"
         )
 
-    def compile(self, command: Sequence[str], backend: str, output: Path) -> None:
+    def compile(
+        self,
+        command: Sequence[str],
+        backend: str,
+        output: Path,
+        options: Sequence[str] | None = None,
+    ) -> None:
         """Compile the hook for `backend` into the file `output`.
 
         Args:
             command: The compiler, as `find_command` returns it.
             backend: "cpu", "cuda" or "npu".
             output: The library to write.
+            options: More options of the compiler; None: the library remembers the folder of
+                torch's libraries.
 
         Raises:
             HookError: The compiler failed; the message has its first error.
@@ -218,10 +247,12 @@ class HookCompiler:
         inputs += [f"-I{folder}" for folder in self.include_dirs(backend)]
         inputs += [str(self.source_dir(backend) / "hooks" / f"{backend}.cpp")]
         inputs += [f"-L{library_dir}", *_LIBRARIES.get(backend, ("-lc10",))]
-        inputs += [f"-Wl,-rpath,{library_dir}", "-o", str(output)]
+        inputs += ["-o", str(output)]
+        if options is None:
+            options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
         for standard in self._standards:
-            flags = [*compiler_flags(backend), f"-std={standard}"]
+            flags = [*compiler_flags(backend), f"-std={standard}", *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
                 return
@@ -280,12 +311,16 @@ def _require_host_allocator(headers: Path, version: str) -> None:
         )
 
 
-def _torch_npu_headers() -> list[Path]:
-    """Return the headers of torch_npu, if its allocator reports its events."""
+def _installed_torch_npu() -> Path:
+    """Return the folder of the installed package torch_npu, which need not be imported."""
     spec = importlib.util.find_spec("torch_npu")
     if spec is None or spec.origin is None:
         raise HookError("torch_npu is not installed for this Python; pip install torch-npu")
-    headers = Path(spec.origin).parent / "include"
+    return Path(spec.origin).parent
+
+
+def _torch_npu_headers(headers: Path) -> list[Path]:
+    """Return the folders of torch_npu's headers, if its allocator reports its events."""
     allocator = headers / "torch_npu/csrc/core/npu/NPUCachingAllocator.h"
     if not allocator.is_file():
         raise HookError(

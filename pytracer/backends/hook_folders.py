@@ -93,12 +93,13 @@ class HookFolders:
         return self._package
 
     def lookup(self) -> list[HookFolder]:
-        """Return the folders in which a hook is looked up, in order."""
-        named = []
-        if path := self._environment.get("PYTRACER_HOOK_DIR"):
-            named.append(HookFolder("PYTRACER_HOOK_DIR", Path(path).absolute()))
-        named += [HookFolder("the package", path / "_prebuilt_hooks") for path in self.package]
-        return [*named, *self.chosen()]
+        """Return the folders in which a hook is looked up by its file name, in order."""
+        return [*self.named(), *self.chosen()]
+
+    def named(self) -> list[HookFolder]:
+        """Return the folder that the user named, if any."""
+        path = self._environment.get("PYTRACER_HOOK_DIR")
+        return [HookFolder("PYTRACER_HOOK_DIR", Path(path).absolute())] if path else []
 
     def private(self) -> HookFolder:
         """Return the temporary folder that only this user can read, local to this node."""

@@ -1,0 +1,202 @@
+"""The ready hooks of a wheel: compiled before, for released versions of torch and torch_npu.
+
+A ready hook fits a torch whose headers are equal to those from which it was compiled: not all
+headers of torch, but those that the compiler read. So one hook serves several builds of torch. The
+file `index.json` beside the libraries names them; `wheels/` in the sources of pytracer makes both.
+"""
+
+import functools
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = "_ready_hooks"
+INDEX = "index.json"
+FORMAT = 1
+"""The number of the index's format. An index of another format counts as none."""
+
+
+@dataclass(frozen=True)
+class ReadyHook:
+    """One library of the index.
+
+    Attributes:
+        backend: "cpu", "cuda", "npu" or "autograd".
+        library: The name of its file.
+        sha256: The hash of the file's bytes, in hexadecimal digits.
+        key: What `headers_key` returns for the headers that its compilation read.
+        headers: The paths of these headers, relative to the folders in which they were found.
+        releases: The versions of torch, or for "npu" of torch_npu, with these headers.
+    """
+
+    backend: str
+    library: str
+    sha256: str
+    key: str
+    headers: tuple[str, ...]
+    releases: tuple[str, ...]
+
+
+def headers_key(
+    headers: Iterable[str], facts: Mapping[str, bytes], digest: Callable[[str], bytes | None]
+) -> str | None:
+    """Return 20 hexadecimal digits that identify headers and facts; None: a header is missing.
+
+    Args:
+        headers: The paths of the headers.
+        facts: What else decides the ABI, by name.
+        digest: Returns the hash of a header's content, or None if there is no such header.
+    """
+    whole = hashlib.sha256()
+    for name, fact in sorted(facts.items()):
+        whole.update(b"%s=%s\0" % (name.encode(), fact))
+    for header in sorted(headers):
+        content = digest(header)
+        if content is None:
+            return None
+        whole.update(b"%s\0%s" % (header.encode(), content))
+    return whole.hexdigest()[:20]
+
+
+def digests_in(roots: Sequence[Path]) -> Callable[[str], bytes | None]:
+    """Return a function that hashes the first file of a name under `roots`, each file once."""
+
+    @functools.cache
+    def digest(header: str) -> bytes | None:
+        for root in roots:
+            try:
+                return hashlib.sha256((root / header).read_bytes()).digest()
+            except OSError:
+                continue
+        return None
+
+    return digest
+
+
+class ReadyHooks:
+    """The ready hooks of this installation, if it has any."""
+
+    def __init__(self, package: Sequence[Path]) -> None:
+        """Read nothing yet.
+
+        Args:
+            package: The folders of the package `pytracer`.
+        """
+        self._directories = [folder / FOLDER for folder in package]
+
+    def find(
+        self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
+    ) -> Path | None:
+        """Return the library for the headers in `roots`, or None.
+
+        A library whose bytes are not those of the index is not returned.
+
+        Args:
+            backend: "cpu", "cuda", "npu" or "autograd".
+            release: The version of torch or torch_npu. Its hook is tried first, which saves time.
+            roots: The folders in which the compiler would look for headers, in order.
+            facts: What else decides the ABI, by name.
+        """
+        digest = digests_in(roots)
+        hooks = [(folder, hook) for folder, hook in self._hooks if hook.backend == backend]
+        hooks.sort(key=lambda pair: public(release) not in pair[1].releases)
+        for directory, hook in hooks:
+            if headers_key(hook.headers, facts, digest) == hook.key:
+                path = directory / hook.library
+                if _has_hash(path, hook.sha256):
+                    return path
+        return None
+
+    def releases(self, backend: str) -> list[str]:
+        """Return the versions of torch or torch_npu that have a ready hook, oldest first."""
+        found = {
+            version
+            for _, hook in self._hooks
+            if hook.backend == backend
+            for version in hook.releases
+        }
+        return sorted(found, key=_version_order)
+
+    @functools.cached_property
+    def _hooks(self) -> list[tuple[Path, ReadyHook]]:
+        return [(path, hook) for path in self._directories for hook in read_index(path)]
+
+
+def public(version: str) -> str:
+    """Return a version without its local part: 2.13.0 for 2.13.0+cu130."""
+    return version.partition("+")[0]
+
+
+def read_index(directory: Path) -> list[ReadyHook]:
+    """Return the hooks of an index; none if it is missing, damaged or made for another machine."""
+    try:
+        index: dict[str, Any] = json.loads((directory / INDEX).read_bytes())
+        if (index["format"], index["machine"]) != (FORMAT, platform.machine()):
+            return []
+        return [
+            ReadyHook(
+                entry["backend"],
+                entry["library"],
+                entry["sha256"],
+                entry["key"],
+                _without(index["headers"][entry["backend"]], entry["without"]),
+                tuple(entry["releases"]),
+            )
+            for entry in index["hooks"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
+
+
+def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
+    """Write the index of libraries that are in `directory`.
+
+    The headers of all hooks of a backend are nearly the same: they are listed once, and each hook
+    names the numbers of those that it is without.
+    """
+    headers = {
+        backend: sorted({name for hook in hooks if hook.backend == backend for name in hook.headers})
+        for backend in sorted({hook.backend for hook in hooks})
+    }
+    entries = []
+    for hook in sorted(hooks, key=lambda hook: (hook.backend, _version_order(hook.releases[0]))):
+        own = set(hook.headers)
+        entries.append(
+            {
+                "backend": hook.backend,
+                "library": hook.library,
+                "sha256": hook.sha256,
+                "key": hook.key,
+                "releases": list(hook.releases),
+                "without": [n for n, name in enumerate(headers[hook.backend]) if name not in own],
+            }
+        )
+    index = {
+        "format": FORMAT,
+        "machine": platform.machine(),
+        "headers": headers,
+        "hooks": entries,
+    }
+    (directory / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _without(headers: list[str], numbers: list[int]) -> tuple[str, ...]:
+    left_out = set(numbers)
+    return tuple(name for number, name in enumerate(headers) if number not in left_out)
+
+
+def _has_hash(path: Path, sha256: str) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def _version_order(version: str) -> list[int]:
+    """Return what to sort a release by: `2.9.0.post9` comes before `2.10.0`."""
+    numbers = version.replace("post", "").split(".")
+    return [int(number) if number.isdigit() else -1 for number in numbers]

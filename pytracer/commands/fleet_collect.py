@@ -111,9 +111,14 @@ def _engine(name: str, memory_bytes: int | None, workers: int | None) -> Engine:
     if name == "local":
         return LocalEngine(memory_bytes, workers)
     if kind == "ray":
+        if memory_bytes is not None:
+            raise click.UsageError(
+                "--memory bounds the processes of this machine; each task of Ray reserves the "
+                "memory that it needs: leave --memory out, or use --workers"
+            )
         from pytracer.fleet.ray_engine import RayEngine
 
-        return RayEngine(address or None, memory_bytes, workers)
+        return RayEngine(address or None, workers)
     raise click.UsageError(f"--engine {name} is unknown: give local, ray, or ray:ADDRESS")
 
 

@@ -111,8 +111,9 @@ def _add(
             done.read += 1
             on_progress(done.read + len(done.lost), total)
             if len(batch) >= BATCH_FILES or time.monotonic() - written > BATCH_S:
-                _write(dataset, batch, done)
-                batch, written = [], time.monotonic()
+                ready, batch = batch, []
+                _write(dataset, ready, done)
+                written = time.monotonic()
     finally:  # also after Control-C: what was read is kept
         _write(dataset, batch, done)
 

@@ -171,7 +171,7 @@ class Dataset:
         parts = {table: set(_parts(self.path, table)) for table in _TABLES}
         for table in _TABLES[:-1]:
             for part in parts[table] - parts["files"]:
-                part.path(self.path, table).unlink(missing_ok=True)
+                self._delete(part.path(self.path, table))
         old: dict[Part, set[str]] = defaultdict(set)
         for part in sorted(parts["files"]):
             for row in self._read(part, "files", ["source", "stamp", "run", "folder", "error"]):
@@ -213,10 +213,14 @@ class Dataset:
             if len(kept):
                 self._write_part(part, table, kept)
             else:
-                path.unlink()
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
-                    path.parent.parent.rmdir()
+                self._delete(path)
+
+    def _delete(self, path: Path) -> None:
+        """Delete a file of a part, and its folders if they are empty."""
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+            path.parent.parent.rmdir()
 
     def _write_part(self, part: Part, table: str, rows: Any) -> None:
         path = part.path(self.path, table)

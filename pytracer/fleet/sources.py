@@ -172,7 +172,7 @@ def _remote(url: str) -> Iterator[Source]:
             (info[key] for key in ("mtime", "LastModified", "updated", "created") if key in info),
             None,
         )
-        tag = next((info[key] for key in ("ETag", "etag", "version_id") if info.get(key)), None)
+        tag = next((info[key] for key in ("ETag", "etag", "version_id", "CRC") if info.get(key)), None)
         size = info.get("size")
         yield Source(
             name=_text(full),

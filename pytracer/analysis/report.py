@@ -14,7 +14,7 @@ import numpy as np
 
 from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories, categories
-from pytracer.analysis.device_data import chosen_devices, device_data
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_oom, leak_of
 from pytracer.analysis.modules import Modules, modules
 from pytracer.analysis.ooms import (
@@ -244,14 +244,15 @@ def stats(
         allocator_settings=snapshot.allocator_settings,
         unknown_keys=list(snapshot.unknown_keys),
         devices=[
-            _report_device(snapshot, index, top, points)
+            report_device(device_data(snapshot, index), top, points)
             for index in chosen_devices(snapshot, device)
         ],
     )
 
 
-def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int) -> DeviceReport:
-    data = device_data(snapshot, device)
+def report_device(data: DeviceData, top: int | None = None, points: int = 1000) -> DeviceReport:
+    """Report one device in numbers; the arguments are those of `stats`."""
+    snapshot, device = data.snapshot, data.device
     trace, history, boundaries = data.trace, data.history, data.boundaries
     metadata, is_cpu, has_trace = data.metadata, data.is_cpu, data.has_trace
     is_timed = trace.time_us != NO_TIME

@@ -49,6 +49,7 @@ COMMANDS = {
     "experiment": CommandPlace(
         "experiment", "experiment_command", "Which allocator settings does this program need?"
     ),
+    "fleet": CommandPlace("fleet", "fleet", "What do the recordings of many ranks show together?"),
     "export": CommandPlace("export", "export", "How do I open a recording in other tools?"),
     "doctor": CommandPlace("hooks", "doctor", "What can be recorded on this machine?"),
     "build-hooks": CommandPlace(

@@ -65,7 +65,7 @@ def in_parallel(
     """
     budget = None
     if len(paths) > 1:
-        from pytracer.commands.memory_budget import MemoryBudget
+        from pytracer.fleet.memory_budget import MemoryBudget
 
         budget = MemoryBudget(memory_bytes)
 

@@ -129,6 +129,21 @@ def parse_place(path: Path, root: Path | None = None) -> Place:
     )
 
 
+def run_folder(path: Path) -> Path:
+    """Return the folder that holds the files of a run: `run7` of `run7/step3/…_rank0_pid7.pickle`.
+
+    For a file with another name it is the folder of the file.
+    """
+    stem = path.name.removesuffix(next((end for end in SUFFIXES if path.name.endswith(end)), ""))
+    folder = path.parent
+    if _IN_FOLDER.fullmatch(stem):
+        if _FOLDER.fullmatch(folder.parent.name) and not _FOLDER.fullmatch(folder.name):
+            folder = folder.parent  # of a phase
+        if _FOLDER.fullmatch(folder.name):
+            folder = folder.parent
+    return folder
+
+
 def _parse_next_to_file(folders: Sequence[str], stem: str) -> Place:
     parts = _NEXT_TO_FILE.fullmatch(stem)
     assert parts is not None

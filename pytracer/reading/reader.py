@@ -49,7 +49,7 @@ _USUAL_MEMORY = 4
 _USUAL_MEMORY_COMPRESSED = 60
 
 
-def load(source: str | Path | bytes) -> Snapshot:
+def load(source: str | Path | bytes, name: str = "the snapshot") -> Snapshot:
     """Load a memory snapshot, written by pytracer or by PyTorch's own recorder.
 
     Files of torch 1.13 and newer, of torch_npu and of pytracer are read, in pickle protocols 2 to
@@ -58,6 +58,7 @@ def load(source: str | Path | bytes) -> Snapshot:
 
     Args:
         source: The file, or its content.
+        name: How messages name the content.
 
     Returns:
         The snapshot's columns.
@@ -69,7 +70,7 @@ def load(source: str | Path | bytes) -> Snapshot:
             16 MiB), or contains anything but builtin containers, numbers and strings. Loading such
             a file with pickle would run the code that the file names.
     """
-    path = "the snapshot" if isinstance(source, bytes) else str(source)
+    path = name if isinstance(source, bytes) else str(source)
     times = 0
     try:
         with (
@@ -107,8 +108,12 @@ def estimated_bytes(path: Path) -> int:
             size = os.fstat(file.fileno()).st_size
     except OSError:
         return 0  # `load` will raise the error
-    is_compressed = begin.startswith((_GZIP, _ZSTD))
-    return size * (_USUAL_MEMORY_COMPRESSED if is_compressed else _USUAL_MEMORY)
+    return usual_bytes(size, begin.startswith((_GZIP, _ZSTD)))
+
+
+def usual_bytes(size_bytes: int, is_compressed: bool) -> int:
+    """Estimate the memory that loading and analysing a file of a size takes."""
+    return size_bytes * (_USUAL_MEMORY_COMPRESSED if is_compressed else _USUAL_MEMORY)
 
 
 class _Counted(io.RawIOBase):

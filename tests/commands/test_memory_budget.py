@@ -10,8 +10,9 @@ import pytest
 from commands import invoke
 from synthetic_snapshots import Program
 
-from pytracer.commands import memory_budget, parallel
-from pytracer.commands.memory_budget import MemoryBudget, free_bytes
+from pytracer.commands import parallel
+from pytracer.fleet import memory_budget
+from pytracer.fleet.memory_budget import MemoryBudget, free_bytes
 from pytracer.reading.reader import estimated_bytes
 
 GIB = 2**30

@@ -28,12 +28,14 @@ READING = (
     "commands",
     "recommendation",
     "experiments",
+    "fleet",
     "export",
     "simulator",
     "page",
     "analysis",
     "reading",
 )
+FLEET = ("commands", "fleet", "settings")  # only the names of settings, without the recorder
 LIVE = ("tracing", "page", "analysis", "reading")  # a tracer explains its own snapshots
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
@@ -64,7 +66,7 @@ def allowed(folder: str) -> set[str]:
         return set(BASE[BASE.index(folder) + 1 :])
     below = {
         lower
-        for chain in (RECORDING, READING, LIVE)
+        for chain in (RECORDING, READING, FLEET, LIVE)
         if folder in chain
         for lower in chain[chain.index(folder) + 1 :]
     }

@@ -1,0 +1,144 @@
+"""The command `pytracer fleet collect`."""
+
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.shared_options import json_options, memory_option
+from pytracer.fleet.collection import Collected, Engine, LocalEngine
+from pytracer.fleet.collection import collect as collect_files
+from pytracer.text import number, printable
+
+_SHOWN = 5
+"""How many unreadable files are named."""
+
+
+@click.command("collect")
+@click.argument("paths", metavar="FILE_OR_DIRECTORY_OR_URL...", nargs=-1, required=True)
+@click.option(
+    "--output",
+    required=True,
+    metavar="TABLE",
+    type=click.Path(path_type=Path),
+    help="The folder of the dataset. If it exists, only new and rewritten files are read.",
+)
+@click.option("--run", metavar="NAME", help="The run.  [default: the folder of the files]")
+@click.option(
+    "--engine",
+    "engine_name",
+    default="local",
+    show_default=True,
+    metavar="local|ray[:ADDRESS]",
+    help="Where to read: in processes of this machine, or as tasks of a Ray cluster.",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="The most processes.  [default: one for a core]"
+)
+@memory_option
+@json_options
+@click.pass_context
+def collect(
+    context: click.Context,
+    paths: tuple[str, ...],
+    output: Path,
+    run: str | None,
+    engine_name: str,
+    workers: int | None,
+    memory_bytes: int | None,
+    as_json: bool,
+    json_path: str | None,
+) -> None:
+    """How do I make one dataset of many recordings?
+
+    \b
+    pytracer fleet collect outputs/profile --output fleet
+    pytracer fleet collect 's3://bucket/run7/step*/' --output fleet
+    pytracer fleet collect /shared/run7 --output fleet --engine ray
+
+    Reads snapshots, and writes their peaks, call sites, steps, phases, out-of-memory errors, leaks
+    and settings as tables in Parquet. A file that cannot be read is a row of the table `files`
+    with the reason. A second collection reads only files that are new or were rewritten.
+    """
+    engine = _engine(engine_name, memory_bytes, workers)
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("Reading snapshots"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=None)
+        try:
+            with signals_interrupt():
+                collected = collect_files(
+                    [os.fspath(path) for path in paths],
+                    output,
+                    engine,
+                    run,
+                    lambda done, total: progress.update(task, completed=done, total=total),
+                )
+        except Interruption as interruption:
+            progress.stop()
+            click.echo(
+                f"Interrupted. What was read is in {printable(str(output))}; the same command "
+                "reads the rest.",
+                err=True,
+            )
+            context.exit(interruption.exit_code)
+    if as_json or json_path is not None:
+        from pytracer.commands.json_output import write_json
+        from pytracer.reading.to_json import SCHEMA_VERSION
+
+        content = {"schema_version": SCHEMA_VERSION, **vars(collected)}
+        write_json(content, to_stdout=as_json, path=json_path)
+    if not as_json:
+        _show(collected)
+    for error in collected.errors:
+        click.echo(f"Error: {printable(error)}", err=True)
+    if collected.errors or collected.lost:
+        context.exit(1)
+
+
+def _engine(name: str, memory_bytes: int | None, workers: int | None) -> Engine:
+    kind, _, address = name.partition(":")
+    if name == "local":
+        return LocalEngine(memory_bytes, workers)
+    if kind == "ray":
+        if memory_bytes is not None:
+            raise click.UsageError(
+                "--memory bounds the processes of this machine; each task of Ray reserves the "
+                "memory that it needs: leave --memory out, or use --workers"
+            )
+        from pytracer.fleet.ray_engine import RayEngine
+
+        return RayEngine(address or None, workers)
+    raise click.UsageError(f"--engine {name} is unknown: give local, ray, or ray:ADDRESS")
+
+
+def _show(collected: Collected) -> None:
+    unreadable, lost = collected.unreadable, collected.lost
+    parts = [f"{number(collected.read, 'file')} read in {collected.seconds:.1f} s"]
+    if collected.known:
+        parts.append(f"{collected.known:,} collected before")
+    if unreadable:
+        parts.append(f"{len(unreadable):,} of them cannot be read")
+    if lost:
+        parts.append(f"{len(lost):,} lost")
+    click.echo(f"{printable(collected.table)}: {', '.join(parts)}.")
+    for error in unreadable[:_SHOWN]:
+        click.echo(f"  {printable(error)}")
+    if unreadable[_SHOWN:]:
+        click.echo(f"  {len(unreadable) - _SHOWN:,} more: the column error of the table files")
+    if lost:
+        click.echo(
+            f"  lost: {printable(lost[0])}"
+            + (f" and {len(lost) - 1:,} more" if lost[1:] else "")
+            + ". Run the same command again to read them."
+        )

@@ -1,0 +1,305 @@
+"""The dataset that a collection writes, in Parquet files.
+
+    TABLE/_pytracer_fleet.json                              the version of the schema
+    TABLE/_unfinished                                       a collection runs, or was killed
+    TABLE/{table}/run={run}/step={step}/{number}.parquet    a part of a table
+
+A batch of files is one part in each partition: of the same number in all tables. The part of the
+table `files` is written last, so a source counts as collected only if all of its rows are on the
+disk. Of a source in several parts, the part with the highest number is valid, and the rows in the
+others are removed. So a collection that was killed leaves nothing that the next one cannot repair.
+"""
+
+import contextlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from filelock import FileLock, Timeout
+
+from pytracer.atomic_file import open_atomically
+from pytracer.errors import PytracerError
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
+from pytracer.fleet.tables import Encoded, arrow_schema, decode, pyarrow
+
+MARK = "_pytracer_fleet.json"
+"""The file that tells a dataset from other folders."""
+
+UNFINISHED = "_unfinished"
+"""The file that exists while a collection runs, and after one was killed."""
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ROWS = 1 << 16
+_TABLES = [*(name for name in TABLES if name != "files"), "files"]
+"""The tables in the order in which they are written."""
+
+
+class Part(NamedTuple):
+    """A part of the dataset: its number, and its partition as a path."""
+
+    number: int
+    partition: str
+
+    def path(self, root: Path, table: str) -> Path:
+        """Return the file of a table."""
+        return root / table / self.partition / f"{self.number:08d}.parquet"
+
+
+class Known(NamedTuple):
+    """What the dataset has of a source.
+
+    Attributes:
+        stamp: The stamp of the file that was read.
+        part: The part with the source's rows.
+        has_error: Whether the file could not be read.
+    """
+
+    stamp: str
+    part: Part
+    has_error: bool
+
+
+class Dataset:
+    """A dataset that is open for writing, by this process only.
+
+    Attributes:
+        path: The dataset's folder.
+        known: The sources that the dataset has, by name.
+        runs: The runs of the folders that the dataset has.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or make a dataset. It is used as a context manager.
+
+        Raises:
+            PytracerError: The folder is no dataset, is of another version, or cannot be written.
+        """
+        self.path = path
+        self.known: dict[str, Known] = {}
+        self.runs: dict[str, str] = {}
+        self._arrow = pyarrow()
+        self._next = 1
+        check_dataset(path, may_be_new=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path / ".pytracer.lock", timeout=0)
+        except OSError as error:
+            raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+
+    def __enter__(self) -> "Dataset":
+        """Lock the dataset, and repair what an earlier collection left unfinished.
+
+        Raises:
+            PytracerError: Another process writes the dataset, or it cannot be written.
+        """
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise PytracerError(
+                f"another collection is writing {self.path}: wait until it has ended, or give "
+                "another --output"
+            ) from None
+        except OSError as error:
+            raise PytracerError(f"cannot write {self.path}: {error.strerror}") from error
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Unlock the dataset. After an exception, it stays marked as unfinished."""
+        if kind is None:
+            (self.path / UNFINISHED).unlink(missing_ok=True)
+        self._lock.release()
+
+    def write(self, batch: Iterable[Encoded]) -> None:
+        """Add the rows of sources, and remove the rows of earlier states of their files.
+
+        Raises:
+            PytracerError: The dataset cannot be written.
+        """
+        contents: dict[str, list[bytes]] = defaultdict(list)
+        for encoded in batch:
+            for table, content in encoded.items():
+                contents[table].append(content)
+        if not contents:
+            return
+        tables = decode(contents)
+        number, self._next = self._next, self._next + 1
+        by_table = {table: _by_partition(rows) for table, rows in tables.items()}
+        old: dict[Part, set[str]] = defaultdict(set)
+        for partition, files in by_table["files"].items():
+            part = Part(number, partition)
+            for table in _TABLES:
+                rows = by_table.get(table, {}).get(partition)
+                if rows is not None:
+                    self._write_part(part, table, rows)
+            for row in files.select(["source", "stamp", "run", "folder", "error"]).to_pylist():
+                before = self.known.get(row["source"])
+                if before is not None:
+                    old[before.part].add(row["source"])
+                self._learn(row, part)
+        for part, sources in old.items():
+            self._remove(part, sources)
+
+    def _begin(self) -> None:
+        mark = self.path / MARK
+        first = Part(0, f"run={_NULL}/step={_NULL}")
+        for table in _TABLES:  # so that each table has a file with its columns
+            if not first.path(self.path, table).exists():
+                self._write_part(first, table, arrow_schema(table).empty_table())
+        if not mark.exists():
+            content = json.dumps({"schema_version": SCHEMA_VERSION})
+            self._write_file(mark, f"{content}\n".encode())
+        self._write_file(self.path / UNFINISHED, b"")
+        self._repair()
+
+    def _repair(self) -> None:
+        """Read which sources the dataset has, and remove what an earlier collection left."""
+        parts = {table: set(_parts(self.path, table)) for table in _TABLES}
+        for table in _TABLES[:-1]:
+            for part in parts[table] - parts["files"]:
+                self._delete(part.path(self.path, table))
+        old: dict[Part, set[str]] = defaultdict(set)
+        for part in sorted(parts["files"]):
+            for row in self._read(part, "files", ["source", "stamp", "run", "folder", "error"]):
+                before = self.known.get(row["source"])
+                if before is not None:
+                    old[before.part].add(row["source"])
+                self._learn(row, part)
+            self._next = max(self._next, part.number + 1)
+        for part, sources in old.items():
+            self._remove(part, sources)
+
+    def _learn(self, row: Mapping[str, Any], part: Part) -> None:
+        self.known[row["source"]] = Known(row["stamp"] or "", part, row["error"] is not None)
+        if row["folder"] is not None and row["run"] is not None:
+            self.runs[row["folder"]] = row["run"]
+
+    def _read(self, part: Part, table: str, columns: list[str]) -> list[dict[str, Any]]:
+        path = part.path(self.path, table)
+        try:
+            read = self._arrow.parquet.ParquetFile(path).read(columns)
+            found: list[dict[str, Any]] = read.to_pylist()
+            return found
+        except (self._arrow.ArrowException, OSError, KeyError) as error:
+            raise PytracerError(
+                f"{path} is damaged ({error}): delete it, and collect its files again"
+            ) from error
+
+    def _remove(self, part: Part, sources: set[str]) -> None:
+        """Remove the rows of sources from a part."""
+        for table in _TABLES:
+            path = part.path(self.path, table)
+            if not path.exists():
+                continue
+            rows = self._arrow.parquet.ParquetFile(path).read()
+            gone = self._arrow.array(sorted(sources), self._arrow.string())
+            kept = rows.filter(
+                self._arrow.compute.invert(self._arrow.compute.is_in(rows["source"], gone))
+            )
+            if len(kept):
+                self._write_part(part, table, kept)
+            else:
+                self._delete(path)
+
+    def _delete(self, path: Path) -> None:
+        """Delete a file of a part, and its folders if they are empty."""
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+            path.parent.parent.rmdir()
+
+    def _write_part(self, part: Part, table: str, rows: Any) -> None:
+        path = part.path(self.path, table)
+        sink = self._arrow.BufferOutputStream()
+        self._arrow.parquet.write_table(rows, sink, compression="zstd", row_group_size=_ROWS)
+        self._write_file(path, sink.getvalue())
+
+    def _write_file(self, path: Path, content: Any) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open_atomically(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise PytracerError(
+                f"cannot write {path}: {error.strerror or error}; what was collected before is "
+                "complete"
+            ) from error
+
+
+def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
+    """Check that a folder is a dataset of a version that this code knows.
+
+    Raises:
+        PytracerError: It is not.
+    """
+    mark = path / MARK
+    try:
+        version = str(json.loads(mark.read_text())["schema_version"])
+    except FileNotFoundError:
+        is_ours = not path.exists() or not [*_foreign(path)]
+        if may_be_new and is_ours:
+            return
+        raise PytracerError(
+            f"{path} is no dataset of pytracer fleet, which has a file {MARK}: give a new folder "
+            "as --output, or the one of an earlier `pytracer fleet collect`"
+        ) from None
+    except NotADirectoryError:
+        raise PytracerError(f"{path} is a file: give the name of a folder") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PytracerError(f"cannot read {mark}: {error}") from error
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise PytracerError(
+            f"{path} has tables of version {version}, and this pytracer writes {SCHEMA_VERSION}: "
+            "collect into a new folder"
+        )
+
+
+def _foreign(path: Path) -> Iterator[str]:
+    """Yield what a folder has apart from the beginning of a dataset, which was interrupted."""
+    try:
+        names = os.listdir(path)
+    except NotADirectoryError:
+        raise PytracerError(f"{path} is a file: give the name of a folder") from None
+    except OSError as error:
+        raise PytracerError(f"cannot read {path}: {error.strerror}") from error
+    yield from {*names} - {*TABLES, UNFINISHED, ".pytracer.lock"}
+
+
+def _parts(root: Path, table: str) -> Iterator[Part]:
+    """Yield the parts of a table, and delete temporary files of writers that were killed."""
+    for folder, _, names in os.walk(root / table):
+        for name in names:
+            if name.startswith(".pytracer-"):
+                Path(folder, name).unlink(missing_ok=True)
+            elif name.endswith(".parquet") and name.removesuffix(".parquet").isdecimal():
+                partition = os.path.relpath(folder, root / table)
+                yield Part(int(name.removesuffix(".parquet")), partition)
+
+
+def _by_partition(rows: Any) -> dict[str, Any]:
+    """Return the rows of each partition, sorted by rank and source."""
+    rows = rows.sort_by([(name, "ascending") for name in ("run", "step", "rank", "source")])
+    keys = list(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
+    found = {}
+    begin = 0
+    for end in range(1, len(keys) + 1):
+        if end == len(keys) or keys[end] != keys[begin]:
+            run, step = keys[begin]
+            partition = f"run={quote(run, safe=' ')}/step={_NULL if step is None else step}"
+            found[partition] = rows.slice(begin, end - begin)
+            begin = end
+    return found

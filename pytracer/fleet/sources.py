@@ -1,0 +1,245 @@
+"""The files that a collection reads: local files, and files of other file systems by URL."""
+
+import glob
+import importlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pytracer.errors import PytracerError
+from pytracer.reading.files import SUFFIXES, find, parse_place, run_folder
+from pytracer.reading.reader import usual_bytes
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
+_LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read.
+
+    Attributes:
+        name: The absolute path, or the URL. It identifies the file in the dataset.
+        path: The path, in its file system.
+        url: The URL from which the file is opened; None for a local file.
+        folder: The folder that holds the files of the run.
+        run: The name of the run.
+        file_bytes: The size of the file; None if unknown.
+        modified_ns: When the file was modified, in ns since the epoch; None if unknown.
+        stamp: A text that differs after the file was rewritten; "": the file is read again.
+        nodes: The nodes of a Ray cluster that have the file; () for any.
+    """
+
+    name: str
+    path: str
+    url: str | None
+    folder: str
+    run: str = ""
+    file_bytes: int | None = None
+    modified_ns: int | None = None
+    stamp: str = ""
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def needed_bytes(self) -> int:
+        """The memory that reading the file takes, as an estimate."""
+        size = self.file_bytes or 0
+        read = usual_bytes(size, self.path.endswith(_COMPRESSED))
+        return read if self.url is None else read + size
+
+
+def find_sources(paths: Iterable[str]) -> tuple[list[Source], list[PytracerError]]:
+    """Return the files that paths name, each once, and why other paths name none.
+
+    Args:
+        paths: Files, directories, patterns such as "run7/step*/", and URLs of any of these.
+    """
+    found: dict[str, Source] = {}
+    errors = []
+    for path in paths:
+        try:
+            sources = _remote(path) if is_url(path) else _local(path)
+            found.update((source.name, source) for source in sources)
+        except PytracerError as error:
+            errors.append(error)
+    return list(found.values()), errors
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path names a file of another file system."""
+    return bool(_URL.match(path)) and not _LOCAL.match(path)
+
+
+def with_runs(sources: Iterable[Source], run: str | None, known: Mapping[str, str]) -> list[Source]:
+    """Return the sources with their runs, ordered by run, step and rank.
+
+    The run of a file is the name of its folder. If folders have the same name, the names of their
+    parents are added until the runs differ.
+
+    Args:
+        sources: The sources.
+        run: The name of all runs; None: that of the folders.
+        known: The runs of the folders that the dataset has.
+    """
+    sources = list(sources)
+    runs = dict(known)
+    taken = set(known.values())
+    for folder in sorted({source.folder for source in sources} - runs.keys()):
+        parts = [part for part in PurePosixPath(folder).parts if part != "/"] or [folder]
+        names = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        runs[folder] = next((name for name in names if name not in taken), folder)
+        taken.add(runs[folder])
+    named = [replace(source, run=run or runs[source.folder]) for source in sources]
+    return sorted(named, key=_order)
+
+
+def read_content(source: Source) -> bytes:
+    """Return the content of a source with a URL.
+
+    Raises:
+        PytracerError: It cannot be read.
+    """
+    assert source.url is not None
+    try:
+        file_system, _ = _file_system(source.url)
+        with file_system.open(source.path, "rb") as file:
+            content: bytes = file.read()
+        return content
+    except PytracerError:
+        raise
+    except Exception as error:  # file systems raise exceptions of their own
+        raise PytracerError(f"cannot read {source.url}: {error}") from error
+
+
+def _order(source: Source) -> tuple[object, ...]:
+    place = parse_place(Path(source.path))
+    step = -1 if place.last is None else place.last
+    return source.run, step, -1 if place.rank is None else place.rank, source.name
+
+
+def _local(text: str) -> Iterator[Source]:
+    text = os.path.abspath(_LOCAL.sub("", text))
+    paths = [Path(text)]
+    if not os.path.exists(text) and glob.has_magic(text):
+        paths = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
+        if not paths:
+            raise PytracerError(f"{text} matches no file: check the pattern")
+    for path in find(paths):
+        yield local_source(path)
+
+
+def local_source(path: Path) -> Source:
+    """Return the source of a local file, of the state in which it is now."""
+    folder = _text(os.fspath(run_folder(path)))
+    source = Source(name=_text(os.fspath(path)), path=os.fspath(path), url=None, folder=folder)
+    try:
+        state = path.stat()
+    except OSError:  # it was removed just now: reading it reports the error
+        return source
+    # Copies and restored files may keep the time of modification, but not the other two.
+    stamp = f"{state.st_mtime_ns}-{state.st_ctime_ns}-{state.st_ino}"
+    return replace(source, file_bytes=state.st_size, modified_ns=state.st_mtime_ns, stamp=stamp)
+
+
+def _remote(url: str) -> Iterator[Source]:
+    try:
+        file_system, path = _file_system(url)
+        matched = file_system.glob(path) if glob.has_magic(path) else [path]
+        found: dict[str, Any] = {}
+        for each in matched:
+            inside = file_system.find(each, detail=True)
+            found |= {
+                name: info
+                for name, info in inside.items()
+                if name == each or _is_snapshot(name, each)
+            }
+    except PytracerError:
+        raise
+    except Exception as error:  # file systems raise exceptions of their own
+        raise PytracerError(f"cannot list {url}: {error}") from error
+    if not found:
+        raise PytracerError(
+            f"{url} contains no snapshots: their names end in {', '.join(SUFFIXES)}"
+        )
+    for name, info in sorted(found.items()):
+        full = _url_of(url, file_system, name)
+        modified = next(
+            (info[key] for key in ("mtime", "LastModified", "updated", "created") if key in info),
+            None,
+        )
+        tag = next((info[key] for key in ("ETag", "etag", "version_id", "CRC") if info.get(key)), None)
+        size = info.get("size")
+        yield Source(
+            name=_text(full),
+            path=name,
+            url=full,
+            folder=_text(os.fspath(run_folder(Path("/", name)))),
+            file_bytes=size if isinstance(size, int) else None,
+            modified_ns=_nanoseconds(modified),
+            stamp=f"{tag or modified or ''}" and f"{size}-{tag or modified}",
+        )
+
+
+def _is_snapshot(name: str, folder: str) -> bool:
+    parts = name.removeprefix(folder).split("/")
+    return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in parts)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises:
+        PytracerError: The file system's package is not installed, or the URL is wrong.
+    """
+    try:
+        core = importlib.import_module("fsspec.core")
+    except ImportError as error:
+        raise PytracerError(
+            f"{url} needs fsspec ({error}): pip install 'torch-pytracer[fleet]'"
+        ) from error
+    try:
+        file_system, path = core.url_to_fs(url)
+        return file_system, path
+    except ImportError as error:
+        with_arrow = _with_pyarrow(url)
+        if with_arrow is not None:
+            return with_arrow
+        raise PytracerError(f"cannot open {url}: {error}") from error
+    except Exception as error:  # file systems raise exceptions of their own
+        raise PytracerError(f"cannot open {url}: {error}") from error
+
+
+def _with_pyarrow(url: str) -> tuple[Any, str] | None:
+    """Return pyarrow's file system of a URL (S3, GCS, HDFS) as one of fsspec; None: it has none."""
+    try:
+        fs = importlib.import_module("pyarrow.fs")
+        wrapper = importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper
+        file_system, path = fs.FileSystem.from_uri(url)
+        return wrapper(file_system), path
+    except Exception:  # pyarrow is not installed, or does not know the scheme
+        return None
+
+
+def _url_of(url: str, file_system: Any, path: str) -> str:
+    """Return the URL of a file in the file system of a URL; chains keep their other links."""
+    head, chain, rest = url.partition("::")
+    scheme, separator, _ = head.partition("://")
+    if not separator:  # "simplecache::s3://…": the path belongs to the next link
+        return f"{head}::{_url_of(rest, file_system, path)}"
+    return f"{scheme}://{path.lstrip('/')}" + (f"{chain}{rest}" if chain else "")
+
+
+def _nanoseconds(modified: object) -> int | None:
+    if isinstance(modified, datetime):
+        return round(modified.timestamp() * 1e6) * 1000
+    return round(modified * 1e6) * 1000 if isinstance(modified, int | float) else None
+
+
+def _text(text: str) -> str:
+    """Return a path without the bytes that no Unicode text has."""
+    return text.encode(errors="backslashreplace").decode()

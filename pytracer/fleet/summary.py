@@ -1,0 +1,328 @@
+"""One snapshot as rows of the tables of `pytracer.fleet.schema`.
+
+The numbers are those of `pytracer stats`, `explain` and `leaks`: this module only arranges them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pytracer.analysis.call_sites import callers
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.leaks.one_file import leaks_on_device
+from pytracer.analysis.leaks.results import DeviceLeaks
+from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot
+from pytracer.analysis.report import DeviceReport, report_device
+from pytracer.analysis.site_groups import MOST_CALLERS, OtherGroups, SiteGroup, site_groups
+from pytracer.analysis.usage import LEAST_POINTS
+from pytracer.errors import ConfigError
+from pytracer.fleet.schema import (
+    MOST_LEAKS,
+    MOST_OOMS,
+    MOST_PHASES,
+    MOST_SETTING_LENGTH,
+    MOST_SETTINGS,
+    MOST_SITES,
+    MOST_STEPS,
+)
+from pytracer.fleet.sources import Source
+from pytracer.reading.files import parse_place
+from pytracer.reading.metadata import (
+    backend,
+    is_count,
+    only_phase,
+    read_number,
+    settings_text,
+)
+from pytracer.reading.snapshot import Frame, Snapshot
+from pytracer.settings.keys import parse_settings
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
+"""The rows of each table. A column that a row lacks is null."""
+
+_VERSIONS = ("torch", "torch_npu", "python")
+_OPTIONS = (
+    "context",
+    "stack_depth",
+    "trace_alloc_max_entries",
+    "max_stack_bytes",
+    "forward_stacks",
+    "step_from",
+)
+
+
+def summarize(snapshot: Snapshot, source: Source) -> Rows:
+    """Return the rows of a snapshot that was read from a source."""
+    file = _file_row(snapshot, source)
+    key = {name: file[name] for name in ("run", "step", "rank", "source")}
+    rows: Rows = {"files": [file], "settings": [key | row for row in _settings(snapshot)]}
+    devices = chosen_devices(snapshot, None)
+    file["devices"], file["events"], file["is_oom"] = len(devices), 0, False
+    for device in devices:
+        data = device_data(snapshot, device)
+        report = report_device(data, top=0, points=LEAST_POINTS)
+        # In a file of one phase the history has no exact entries, and no leak is looked for.
+        history = data.history if report.only_phase is None else None
+        leaks = leaks_on_device(snapshot, device, history)
+        file["events"] += report.events
+        file["is_oom"] |= data.has_trace and is_oom_snapshot(snapshot, device)
+        own = key | {"device": device, "device_name": report.name}
+        for table, found in (
+            ("peaks", [_peak(report, leaks)]),
+            ("sites", _sites(data, report)),
+            ("steps", _steps(report)),
+            ("phases", _phases(report)),
+            ("ooms", _ooms(report)),
+            ("leaks", _leaks(leaks)),
+        ):
+            rows.setdefault(table, []).extend(row | own for row in found)
+    return rows
+
+
+def failed(source: Source, error: str) -> Rows:
+    """Return the row of a file that cannot be read, with what its name tells."""
+    place = parse_place(Path(source.path))
+    row = _name_row(source) | {
+        "step": place.last,
+        "rank": place.rank,
+        "error": " ".join(error.split()),
+    }
+    return {"files": [row]}
+
+
+def _name_row(source: Source) -> Row:
+    place = parse_place(Path(source.path))
+    return {
+        "run": source.run,
+        "source": source.name,
+        "folder": source.folder,
+        "kind": place.kind,
+        "first_step": place.first,
+        "last_step": place.last,
+        "file_bytes": source.file_bytes,
+        "modified_ns": source.modified_ns,
+        "stamp": source.stamp,
+    }
+
+
+def _file_row(snapshot: Snapshot, source: Source) -> Row:
+    metadata, place = snapshot.metadata, parse_place(Path(source.path))
+    window = metadata.get("window")
+    first, last = (
+        read_number(window, name) if isinstance(window, dict) else None
+        for name in ("first", "last")
+    )
+    row = _name_row(source)
+    if first is not None and last is not None:
+        row |= {"first_step": first, "last_step": last}
+    current = read_number(metadata, "current_step") or None  # 0: no step
+    rank, pid = metadata.get("rank"), metadata.get("pid")
+    backends = [backend(snapshot, device) for device in chosen_devices(snapshot, None)]
+    return row | {
+        "step": current if row["last_step"] is None else row["last_step"],
+        "rank": rank if is_count(rank) else place.rank,
+        "file_phase": only_phase(snapshot),
+        "role": _text(metadata.get("role")),
+        "host": _text(metadata.get("host")),
+        "pid": pid if is_count(pid) else None,
+        "backend": next((name for name in backends if name and name != "cpu"), None)
+        or next((name for name in backends if name), None),
+        **{name: _text(metadata.get(name)) for name in _VERSIONS},
+        "pytracer": _text(metadata.get("version")),
+        "written_ns": read_number(metadata, "written_ns"),
+    }
+
+
+def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
+    row: Row = {
+        name: getattr(report, name)
+        for name in ("is_cpu", "events", "first_us", "last_us", "contradiction", "only_phase")
+    }
+    lost, peak, end, outside = report.lost, report.peak_allocated, report.end, report.outside
+    for name in ("overwritten", "unknown_frees", "live_dropped", "before_bytes", "exact_from"):
+        row[name] = getattr(lost, name)
+    row |= {
+        "peak_most_bytes": report.peak_most_bytes,
+        "is_peak_certain": None if peak is None else report.is_peak_certain,
+        "end_allocated_bytes": end.allocated_bytes,
+        "end_active_bytes": end.active_bytes,
+        "end_requested_bytes": end.requested_bytes,
+        "end_reserved_bytes": end.reserved_bytes,
+        "end_largest_free_bytes": end.largest_free_bytes,
+        "end_inactive_split_bytes": end.inactive_split_bytes,
+    }
+    if peak is not None:
+        row |= {
+            "peak_allocated_bytes": peak.allocated_bytes,
+            "peak_event": peak.event,
+            "peak_time_us": peak.time_us,
+            "peak_step": peak.step,
+            "peak_phase": peak.phase,
+            "peak_requested_bytes": peak.requested_bytes,
+            "peak_active_bytes": peak.active_bytes,
+            "reserved_at_peak_bytes": peak.reserved_bytes,
+            "fragmentation_at_peak_bytes": peak.fragmentation_bytes,
+        }
+    if report.peak_reserved is not None:
+        row["peak_reserved_bytes"] = report.peak_reserved.reserved_bytes
+    if outside is not None:
+        for name in ("total", "free", "process", "outside", "others"):
+            row[f"{name}_bytes"] = getattr(outside, f"{name}_bytes")
+    row |= vars(report.counts)
+    return row | {
+        "leak_verdict": leaks.verdict,
+        "leak_reason": leaks.reason,
+        "leak_unit": leaks.unit,
+        "leak_first": leaks.first,
+        "leak_last": leaks.last,
+        "leak_observed": leaks.observed,
+        "leak_begin_bytes": leaks.begin_bytes,
+        "leak_end_bytes": leaks.end_bytes,
+        "leak_bytes_per_step": float(leaks.bytes_per_step),
+        "available_bytes": leaks.available_bytes,
+        "exhausted_step": leaks.exhausted_step,
+    }
+
+
+def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
+    history = data.history
+    moments: dict[str, int | None] = {"end": None}
+    if history is not None:
+        moments["peak"] = int(history.usage.allocated_bytes.argmax())
+        if report.ooms:
+            moments["oom"] = report.ooms[-1].event + 1
+    for moment, entry in moments.items():
+        groups, others = site_groups(data, entry, MOST_SITES)
+        yield from (_group_row(moment, group) for group in groups)
+        if others is not None:
+            yield _others_row(moment, others)
+
+
+def _group_row(moment: str, group: SiteGroup) -> Row:
+    return {
+        "moment": moment,
+        "is_others": False,
+        **_site(group.call_site),
+        "callers": _chain(group.callers),
+        "category": group.category,
+        "phase": group.phase,
+        "size_bytes": group.size_bytes,
+        "requested_bytes": group.requested_bytes,
+        "blocks": group.count,
+        "groups": 1,
+        "largest_group_bytes": group.size_bytes,
+    }
+
+
+def _others_row(moment: str, others: OtherGroups) -> Row:
+    return {
+        "moment": moment,
+        "is_others": True,
+        "size_bytes": others.size_bytes,
+        "requested_bytes": others.requested_bytes,
+        "blocks": others.count,
+        "groups": others.groups,
+        "largest_group_bytes": others.largest_bytes,
+    }
+
+
+def _steps(report: DeviceReport) -> Iterable[Row]:
+    for step in report.steps[-MOST_STEPS:]:
+        yield vars(step) | {"number": step.step, "inexact": ",".join(step.inexact)}
+
+
+def _phases(report: DeviceReport) -> Iterable[Row]:
+    largest = sorted(report.phases, key=lambda phase: -(phase.peak_bytes or 0))
+    for phase in largest[:MOST_PHASES]:
+        yield vars(phase) | {"inexact": ",".join(phase.inexact)}
+
+
+def _ooms(report: DeviceReport) -> Iterable[Row]:
+    for number, oom in [*enumerate(report.ooms, 1)][-MOST_OOMS:]:
+        is_last = oom is report.ooms[-1]
+        row = _oom(oom) | {"number": number, "is_last": is_last}
+        if is_last and report.explanation is not None:
+            verdicts = report.explanation.verdicts
+            row |= {
+                "verdict": verdicts[0].kind if verdicts else None,
+                "verdicts": ",".join(verdict.kind for verdict in verdicts),
+                "explanation": " ".join(verdict.text for verdict in verdicts),
+                "what": report.explanation.what,
+            }
+        yield row
+
+
+def _oom(oom: OutOfMemory) -> Row:
+    sample = oom.sample
+    return {
+        **vars(oom),
+        "oom_step": oom.step,
+        "allocated_bytes": None if sample is None else sample.allocated_bytes,
+        "reserved_bytes": None if sample is None else sample.reserved_bytes,
+        **_site(oom.call_site),
+    }
+
+
+def _leaks(leaks: DeviceLeaks) -> Iterable[Row]:
+    for growth in leaks.growths[:MOST_LEAKS]:
+        site = growth.frames[0] if growth.frames else None
+        yield {
+            **vars(growth),
+            **_site(site),
+            "callers": _chain(callers(growth.frames, site)[:MOST_CALLERS]),
+            "unit": leaks.unit,
+        }
+
+
+def _settings(snapshot: Snapshot) -> Iterable[Row]:
+    metadata = snapshot.metadata
+    text = settings_text(snapshot)
+    if text is not None:
+        try:
+            items: Mapping[str, str] = parse_settings(text)
+        except ConfigError:  # the allocator refused this text
+            items = {"(unreadable)": text}
+        yield from _scope("allocator", items)
+    yield from _scope("reported", snapshot.allocator_settings)
+    yield from _scope("recording", {name: metadata[name] for name in _OPTIONS if name in metadata})
+    versions = {name: metadata.get(name) for name in _VERSIONS}
+    versions["pytracer"] = metadata.get("version")
+    yield from _scope("version", {name: value for name, value in versions.items() if value})
+    own = metadata.get("metadata")
+    yield from _scope("metadata", own if isinstance(own, dict) else {})
+
+
+def _scope(scope: str, items: Mapping[Any, Any]) -> Iterable[Row]:
+    for key, value in islice(items.items(), MOST_SETTINGS):
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        yield {
+            "scope": scope,
+            "key": str(key)[:MOST_SETTING_LENGTH],
+            "value": text[:MOST_SETTING_LENGTH],
+        }
+
+
+def _site(frame: Frame | None) -> Row:
+    if frame is None:
+        return {}
+    return {
+        "site": _frame_text(frame),
+        "filename": frame.filename,
+        "line": frame.line,
+        "function": frame.name,
+    }
+
+
+def _frame_text(frame: Frame) -> str:
+    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
+
+
+def _chain(frames: Iterable[Frame]) -> str:
+    return " <- ".join(map(_frame_text, frames))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

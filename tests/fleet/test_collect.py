@@ -1,0 +1,367 @@
+"""Tests of `pytracer fleet collect`: the rows of a file, and which files are read again."""
+
+import os
+import re
+import shutil
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+from commands import invoke
+from fleet_tables import CPU, CUDA, GOLDEN, InProcess, all_rows, column, make_run, rows
+
+from pytracer.analysis.leaks import examine
+from pytracer.analysis.report import stats
+from pytracer.errors import PytracerError
+from pytracer.fleet import collection, summary
+from pytracer.fleet.collection import collect
+from pytracer.fleet.dataset import UNFINISHED, Dataset
+from pytracer.fleet.schema import TABLES
+from pytracer.fleet.sources import find_sources, with_runs
+from pytracer.fleet.summary import summarize
+from pytracer.reading.reader import load
+
+OOM = GOLDEN / "native/cuda-2.13.0.pickle"
+FILES = sorted(GOLDEN.rglob("*.pickle"))
+
+
+def collected(table: Path, *paths: Path | str, **options: str) -> collection.Collected:
+    return collect([str(path) for path in paths], table, InProcess(), **options)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("most", [2, 100])
+def test_rows_are_those_of_stats_and_leaks(
+    path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN the rows of a file, with few or many rows for the sites of a moment
+    monkeypatch.setattr(summary, "MOST_SITES", most)
+    (source,) = find_sources([str(path)])[0]
+    snapshot = load(path)
+    found = summarize(snapshot, source)
+    report, leaks = stats(snapshot), examine(snapshot, is_only=True).devices
+    # THEN each device has the peak, the end and the leaks that the commands show
+    assert len(found.get("peaks", [])) == len(report.devices)
+    held: dict[tuple[int, str], int] = defaultdict(int)
+    for row in found.get("sites", []):
+        held[row["device"], row["moment"]] += row["size_bytes"]
+    for row, device, leak in zip(found.get("peaks", []), report.devices, leaks, strict=True):
+        peak = device.peak_allocated
+        assert row.get("peak_allocated_bytes") == (peak and peak.allocated_bytes)
+        assert row["end_allocated_bytes"] == device.end.allocated_bytes
+        assert (row["leak_verdict"], row["leak_reason"]) == (leak.verdict, leak.reason)
+        # AND the sites of a moment add up to what was active then
+        assert held[device.device, "end"] == device.end.active_bytes
+        assert held[device.device, "peak"] == (peak.active_bytes if peak is not None else 0)
+        at_end = [r for r in found["sites"] if (r["device"], r["moment"]) == (device.device, "end")]
+        assert len(at_end) <= most + 1
+        assert sum(r["blocks"] for r in at_end) >= len(at_end)
+    ooms = [oom for device in report.devices for oom in device.ooms]
+    assert [row["requested_bytes"] for row in found.get("ooms", [])] == [
+        oom.requested_bytes for oom in ooms
+    ]
+    # AND no row has a column that its table lacks, apart from those of the report's dataclasses
+    for table, of_table in found.items():
+        assert of_table == [] or TABLES[table].fields.keys() & of_table[0].keys()
+
+
+def test_the_oom_has_its_verdict(tmp_path: Path) -> None:
+    collected(tmp_path / "t", OOM)
+    explained = [d.explanation for d in stats(load(OOM)).devices if d.explanation is not None]
+    verdicts = [text for text in column(tmp_path / "t", "ooms", "verdict") if text is not None]
+    assert verdicts == [explanation.verdicts[0].kind for explanation in explained] != []
+    assert "oom" in column(tmp_path / "t", "sites", "moment")
+
+
+def test_only_new_and_rewritten_files_are_read(tmp_path: Path) -> None:
+    # GIVEN a dataset of a run
+    paths = make_run(tmp_path / "run7")
+    table = tmp_path / "table"
+    first = collected(table, tmp_path / "run7")
+    assert (first.read, first.known) == (4, 0)
+    # WHEN it is collected again THEN nothing is read, and nothing changes
+    before = all_rows(table)
+    again = collected(table, tmp_path / "run7")
+    assert (again.read, again.known) == (0, 4)
+    assert all_rows(table) == before
+    # WHEN a file is rewritten with the same size and time, and another is added
+    state = paths[0].stat()
+    shutil.copy(CPU, tmp_path / "new")
+    os.truncate(tmp_path / "new", state.st_size)  # cut short or filled up: damaged
+    os.utime(tmp_path / "new", ns=(state.st_atime_ns, state.st_mtime_ns))
+    os.replace(tmp_path / "new", paths[0])
+    assert (paths[0].stat().st_size, paths[0].stat().st_mtime_ns) == (
+        state.st_size,
+        state.st_mtime_ns,
+    )
+    added = tmp_path / "run7/step3/torch_memory_rank0_pid100.pickle"
+    added.parent.mkdir()
+    shutil.copy(CUDA, added)
+    third = collected(table, tmp_path / "run7")
+    # THEN these two are read, and the rows are those of a new dataset
+    assert (third.read, third.known, len(third.unreadable)) == (2, 3, 1)
+    collected(tmp_path / "fresh", tmp_path / "run7")
+    assert all_rows(table) == all_rows(tmp_path / "fresh")
+
+
+def test_a_rewritten_file_may_move_to_another_step(tmp_path: Path) -> None:
+    # GIVEN a file without a step in its name, whose step is that of its metadata
+    path, table = tmp_path / "run7/memory.pickle", tmp_path / "table"
+    path.parent.mkdir()
+    shutil.copy(CUDA, path)
+    collected(table, path)
+    shutil.copy(GOLDEN / "native/cuda-2.13.0.pickle", path)  # without a step
+    # WHEN it is rewritten
+    collected(table, path)
+    # THEN its rows are only in the partition of the new step
+    assert column(table, "files", "step") == [None]
+    assert set(column(table, "sites", "step")) == {None}
+    collected(tmp_path / "fresh", path)
+    assert all_rows(table) == all_rows(tmp_path / "fresh")
+
+
+def test_damaged_files_are_rows_with_the_reason(tmp_path: Path) -> None:
+    run, table = tmp_path / "run7", tmp_path / "table"
+    make_run(run, ranks=2, steps=1)
+    damaged = {
+        "cut": CUDA.read_bytes()[:1000],
+        "empty": b"",
+        "text": b"no pickle",
+        "code": b"cposix\nsystem\n(S'true'\ntR.",
+    }
+    for i, content in enumerate(damaged.values()):
+        (run / f"step1/torch_memory_rank{10 + i}_pid7.pickle").write_bytes(content)
+    (run / "step1/torch_memory_rank20_pid7.pickle").symlink_to("missing")
+    # WHEN they are collected
+    found = collected(table, run)
+    # THEN each has a row with its rank and the reason, and the others are complete
+    assert (found.read, len(found.unreadable)) == (7, 5)
+    errors = dict(zip(column(table, "files", "rank"), column(table, "files", "error"), strict=True))
+    assert errors[0] is None
+    assert errors[1] is None
+    assert "cut short" in errors[10]
+    assert "damaged" in errors[13]
+    assert "cannot read" in errors[20]
+    assert set(column(table, "files", "step")) == {1}
+    assert set(column(table, "peaks", "rank")) == {0, 1}
+    # AND only the file that could not be opened is tried again
+    assert collected(table, run).read == 1
+    assert len(rows(table, "files")) == 7
+
+
+def test_an_error_in_our_code_does_not_end_the_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    make_run(tmp_path / "run7", ranks=1, steps=1)
+    monkeypatch.setattr("pytracer.fleet.work.summarize", fail)
+    found = collected(tmp_path / "table", tmp_path / "run7")
+    assert [re.sub(r".*pickle ", "", text) for text in found.unreadable] == [
+        "was not understood: ZeroDivisionError('a defect')"
+    ]
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_by_a_crash_at_any_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a dataset with files that were rewritten and added since
+    run, old = tmp_path / "run7", tmp_path / "old"
+    paths = make_run(run, ranks=2, steps=2)
+    monkeypatch.setattr(collection, "BATCH_FILES", 2)
+    collected(old, run)
+    shutil.copy(CPU, paths[0])
+    shutil.copy(CUDA, paths[3])
+    make_run(run, ranks=2, steps=3)[0].write_bytes(paths[0].read_bytes())
+    collected(tmp_path / "fresh", run)
+    expected = all_rows(tmp_path / "fresh")
+    write, delete = Dataset._write_file, Dataset._delete
+
+    # WHEN a collection ends before it writes or deletes its n-th file, and is run again
+    crashes = 0
+    for last in range(10_000):
+        table = tmp_path / f"table{last}"
+        shutil.copytree(old, table)
+        left = [last]
+
+        def counted(change: Callable[..., None], left: list[int] = left) -> Callable[..., None]:
+            def called(*arguments: object) -> None:
+                if left[0] == 0:
+                    raise Crash
+                left[0] -= 1
+                change(*arguments)
+
+            return called
+
+        monkeypatch.setattr(Dataset, "_write_file", counted(write))
+        monkeypatch.setattr(Dataset, "_delete", counted(delete))
+        try:
+            collected(table, run)
+            ended = True
+        except Crash:
+            ended = False
+            crashes += 1
+            assert last == 0 or (table / UNFINISHED).exists()
+        monkeypatch.setattr(Dataset, "_write_file", write)
+        monkeypatch.setattr(Dataset, "_delete", delete)
+        collected(table, run)
+        # THEN the rows are those of a collection that was not interrupted
+        assert all_rows(table) == expected, f"after {last} writes"
+        assert not (table / UNFINISHED).exists()
+        shutil.rmtree(table)
+        if ended:
+            break
+    assert crashes > 20
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    make_run(tmp_path / "run7", ranks=1, steps=1)
+    table = tmp_path / "table"
+    collected(table, tmp_path / "run7")
+    left = table / "sites/run=run7/step=1/.pytracer-1-2.tmp"
+    left.write_bytes(b"half")
+    collected(table, tmp_path / "run7")
+    assert not left.exists()
+
+
+def test_a_dataset_has_one_writer(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    with Dataset(table), pytest.raises(PytracerError, match="another collection is writing"):
+        collected(table, CUDA)
+    assert collected(table, CUDA).read == 1
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, message in (("notes", "is no dataset"), ("file", "is a file")):
+        with pytest.raises(PytracerError, match=message):
+            collected(tmp_path / name, CUDA)
+    assert [*(tmp_path / "notes").iterdir()] == [tmp_path / "notes/a.txt"]
+    table = tmp_path / "table"
+    collected(table, CUDA)
+    (table / "_pytracer_fleet.json").write_text('{"schema_version": "7.0"}')
+    with pytest.raises(PytracerError, match=r"tables of version 7\.0"):
+        collected(table, CUDA)
+
+
+def test_runs_are_named_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("a/profile", "b/profile", "c/7"):
+        make_run(tmp_path / folder, ranks=1, steps=1)
+    table = tmp_path / "table"
+    collected(table, tmp_path / "a", tmp_path / "b")
+    # The names stay when more folders come, whatever their order.
+    collected(table, tmp_path)
+    assert sorted(column(table, "files", "run")) == ["7", "b/profile", "profile"]
+    assert all(type(run) is str for run in column(table, "files", "run"))
+    collected(tmp_path / "named", tmp_path, run="of today")
+    assert set(column(tmp_path / "named", "sites", "run")) == {"of today"}
+
+
+def test_patterns_and_paths_that_name_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "run7", ranks=2, steps=3)
+    sources, errors = find_sources([f"{tmp_path}/run7/step[12]/*rank0*", f"{tmp_path}/*/step3"])
+    assert errors == []
+    assert len(sources) == 4
+    assert [s.name for s in find_sources([f"file://{tmp_path}/run7/step3"])[0]] == [
+        s.name for s in find_sources([f"{tmp_path}/run7/step3"])[0]
+    ]
+    for path, message in (
+        (f"{tmp_path}/none", "does not exist"),
+        (f"{tmp_path}/*.gz", "matches no file"),
+        ("nosuch://bucket/run7", "cannot open nosuch"),
+        ("memory://nothing/here", "contains no snapshots"),
+    ):
+        sources, (error,) = find_sources([path])
+        assert sources == []
+        assert message in str(error)
+
+
+def test_files_of_other_file_systems(tmp_path: Path) -> None:
+    # GIVEN the same run in a folder, in an archive, and in memory
+    paths = make_run(tmp_path / "run7", ranks=2, steps=1)
+    memory = fsspec.filesystem("memory")
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        for path in paths:
+            archive.write(path, path.relative_to(tmp_path))
+            memory.pipe(f"/bucket/{path.relative_to(tmp_path)}", path.read_bytes())
+    urls = {
+        "zip": f"zip://run7/*/*.pickle::file://{tmp_path}/run.zip",
+        "memory": "memory://bucket/run7",
+    }
+    try:
+        collected(tmp_path / "expected", tmp_path / "run7")
+        for name, url in urls.items():
+            table = tmp_path / name
+            found = collected(table, url)
+            # THEN they have the same rows, and are not read again
+            assert (found.errors, found.read) == ([], 2)
+            assert collected(table, url).read == 0, name
+            for of_table in ("peaks", "sites", "steps", "ooms"):
+                fields = [f for f in TABLES[of_table].fields if f != "source"]
+                values = [[column(t, of_table, f) for f in fields] for t in (
+                    table, tmp_path / "expected")]
+                assert values[0] == values[1]
+            assert all(url.partition("://")[0] in s for s in column(table, "files", "source"))
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_every_table_has_its_columns_in_an_empty_dataset(tmp_path: Path) -> None:
+    with Dataset(tmp_path / "table"):
+        pass
+    for name in TABLES:
+        assert rows(tmp_path / "table", name) == []
+
+
+def test_the_order_of_sources_is_run_step_rank(tmp_path: Path) -> None:
+    make_run(tmp_path / "run7", ranks=11, steps=2)
+    sources = with_runs(reversed(find_sources([str(tmp_path)])[0]), None, {})
+    names = [re.findall(r"step(\d+).*rank(\d+)", source.name)[0] for source in sources]
+    assert names == [(str(step), str(rank)) for step in (1, 2) for rank in range(11)]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run7", ranks=2, steps=1)[0].parent
+    (run / "torch_memory_rank2_pid1.pickle").write_bytes(b"")
+    done = invoke("fleet", "collect", tmp_path / "run7", "--output", tmp_path / "t")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"t: 3 files read in [\d.]+ s, 1 of them cannot be read\.", done.output)
+    assert "rank2" in done.output
+    done = invoke("fleet", "collect", tmp_path / "run7", "--output", tmp_path / "t", "--json")
+    assert '"known": 3' in done.output
+    done = invoke("fleet", "collect", tmp_path / "none", "--output", tmp_path / "t")
+    assert done.exit_code == 1
+    assert "does not exist" in done.output
+    for options, message in (
+        (("--engine", "spark"), "--engine spark is unknown"),
+        (("--engine", "ray", "--memory", "1GiB"), "--memory bounds"),
+    ):
+        done = invoke("fleet", "collect", run, "--output", tmp_path / "t", *options)
+        assert done.exit_code == 2
+        assert message in done.output
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr("pytracer.fleet.tables.importlib.import_module", missing)
+    with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet\]"):
+        Dataset(tmp_path / "t")
+    from pytracer.fleet.ray_engine import RayEngine
+
+    with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet,ray\]"):
+        RayEngine()
+
+

@@ -1,0 +1,163 @@
+"""Tests of the pool of processes, and of a collection that is interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pool_jobs
+import processes
+import pytest
+from fleet_tables import InProcess, all_rows, make_run
+
+from pytracer.errors import PytracerError
+from pytracer.fleet.collection import LocalEngine, collect
+from pytracer.fleet.dataset import UNFINISHED
+from pytracer.fleet.pool import PROCESS_BYTES, Pool, ProcessEndedError
+
+MIB = 2**20
+
+
+def test_jobs_wait_for_memory() -> None:
+    # GIVEN jobs of which only one fits into the budget next to the processes, and one too large
+    pool = Pool(pool_jobs.timed, limit_bytes=2 * PROCESS_BYTES + 100 * MIB, workers=2)
+    jobs = [(0.05, 60 * MIB)] * 4 + [(0.06, 5000 * MIB)] + [(0.05, 60 * MIB)] * 2
+    # WHEN they run
+    times = sorted(result for _, result in pool.results(jobs) if isinstance(result, tuple))
+    pool.close()
+    # THEN no two overlap, and none is left out
+    assert len(times) == len(jobs)
+    assert all(end <= begin for (_, end, _), (begin, _, _) in zip(times, times[1:], strict=False))
+
+
+def test_jobs_that_fit_share_the_memory() -> None:
+    pool = Pool(pool_jobs.timed, limit_bytes=2 * PROCESS_BYTES + 100 * MIB, workers=2)
+    times = [result for _, result in pool.results([(0.5, 20 * MIB)] * 4)]
+    pool.close()
+    # Two processes, and the jobs of one run while those of the other do.
+    assert len({each[2] for each in times if isinstance(each, tuple)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers"), [(1, 1), (3 * PROCESS_BYTES, 3), (100 * PROCESS_BYTES, 64)]
+)
+def test_the_budget_bounds_the_number_of_processes(limit: int, workers: int) -> None:
+    assert Pool(pool_jobs.timed, limit, workers=64).workers == workers
+
+
+def test_errors_are_results() -> None:
+    pool = Pool(pool_jobs.divide, workers=1)
+    found = dict(pool.results([(1, 0), (0, 0), (2, 0)]))
+    pool.close()
+    assert (found[1], found[2]) == (1.0, 0.5)
+    assert isinstance(found[0], ZeroDivisionError)
+
+
+def test_a_killed_process_costs_one_job() -> None:
+    # GIVEN jobs that kill their process, among others
+    pool = Pool(pool_jobs.kill_if_negative, workers=2)
+    numbers = [1, 2, -1, 3, 4, 5, -2, 6, 7, 8]
+    found = dict(pool.results([(number, 0) for number in numbers]))
+    pool.close()
+    # THEN the others are done
+    assert {number for number, result in found.items() if result == number} == {*range(1, 9)}
+    for number in (-1, -2):
+        assert isinstance(found[number], ProcessEndedError)
+        assert "--memory" in str(found[number])
+
+
+def test_the_local_engine_makes_the_rows_of_this_process(tmp_path: Path) -> None:
+    make_run(tmp_path / "run7", ranks=4, steps=2)
+    paths = [str(tmp_path / "run7")]
+    collect(paths, tmp_path / "expected", InProcess())
+    progress: list[tuple[int, int]] = []
+    done = collect(
+        paths,
+        tmp_path / "table",
+        LocalEngine(workers=2),
+        on_progress=lambda count, total: progress.append((count, total)),
+    )
+    assert (done.read, done.unreadable, done.lost) == (8, [], [])
+    assert all_rows(tmp_path / "table") == all_rows(tmp_path / "expected")
+    assert progress == [(count, 8) for count in range(9)]
+
+
+def test_a_file_whose_process_ended_is_tried_again_later(tmp_path: Path) -> None:
+    class Killed(InProcess):
+        def read(self, sources):  # type: ignore[no-untyped-def]
+            engine = LocalEngine(workers=1)
+            engine._pool = Pool(_killed_by_rank_1, workers=1)
+            yield from engine.read(sources)
+            engine.close()
+
+    make_run(tmp_path / "run7", ranks=3, steps=1)
+    paths = [str(tmp_path / "run7")]
+    done = collect(paths, tmp_path / "table", Killed())
+    assert (done.read, len(done.unreadable)) == (3, 1)
+    assert "ended, twice" in done.unreadable[0]
+    again = collect(paths, tmp_path / "table", InProcess())
+    assert (again.read, again.known) == (1, 2)
+    collect(paths, tmp_path / "expected", InProcess())
+    assert all_rows(tmp_path / "table") == all_rows(tmp_path / "expected")
+
+
+def _killed_by_rank_1(source):  # type: ignore[no-untyped-def]
+    from pytracer.fleet.work import collect_file
+
+    if "rank1_" in source.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return collect_file(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_collection_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    # GIVEN a collection of many files, in batches of a few
+    make_run(tmp_path / "run7", ranks=40, steps=10)
+    table = tmp_path / "table"
+    program = (
+        "from pytracer.fleet import collection; collection.BATCH_FILES = 5\n"
+        "from pytracer.commands.main import main; main()"
+    )
+    arguments = ["fleet", "collect", str(tmp_path / "run7"), "--output", str(table)]
+    command = [sys.executable, "-c", program, *arguments, "--workers", "2"]
+    running = subprocess.Popen(
+        command, env=processes.environment(), stderr=subprocess.PIPE, text=True
+    )
+    # WHEN a signal ends it in the middle
+    begin = time.monotonic()
+    while len([*(table / "files").rglob("*.parquet")]) < 3:
+        assert running.poll() is None, running.stderr and running.stderr.read()
+        assert time.monotonic() - begin < processes.HANG_S
+        time.sleep(0.01)
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=processes.HANG_S)
+    # THEN the dataset says so, and the exit code too
+    assert (table / UNFINISHED).exists()
+    if number == signal.SIGKILL:
+        assert running.returncode == -number
+    else:
+        assert running.returncode == 128 + number
+        assert "Interrupted. What was read is in" in errors
+    # AND the same collection reads the rest: nothing is lost or doubled
+    done = collect([str(tmp_path / "run7")], table, InProcess())
+    assert done.known > 0
+    assert done.known + done.read == done.files == 400
+    collect([str(tmp_path / "run7")], tmp_path / "expected", InProcess())
+    assert all_rows(table) == all_rows(tmp_path / "expected")
+    assert not (table / UNFINISHED).exists()
+
+
+def test_a_full_disk_ends_the_collection_with_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    make_run(tmp_path / "run7", ranks=1, steps=1)
+    collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
+    monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", full)
+    with pytest.raises(PytracerError, match=r"cannot write .*No space left"):
+        collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())

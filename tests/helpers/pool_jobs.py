@@ -1,0 +1,22 @@
+"""Jobs for the processes of a pool, which import them by name."""
+
+import os
+import signal
+import time
+
+
+def timed(seconds: float) -> tuple[float, float, int]:
+    """Return when the job began and ended, and its process."""
+    begin = time.monotonic()
+    time.sleep(seconds)
+    return begin, time.monotonic(), os.getpid()
+
+
+def kill_if_negative(number: int) -> int:
+    if number < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def divide(number: int) -> float:
+    return 1 / number

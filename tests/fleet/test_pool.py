@@ -4,13 +4,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pool_jobs
 import processes
 import pytest
+from commands import invoke
 from fleet_tables import InProcess, all_rows, make_run
 
+from pytracer.commands import parallel
 from pytracer.errors import PytracerError
 from pytracer.fleet.collection import LocalEngine, collect
 from pytracer.fleet.dataset import UNFINISHED
@@ -28,7 +32,7 @@ def test_jobs_wait_for_memory() -> None:
     pool.close()
     # THEN no two overlap, and none is left out
     assert len(times) == len(jobs)
-    assert all(end <= begin for (_, end, _), (begin, _, _) in zip(times, times[1:], strict=False))
+    assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(times))
 
 
 def test_jobs_that_fit_share_the_memory() -> None:
@@ -152,3 +156,33 @@ def test_a_full_disk_ends_the_collection_with_a_message(
     monkeypatch.setattr("pytracer.fleet.dataset.open_atomically", full)
     with pytest.raises(PytracerError, match=r"cannot write .*No space left"):
         collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
+
+
+def test_stats_and_diff_read_many_files_in_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN two runs of many files, one of them damaged
+    for run in ("run6", "run7"):
+        paths = make_run(tmp_path / run, ranks=2, steps=2)
+    paths[-1].write_bytes(b"")
+    commands = (
+        ["stats", tmp_path / "run7", "--json"],
+        ["diff", tmp_path / "run6", tmp_path / "run7", "--json"],
+    )
+    by_threads = [invoke(*command) for command in commands]
+    # WHEN processes read them
+    monkeypatch.setattr(parallel, "MANY_FILES", 2)
+    pools: list[int | None] = []
+
+    class LoggingPool(Pool[Path, object]):
+        def __init__(self, function: Callable[[Path], object], limit_bytes: int | None) -> None:
+            super().__init__(function, limit_bytes, workers=1)
+            pools.append(limit_bytes)
+
+    monkeypatch.setattr(parallel, "Pool", LoggingPool)
+    by_processes = [invoke(*command, "--memory", "1GiB") for command in commands]
+    # THEN the answers are the same, within the same budget
+    assert pools == [2**30] * 2
+    for one, other in zip(by_threads, by_processes, strict=True):
+        assert (one.exit_code, one.output) == (other.exit_code, other.output)
+    assert "truncated" in by_threads[0].output or "cut short" in by_threads[0].output

@@ -35,6 +35,7 @@ from pytracer.backends.doctor import Examination
 from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.recommendation.results import Recommendation
 from pytracer.tracing.option_docs import markdown_table
 
@@ -156,6 +157,12 @@ def command_page() -> str:
     for name, command in rows:
         if command is not None:
             parts += command_section(click.Context(command, group, name), command)
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=name)
+            for part in command.list_commands(inner):
+                if (found := command.get_command(inner, part)) is not None:
+                    context = click.Context(found, group, f"{name} {part}")
+                    parts += command_section(context, found)
     return "".join(parts)
 
 
@@ -206,6 +213,34 @@ def json_page() -> str:
             summary = (inspect.getdoc(kind) or "").split("\n\nAttributes:")[0]
             text = as_json(escaped(summary))
             parts += [f"\n### `{kind.__name__}`\n\n{text}\n\n", table(kind, shown)]
+    return "".join(parts)
+
+
+def fleet_tables_page() -> str:
+    """Return docs/reference/fleet-tables.md."""
+    parts = ["# Tables of many files\n\n", MADE]
+    parts += [
+        "`pytracer fleet collect PATHS... --output TABLE` writes these tables in Parquet. The ",
+        "parts of a table are `TABLE/{table}/run={run}/step={step}/{number}.parquet`. A part has the rows ",
+        "of several ranks, sorted by rank. An unknown step is `step=__HIVE_DEFAULT_PARTITION__`. ",
+        "`run`, `step` and `rank` are columns of the files too.\n\n",
+        f"This is version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A ",
+        "new minor version adds columns. A new major version changes the meaning of a column, and is ",
+        "written to a new folder.\n\n",
+        "Null means that the value is unknown, or does not apply. A file has one row in `files`, ",
+        "and its rows in the other tables have the same `source`. Bytes are integers. ",
+        "[What the numbers mean](report.md) describes them in detail.\n\n",
+        "The file `TABLE/_unfinished` exists while a collection runs, and after one was killed. ",
+        "Until the next collection has repaired the dataset, rows of files that were rewritten ",
+        "may be missing or doubled.\n",
+    ]
+    for name, of_table in TABLES.items():
+        parts += [f"\n## {name}\n\n{of_table.meaning}\n\n"]
+        parts += ["| column | type | meaning |\n|---|---|---|\n"]
+        parts += [
+            f"| `{column}` | {field.kind} | {cell(field.meaning)} |\n"
+            for column, field in of_table.fields.items()
+        ]
     return "".join(parts)
 
 
@@ -288,6 +323,7 @@ PAGES = {
     DOCS / "reference/options.md": options_page,
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/json.md": json_page,
+    DOCS / "reference/fleet-tables.md": fleet_tables_page,
     **{
         picture.path: partial(answer_picture.drawing, picture)
         for picture in answer_picture.PICTURES

@@ -164,7 +164,7 @@ def _diff_directories(
             f"{new}: give two files instead"
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
-    results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
+    results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
     pairs: _Pairs = []
     errors: list[str] = []
     for (place, path, _), before, after in zip(

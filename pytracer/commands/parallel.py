@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
@@ -12,11 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pytracer.errors import PytracerError
+from pytracer.fleet.pool import Pool, ProcessEndedError, cores
 from pytracer.reading.files import find
 from pytracer.reading.reader import estimated_bytes
 from pytracer.text import printable
 
 Result = TypeVar("Result")
+
+MANY_FILES = 16
+"""From so many files on, commands that can read in processes do."""
 
 PATIENCE_S = 2.0
 """Work that takes longer than this shows its progress."""
@@ -45,6 +50,7 @@ def in_parallel(
     memory_bytes: int | None = None,
     *,
     on_interrupt: Callable[[], None] = lambda: None,
+    in_processes: bool = False,
 ) -> list[Result | PytracerError]:
     """Call a function with each path, in one thread per core, as far as memory allows.
 
@@ -59,10 +65,14 @@ def in_parallel(
         memory_bytes: The memory that all calls may use at a time, as estimated by
             `estimated_bytes`. None: a quarter of the free memory.
         on_interrupt: Called when Control-C ends the process, to remove temporary files.
+        in_processes: Whether processes, which do not wait for each other, call the function for
+            `MANY_FILES` or more. The function and its results have to be picklable.
 
     Returns:
         The results, in the order of `paths`, or the `PytracerError` that a call raised.
     """
+    if in_processes and len(paths) >= MANY_FILES:
+        return _in_processes(function, paths, description, memory_bytes)
     budget = None
     if len(paths) > 1:
         from pytracer.fleet.memory_budget import MemoryBudget
@@ -78,7 +88,7 @@ def in_parallel(
         except PytracerError as error:
             return error
 
-    with ThreadPoolExecutor(max(1, min(_cores(), len(paths)))) as pool:
+    with ThreadPoolExecutor(max(1, min(cores(), len(paths)))) as pool:
         try:
             futures = [pool.submit(result_or_error, path) for path in paths]
             if wait(futures, timeout=PATIENCE_S).not_done:
@@ -93,26 +103,48 @@ def in_parallel(
         return [future.result() for future in futures]
 
 
-def _cores() -> int:
-    """Return the cores that this process may use; on macOS, which does not report them, all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _in_processes(
+    function: Callable[[Path], Result],
+    paths: Sequence[Path],
+    description: str,
+    memory_bytes: int | None,
+) -> list[Result | PytracerError]:
+    pool: Pool[Path, Result] = Pool(function, memory_bytes)
+    found: dict[Path, Result | PytracerError] = {}
+    begin = time.monotonic()
+    with _progress() as progress:
+        task = progress.add_task(description, total=len(paths), visible=False)
+        try:
+            for path, result in pool.results((path, estimated_bytes(path)) for path in paths):
+                if isinstance(result, ProcessEndedError):
+                    result = PytracerError(f"{path}: {result}")
+                if isinstance(result, Exception) and not isinstance(result, PytracerError):
+                    raise result
+                found[path] = result
+                is_long = time.monotonic() - begin > PATIENCE_S
+                progress.update(task, advance=1, visible=is_long)
+        finally:
+            pool.close()
+    return [found[path] for path in paths]
 
 
 def _show_progress(futures: Sequence[Future[Any]], description: str) -> None:
+    with _progress() as progress:
+        task = progress.add_task(description, total=len(futures))
+        for _ in as_completed(futures):
+            progress.advance(task)
+
+
+def _progress() -> Progress:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(
+    return Progress(
         *columns,
         TimeElapsedColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task(description, total=len(futures))
-        for _ in as_completed(futures):
-            progress.advance(task)
+    )
 
 
 def print_errors(results: Iterable[object]) -> bool:

@@ -84,7 +84,9 @@ def stats_command(
     found, unsearched = find_files(paths)
     has_json = as_json or json_path is not None
     read = partial(_read, device=device, writes_stacks=has_json)
-    results = unsearched + in_parallel(read, found, "Reading snapshots", memory_bytes)
+    results = unsearched + in_parallel(
+        read, found, "Reading snapshots", memory_bytes, in_processes=True
+    )
     reports = [result for result in results if isinstance(result, Report)]
     if has_json:
         from pytracer.commands.json_output import write_results

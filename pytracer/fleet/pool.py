@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -122,7 +123,7 @@ class Pool(Generic[Job, Result]):
             # A process that is forked from this one could inherit locks that threads hold.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(_MODULES)
-            self._executor = ProcessPoolExecutor(self.workers, context, _ignore_interrupts)
+            self._executor = ProcessPoolExecutor(self.workers, context, _begin_process)
         return self._executor
 
 
@@ -138,7 +139,15 @@ def _outcome(future: "Future[Any]") -> Any:
     return future.result() if error is None else error
 
 
-def _ignore_interrupts() -> None:
-    """Leave Control-C to the parent, which keeps what is complete."""
+def _begin_process() -> None:
+    """Leave Control-C to the parent, which keeps what is complete, and end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()  # it would wait for work for ever after a parent that was killed
+        os._exit(1)

@@ -16,6 +16,7 @@ from pytracer.reading.reader import usual_bytes
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
 _LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
+_TAGS = ("ETag", "etag", "version_id", "CRC")
 _COMPRESSED = (".gz", ".zst")
 
 
@@ -172,7 +173,7 @@ def _remote(url: str) -> Iterator[Source]:
             (info[key] for key in ("mtime", "LastModified", "updated", "created") if key in info),
             None,
         )
-        tag = next((info[key] for key in ("ETag", "etag", "version_id", "CRC") if info.get(key)), None)
+        tag = next((info[key] for key in _TAGS if info.get(key)), None)
         size = info.get("size")
         yield Source(
             name=_text(full),

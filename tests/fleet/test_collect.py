@@ -309,8 +309,9 @@ def test_files_of_other_file_systems(tmp_path: Path) -> None:
             assert collected(table, url).read == 0, name
             for of_table in ("peaks", "sites", "steps", "ooms"):
                 fields = [f for f in TABLES[of_table].fields if f != "source"]
-                values = [[column(t, of_table, f) for f in fields] for t in (
-                    table, tmp_path / "expected")]
+                values = [
+                    [column(t, of_table, f) for f in fields] for t in (table, tmp_path / "expected")
+                ]
                 assert values[0] == values[1]
             assert all(url.partition("://")[0] in s for s in column(table, "files", "source"))
     finally:
@@ -363,5 +364,3 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet,ray\]"):
         RayEngine()
-
-

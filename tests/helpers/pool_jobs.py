@@ -4,6 +4,10 @@ import os
 import signal
 import time
 
+from pytracer.fleet.sources import Source
+from pytracer.fleet.tables import Encoded
+from pytracer.fleet.work import collect_file
+
 
 def timed(seconds: float) -> tuple[float, float, int]:
     """Return when the job began and ended, and its process."""
@@ -20,3 +24,9 @@ def kill_if_negative(number: int) -> int:
 
 def divide(number: int) -> float:
     return 1 / number
+
+
+def killed_by_rank_1(source: Source) -> Encoded:
+    if "rank1_" in source.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return collect_file(source)

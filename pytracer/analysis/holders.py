@@ -75,6 +75,8 @@ def ages_at(
     if now is None or len({step for step, _ in boundaries}) < 2:
         return {}
     alive = np.flatnonzero(active_at(history, entry))
+    if len(alive) == 0:
+        return {}
     alloc = history.blocks.alloc_event[alive]
     site = call_sites(snapshot.stacks)[history.blocks.stack[alive]]
     order = np.lexsort((alloc, site))

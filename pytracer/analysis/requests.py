@@ -16,6 +16,7 @@ from pytracer.reading.metadata import (
     device_name,
     only_phase,
     settings_text,
+    torch_version,
 )
 from pytracer.reading.snapshot import (
     GIVES_MEMORY,
@@ -173,7 +174,7 @@ def extract_recording(
         device=device,
         name=name,
         backend=kind,
-        torch_version=_version(snapshot, kind),
+        torch_version=torch_version(snapshot, kind),
         settings=_settings(snapshot, trace),
         were_changed=_were_changed(trace),
         limit_bytes=limit_bytes,
@@ -211,12 +212,6 @@ def _were_changed(trace: Trace) -> bool:
     """Return whether the trace has segments of both kinds, as after a switch of the setting."""
     kinds = [np.any(trace.action == action) for action in TAKES_MEMORY]
     return all(kinds)
-
-
-def _version(snapshot: Snapshot, kind: str) -> str | None:
-    text = snapshot.metadata.get("torch_npu" if kind == "npu" else "torch")
-    found = re.match(r"\d+\.\d+\.\d+", text) if isinstance(text, str) else None
-    return None if found is None else found[0]
 
 
 def block_order(blocks: Lifetimes) -> Column:

@@ -8,11 +8,11 @@ from pytracer.analysis.device_data import DeviceData, expands
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.settings_command import command_of
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
-from pytracer.reading.metadata import backend, has_marked_steps, settings_text
+from pytracer.reading.metadata import backend, has_marked_steps, settings_text, torch_version
 from pytracer.text import size
-from pytracer.variables import VARIABLE
 
 LEAST_STEPS = 3
 """The number of steps from which a leak can be looked for in one file."""
@@ -87,15 +87,15 @@ def _of_leak(path: str) -> Suggestion:
 
 def _joining(data: DeviceData, path: str) -> list[Suggestion]:
     kind = backend(data.snapshot, data.device)
-    settings = dict(_SETTING.findall(settings_text(data.snapshot) or ""))
+    own = settings_text(data.snapshot) or ""
+    settings = dict(_SETTING.findall(own))
     for key in _NOT_WITH_EXPANDABLE.get(kind, ()):
         settings.pop(key, None)
     settings["expandable_segments"] = "True"
     text = ",".join(f"{key}:{value}" for key, value in settings.items())
-    variable = VARIABLE.get(kind, VARIABLE["cuda"])
     return [
         Suggestion(
-            f"export {variable}={shlex.quote(text)}",
+            command_of(text, kind, torch_version(data.snapshot, kind), own),
             "Lets the allocator join free memory. Then start the program again.",
         ),
         Suggestion(

@@ -94,8 +94,10 @@ def stats_command(
         write_results({"files": reports}, results, to_stdout=as_json, path=json_path)
     if not as_json:
         if len(results) > 1 and reports:
-            from pytracer.commands.stats_several_files import overview
+            from pytracer.commands.stats_several_files import answers, overview
 
+            for answer in answers(reports):
+                _console().print(Text(answer, "bold"), soft_wrap=True)
             _console().print(overview(reports))
         for report in reports if len(results) == 1 or top is not None else ():
             _show_file(report, TOP if top is None else top)

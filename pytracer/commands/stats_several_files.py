@@ -1,6 +1,7 @@
 """The table of `pytracer stats` for several files: a row for each device of each file."""
 
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,39 @@ from pytracer.commands.stats_tables import usage_text
 from pytracer.commands.table import Fitted, new_table
 from pytracer.reading.files import parse_place
 from pytracer.reading.metadata import read_number
-from pytracer.text import printable, size, size_range, utc_time, wrapped_text
+from pytracer.text import number, printable, size, size_range, utc_time, wrapped_text
+
+
+def answers(reports: list[Report]) -> list[str]:
+    """Return what a reader wants to know first: the highest peak, and who ran out of memory."""
+    found = [
+        (sample, device, report)
+        for report in reports
+        for device in report.devices
+        if (sample := device.peak_allocated or device.end)
+    ]
+    texts = []
+    if found:
+        sample, device, report = max(found, key=lambda each: each[0].allocated_bytes)
+        reserved = "" if device.is_cpu else f" ({size(sample.reserved_bytes)} reserved)"
+        when = "at the end" if device.peak_allocated is None else "at the peak"
+        texts.append(
+            f"The highest usage: {size(sample.allocated_bytes)} allocated{reserved} {when} of "
+            f"{device.name}, in {report.path}."
+        )
+    failed = [report for report in reports if any(device.ooms for device in report.devices)]
+    if failed:
+        paths = [shlex.quote(report.path) for report in failed]
+        texts.append(
+            f"{len(failed):,} of {number(len(reports), 'file')} ran out of memory. To see why: "
+            f"pytracer explain {paths[0]}"
+        )
+    leaking = [report for report in reports if any(device.leak for device in report.devices)]
+    if leaking:
+        leak = next(device.leak for device in leaking[0].devices if device.leak)
+        path = shlex.quote(leaking[0].path)
+        texts.append(f"{leak} See pytracer leaks {path}")
+    return [printable(text) for text in texts]
 
 
 def overview(reports: list[Report]) -> Table:
@@ -25,8 +58,12 @@ def overview(reports: list[Report]) -> Table:
     devices = {device.device for report in reports for device in report.devices}
     files = [os.path.abspath(report.path) for report in reports]
     folder = os.path.commonpath([os.path.dirname(file) for file in files])
+    has_ooms = any(device.ooms for report in reports for device in report.devices)
     table = new_table(
-        *("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "lost"), text=1
+        *("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated"),
+        *(("OOM",) if has_ooms else ()),
+        "lost",
+        text=1,
     )
     days = {written[:10] for report in reports if (written := _written(report))}
     day = days.pop() if len(days) == 1 else ""
@@ -34,7 +71,7 @@ def overview(reports: list[Report]) -> Table:
     table.title = Text(title, "table.title")
     for report, name in zip(reports, _names(reports, files, folder, day), strict=True):
         if not report.devices:
-            table.add_row(_cell(name), *"----")
+            table.add_row(_cell(name), *"-" * (len(table.columns) - 1))
         for device in report.devices:
             peak, reserved = device.peak_allocated, device.peak_reserved
             table.add_row(
@@ -42,6 +79,7 @@ def overview(reports: list[Report]) -> Table:
                 _peak(device),
                 _usage(device, reserved, "reserved_bytes"),
                 _usage(device, peak, "fragmentation_bytes"),
+                *((str(len(device.ooms)),) if has_ooms else ()),
                 _lost(report, device),
             )
     return table

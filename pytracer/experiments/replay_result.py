@@ -221,10 +221,10 @@ def fidelity_text(deviation: Deviation | None) -> str:
         )
     share = f"{deviation.peak_share:+.1%}".replace("%", " %")
     return (
-        f"Error bar: {size(abs(deviation.peak_bytes))} ({share}) at the peak, "
-        f"{size(round(deviation.mean_bytes))} on average, "
-        f"{size(abs(deviation.largest_bytes))} at most{largest}. This is how much the reserved "
-        "bytes of a replay under the recording's own settings and limit differ from the "
-        "recording. A smaller difference between settings means nothing."
+        f"Error bar: {size(abs(deviation.peak_bytes))} ({share}). A replay under the recording's "
+        "own settings and limit reserves that much more or less at its peak than the recording; "
+        f"after each request, {size(round(deviation.mean_bytes))} on average and "
+        f"{size(abs(deviation.largest_bytes))} at most{largest}. Smaller differences between "
+        "settings mean nothing."
         f"{missed}"
     )

@@ -89,6 +89,18 @@ def settings_text(snapshot: Snapshot) -> str | None:
     return next((text for text in texts if isinstance(text, str)), None)
 
 
+def torch_version(snapshot: Snapshot, kind: str) -> str | None:
+    """Return the version of torch, or of torch_npu, without its local part; None if unknown.
+
+    Args:
+        snapshot: The snapshot.
+        kind: The backend: for "npu", the version of torch_npu is returned.
+    """
+    text = snapshot.metadata.get("torch_npu" if kind == "npu" else "torch")
+    found = re.match(r"\d+\.\d+\.\d+", text) if isinstance(text, str) else None
+    return None if found is None else found[0]
+
+
 def read_number(metadata: Mapping[str, Any], name: str) -> int | None:
     """Return an integer of the metadata; None if it is missing, not an integer, or too large."""
     value = metadata.get(name)

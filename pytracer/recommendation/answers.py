@@ -1,6 +1,5 @@
 """The answer of a recommendation in words."""
 
-import shlex
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,12 +15,9 @@ from pytracer.recommendation.results import (
     TriedSetting,
 )
 from pytracer.text import number, size
-from pytracer.variables import VARIABLE
 
 WORTH = 0.02
 """The share of the peak that a change must save, if the recording's own settings fit."""
-
-_GENERAL = "PYTORCH_ALLOC_CONF"
 
 
 @dataclass(frozen=True)
@@ -63,29 +59,6 @@ class Answer:
     def is_change(self) -> bool:
         """Whether other settings are recommended."""
         return self.kind == CHANGE
-
-
-def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
-    """Return the line to paste into a shell.
-
-    torch before 2.9 does not know the general variable, and later versions call the older name
-    deprecated. If the job sets a variable already, the line must name the one that counts if both
-    are set: in torch 2.12 and later that is the older name.
-
-    Args:
-        settings: The settings, in the form of the variable; "" for the defaults.
-        backend: "cuda" or "npu".
-        torch_version: The version of torch; None if unknown.
-        own_settings: The settings of the recording; "" if no variable was set.
-    """
-    variable = VARIABLE[backend]
-    if not settings:
-        return f"unset {variable} {_GENERAL}"
-    if backend == "cuda" and torch_version is not None:
-        version = tuple(int(part) for part in torch_version.split(".")[:2])
-        if version >= (2, 9) and (version < (2, 12) or not own_settings):
-            variable = _GENERAL
-    return f"export {variable}={shlex.quote(settings)}"
 
 
 def answer_of(facts: Facts) -> Answer:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pytracer.analysis.requests import FAIL, Recording, extract_recording
+from pytracer.analysis.settings_command import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Setting
 from pytracer.experiments.replay_curves import deviation_of, recorded_curve
@@ -23,7 +24,7 @@ from pytracer.reading.files import find
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
-from pytracer.recommendation.answers import Facts, answer_of, command_of
+from pytracer.recommendation.answers import Facts, answer_of
 from pytracer.recommendation.results import RankOutcome, Recommendation
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
 from pytracer.settings.hazards import known_hazards

@@ -351,6 +351,7 @@ def test_bounds_are_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert shown[1:] == [
         f"73.04-{size(report.devices[0].peak_most_bytes or 0)}",
         *(row[0] for row in (rows["reserved"][1:], rows["reserved - allocated"])),
+        "1",
         "unknown",
     ]
     # AND the tables of steps and phases have ranges

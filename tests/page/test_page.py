@@ -15,10 +15,11 @@ import pytracer
 from pytracer.analysis.diff import compare_snapshots
 from pytracer.analysis.explanation import explain
 from pytracer.analysis.history import replay
+from pytracer.commands import view as command
 from pytracer.errors import PytracerError
 from pytracer.page import page as page_module
 from pytracer.page import parts, tables
-from pytracer.page.open_file import open_file
+from pytracer.page.open_file import open_file, summarised
 from pytracer.page.page import page_of
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
@@ -146,6 +147,8 @@ def test_a_leak_is_the_first_line() -> None:
     assert "train.py:7 remember" in verdict["heading"]
     assert verdict["lines"][0].startswith("cuda:0: no out-of-memory. At the peak, ")
     assert verdict["commands"][0].startswith("pytracer leaks ")
+    assert sum(command.startswith("pytracer leaks ") for command in verdict["commands"]) == 1
+    assert verdict["is_leak"]
 
 
 # Several files
@@ -170,6 +173,9 @@ def test_a_directory(tmp_path: Path) -> None:
     # AND it begins with rank 1, and has all of them with curves
     content = page_json(html)
     assert [file["rank"] for file in content["files"]] == [1, 0, 2]
+    # AND the verdict names the file that it is about
+    heading = content["verdict"]["heading"]
+    assert heading.startswith("run/torch_memory_rank1_pid1.pickle: cuda:0: no out-of-memory. ")
     for index, file in enumerate(content["files"]):
         decoded = page_file(html, index)
         assert decoded["path"].endswith(file["name"])
@@ -202,6 +208,55 @@ def test_files_beyond_the_bound_of_events_have_curves_only(tmp_path: Path) -> No
     (sentence,) = content["left_out"]
     assert sentence.startswith("Of 1 file, the page has the usage only")
     assert re.search(r"pytracer view \S+rank2_pid2\.pickle", sentence)
+
+
+def test_a_file_that_is_deleted_meanwhile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN three files, of which the last is deleted after it was read for its usage
+    for rank in range(3):
+        program = small()
+        program.metadata["rank"] = rank
+        program.write(tmp_path / f"torch_memory_rank{rank}_pid{rank}.pickle")
+    deleted = tmp_path / "torch_memory_rank2_pid2.pickle"
+
+    def load_once(path: Path) -> Snapshot:
+        deleted.unlink(missing_ok=True)
+        return load(path)
+
+    monkeypatch.setattr(command, "load", load_once)
+    monkeypatch.setattr(
+        command,
+        "in_parallel",
+        lambda read, paths, *_: [summarised(open_file(load(p))) for p in paths],
+    )
+    # WHEN the directory is viewed
+    result = view(tmp_path, "-o", tmp_path / "page.html")
+    # THEN it is an error that names the file, and the page has the others, and its usage
+    assert result.exit_code == 1
+    assert "rank2_pid2.pickle" in result.stderr
+    content = page_json((tmp_path / "page.html").read_bytes())
+    assert [file["data"] for file in content["files"]] == [
+        "pytracer-data-0",
+        "pytracer-data-1",
+        None,
+    ]
+
+
+def test_blocks_count_as_events_in_a_directory(tmp_path: Path) -> None:
+    # GIVEN two files without events
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.pickle").write_bytes(
+            (GOLDEN / "native/cuda-1.13.1.pickle").read_bytes()
+        )
+    blocks = sum(
+        device["blocks"]["count"]
+        for device in page_file(html_of(load(tmp_path / "a.pickle")))["devices"]
+    )
+    # THEN a page has the blocks of the second one if there is room for them
+    for room, shown in ((2 * blocks, "2 files"), (2 * blocks - 1, "1 of 2 files in full")):
+        result = view(tmp_path, "-o", tmp_path / "page.html", "--max-events", room)
+        assert shown in result.output
 
 
 def test_an_out_of_memory_comes_first(tmp_path: Path) -> None:
@@ -261,6 +316,12 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
         (change.before_bytes, change.after_bytes) for change in changes
     ]
     assert content["difference"]["sentence"].startswith("cuda:0: +")
+    # AND it opens on the difference: the first line, and the first command
+    verdict = content["verdict"]
+    assert verdict["heading"].startswith("Compared with the baseline: cuda:0: +")
+    assert verdict["lines"][0].startswith("after.pickle: cuda:0: no out-of-memory. ")
+    paths = [str(tmp_path / name) for name in ("before.pickle", "after.pickle")]
+    assert verdict["commands"][0] == f"pytracer diff {paths[0]} {paths[1]}"
     # AND a baseline of a directory is refused
     assert view(tmp_path, "--baseline", tmp_path / "before.pickle").exit_code == 2
 
@@ -445,6 +506,10 @@ def test_the_page_of_a_running_tracer(tmp_path: Path) -> None:
         # AND fewer events can be asked for
         (_, remedy) = page_json(tracer.view(max_events=1).html())["left_out"]
         assert re.search(r"tracer\.view\(max_events=\d+\)$", remedy)
+        for count in (0, -1):
+            with pytest.raises(PytracerError, match=rf"max_events is {count}: give at least 1"):
+                tracer.view(max_events=count)
+    assert view(OURS, "--max-events", 0).exit_code == 2
 
 
 def test_the_template_is_in_the_package() -> None:

@@ -21,11 +21,11 @@ from commands import cells, invoke
 from reference_allocator import Allocator
 
 from pytracer.analysis.requests import Recording, extract_recording
+from pytracer.analysis.settings_command import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.replay import replay
 from pytracer.reading import load
 from pytracer.recommendation import recommend, recommend_sweep
-from pytracer.recommendation.answers import command_of
 from pytracer.recommendation.search import needed_bytes
 from pytracer.settings.keys import format_settings
 from pytracer.simulator.rules import rules_of

@@ -35,6 +35,8 @@ _KINDS = (
     ("communication", "ddp_bucket"),
     ("input", "batch"),
     (UNKNOWN, "from_forward"),
+    ("gradient", "fsdp_reduce"),
+    ("temporary", "autocast_cache"),
 )
 (
     _NO_FACT,
@@ -47,6 +49,8 @@ _KINDS = (
     _BUCKET,
     _INPUT,
     FROM_FORWARD,
+    _REDUCED,
+    _CAST,
 ) = range(len(_KINDS))
 
 
@@ -136,6 +140,10 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_within = np.zeros(len(lives), bool)
     is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
     is_within &= place != OUTSIDE
+    # A later pass freed what a pass with a graph of its own had kept for it.
+    call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
+    is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
+    is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
     in_backward = by_engine & freed_by_engine
     in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
     return np.select(
@@ -144,7 +152,9 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             is_known & places.makes_buckets[alloc_stack],
             is_known & places.makes_inputs[alloc_stack],
             is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
-            by_forward & freed_by_engine,
+            by_engine & is_freed & places.reduces[free_stack],
+            is_known & is_freed & places.leaves_autocast[free_stack] & (place != OPTIMIZER),
+            (by_forward & freed_by_engine) | is_kept,
             is_within & (place == BACKWARD) & in_backward,
             is_within & (place != BACKWARD) & is_known,
             is_known & (place == MODULE),
@@ -154,6 +164,8 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             _BUCKET,
             _INPUT,
             _BY_ZERO_GRAD,
+            _REDUCED,
+            _CAST,
             _FREED_BY_NODE,
             _WITHIN_BACKWARD,
             np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),

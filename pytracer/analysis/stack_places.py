@@ -36,6 +36,10 @@ _BUCKETS = (
     ("_ddp_init_helper", "_pre_forward"),
     r"[/\\]torch[/\\]nn[/\\]parallel[/\\]distributed\.py",
 )
+# The function in which FSDP2 drops the gradients of gathered parameters, and the one in which autocast
+# drops its cache of copies of parameters.
+_REDUCES = ("foreach_reduce",), _GATHERS[1]
+_AUTOCAST = ("__exit__",), r"[/\\]torch[/\\]amp[/\\]autocast_mode\.py"
 # The functions in which a DataLoader makes a batch in this process, and with which torch's
 # distributed modules move their arguments to a device.
 _INPUTS = (
@@ -57,6 +61,12 @@ class StackPlaces:
         gathers: bool: FSDP2 gathers parameters.
         makes_buckets: bool: DDP makes its buckets.
         makes_inputs: bool: a DataLoader makes a batch, or a distributed module moves its arguments.
+        reduces: bool: FSDP2 reduces gradients.
+        leaves_autocast: bool: autocast drops its cache.
+        engine_call: int64: which of the program's calls of the engine runs a node, in the stack's own
+            frames; 0: none, or a call inside of another one, or the node is not known. Nodes that
+            accumulate gradients do not count.
+        is_second: bool: the node is that of a derivative.
     """
 
     place: Column
@@ -66,6 +76,10 @@ class StackPlaces:
     gathers: Column
     makes_buckets: Column
     makes_inputs: Column
+    reduces: Column
+    leaves_autocast: Column
+    engine_call: Column
+    is_second: Column
 
 
 def stack_places(stacks: Stacks) -> StackPlaces:
@@ -83,7 +97,9 @@ def stack_places(stacks: Stacks) -> StackPlaces:
         _depth(stacks, frames(*rule))
         for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS)
     )
-    zero_grad, buckets = (_depth(stacks, frames(*rule)) for rule in (_ZERO_GRAD, _BUCKETS))
+    zero_grad, buckets, reduces, autocast = (
+        _depth(stacks, frames(*rule)) for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST)
+    )
     is_backward = has_node | (engine < _FAR)
     place = np.select(
         [is_backward, optimizer < _FAR, module < _FAR], [BACKWARD, OPTIMIZER, MODULE], OUTSIDE
@@ -98,7 +114,31 @@ def stack_places(stacks: Stacks) -> StackPlaces:
         makes_buckets=(buckets < _FAR) & (buckets == python),
         # A dataset may call a model, whose blocks are no inputs.
         makes_inputs=(inputs < module) & ~is_backward,
+        reduces=(reduces < _FAR) & (reduces == python),
+        leaves_autocast=(autocast < _FAR) & (autocast == python),
+        engine_call=_engine_calls(stacks, is_of_engine & (engine < _FAR), frames(*_ENGINE)),
+        is_second=_has_node(stacks, "BackwardBackward"),
     )
+
+
+def _engine_calls(stacks: Stacks, is_of_engine: Column, is_engine: Column) -> Column:
+    """Return the column `engine_call`; `is_engine`: which distinct frames are the engine's."""
+    found = np.zeros(len(stacks), np.int64)
+    numbers: dict[bytes, int] = {}
+    begin, end = stacks.offsets[:-1], stacks.offsets[1:]
+    is_wanted = is_of_engine & (stacks.node != 0) & ~_has_node(stacks, "AccumulateGrad")
+    for stack in np.flatnonzero(is_wanted).tolist():
+        frames = stacks.frame[begin[stack] : end[stack]]
+        if np.count_nonzero(is_engine[frames]) == 1:
+            found[stack] = numbers.setdefault(frames.tobytes(), len(numbers) + 1)
+    return found
+
+
+def _has_node(stacks: Stacks, text: str) -> Column:
+    """Return for each stack whether the name of the node that ran has a text in it: bool."""
+    keys, which = np.unique(stacks.node, return_inverse=True)
+    has_text: Column = np.array([text in stacks.strings[key] for key in keys.tolist()], bool)[which]
+    return has_text
 
 
 def _depth(stacks: Stacks, is_wanted: Column) -> Column:

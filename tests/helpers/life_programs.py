@@ -18,6 +18,7 @@ import torch
 from autograd_models import Layer, LlamaLayer, Residual
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
@@ -365,7 +366,17 @@ class Truth:
             self.note(batch, "input")
             return batch
 
+        reduce = _fsdp_param_group.foreach_reduce
+
+        def noting_reduce(
+            parameters: Any, gradients: list[Tensor], *args: Any, **given: Any
+        ) -> Any:
+            for gradient in gradients:
+                self.note(gradient, "gradient")
+            return reduce(parameters, gradients, *args, **given)
+
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_fsdp_param_group, "foreach_reduce", noting_reduce)
             patch.setattr(_MapDatasetFetcher, "fetch", noting_fetch)
             patch.setattr(torch, "get_rng_state", noting_rng_state)
             patch.setattr(checkpoints._recomputation_hook, "__init__", noting)
@@ -429,6 +440,7 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
     index = 0
     program(device, lambda *_: None)  # what is allocated once, such as workspaces
     sizes, facts = _known_facts(program, device, index)
+    parameters = {size for size, known in zip(sizes, facts, strict=True) if "parameter" in known}
     snapshots: list[bytes] = []
     with (
         no_collection(),
@@ -459,7 +471,10 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
             category, rule = found.kinds[kind]
             rules[category, rule] += 1
             about = (category, rule, facts[place], requested[place], place)
-            if category == "temporary":
+            if rule == "autocast_cache":  # a copy of half the size, which may be saved too
+                assert facts[place] <= {"activation"}, about
+                assert 2 * requested[place] in parameters, about
+            elif category == "temporary":
                 assert facts[place] <= {"kept"}, about
             elif category == "communication":  # gathered parameters may be saved for backward
                 assert not facts[place] & {"optimizer_state", "buffer", "input"}, about

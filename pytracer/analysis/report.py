@@ -292,7 +292,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
         else None,
         categories=categories(data, peak),
         modules=modules(data, peak),
-        counts=count_events(trace, is_cpu),
+        counts=count_events(trace, is_cpu or device == snapshot.host_device),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
@@ -303,7 +303,7 @@ def _report_device(snapshot: Snapshot, device: int, top: int | None, points: int
 
 
 def count_events(trace: Trace, is_cpu: bool | None) -> Counts:
-    """Count the events of a trace; `is_cpu` as in a `DeviceReport`."""
+    """Count the events of a trace; `is_cpu`: of the CPU, or of pinned host memory."""
 
     def count(*actions: int) -> int:
         return sum(int(np.count_nonzero(trace.action == action)) for action in actions)

@@ -137,7 +137,9 @@ def test_the_record_is_that_of_torchs_recorder(
         assert before_us - CLOSE_US < ours["time_us"] < written_us + CLOSE_US
         if theirs["action"] == "alloc":
             strangers.discard(theirs["addr"])
-        if context == "all" and theirs["addr"] not in strangers:
+        # torch gives the release of a segment no stack
+        has_stack = theirs["addr"] not in strangers and theirs["action"] != "segment_free"
+        if context == "all" and has_stack:
             require_same(f"{where}, frames", theirs.get("frames", []), ours["frames"])
         actions.add(theirs["action"])
     require_same("events", len(native["host_traces"]), len(traced["host_traces"]))
@@ -178,7 +180,11 @@ def test_a_file(device: ModuleType, tmp_path: Path) -> None:
     assert device_name(snapshot, host) == "host"
     history = replay(snapshot, host)
     assert history.exact_from == 0
-    assert history.usage.allocated_bytes[-1] == held >= kept.nbytes
+    allocated = int(history.usage.allocated_bytes[-1])
+    if tells_state(device):
+        assert allocated == held
+    else:  # a free counts as completed when it is requested
+        assert kept.nbytes <= allocated <= held
     # AND a report has the line that holds it
     found = {each.name: each for each in stats(snapshot).devices}["host"]
     named = {site.call_site.name: site for site in found.sites if site.call_site}

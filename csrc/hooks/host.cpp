@@ -134,10 +134,11 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
     PinnedSegment segment;
     if (!describe(*static_cast<const Block*>(context), data, segment)) return block;
     update([&](auto& memory) {
-      if (memory.is_waiting()) memory.poll(states(base()), false);
+      const auto address = reinterpret_cast<uint64_t>(data);
+      if (memory.is_waiting()) memory.poll(states(base()), address, false);
       // A block of an unusual kind keeps its own deleter, and is not traced.
       if (memory.has_room() && block.compare_exchange_deleter(base_delete, &delete_traced)) {
-        memory.took(reinterpret_cast<uint64_t>(data), segment);
+        memory.took(address, segment);
       }
     });
     return block;
@@ -153,7 +154,7 @@ class TracedAllocator final : public Forwards<at::HostAllocator> {
     base().empty_cache();
     update([&](auto& memory) {
       if constexpr (kTellsState<at::HostAllocator>) {
-        memory.poll(states(base()), true);
+        memory.poll(states(base()), 0, true);
       } else {
         memory.emptied();
       }
@@ -251,7 +252,7 @@ int32_t snapshot(const pytracer_state_sink* sink, char* message, size_t size) {
   if (g_is_child) return failed(message, size, "this process was forked");
   try {
     const std::lock_guard lock(g_lock);
-    if (memory().is_waiting()) memory().poll(states(TracedAllocator::base()), false);
+    if (memory().is_waiting()) memory().poll(states(TracedAllocator::base()), 0, false);
     if (__atomic_load_n(g_enabled, __ATOMIC_ACQUIRE) != 0) {
       pytracer_event marker{};
       marker.device = PYTRACER_HOST_DEVICE;

@@ -109,15 +109,16 @@ class PinnedMemory {
     if (!is_cached(segment.size)) release(found);
   }
 
-  // Compares with what torch's allocator has now: frees that were completed, and, after `emptied`,
-  // segments that were returned to the system.
-  void poll(const std::vector<PinnedState>& states, bool emptied) {
+  // Compares with what torch's allocator has now: frees that were completed, that of the block at
+  // `taken` among them, and, after `emptied`, segments that were returned to the system.
+  void poll(const std::vector<PinnedState>& states, uint64_t taken, bool emptied) {
     std::unordered_map<uint64_t, const PinnedState*> now;
     for (const PinnedState& state : states) now[state.address] = &state;
     std::vector<uint64_t> done;
     for (const auto& [order, address] : waiting_) {
       const auto found = now.find(address);
-      if (found == now.end() || !found->second->active) done.push_back(address);
+      const bool is_active = found != now.end() && found->second->active;
+      if (!is_active || address == taken) done.push_back(address);
     }
     for (const uint64_t address : done) complete(address, segments_.at(address));
     if (emptied) {

@@ -30,17 +30,17 @@ def allocator_rules(
         segments, blocks: The indices of the device's segments, and of its blocks that are not free.
     """
     settings = snapshot.allocator_settings
-    # Pinned host memory is not split either: each segment has one block of the same size.
-    is_cpu = (
-        bool(device_metadata(snapshot, device).get("is_cpu")) or device == snapshot.host_device
+    # Each segment of the CPU, and of pinned host memory, has one block of the same size.
+    is_whole = device == snapshot.host_device or bool(
+        device_metadata(snapshot, device).get("is_cpu")
     )
     actions = snapshot.traces[device].action
     expandable = snapshot.segments.is_expandable
     divisions = settings.get("roundup_power2_divisions")
     max_split = _integer(settings.get("max_split_size"))
     rules: dict[str, Any] = {
-        "has_pools": not is_cpu,
-        "may_expand": not is_cpu
+        "has_pools": not is_whole,
+        "may_expand": not is_whole
         and bool(
             settings.get("expandable_segments") is True
             or np.any((actions == SEGMENT_MAP) | (actions == SEGMENT_UNMAP))
@@ -54,7 +54,7 @@ def allocator_rules(
             for i in range(INTERVALS)
         ],
     }
-    if is_cpu:
+    if is_whole:
         return rules | {
             "padding_bytes": 0,
             "is_padding_known": True,

@@ -70,11 +70,14 @@ class Categories:
 def categories(data: DeviceData, peak: int | None) -> Categories | None:
     """Return what the memory of a device was for; None if the file does not have the owners.
 
+    It does not have the owners of pinned host memory.
+
     Args:
         data: The device.
         peak: The entry of the peak in `history.usage`; None without a history.
     """
-    if not data.snapshot.blocks.category.any():
+    is_host = data.device == data.snapshot.host_device
+    if is_host or not data.snapshot.blocks.category.any():
         return None
     at_peak = None if data.history is None or peak is None else categories_at(data, peak)
     return Categories(categories_at(data, None), at_peak)

@@ -297,7 +297,7 @@ def report_device(data: DeviceData, top: int | None = None, points: int = 1000) 
         else None,
         categories=categories(data, peak),
         modules=modules(data, peak),
-        counts=count_events(trace, is_cpu),
+        counts=count_events(trace, is_cpu or device == snapshot.host_device),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
@@ -309,7 +309,7 @@ def report_device(data: DeviceData, top: int | None = None, points: int = 1000) 
 
 
 def count_events(trace: Trace, is_cpu: bool | None) -> Counts:
-    """Count the events of a trace; `is_cpu` as in a `DeviceReport`."""
+    """Count the events of a trace; `is_cpu`: of the CPU, or of pinned host memory."""
 
     def count(*actions: int) -> int:
         return sum(int(np.count_nonzero(trace.action == action)) for action in actions)

@@ -154,6 +154,11 @@ def extract_recording(
             f"{snapshot.path}: device {device} is the CPU, whose allocator has no cache and no "
             "settings to compare: give the snapshot of an accelerator"
         )
+    if device == snapshot.host_device:
+        raise PytracerError(
+            f"{snapshot.path}: device {device} is pinned host memory, which cannot be replayed: "
+            "give the device of an accelerator"
+        )
     if (phase := only_phase(snapshot)) is not None:
         raise PytracerError(
             f"{snapshot.path} has only the events of the phase {phase}, without the allocations of "
@@ -188,7 +193,7 @@ def extract_recording(
 
 def _busiest(snapshot: Snapshot) -> int:
     used = [device for device, trace in enumerate(snapshot.traces) if has_events(trace)]
-    accelerators = [device for device in used if backend(snapshot, device) != "cpu"]
+    accelerators = [device for device in used if backend(snapshot, device) not in ("cpu", "host")]
     if not accelerators:
         raise PytracerError(
             f"{snapshot.path} has no events of an accelerator: the program did not use it, or it "

@@ -18,6 +18,7 @@ from pytracer.experiments.comparison import Curve, Failures
 from pytracer.reading.files import SUFFIXES, find
 from pytracer.reading.metadata import (
     annotations,
+    backend,
     device_metadata,
     only_phase,
     read_number,
@@ -162,8 +163,8 @@ def curve_of_run(paths: Iterable[str | Path]) -> Curve | None:
             continue
         snapshot = load(path)
         for index, trace in enumerate(snapshot.traces):
-            is_cpu = device_metadata(snapshot, index).get("is_cpu") is True
-            history = None if is_cpu or not len(trace) else _history(snapshot, index)
+            is_accelerator = backend(snapshot, index) not in ("cpu", "host")
+            history = _history(snapshot, index) if is_accelerator and len(trace) else None
             if history is not None:
                 found.append(_curve(history, trace))
     return max(found, key=lambda curve: curve.reserved_bytes.max(initial=0), default=None)

@@ -97,7 +97,8 @@ def open_file(snapshot: Snapshot, explain: Explain = explain_device) -> OpenFile
 def _importance(data: DeviceData) -> tuple[bool, bool, int, int]:
     """Return a key by which the device that matters is the first."""
     has_oom = bool(np.any(data.trace.action == OOM))
-    return not has_oom, data.is_cpu is True, -_peaks(data)[0], data.device
+    is_memory_of_host = data.is_cpu is True or data.device == data.snapshot.host_device
+    return not has_oom, is_memory_of_host, -_peaks(data)[0], data.device
 
 
 def _peaks(data: DeviceData) -> tuple[int, int]:

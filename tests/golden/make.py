@@ -32,6 +32,8 @@ with pytracer.annotate_modules(model):
     model(torch.ones(8, device=DEVICE)).sum().backward()
 gradient = train(torch.ones(8, 8, device=DEVICE, requires_grad=True))
 kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
+pinned = [torch.ones(size, pin_memory=DEVICE == "cuda") for size in (10, 5000)]
+del pinned[0]
 """
 
 if __name__ == "__main__":
@@ -42,6 +44,7 @@ if __name__ == "__main__":
     socket.gethostname = lambda: "example"
     # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
+    options["pinned_memory"] = device == "cuda"
     with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
         with pytracer.annotate("training"):
             exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device, "pytracer": pytracer})

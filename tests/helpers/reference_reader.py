@@ -63,8 +63,10 @@ def convert(content: Any, path: str = "") -> Snapshot:
         phase = strings[row.get("forward_phase", "")]
         return stacks[numbers, forward, strings[node], phase, is_exact]
 
+    has_host = bool(top.get("host_traces") or top.get("host_segments"))
+    host_device = len(top["device_traces"]) if has_host else None
     traces = []
-    for events in top["device_traces"]:
+    for events in [*top["device_traces"], *([top.get("host_traces", [])] if has_host else [])]:
         rows = [
             (
                 actions[e["action"]],
@@ -82,10 +84,11 @@ def convert(content: Any, path: str = "") -> Snapshot:
         traces.append(Trace(*columns(rows, "u1 i8 i8 i8 i8 u4 u4 u4 u4")))
 
     segments, blocks = [], []
-    for s in top["segments"]:
+    in_order = [name for name in top if name in ("segments", "host_segments")]
+    for list_name, s in [(name, s) for name in in_order for s in top[name]]:
         segments.append(
             (
-                s.get("device", 0),
+                s.get("device", 0) if list_name == "segments" else host_device,
                 s["address"],
                 s["total_size"],
                 s.get("stream", 0),
@@ -136,6 +139,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
         external_annotations=top.get("external_annotations", []),
         metadata=top.get("pytracer", {}),
         unknown_keys=(),
+        host_device=host_device,
     )
 
 

@@ -35,6 +35,7 @@ def contents(snapshot: Snapshot) -> dict[str, Any]:
         "external_annotations": snapshot.external_annotations,
         "metadata": snapshot.metadata,
         "devices": len(snapshot.traces),
+        "host_device": snapshot.host_device,
     }
     tables = {"segments": snapshot.segments, "blocks": snapshot.blocks}
     tables |= {f"traces[{device}]": trace for device, trace in enumerate(snapshot.traces)}

@@ -145,17 +145,31 @@ def test_unknown_keys_and_actions_are_listed() -> None:
     event = {**EVENT, "action": "teleport", "colour": 1}
     frames = [{**MAIN, "fx_node": "x"}]
     content = {"segments": [], "device_traces": [[{**event, "frames": frames}]]}
-    snapshot = load(pickle.dumps({**content, "host_traces": [event], "host_segments": []}))
-    assert snapshot.unknown_keys == ("event.colour", "frame.fx_node", "snapshot.host_traces")
+    snapshot = load(pickle.dumps({**content, "disks": [1], "host_segments": []}))
+    assert snapshot.unknown_keys == ("event.colour", "frame.fx_node", "snapshot.disks")
+    assert snapshot.host_device is None
     assert snapshot.actions[snapshot.traces[0].action[0]] == "teleport"
 
 
-def test_host_memory_is_left_out() -> None:
-    # GIVEN a file of torch 2.15, in which the segments of pinned memory precede those of devices
-    host = {**SEGMENT, "device": -1, "blocks": [dict(BLOCKS[0])]}
-    snapshot = load(pickle.dumps({"host_segments": [host], **SNAPSHOT}))
-    # THEN the columns have only the devices' memory
-    assert_same(snapshot, reference_reader.convert(SNAPSHOT))
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("has_events", [False, True])
+def test_pinned_host_memory_is_the_last_device(is_first: bool, has_events: bool) -> None:
+    # GIVEN a file of torch 2.15, in which the lists of pinned memory come last or first
+    segment = {**SEGMENT, "device": -1, "blocks": [dict(BLOCKS[0])]}
+    event = {**EVENT, "action": "alloc", "addr": 77}
+    host = {"host_segments": [segment], "host_traces": [event] if has_events else []}
+    content = {**host, **SNAPSHOT} if is_first else {**SNAPSHOT, **host}
+    snapshot = load(pickle.dumps(content))
+    # THEN it is one more device
+    assert snapshot.host_device == len(SNAPSHOT["device_traces"])
+    assert (snapshot.segments.device == snapshot.host_device).sum() == 1
+    assert_same(snapshot, reference_reader.convert(content))
+
+
+def test_events_of_pinned_memory_that_are_a_devices_are_an_error() -> None:
+    content = {**SNAPSHOT, "host_traces": SNAPSHOT["device_traces"][0]}
+    with pytest.raises(PytracerError, match="events of host_traces are a device's too"):
+        load(pickle.dumps(content))
 
 
 def test_users_values_are_not_rows() -> None:

@@ -58,6 +58,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("oom_ranks", "1", (1,)),
     ("role", "critic-2", "critic-2"),
     ("on_oom", "0", False),
+    ("pinned_memory", "1", True),
     ("max_oom_snapshots", "0", 0),
     ("keep_last", "5", 5),
     ("on_snapshot", "package.module:upload", "package.module:upload"),

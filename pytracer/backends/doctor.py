@@ -65,12 +65,15 @@ class Examination:
         interpreter: The report on call stacks.
         backends: A report on each backend that pytracer knows, requested or not.
         autograd: The report on the library for forward stacks. Recording works without it.
+        ready_hooks: The versions of torch, and for "npu" of torch_npu, for which this package has
+            ready hooks, by backend. Other versions need a C++ compiler.
     """
 
     requested: tuple[str, ...]
     interpreter: InterpreterReport
     backends: tuple[BackendReport, ...]
     autograd: BackendReport
+    ready_hooks: dict[str, list[str]]
 
     @property
     def problems(self) -> list[str]:
@@ -97,6 +100,7 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
         _examine_interpreter(hooks),
         tuple(backends),
         autograd,
+        {name: hooks.builder.ready.releases(name) for name in (*BACKENDS, AUTOGRAD)},
     )
 
 
@@ -137,7 +141,7 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
             devices.indices(backend, None)
         found = builder.find(backend)
         if found is None:
-            command = " ".join(builder.compiler.find_command())
+            command = " ".join(builder.compiler_for(backend))
             directory = builder.folders.destination().directory
             first = "tracer" if backend in BACKENDS else "tracer with forward_stacks=True"
             message = (

@@ -1,6 +1,6 @@
-"""The commands about hooks: `pytracer build-hooks` and `pytracer doctor`."""
+"""The commands about hooks: `pytracer hooks`, `pytracer build-hooks` and `pytracer doctor`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -68,6 +68,34 @@ def build_hooks(context: click.Context, output: Path | None, backends: tuple[str
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(failures))
+
+
+@click.command("hooks")
+@click.pass_context
+def list_hooks(context: click.Context) -> None:
+    """Which versions of torch need no compiler here?
+
+    \b
+    pytracer hooks
+
+    Lists the ready hooks of this installation, and where the hooks for the installed torch are. A
+    torch without a ready hook needs a C++ compiler once, or a folder that `pytracer build-hooks`
+    filled.
+    """
+    builder = _hooks(context).builder
+    for backend in (*BACKENDS, AUTOGRAD):
+        try:
+            found = builder.find(backend)
+            place = f"{found.path} ({found.folder})" if found else "not built yet"
+        except HookError as error:
+            place = str(error)
+        click.echo(f"{backend}: {place}")
+    table = Table("backend", "package", "ready hooks for")
+    for backend in (*BACKENDS, AUTOGRAD):
+        package = "torch_npu" if backend == "npu" else "torch"
+        releases = builder.ready.releases(backend)
+        table.add_row(backend, package, ", ".join(releases) or "none")
+    Console().print(table)
 
 
 @click.command("doctor")
@@ -155,3 +183,18 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
             Text("\n".join(details), overflow="fold"),
         )
     Console().print(table)
+    releases = examination.ready_hooks
+    if any(releases.values()):
+        click.echo(f"ready hooks, which need no compiler: {_ready_text(releases)}")
+    else:
+        click.echo("ready hooks: none in this installation; each torch needs a C++ compiler once")
+
+
+def _ready_text(releases: Mapping[str, Sequence[str]]) -> str:
+    """Return the versions with ready hooks: those of torch, and those of torch_npu."""
+    texts = []
+    if torch := releases["cpu"]:
+        texts.append(f"torch {', '.join(torch)}")
+    if torch_npu := releases["npu"]:
+        texts.append(f"torch_npu {', '.join(torch_npu)}")
+    return "; ".join(texts)

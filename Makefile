@@ -1,4 +1,4 @@
-# make demo | test | dev | lint | docs | bench | fuzz | reliability | soak |
+# make demo | test | dev | lint | docs | wheels | bench | fuzz | reliability | soak |
 # compare-simulator. Each makes what it needs, in virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
@@ -9,18 +9,21 @@ TORCH ?= torch==2.13.0
 ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
 # Tests that show something of pytracer's own code only need one version of torch for each backend.
 SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
+# The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
+TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
+	torch-npu==2.13.0 torch-npu==2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS := 'scikit-build-core>=0.10' 'pybind11>=2.13' cmake ninja
-.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
+.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
 	.venv/bin/pip install $(PIP_FLAGS) .
 	.venv/bin/pytracer demo
 
-# Every test, against the package as users install it.
+# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
 test: test-cpu $(ACCELERATORS:%=test-%)
 
 test-cpu: wheel
@@ -29,12 +32,12 @@ test-cpu: wheel
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
 	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
+	PYTRACER_BUILD=never tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
 		$(if $(filter cuda-$*,$(SECOND_VERSIONS)),-m 'not once_per_backend')
 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
 	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
+	PYTRACER_BUILD=never tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
 		$(if $(filter npu-$*,$(SECOND_VERSIONS)),-m 'not once_per_backend')
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
@@ -71,11 +74,32 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
 	done
 
-wheel: .venv/torch
+wheel: .venv/torch ready-hooks
 	rm -rf build/wheel
-	.venv/bin/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/wheel .
+	.venv/bin/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
 	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
 	.venv/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+
+# The hooks of released versions, compiled against headers that are fetched from pip's registry.
+ready-hooks: HOOKS ?= $(TESTED_HOOKS)
+ready-hooks: .venv-wheels/tools
+	.venv-wheels/bin/python wheels hooks --output build/ready_hooks $(HOOKS)
+WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks
+
+# The wheels of a release, in dist/: one for each Python of PYTHONS, with ready hooks for all releases in
+# wheels/pins.json, or for those in HOOKS. The same commit gives the same bytes.
+PYTHONS ?= $(PYTHON)
+wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+wheels: .venv-wheels/tools
+	rm -rf dist build/unrepaired
+	.venv-wheels/bin/python wheels hooks --output build/ready_hooks $(HOOKS)
+	for python in $(PYTHONS); do $$python -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/unrepaired $(WITH_HOOKS) . || exit 1; done
+	.venv-wheels/bin/python wheels audit --output dist build/unrepaired/*.whl
+
+.venv-wheels/tools: wheels/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install $(PIP_FLAGS) -r wheels/requirements.txt
+	touch $@
 
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not. The
 # build's tools are installed beside, because with tools of a new place each time all would be compiled again.

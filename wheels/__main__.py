@@ -1,8 +1,9 @@
 """Make the ready hooks of pytracer's wheels, as `make wheels` does.
 
-    python wheels hooks --output build/ready_hooks                 # for all pinned releases
-    python wheels hooks --output build/ready_hooks torch==2.13.0   # for some
-    python wheels pin torch==2.16.0                                # after a release of torch
+python wheels hooks --output build/ready_hooks                 # for all pinned releases
+python wheels hooks --output build/ready_hooks torch==2.13.0   # for some
+python wheels pin torch==2.16.0                                # after a release of torch
+python wheels audit --output dist build/unrepaired/*.whl       # the platform's tag, and checks
 """
 
 import hashlib
@@ -19,12 +20,14 @@ import click
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the sources of the wheel, and not an installed pytracer
 
+import audits
 import compilation
 import pins
 
-from pytracer.backends.ready_hooks import ReadyHook, write_index
+from pytracer.backends.ready_hooks import read_index, write_index
 
-STAMP = "stamp"
+STAMP = "made-from"
+"""The file with the hash of what the hooks in a folder were made from."""
 
 
 @click.group()
@@ -43,7 +46,11 @@ def pin(requirement: str) -> None:
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="The folder to make")
 @click.argument("requirements", nargs=-1)
 def hooks(output: Path, requirements: tuple[str, ...]) -> None:
-    """Compile the hooks of the pinned releases, or of those that are named."""
+    """Compile the hooks of the pinned releases, or of those that are named.
+
+    The hooks of each release are kept next to the folder, and made again when what they are made
+    from has changed.
+    """
     releases = [
         release
         for release in pins.pinned()
@@ -51,43 +58,70 @@ def hooks(output: Path, requirements: tuple[str, ...]) -> None:
     ]
     if requirements and len(releases) != len(set(requirements)):
         raise SystemExit(f"not all of {' '.join(requirements)} are in {pins.PINS}")
-    stamp = inputs_hash(releases)
-    stamp_file = output.with_name(f"{output.name}.{STAMP}")
-    if output.is_dir() and stamp_file.is_file() and stamp_file.read_text() == stamp:
-        print(f"{output} is up to date")
-        return
-    stamp_file.unlink(missing_ok=True)
+    inputs = inputs_hash()
+    parts = [output.with_name(f"{output.name}-parts") / one.requirement for one in releases]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one, part: make(one, part, inputs), releases, parts))
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = [hook for part in pool.map(lambda one: make(one, output), releases) for hook in part]
-    ready = compilation.merged(made)
+    for part in parts:
+        for library in part.glob("*.so"):
+            shutil.copy2(library, output)
+    ready = compilation.merged([hook for part in parts for hook in read_index(part)])
     write_index(output, ready)
-    stamp_file.write_text(stamp)
     size = sum(path.stat().st_size for path in output.iterdir())
     print(f"{output}: {len(ready)} hooks for {len(releases)} releases, {size / 1e6:.1f} MB")
 
 
-def make(release: pins.Release, output: Path) -> list[ReadyHook]:
-    """Compile the hooks of one release; its headers are fetched and removed again."""
+@main.command("version")
+@click.argument("tag", required=False)
+def version(tag: str | None) -> None:
+    """Print the version, if TAG names it and CHANGELOG.md describes it."""
+    number = audits.version()
+    if tag is not None and tag != f"v{number}":
+        raise SystemExit(f"the tag is {tag}, and pyproject.toml has version {number}")
+    if tag is not None and not audits.changelog_has(number):
+        raise SystemExit(f"CHANGELOG.md has no section `## {number} (YYYY-MM-DD)`")
+    print(number)
+
+
+@main.command("audit")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="The folder to make")
+@click.argument("wheels", nargs=-1, type=click.Path(exists=True, path_type=Path), required=True)
+def audit(output: Path, wheels: tuple[Path, ...]) -> None:
+    """Give wheels the tag of the platforms on which they run, and check them."""
+    for wheel in wheels:
+        audits.audit(wheel, output)
+
+
+def make(release: pins.Release, part: Path, inputs: str) -> None:
+    """Make the folder of one release's hooks. Its headers are fetched and removed again."""
+    stamp = part / STAMP
+    if stamp.is_file() and stamp.read_text() == inputs:
+        return
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as headers:
-        made = compilation.compile_release(release, Path(headers), output)
-    print(f"{release.requirement}: {', '.join(hook.library for hook in made)}", flush=True)
-    return made
+        write_index(part, compilation.compile_release(release, Path(headers), part))
+    stamp.write_text(inputs)
+    print(release.requirement, flush=True)
 
 
-def inputs_hash(releases: list[pins.Release]) -> str:
-    """Return a hash of everything that decides what the hooks are."""
+def inputs_hash() -> str:
+    """Return a hash of what decides what the hooks are: sources, options and the compiler.
+
+    A release's own files are fixed by its pin.
+    """
     command = compilation.cxx()
     version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+    backends = ROOT / "pytracer" / "backends"
     files = [
         *sorted((ROOT / "csrc" / "hooks").rglob("*.*")),
-        *sorted((ROOT / "wheels").glob("*.*")),
-        *sorted((ROOT / "pytracer" / "backends").glob("*.py")),
+        Path(compilation.__file__),
+        *(backends / f"{name}.py" for name in ("hook_compile", "ready_hooks")),
     ]
-    parts = [repr(releases).encode(), repr(command).encode(), version]
-    parts += [path.read_bytes() for path in files if path.is_file()]
-    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    parts = [repr(command).encode(), version, *(path.read_bytes() for path in files)]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 if __name__ == "__main__":

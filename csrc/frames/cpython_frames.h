@@ -4,7 +4,10 @@
 // id of the instruction, unique while its code object lives), instruction_offset() in bytes, and
 // is_shim() and is_incomplete(), which name the frames that sys._getframe() hides. None of these
 // functions takes a reference, a lock or the GIL.
-// kPythonIsKnown is false for every other version; the functions then find no frame.
+// kPythonIsKnown is false for every other version, and with PYTRACER_NO_FRAMES, which CMake defines
+// where this header does not compile; the functions then find no frame.
+// Python 3.14 is written after its headers, and no test has run on it: frame_walk_problem() compares
+// the walk with Python's own view before anything is recorded.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +16,31 @@
 #include <Python.h>
 #include <frameobject.h>
 
-#if PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000
+#if defined(PYTRACER_NO_FRAMES) || defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030a0000 || \
+    PY_VERSION_HEX >= 0x030f0000
+#define PYTRACER_UNKNOWN_PYTHON 1
+#elif PY_VERSION_HEX >= 0x030e0000
+#include <internal/pycore_interpframe_structs.h>
+#elif PY_VERSION_HEX >= 0x030b0000
 #undef _PyGC_FINALIZED
 #include <internal/pycore_frame.h>
 #endif
 
 namespace pytracer {
 
-#if PY_VERSION_HEX < 0x030b0000 && PY_VERSION_HEX >= 0x030a0000
+#if defined(PYTRACER_UNKNOWN_PYTHON)
+
+constexpr bool kPythonIsKnown = false;
+struct PythonFrame {};
+inline PythonFrame* innermost_frame(PyThreadState*) noexcept { return nullptr; }
+inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
+inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
+inline uint64_t instruction(PythonFrame*) noexcept { return 0; }
+inline int32_t instruction_offset(PythonFrame*) noexcept { return 0; }
+inline bool is_shim(PythonFrame*) noexcept { return false; }
+inline bool is_incomplete(PythonFrame*) noexcept { return false; }
+
+#elif PY_VERSION_HEX < 0x030b0000
 
 constexpr bool kPythonIsKnown = true;
 using PythonFrame = PyFrameObject;
@@ -36,12 +56,19 @@ inline int32_t instruction_offset(PythonFrame* frame) noexcept {
 inline bool is_shim(PythonFrame*) noexcept { return false; }
 inline bool is_incomplete(PythonFrame*) noexcept { return false; }
 
-#elif PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000 && !defined(Py_GIL_DISABLED)
+#else
 
 constexpr bool kPythonIsKnown = true;
 using PythonFrame = _PyInterpreterFrame;
 inline PythonFrame* outer_frame(PythonFrame* frame) noexcept { return frame->previous; }
-#if PY_VERSION_HEX >= 0x030d0000
+#if PY_VERSION_HEX >= 0x030e0000
+inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->current_frame; }
+inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
+  constexpr uintptr_t kTags = 3;  // a _PyStackRef has them in the lowest bits of the address
+  return reinterpret_cast<PyCodeObject*>(frame->f_executable.bits & ~kTags);
+}
+inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->instr_ptr; }
+#elif PY_VERSION_HEX >= 0x030d0000
 inline PythonFrame* innermost_frame(PyThreadState* state) noexcept { return state->current_frame; }
 inline PyCodeObject* code_object(PythonFrame* frame) noexcept {
   return reinterpret_cast<PyCodeObject*>(frame->f_executable);
@@ -54,35 +81,31 @@ inline PythonFrame* innermost_frame(PyThreadState* state) noexcept {
 inline PyCodeObject* code_object(PythonFrame* frame) noexcept { return frame->f_code; }
 inline _Py_CODEUNIT* instruction_pointer(PythonFrame* frame) noexcept { return frame->prev_instr; }
 #endif
-#if PY_VERSION_HEX >= 0x030c0000
+#if PY_VERSION_HEX >= 0x030e0000
+inline bool is_shim(PythonFrame* frame) noexcept {
+  return frame->owner >= FRAME_OWNED_BY_INTERPRETER;
+}
+#elif PY_VERSION_HEX >= 0x030c0000
 inline bool is_shim(PythonFrame* frame) noexcept { return frame->owner == FRAME_OWNED_BY_CSTACK; }
 #else
 inline bool is_shim(PythonFrame*) noexcept { return false; }
 #endif
+inline _Py_CODEUNIT* first_instruction(PyCodeObject* code) noexcept {
+  return reinterpret_cast<_Py_CODEUNIT*>(code->co_code_adaptive);
+}
 inline uint64_t instruction(PythonFrame* frame) noexcept {
   return reinterpret_cast<uint64_t>(instruction_pointer(frame));
 }
 inline int32_t instruction_offset(PythonFrame* frame) noexcept {
-  return static_cast<int32_t>(reinterpret_cast<char*>(instruction_pointer(frame)) -
-                              reinterpret_cast<char*>(_PyCode_CODE(code_object(frame))));
+  return static_cast<int32_t>(
+      reinterpret_cast<char*>(instruction_pointer(frame)) -
+      reinterpret_cast<char*>(first_instruction(code_object(frame))));
 }
 inline bool is_incomplete(PythonFrame* frame) noexcept {
   PyCodeObject* code = code_object(frame);
-  return instruction_pointer(frame) < _PyCode_CODE(code) + code->_co_firsttraceable &&
+  return instruction_pointer(frame) < first_instruction(code) + code->_co_firsttraceable &&
          frame->owner != FRAME_OWNED_BY_GENERATOR;
 }
-
-#else
-
-constexpr bool kPythonIsKnown = false;
-struct PythonFrame {};
-inline PythonFrame* innermost_frame(PyThreadState*) noexcept { return nullptr; }
-inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
-inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
-inline uint64_t instruction(PythonFrame*) noexcept { return 0; }
-inline int32_t instruction_offset(PythonFrame*) noexcept { return 0; }
-inline bool is_shim(PythonFrame*) noexcept { return false; }
-inline bool is_incomplete(PythonFrame*) noexcept { return false; }
 
 #endif
 

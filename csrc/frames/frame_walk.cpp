@@ -60,7 +60,7 @@ Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
 std::string frame_walk_problem() {
   if (!kPythonIsKnown) {
     return "pytracer does not know the frames of Python " +
-           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.10 to 3.13 with the GIL";
+           std::string(Py_GetVersion()).substr(0, 6) + ", only of 3.10 to 3.14 with the GIL";
   }
   RawFrame ours[kMaxStackDepth];
   const uint32_t count = walk_frames(ours, kMaxStackDepth).frames;

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import Found
-from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS, HOST
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD, HOST, LIBRARIES
 from pytracer.errors import HookError
 
 
@@ -70,6 +70,8 @@ class Examination:
         backends: A report on each backend that pytracer knows, requested or not.
         autograd: The report on the library for forward stacks. Recording works without it.
         host: The report on pinned host memory. Recording works without it.
+        ready_hooks: The versions of torch, and for "npu" of torch_npu, for which this package has
+            ready hooks, by backend. Other versions need a C++ compiler.
     """
 
     requested: tuple[str, ...]
@@ -77,6 +79,7 @@ class Examination:
     backends: tuple[BackendReport, ...]
     autograd: BackendReport
     host: BackendReport
+    ready_hooks: dict[str, list[str]]
 
     @property
     def problems(self) -> list[str]:
@@ -104,6 +107,7 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
         tuple(backends),
         autograd,
         host,
+        {name: hooks.builder.ready.releases(name) for name in LIBRARIES},
     )
 
 
@@ -115,13 +119,12 @@ def _present_backend() -> str:
 
 
 def _examine_libraries(hooks: Hooks) -> tuple[BackendReport, ...]:
-    names = (*BACKENDS, AUTOGRAD, HOST)
     try:
         torch = hooks.builder.compiler.torch().version
         hooks.load_core()
     except HookError as error:
-        return tuple(_unavailable(name, None, str(error)) for name in names)
-    return tuple(_examine_library(name, torch, hooks) for name in names)
+        return tuple(_unavailable(name, None, str(error)) for name in LIBRARIES)
+    return tuple(_examine_library(name, torch, hooks) for name in LIBRARIES)
 
 
 def _examine_interpreter(hooks: Hooks) -> InterpreterReport:
@@ -146,7 +149,7 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
             devices.indices("cuda", None)
         found = builder.find(backend)
         if found is None:
-            command = " ".join(builder.compiler.find_command())
+            command = " ".join(builder.compiler_for(backend))
             directory = builder.folders.destination().directory
             first = f"tracer{_OPTIONS.get(backend, '')}"
             message = (

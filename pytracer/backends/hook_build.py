@@ -116,7 +116,20 @@ class HookBuilder:
                 return Found(backend, folder.directory / name(), folder.name)
         return None
 
-    def why_not_ready(self, backend: str) -> str:
+    def compiler_for(self, backend: str) -> list[str]:
+        """Return the compiler's command, for a hook that no folder has.
+
+        Raises:
+            HookError: There is no compiler, or it is forbidden; the message also says which
+                releases have ready hooks.
+        """
+        try:
+            return self.compiler.find_command()
+        except HookError as error:
+            why = self._why_not_ready(backend)
+            raise HookError(f"{why}; {error}" if why else str(error)) from error
+
+    def _why_not_ready(self, backend: str) -> str:
         """Say which releases have ready hooks, where the running one has none; empty: none has."""
         releases = self.ready.releases(backend)
         if not releases:
@@ -145,11 +158,7 @@ class HookBuilder:
             self.compiler.cache_keys()
             return found
         name = name_of()
-        try:
-            attempt = (name, *self.compiler.find_command())
-        except HookError as error:
-            why = self.why_not_ready(backend)
-            raise HookError(f"{why}; {error}" if why else str(error)) from error
+        attempt = (name, *self.compiler_for(backend))
         if attempt in self._failures:
             raise HookError(self._failures[attempt])
         try:

@@ -159,7 +159,9 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
     names the numbers of those that it is without.
     """
     headers = {
-        backend: sorted({name for hook in hooks if hook.backend == backend for name in hook.headers})
+        backend: sorted(
+            {name for hook in hooks if hook.backend == backend for name in hook.headers}
+        )
         for backend in sorted({hook.backend for hook in hooks})
     }
     entries = []

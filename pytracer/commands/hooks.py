@@ -1,6 +1,6 @@
-"""The commands about hooks: `pytracer build-hooks` and `pytracer doctor`."""
+"""The commands about hooks: `pytracer hooks`, `pytracer build-hooks` and `pytracer doctor`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pytracer.backends.doctor import Examination, examine
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST
+from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST, LIBRARIES
 from pytracer.backends.running_torch import built_backends
 from pytracer.commands.json_output import write_json
 from pytracer.commands.shared_options import json_options
@@ -36,7 +36,7 @@ from pytracer.tracing.options import (
 @click.option(
     "--backend",
     "backends",
-    type=click.Choice((*BACKENDS, AUTOGRAD, HOST)),
+    type=click.Choice(LIBRARIES),
     multiple=True,
     help="The allocator to build the hook for, host for pinned host memory, or autograd for the "
     "library for forward stacks; may be repeated.  [default: autograd, and all allocators that "
@@ -77,6 +77,32 @@ _LACKING = {AUTOGRAD: "so no forward stacks", HOST: "so pinned memory is not rec
 def _all_libraries() -> list[str]:
     backends = built_backends()
     return [*backends, AUTOGRAD, *([HOST] if "cuda" in backends else [])]
+@click.command("hooks")
+@click.pass_context
+def list_hooks(context: click.Context) -> None:
+    """Which versions of torch need no compiler here?
+
+    \b
+    pytracer hooks
+
+    Lists the ready hooks of this installation, and where the hooks for the installed torch are. A
+    torch without a ready hook needs a C++ compiler once, or a folder that `pytracer build-hooks`
+    filled.
+    """
+    builder = _hooks(context).builder
+    for backend in LIBRARIES:
+        try:
+            found = builder.find(backend)
+            place = f"{found.path} ({found.folder})" if found else "not built yet"
+        except HookError as error:
+            place = str(error)
+        click.echo(f"{backend}: {place}")
+    table = Table("backend", "package", "ready hooks for")
+    for backend in LIBRARIES:
+        package = "torch_npu" if backend == "npu" else "torch"
+        releases = builder.ready.releases(backend)
+        table.add_row(backend, package, ", ".join(releases) or "none")
+    Console().print(table)
 
 
 @click.command("doctor")
@@ -165,3 +191,18 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
             Text("\n".join(details), overflow="fold"),
         )
     Console().print(table)
+    releases = examination.ready_hooks
+    if any(releases.values()):
+        click.echo(f"ready hooks, which need no compiler: {_ready_text(releases)}")
+    else:
+        click.echo("ready hooks: none in this installation; each torch needs a C++ compiler once")
+
+
+def _ready_text(releases: Mapping[str, Sequence[str]]) -> str:
+    """Return the versions with ready hooks: those of torch, and those of torch_npu."""
+    texts = []
+    if torch := releases["cpu"]:
+        texts.append(f"torch {', '.join(torch)}")
+    if torch_npu := releases["npu"]:
+        texts.append(f"torch_npu {', '.join(torch_npu)}")
+    return "; ".join(texts)

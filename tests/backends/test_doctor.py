@@ -285,3 +285,31 @@ def test_the_exit_code_reports_devices_that_cannot_be_recorded(
         first = both.output.splitlines()[0]
         assert first.startswith("pytracer cannot record cuda: torch ")
         assert "built without CUDA; install a CUDA build of torch" in first
+
+
+def test_doctor_and_hooks_list_the_ready_hooks(world: World) -> None:
+    # GIVEN a package with hooks for two releases, which fit the installed torch
+    ready = world.put_ready_hook("9.9.0", "9.10.0")
+    # WHEN
+    examination = examine((), world.hooks())
+    # THEN
+    assert examination.ready_hooks == {
+        "cpu": ["9.9.0", "9.10.0"],
+        "cuda": [],
+        "npu": [],
+        "autograd": [],
+    }
+    assert examination.backends[0].hook == str(ready)
+    assert "ready hooks" in call(hooks.doctor, [], world).output
+    listed = call(hooks.list_hooks, [], world).output
+    assert f"cpu: {ready}" in listed
+    assert "9.9.0, 9.10.0" in listed
+
+
+def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World) -> None:
+    world.put_ready_hook("9.8.0")
+    (world.include / "c10/core/B.h").write_text("int patched;\n")
+    world.environment.update({"CXX": "", "PATH": "/dev/null"})
+    report = cpu_report(world.hooks())
+    assert not report.available
+    assert "the ready hooks are for torch 9.8.0, and this is torch 9.9.0" in report.message

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hook_world import World
 
-from pytracer.backends.hook_build import Found
+from pytracer.backends.hook_build import READY, Found
 from pytracer.errors import HookError
 
 STRANGER = 12345  # a user id that no user has
@@ -35,8 +35,9 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lookup_order(world: World) -> None:
     # GIVEN a hook in every folder
     world.environment["PYTRACER_HOOK_DIR"] = str(world.root / "image")
-    directories = [world.root / "image", world.package, world.cache, world.private]
-    paths = [world.put_hook(directory) for directory in directories]
+    named, *chosen = (world.root / "image", world.cache, world.private)
+    paths = [world.put_hook(named), world.put_ready_hook()]
+    paths += [world.put_hook(directory) for directory in chosen]
     # WHEN each hook is removed after it was found
     found = []
     for _ in paths:
@@ -48,7 +49,7 @@ def test_lookup_order(world: World) -> None:
     assert [hook.path for hook in found] == paths
     assert [hook.folder for hook in found] == [
         "PYTRACER_HOOK_DIR",
-        "the package",
+        READY,
         "the user's cache",
         "the private temporary folder",
     ]

@@ -1,6 +1,7 @@
 """A stand-in environment for hooks: a torch, a compiler and all folders, in a temporary folder."""
 
 import fcntl
+import hashlib
 import os
 import types
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import HookFolders
+from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, headers_key, write_index
 from pytracer.backends.running_torch import TorchBuild
 
 # This stand-in for a compiler logs its arguments and writes an output file. It fails while the file
@@ -107,8 +109,8 @@ class World:
 
     @property
     def package(self) -> Path:
-        """The installed package's folder for hooks."""
-        return self.root / "package" / "_prebuilt_hooks"
+        """The folder of the installed package's ready hooks."""
+        return self.root / "package" / FOLDER
 
     @property
     def compilations(self) -> list[str]:
@@ -140,6 +142,23 @@ class World:
     def hook_name(self) -> str:
         """The CPU hook's file name."""
         return self.compiler().file_name("cpu")
+
+    def put_ready_hook(self, *releases: str) -> Path:
+        """Add a hook for this environment's torch to the package, as a wheel has it."""
+        self.package.mkdir(parents=True, exist_ok=True)
+        compiler = self.compiler()
+        roots, facts = compiler.roots("cpu"), compiler.facts("cpu")
+        headers = (*(f"c10/core/{name}.h" for name in ("A", "B", "near")), "hooks/cpu.cpp")
+        key = headers_key(headers, facts, digests_in(roots))
+        assert key is not None
+        path = self.package / f"cpu-{key}.so"
+        path.write_text("a ready hook")
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        write_index(
+            self.package,
+            [ReadyHook("cpu", path.name, sha256, key, headers, releases or (self.torch.version,))],
+        )
+        return path
 
     def put_hook(self, directory: Path) -> Path:
         """Write a hook for this environment's torch into `directory`, as `build` would."""

@@ -27,7 +27,7 @@ demo: .venv/torch
 test: test-cpu $(ACCELERATORS:%=test-%)
 
 test-cpu: wheel
-	.venv/bin/pip install $(PIP_FLAGS) $(RAY) ipykernel nbclient
+	.venv/bin/pip install $(PIP_FLAGS) $(RAY) $(INTEGRATIONS)
 	.venv/bin/pytest
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
@@ -136,7 +136,9 @@ bench: .venv/torch .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save
 # time, and not for every Python.
 RAY := ray==2.60.0
-FRAMEWORKS := verl==0.9.1 torchtitan==0.3.0 tensordict==0.10.0
+# The tools of tests/integrations, and of notebooks; torch is there already.
+INTEGRATIONS := -r tests/integrations/requirements.txt
+FRAMEWORKS := verl==0.9.1 torchtitan==0.3.0 tensordict==0.10.0 megatron-core==0.16.1
 BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.4.0 tyro==1.0.15 \
 	cloudpickle orjson pyvers==0.1.0 importlib_metadata
 .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch: install_frameworks = $(if $(HAS_FRAMEWORKS), \

@@ -64,6 +64,11 @@ class _Magic:
             cell: The code.
         """
         folder, is_viewed, options = _parsed(line)
+        if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
+            raise UsageError(
+                "%%pytracer: a cell with `await` outside of a function cannot be recorded as a "
+                "cell. Call tracer = pytracer.Tracer().start() before it, and tracer.report() after"
+            )
         number = len(self._shell.history_manager.input_hist_raw) - 1
         try:
             tracer = pytracer.Tracer(**options)
@@ -75,10 +80,9 @@ class _Magic:
         finally:
             tracer.stop()
         _show(tracer, folder / f"cell{number}", is_viewed)
-        error = result.error_before_exec or result.error_in_exec
-        if error is not None:
-            _fail(error)
-
+        raised = result.error_before_exec or result.error_in_exec
+        if raised is not None:
+            _fail(raised)
 
     def _run(self, cell: str, number: int) -> Any:
         """Run the code under the number of the cell, which some IPythons have increased already."""
@@ -91,10 +95,11 @@ class _Magic:
             shell.execution_count = count
 
 
-def _parsed(line: str) -> tuple[Path, bool, dict[str, object]]:
+def _parsed(line: str) -> tuple[Path, bool, dict[str, Any]]:
     from pytracer.tracing.options import OPTIONS
 
-    folder, is_viewed, options = Path(FOLDER), False, {}
+    folder, is_viewed = Path(FOLDER), False
+    options: dict[str, Any] = {}
     words = iter(shlex.split(line))
     for word in words:
         name, _, value = word.partition("=")

@@ -1,7 +1,7 @@
 """Gauges of the recorded devices for Prometheus, by `prometheus_client`.
 
-    pytracer.integrations.prometheus.register()
-    prometheus_client.start_http_server(9000)
+pytracer.integrations.prometheus.register()
+prometheus_client.start_http_server(9000)
 """
 
 from collections.abc import Iterator

@@ -78,12 +78,12 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
     # AND a cell that raises has its own traceback once, and the execution ends there
     errors = [output for output in outputs[3] if output["output_type"] == "error"]
     assert [error["ename"] for error in errors] == ["ValueError", "CellFailedError"]
-    assert errors[1]["traceback"] == [
-        "The cell raised ValueError: its traceback is above."
-    ]
+    assert errors[1]["traceback"] == ["The cell raised ValueError: its traceback is above."]
     # AND a wrong option is named, and the cell does not run
     assert "stack_depth='no'" in json.dumps(outputs[4]).replace("\\u001b", "")
     assert "'--no' is unknown. Usage: " in json.dumps(outputs[5])
+    # AND so is code that only IPython's own loop can run
+    assert "cannot be recorded as a cell. Call tracer = " in json.dumps(outputs[6])
     # AND so are the frames of a tracer in the code
     assert outputs[7] == [
         {"name": "stdout", "output_type": "stream", "text": "['In[2]', 'In[8]']\n"}

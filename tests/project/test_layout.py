@@ -19,6 +19,7 @@ RECORDING = (
     "simulator",
     "activation",
     "torch_recorder",
+    "integrations",
     "tracing",
     "owners",
     "settings",
@@ -36,7 +37,8 @@ READING = (
     "reading",
 )
 FLEET = ("commands", "fleet", "settings")  # only the names of settings, without the recorder
-LIVE = ("tracing", "page", "analysis", "reading")  # a tracer explains its own snapshots
+# A tracer explains its own snapshots, and an integration reads them.
+LIVE = ("integrations", "tracing", "page", "analysis", "reading")
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.

@@ -1,0 +1,60 @@
+-- In which phases do the ranks differ?
+--
+-- For each phase, the slot in which its highest peak is furthest above the median.
+--
+-- phase           the phase; empty for none
+-- slot            the slot
+-- ranks           the number of ranks that were in the phase
+-- median_bytes    the median of the ranks' peaks in the phase
+-- most_bytes      the highest peak
+-- imbalance       `most_bytes` as a multiple of `median_bytes`
+-- process, rank   the rank with the highest peak, if it is an outlier; else null: the ranks are too
+--                 few, too many differ, or the difference is usual
+CREATE OR REPLACE TABLE phase_imbalance AS
+WITH ranks AS (
+    SELECT r.slot, h.phase, r.process, r.rank, h.peak_bytes
+    FROM rank_peaks AS r
+    JOIN phases AS h USING (source, device_name)
+    WHERE h.phase IS NOT NULL AND h.peak_bytes IS NOT NULL
+), measured AS (
+    SELECT
+        *,
+        median(peak_bytes) OVER grouped AS median_bytes,
+        mad(peak_bytes::DOUBLE) OVER grouped AS mad_bytes,
+        count(*) OVER grouped AS ranks
+    FROM ranks
+    WINDOW grouped AS (PARTITION BY slot, phase)
+), judged AS (
+    SELECT
+        *,
+        peak_bytes - median_bytes > greatest(
+            6 * (1 + 8 / ranks) * 1.4826 * mad_bytes, 0.02 * median_bytes, 1048576
+        ) AS is_outlier
+    FROM measured
+), slots AS (
+    SELECT
+        phase,
+        slot,
+        any_value(ranks) AS ranks,
+        any_value(median_bytes)::BIGINT AS median_bytes,
+        max(peak_bytes) AS most_bytes,
+        any_value(ranks) >= 8
+        AND count(*) FILTER (is_outlier) BETWEEN 1 AND greatest(2, 0.1 * any_value(ranks)) AS names,
+        arg_max(process, peak_bytes) AS process,
+        arg_max(rank, peak_bytes) AS rank
+    FROM judged
+    GROUP BY phase, slot
+    HAVING count(*) > 1
+)
+SELECT
+    phase,
+    arg_max(slot, most_bytes - median_bytes) AS slot,
+    arg_max(ranks, most_bytes - median_bytes) AS ranks,
+    arg_max(median_bytes, most_bytes - median_bytes) AS median_bytes,
+    arg_max(most_bytes, most_bytes - median_bytes) AS most_bytes,
+    round(most_bytes / median_bytes, 3) AS imbalance,
+    arg_max(if(names, process, NULL), most_bytes - median_bytes) AS process,
+    arg_max(if(names, rank, NULL), most_bytes - median_bytes) AS rank
+FROM slots
+GROUP BY phase
+ORDER BY most_bytes - median_bytes DESC, phase;

@@ -91,7 +91,8 @@ def planned(ranks: int, steps: int, seed: int = 0, damaged: float = 0.01) -> Pla
         other_settings=chosen[9],
         missing=chosen[10],
         damaged=frozenset(
-            (rng.choice(others), rng.randint(1, steps)) for _ in range(round(ranks * steps * damaged))
+            (rng.choice(others), rng.randint(1, steps))
+            for _ in range(round(ranks * steps * damaged))
         ),
     )
 
@@ -274,7 +275,8 @@ class Template:
             (HOST.encode(), HOST_NAME.format(rank // 8).encode()),
             (_number(WRITTEN_NS, 8), _number(begin_us * 1000 + 500_000_000, 8)),
         ):
-            assert data.count(old) == 1 and len(old) == len(new)
+            assert data.count(old) == 1
+            assert len(old) == len(new)
             data = data.replace(old, new)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data[: len(data) - cut])
@@ -316,7 +318,7 @@ def content_of(
     if rank is not None and rank == plan.leaking:
         leaks.append((LEAK_OF_ONE, LEAK_OF_ONE_BYTES))
     for site, size in leaks:
-        for earlier in range(1, step):
+        for _ in range(1, step):
             made.hold(size, site)
         made.hold(size, site, "forward")
     if rank is not None and rank == plan.other_settings:

@@ -1,8 +1,6 @@
 -- Which ranks have no file, and in which steps?
 --
--- A file is expected of all ranks from 0 to the highest one, or to the variable `ranks`, in each
--- slot in which at least half of these ranks have one. Files of out-of-memory errors and on demand
--- are never expected.
+-- A file is expected of all ranks in each slot of `expected_slots`.
 --
 -- rank            the rank
 -- role            its role; empty for none
@@ -11,25 +9,8 @@
 -- has_none        whether the rank has no file at all
 -- reason          `out of memory`: the rank ran out of memory before; null: unknown
 CREATE OR REPLACE TABLE missing AS
-WITH written AS (
-    SELECT DISTINCT role, rank, slot, if(kind = 'step', step, NULL) AS step
-    FROM processes
-    WHERE rank IS NOT NULL AND kind NOT IN ('oom', 'demand')
-), known AS (
-    SELECT role, max(rank) AS last_rank
-    FROM processes
-    WHERE rank IS NOT NULL
-    GROUP BY role
-), expected_ranks AS (
-    SELECT role, unnest(range(greatest(last_rank + 1, coalesce(getvariable('ranks'), 0)))) AS rank
-    FROM known
-), slots AS (
-    SELECT role, slot, any_value(step) AS step
-    FROM written
-    JOIN known USING (role)
-    GROUP BY role, slot
-    HAVING 2 * count(DISTINCT rank)
-        >= greatest(any_value(last_rank) + 1, coalesce(getvariable('ranks'), 0))
+WITH expected_ranks AS (
+    SELECT role, unnest(range(any_value(of_ranks))) AS rank FROM expected_slots GROUP BY role
 ), ended AS (
     SELECT p.role, o.rank, coalesce(min(o.step), 0) AS step
     FROM oom_order AS o
@@ -40,14 +21,14 @@ SELECT
     e.rank,
     e.role,
     list(s.slot ORDER BY s.step, s.slot) AS slots,
-    (SELECT count(*) FROM slots AS every WHERE every.role = e.role) AS of_slots,
+    (SELECT count(*) FROM expected_slots AS every WHERE every.role = e.role) AS of_slots,
     NOT EXISTS (FROM processes AS p WHERE p.role = e.role AND p.rank = e.rank) AS has_none,
     if(bool_and(coalesce(s.step, ended.step) >= ended.step), 'out of memory', NULL) AS reason
 FROM expected_ranks AS e
-JOIN slots AS s USING (role)
+JOIN expected_slots AS s USING (role)
 LEFT JOIN ended ON ended.role = e.role AND ended.rank = e.rank
 WHERE NOT EXISTS (
-    FROM written AS w WHERE w.role = e.role AND w.rank = e.rank AND w.slot = s.slot
+    FROM processes AS w WHERE w.role = e.role AND w.rank = e.rank AND w.slot = s.slot
 )
 GROUP BY e.rank, e.role
 ORDER BY e.role, e.rank;

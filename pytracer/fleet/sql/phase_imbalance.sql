@@ -45,16 +45,17 @@ WITH ranks AS (
     FROM judged
     GROUP BY phase, slot
     HAVING count(*) > 1
+), ordered AS (
+    SELECT
+        *,
+        row_number() OVER (PARTITION BY phase ORDER BY most_bytes - median_bytes DESC, slot) AS place
+    FROM slots
 )
 SELECT
-    phase,
-    arg_max(slot, most_bytes - median_bytes) AS slot,
-    arg_max(ranks, most_bytes - median_bytes) AS ranks,
-    arg_max(median_bytes, most_bytes - median_bytes) AS median_bytes,
-    arg_max(most_bytes, most_bytes - median_bytes) AS most_bytes,
+    phase, slot, ranks, median_bytes, most_bytes,
     round(most_bytes / median_bytes, 3) AS imbalance,
-    arg_max(if(names, process, NULL), most_bytes - median_bytes) AS process,
-    arg_max(if(names, rank, NULL), most_bytes - median_bytes) AS rank
-FROM slots
-GROUP BY phase
+    if(names, process, NULL) AS process,
+    if(names, rank, NULL) AS rank
+FROM ordered
+WHERE place = 1 AND median_bytes > 0
 ORDER BY most_bytes - median_bytes DESC, phase;

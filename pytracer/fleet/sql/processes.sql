@@ -8,6 +8,15 @@
 -- first_step, last_step     the steps of the file's window, or its step
 -- slot            the files of a slot can be compared: those of one role, kind, step and phase
 CREATE OR REPLACE TABLE processes AS
+WITH known AS (  -- the name of a damaged file has no role
+    SELECT * REPLACE (
+        CASE
+            WHEN role IS NOT NULL OR error IS NULL OR rank IS NULL THEN role
+            ELSE (SELECT if(count(DISTINCT role) = 1, any_value(role), NULL) FROM files)
+        END AS role
+    )
+    FROM files
+)
 SELECT
     source,
     rank,
@@ -39,4 +48,4 @@ SELECT
         END,
         nullif(file_phase, '')
     ) AS slot
-FROM files;
+FROM known;

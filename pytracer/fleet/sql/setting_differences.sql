@@ -11,7 +11,10 @@
 -- source          a file with the value
 CREATE OR REPLACE TABLE setting_differences AS
 WITH latest AS (
-    SELECT process, arg_max(source, (coalesce(written_ns, 0), source)) AS source, any_value(rank) AS rank
+    SELECT
+        process,
+        any_value(rank) AS rank,
+        arg_max(source, (coalesce(written_ns, 0), source)) AS source
     FROM processes
     WHERE source IN (SELECT source FROM settings)
     GROUP BY process
@@ -26,14 +29,19 @@ WITH latest AS (
     FROM keys AS k
     CROSS JOIN latest AS l
     LEFT JOIN settings AS s ON s.source = l.source AND s.scope = k.scope AND s.key = k.key
+), counted AS (
+    SELECT
+        scope, key, value,
+        count(*) AS ranks,
+        list(process ORDER BY rank, process)[:20] AS processes,
+        arg_min(source, (rank, process)) AS source
+    FROM given
+    GROUP BY scope, key, value
 )
 SELECT
-    scope, key, value,
-    count(*) AS ranks,
-    (SELECT count(*) FROM latest) AS of_ranks,
-    2 * count(*) > (SELECT count(*) FROM latest) AS is_usual,
-    if(is_usual, [], list(process ORDER BY rank, process)[:20]) AS processes,
-    arg_min(source, (rank, process)) AS source
-FROM given
-GROUP BY scope, key, value
+    scope, key, value, ranks, of_ranks,
+    2 * ranks > of_ranks AS is_usual,
+    if(2 * ranks > of_ranks, [], processes) AS processes,
+    source
+FROM counted CROSS JOIN (SELECT count(*) AS of_ranks FROM latest)
 ORDER BY scope, key, ranks DESC, value;

@@ -1,0 +1,20 @@
+-- Which settings changed against the baseline?
+--
+-- scope, key      the setting
+-- value           the value of the most ranks of the new run; null: not set
+-- baseline_value  the value of the most ranks of the baseline; null: not set
+CREATE OR REPLACE TABLE compare_settings AS
+WITH new AS (
+    SELECT scope, key, mode(value) AS value FROM settings GROUP BY scope, key
+), old AS (
+    SELECT scope, key, mode(value) AS value FROM baseline.settings GROUP BY scope, key
+)
+SELECT
+    coalesce(n.scope, o.scope) AS scope,
+    coalesce(n.key, o.key) AS key,
+    n.value AS value,
+    o.value AS baseline_value
+FROM new AS n
+FULL JOIN old AS o ON n.scope = o.scope AND n.key = o.key
+WHERE n.value IS DISTINCT FROM o.value AND coalesce(n.scope, o.scope) <> 'metadata'
+ORDER BY scope, key;

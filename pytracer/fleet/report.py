@@ -1,5 +1,6 @@
 """The report on a run that was collected: DuckDB runs the files in `sql/` on the dataset."""
 
+import re
 from collections import defaultdict
 from dataclasses import fields, replace
 from importlib import resources
@@ -41,6 +42,7 @@ COMPARISONS = ("compare_peaks", "compare_sites", "compare_settings")
 """The tables of a comparison with a baseline."""
 
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+_LINE = re.compile(r":\d+ ")
 _Row = TypeVar("_Row")
 
 
@@ -88,8 +90,8 @@ def fleet_report(
                     settings=_rows(connection, "compare_settings", SettingChange),
                     ooms=ooms,
                     baseline_ooms=old_ooms,
-                    new_growth=[site for site in growth if site not in old_growth],
-                    gone_growth=[site for site in old_growth if site not in growth],
+                    new_growth=_only(growth, old_growth),
+                    gone_growth=_only(old_growth, growth),
                     new_outliers=[each for each in outliers if each not in old_outliers],
                     gone_outliers=[each for each in old_outliers if each not in outliers],
                 ),
@@ -188,6 +190,12 @@ def _literal(value: str | int | None) -> str:
     if value is None:
         return "NULL"
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def _only(sites: list[str], others: list[str]) -> list[str]:
+    """Return the call sites that others lack in any line of the same function."""
+    known = {_LINE.sub(" ", site) for site in others}
+    return [site for site in sites if _LINE.sub(" ", site) not in known]
 
 
 def _rows(connection: Any, table: str, kind: type[_Row]) -> list[_Row]:

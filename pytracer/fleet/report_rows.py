@@ -333,7 +333,7 @@ class SettingChange:
 
     Attributes:
         scope, key: The setting.
-        value, baseline_value: The values of the most ranks; None: not set.
+        value, baseline_value: The values of the most files; None: not set in most files.
     """
 
     scope: str

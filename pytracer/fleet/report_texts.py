@@ -192,8 +192,8 @@ def _phases(report: FleetReport) -> Answer:
         )
     phase = report.phases[0]
     text = (
-        f"The ranks differ most in {_phase(phase.phase)}, in which the highest peak is "
-        f"{phase.imbalance:.3g} times the median."
+        f"No rank stands out in a phase; the ranks differ most in {_phase(phase.phase)}, by "
+        f"{size(phase.most_bytes - phase.median_bytes)} above the median."
     )
     return Answer("phases", "none", text)
 
@@ -287,7 +287,7 @@ def _baseline(change: BaselineChange) -> Answer:
             f"{_baseline_others(change)}"
         )
         return Answer("baseline", "unknown", text.strip())
-    top = max(change.peaks, key=lambda each: abs(each.delta_bytes))
+    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes))
     moved = abs(top.delta_bytes) > top.threshold_bytes
     parts = []
     if moved:

@@ -1,13 +1,19 @@
 -- Which settings changed against the baseline?
 --
 -- scope, key      the setting
--- value           the value of the most ranks of the new run; null: not set
--- baseline_value  the value of the most ranks of the baseline; null: not set
+-- value           the value of the most files of the new run; null: not set in most files
+-- baseline_value  the same of the baseline
 CREATE OR REPLACE TABLE compare_settings AS
 WITH new AS (
-    SELECT scope, key, mode(value) AS value FROM settings GROUP BY scope, key
+    SELECT scope, key, mode(value) AS value
+    FROM settings
+    GROUP BY scope, key
+    HAVING 2 * count(*) > (SELECT count(DISTINCT source) FROM settings)
 ), old AS (
-    SELECT scope, key, mode(value) AS value FROM baseline.settings GROUP BY scope, key
+    SELECT scope, key, mode(value) AS value
+    FROM baseline.settings
+    GROUP BY scope, key
+    HAVING 2 * count(*) > (SELECT count(DISTINCT source) FROM baseline.settings)
 )
 SELECT
     coalesce(n.scope, o.scope) AS scope,

@@ -1,7 +1,7 @@
 -- Which call sites hold more or less memory than in the baseline?
 --
--- Compares the medians over the ranks at their peaks, in the slot of both runs with the highest
--- peaks. Call sites are matched by file and function, because line numbers change.
+-- Compares the medians over the ranks at their peaks, in the slot in which the median peak changed
+-- most. Call sites are matched by file and function, because line numbers change.
 --
 -- slot            the slot
 -- site            the call site with the most memory in the file and function, of the new run if
@@ -11,7 +11,7 @@
 -- delta_bytes     the difference
 CREATE OR REPLACE TABLE compare_sites AS
 WITH chosen AS (
-    SELECT arg_max(slot, greatest(most_bytes, baseline_most_bytes)) AS slot FROM compare_peaks
+    SELECT arg_max(slot, (abs(delta_bytes), median_bytes, slot)) AS slot FROM compare_peaks
 ), held AS (
     SELECT 'new' AS run, r.process, s.filename, s.function, s.site, sum(s.size_bytes) AS size_bytes
     FROM rank_peaks AS r JOIN chosen USING (slot) JOIN sites AS s USING (source, device_name)

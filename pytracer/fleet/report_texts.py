@@ -287,7 +287,7 @@ def _baseline(change: BaselineChange) -> Answer:
             f"{_baseline_others(change)}"
         )
         return Answer("baseline", "unknown", text.strip())
-    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes))
+    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes, each.slot))
     moved = abs(top.delta_bytes) > top.threshold_bytes
     parts = []
     if moved:

@@ -292,11 +292,11 @@ def type_text(hint: Any) -> str:
 
 def fleet_sql_page() -> str:
     """Return docs/reference/fleet-sql.md."""
-    head = """The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` with \
-DuckDB. Each file makes
-the table of its name from the tables of [the dataset](../how-to/fleet.md) and from the files before it. `pytracer fleet
-report TABLE --sql` prints them in their order, with the variables that they read, to use them in DuckDB's own command, in a
-notebook or in a dashboard. [Use the tables](../how-to/fleet.md#use-the-tables) has an example.
+    head = """The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` by
+DuckDB. Each file makes the table of its name, from the tables of [the
+dataset](../how-to/fleet.md) and from the files before it. `pytracer fleet report TABLE --sql`
+prints them in their order, with the variables that they read, for DuckDB's own command, a notebook
+or a dashboard: [Use the tables](../how-to/fleet.md#use-the-tables).
 """
     names = [*QUERIES, *COMPARISONS]
     return "".join(

@@ -187,7 +187,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[object]:
             )
         _more(table, len(report.growth) - top)
         yield table
-    if report.phases:
+    if any(phase.phase for phase in report.phases):
         table = new_table("phase", "median", "highest", "ratio", "ranks", "rank", text=1)
         table.title = Text("Peaks by phase, where the ranks differ most", "table.title")
         for phase in report.phases[:top]:

@@ -4,9 +4,11 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pytracer.fleet.report_results import Answer, BaselineChange, Command, FleetReport
+from pytracer.fleet.report_commands import MOST_COMMANDS, commands
+from pytracer.fleet.report_comparison import baseline_answer
+from pytracer.fleet.report_results import Answer, Command, FleetReport
 from pytracer.fleet.report_rows import FleetOom, MissingRank, Outlier, SettingValue, Spread
-from pytracer.fleet.report_words import delta_text, named, signed, site_text, told_settings
+from pytracer.fleet.report_words import in_slot, named, site_text, told_settings
 from pytracer.text import number, size, size_range
 
 LEAST_RANKS = 8
@@ -21,7 +23,7 @@ _CASES = {"found": 0, "unknown": 1, "none": 2}
 def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Command]]:
     """Return the answers about a run, the most urgent first, and the commands to look further."""
     answers = [
-        *([] if report.baseline is None else [_baseline(report.baseline)]),
+        *([] if report.baseline is None else [baseline_answer(report.baseline)]),
         _ooms(report),
         _peaks(report),
         _growth(report),
@@ -32,7 +34,7 @@ def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Comman
     ]
     first = answers[: 1 if report.baseline is not None else 0]
     others = sorted(answers[len(first) :], key=lambda answer: _CASES[answer.verdict])
-    return [*first, *others], [*_commands(report)][:6]
+    return [*first, *others], [*commands(report)][:MOST_COMMANDS]
 
 
 def _ooms(report: FleetReport) -> Answer:
@@ -81,7 +83,7 @@ def _peaks(report: FleetReport) -> Answer:
     largest = max(usable or spread, key=lambda each: (each.ranks, each.most_bytes))
     if not usable:
         return Answer("peaks", "unknown", _why_no_outliers(largest))
-    where = f"{size_range(largest.least_bytes, largest.most_bytes)} in {largest.slot}"
+    where = f"{size_range(largest.least_bytes, largest.most_bytes)} {in_slot(largest.slot)}"
     groups = ""
     if largest.groups > 1:
         groups = (
@@ -99,11 +101,12 @@ def _why_no_outliers(spread: Spread) -> str:
     if spread.verdict == "few":
         return (
             f"Can't tell which ranks stand out, because only {number(spread.ranks, 'rank')} can be "
-            f"compared in {spread.slot}: {LEAST_RANKS} are needed."
+            f"compared {in_slot(spread.slot)}: {LEAST_RANKS} are needed."
         )
     return (
         f"Can't tell which ranks stand out, because {spread.outliers:,} of {spread.ranks:,} differ "
-        f"from the median in {spread.slot}: {size_range(spread.least_bytes, spread.most_bytes)}."
+        f"from the median {in_slot(spread.slot)}: "
+        f"{size_range(spread.least_bytes, spread.most_bytes)}."
     )
 
 
@@ -130,7 +133,8 @@ def _explained(report: FleetReport) -> Iterator[str]:
         if does_grow:
             text += f", by the growth at {site_text(site)}"
         elif site is not None:
-            text += f", by {site_text(site)}"
+            is_all = all(each.sites[0].share >= 0.9 for each in outliers)
+            text += f", {'' if is_all else 'most of it '}by {site_text(site)}"
         else:
             several = [site_text(each.site) for each in outliers[0].sites[:2]]
             text += f", by several call sites, such as {' and '.join(several)}" if several else ""
@@ -177,29 +181,26 @@ def _growth(report: FleetReport) -> Answer:
 
 
 def _phases(report: FleetReport) -> Answer:
-    uneven = [phase for phase in report.phases if phase.process is not None]
+    named_phases = [phase for phase in report.phases if phase.phase]
+    uneven = [phase for phase in named_phases if phase.process is not None]
     if uneven:
         phase = uneven[0]
         text = (
-            f"The ranks differ most in {_phase(phase.phase)}: {phase.process} peaks at "
-            f"{size(phase.most_bytes)} in {phase.slot}, {phase.imbalance:.3g} times the median of "
-            f"{size(phase.median_bytes)}."
+            f"The ranks differ most in phase {phase.phase}: {phase.process} peaks at "
+            f"{size(phase.most_bytes)} {in_slot(phase.slot)}, {phase.imbalance:.3g} times the "
+            f"median of {size(phase.median_bytes)}."
         )
         return Answer("phases", "found", text)
-    if not report.phases:
+    if not named_phases:
         return Answer(
             "phases", "unknown", "Can't compare phases: no phase was recorded on two ranks."
         )
-    phase = report.phases[0]
+    phase = named_phases[0]
     text = (
-        f"No rank stands out in a phase; the ranks differ most in {_phase(phase.phase)}, by "
+        f"No rank stands out in a phase; the ranks differ most in phase {phase.phase}, by "
         f"{size(phase.most_bytes - phase.median_bytes)} above the median."
     )
     return Answer("phases", "none", text)
-
-
-def _phase(phase: str) -> str:
-    return f"phase {phase}" if phase else "code without a phase"
 
 
 def _settings(report: FleetReport) -> Answer:
@@ -278,78 +279,3 @@ def _damaged(report: FleetReport) -> Answer:
         f"{named(names)}. Copy them again, and repeat the collection."
     )
     return Answer("damaged", "found", text)
-
-
-def _baseline(change: BaselineChange) -> Answer:
-    if not change.peaks:
-        text = (
-            "Can't compare the peaks, because the runs have no step or end in common. "
-            f"{_baseline_others(change)}"
-        )
-        return Answer("baseline", "unknown", text.strip())
-    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes, each.slot))
-    moved = abs(top.delta_bytes) > top.threshold_bytes
-    parts = []
-    if moved:
-        text = (
-            f"The median peak changed by {delta_text(top.baseline_median_bytes, top.median_bytes)} "
-            f"in {top.slot}"
-        )
-        same_sign = [s for s in change.sites if s.delta_bytes * top.delta_bytes > 0]
-        if same_sign:
-            text += f", most at {site_text(same_sign[0].site)} ({signed(same_sign[0].delta_bytes)})"
-        parts.append(text + ".")
-    else:
-        parts.append("The median peaks did not change.")
-    others = _baseline_others(change)
-    is_change = moved or bool(others)
-    return Answer(
-        "baseline", "found" if is_change else "none", " ".join(filter(None, [*parts, others]))
-    )
-
-
-def _baseline_others(change: BaselineChange) -> str:
-    parts = []
-    if change.ooms != change.baseline_ooms:
-        parts.append(f"Out-of-memory errors: {change.baseline_ooms:,} → {change.ooms:,}.")
-    for names, text in (
-        ([*map(site_text, change.new_growth)], "Memory grows now at"),
-        ([*map(site_text, change.gone_growth)], "Memory no longer grows at"),
-        (change.new_outliers, "New outliers:"),
-        (change.gone_outliers, "No longer outliers:"),
-    ):
-        if names:
-            parts.append(f"{text} {named(names)}.")
-    if change.settings:
-        keys = list(dict.fromkeys(setting.key for setting in change.settings))
-        parts.append(f"Changed settings: {named(keys)}.")
-    return " ".join(parts)
-
-
-def _commands(report: FleetReport) -> Iterator[Command]:
-    if report.ooms:
-        first = report.ooms[0]
-        yield _command(
-            "explain", f"Explains the out-of-memory error of {first.process}.", first.source
-        )
-    for outlier in report.outliers[:1]:
-        why = f"Compares {outlier.process} with {outlier.reference_process}, the median rank."
-        yield _command("diff", why, outlier.reference, outlier.source)
-    for growth in [growth for growth in report.growth if growth.verdict != "unknown"][:2]:
-        where = f"the growth at {site_text(growth.site)}"
-        if growth.evidence == "trace":
-            yield _command("leaks", f"Shows {where}.", growth.source)
-        elif growth.first_source is not None:
-            why = f"Compares two steps of {growth.processes[0]}: {where}."
-            yield _command("diff", why, growth.first_source, growth.source)
-    if report.worst is not None:
-        where = f"{report.worst.process}, {report.worst.slot}"
-        yield _command(
-            "view", f"Shows the file with the highest peak: {where}.", report.worst.source
-        )
-
-
-def _command(name: str, why: str, *sources: str) -> Command:
-    if any("://" in source for source in sources):
-        why += " Copy the file to this machine first."
-    return Command(" ".join(["pytracer", name, *map(shlex.quote, sources)]), why)

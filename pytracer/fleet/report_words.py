@@ -17,7 +17,9 @@ def notes(report: FleetReport) -> Iterator[str]:
     text = f"{report.run or 'files without a run'}: {number(seen.files, 'file')} of "
     text += number(seen.processes, "rank")
     if seen.first_step is not None and seen.last_step is not None:
-        text += f", steps {seen.first_step:,} to {seen.last_step:,}"
+        text += f", step {seen.first_step:,}"
+        if seen.last_step > seen.first_step:
+            text = text.replace(", step ", ", steps ") + f" to {seen.last_step:,}"
     if seen.last_us is not None:
         text += f", the last one written {utc_time(seen.last_us).partition('.')[0]} UTC"
     yield f"{text}."
@@ -37,6 +39,11 @@ def notes(report: FleetReport) -> Iterator[str]:
             f"In {number(seen.uncertain, 'file')}, the highest peak may be older than the trace: "
             "the events of the ring were overwritten. Such peaks are lower bounds."
         )
+
+
+def in_slot(slot: str) -> str:
+    """Return where a slot is, as in "in step 3" and "at the end"."""
+    return "at the end" if slot == "end" else f"in {slot}" if "step " in slot else f"at {slot}"
 
 
 def site_text(site: str | None) -> str:

@@ -1,6 +1,7 @@
 -- How high is the peak of each rank in each slot?
 --
--- slot            the slot, see `processes`; files of out-of-memory errors are left out
+-- slot            the slot, see `processes`; with `, CPU` for files that have only the CPU, if other
+--                 files have an accelerator. Files of out-of-memory errors are left out
 -- step            the step of the slot; null: none
 -- process, rank, source     the process, and its file with the highest peak in the slot
 -- device_name     of that file, the device with the highest peak; the CPU only if it has no other
@@ -20,7 +21,8 @@ WITH devices AS (
     WHERE peak_allocated_bytes IS NOT NULL
 )
 SELECT
-    if(bool_or(d.is_cpu), p.slot || ', CPU', p.slot) AS slot,
+    if(d.is_cpu IS TRUE AND (SELECT bool_or(NOT is_cpu) FROM devices), p.slot || ', CPU', p.slot)
+    AS slot,
     any_value(if(p.kind IN ('step', 'demand'), p.step, NULL)) AS step,
     p.process,
     any_value(p.rank) AS rank,

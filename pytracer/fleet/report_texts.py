@@ -113,14 +113,16 @@ def _why_no_outliers(spread: Spread) -> str:
 def _explained(report: FleetReport) -> Iterator[str]:
     """Yield a sentence for the outliers with the same reason."""
     grows = {(process, growth.site) for growth in report.growth for process in growth.processes}
-    by_reason: dict[tuple[str | None, bool, bool], list[Outlier]] = defaultdict(list)
+    by_reason: dict[tuple[str | None, bool, bool, str], list[Outlier]] = defaultdict(list)
     for outlier in report.outliers:
         main = outlier.sites[0] if outlier.sites and outlier.sites[0].share >= 0.5 else None
         site = None if main is None else main.site
         does_grow = main is not None and (outlier.process, main.site) in grows
-        by_reason[site, outlier.delta_bytes > 0, does_grow].append(outlier)
+        is_lasting = does_grow or 2 * outlier.slots >= outlier.of_slots
+        where = "" if is_lasting else f" {in_slot(outlier.slot)}"
+        by_reason[site, outlier.delta_bytes > 0, does_grow, where].append(outlier)
     of_ranks = max(each.ranks for each in report.spread)
-    for (site, is_more, does_grow), outliers in sorted(
+    for (site, is_more, does_grow, where), outliers in sorted(
         by_reason.items(), key=lambda pair: -len(pair[1])
     ):
         verb = "uses" if len(outliers) == 1 else "use"
@@ -129,7 +131,7 @@ def _explained(report: FleetReport) -> Iterator[str]:
         names = named([each.process for each in outliers])
         if len(outliers) > 1:
             names = f"{len(outliers):,} of {of_ranks:,} ranks ({names})"
-        text = f"{names} {verb} {size_range(amounts[0], amounts[-1])} {than}"
+        text = f"{names} {verb} {size_range(amounts[0], amounts[-1])} {than}{where}"
         if does_grow:
             text += f", by the growth at {site_text(site)}"
         elif site is not None:

@@ -122,6 +122,21 @@ def test_an_outlier_in_one_step_only(tmp_path: Path) -> None:
     assert [(site.site, site.delta_bytes, site.share) for site in found.sites] == [
         ("/b.py:2 g", 500 * MIB, 1.0)
     ]
+    assert answer(report, "peaks")[1] == (
+        "Rank 4 uses 500 MiB more than the median in step 2, by /b.py:2 g."
+    )
+
+
+def test_peaks_that_vary_from_step_to_step_accuse_nobody(tmp_path: Path) -> None:
+    fleet = Fleet()
+    for rank in range(16):
+        for step in range(1, 21):
+            is_long = (rank * 5 + step * 3) % 16 == 0  # one rank in each step has a long batch
+            fleet.add(rank, step, 1300 if is_long else 1000)
+    report = fleet_report(fleet.write(tmp_path / "table"))
+    assert {each.outliers for each in report.spread} == {1}
+    assert report.outliers == []
+    assert answer(report, "peaks")[0] == "none"
 
 
 def add_oom(fleet: Fleet, rank: int, time_us: int, **changes: object) -> None:

@@ -1,5 +1,8 @@
 -- Which ranks use more or less memory than the others?
 --
+-- A rank that is an outlier in less than half of its slots is left out if a tenth of the ranks or
+-- more are such: then the amounts vary from step to step, as with batches of different lengths.
+--
 -- process, rank   the rank
 -- slots           the number of slots in which it is an outlier
 -- of_slots        the number of slots that it has, and in which outliers can be named
@@ -51,5 +54,12 @@ SELECT
     reference, reference_process
 FROM by_process
 JOIN middle ON middle.slot = worst.slot AND middle.group_number = worst.group_number
-WHERE slots > 0
+WHERE 2 * slots >= of_slots
+    OR (
+        slots > 0 AND (
+            SELECT count(*) FILTER (slots > 0 AND 2 * slots < of_slots)
+                <= greatest(2, 0.1 * count(*))
+            FROM by_process
+        )
+    )
 ORDER BY abs(worst.peak_bytes - worst.median_bytes) DESC, rank, process;

@@ -12,7 +12,8 @@
 -- median_bytes    the median of the group's peaks
 -- mad_bytes       the median of the absolute differences to it
 -- threshold_bytes what a rank must differ by to be an outlier: six standard deviations, estimated
---                 from `mad_bytes`, and more in small groups; at least 2 % and 1 MiB
+--                 from `mad_bytes`, and more in small groups and with many slots, so that chance
+--                 names nobody; at least 2 % and 1 MiB
 CREATE OR REPLACE TABLE peak_groups AS
 WITH gaps AS (
     SELECT
@@ -67,5 +68,8 @@ WITH gaps AS (
 )
 SELECT
     * EXCLUDE (floor_bytes),
-    greatest(6 * (1 + 8 / group_ranks) * 1.4826 * mad_bytes, floor_bytes) AS threshold_bytes
-FROM measured;
+    greatest(
+        6 * (1 + 8 / group_ranks) * (1 + log10(slots) / 4) * 1.4826 * mad_bytes, floor_bytes
+    ) AS threshold_bytes
+FROM measured
+CROSS JOIN (SELECT count(DISTINCT slot) AS slots FROM rank_peaks);

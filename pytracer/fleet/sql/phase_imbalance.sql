@@ -28,9 +28,12 @@ WITH ranks AS (
     SELECT
         *,
         peak_bytes - median_bytes > greatest(
-            6 * (1 + 8 / ranks) * 1.4826 * mad_bytes, 0.02 * median_bytes, 1048576
+            6 * (1 + 8 / ranks) * (1 + log10(places) / 4) * 1.4826 * mad_bytes,
+            0.02 * median_bytes,
+            1048576
         ) AS is_outlier
     FROM measured
+    CROSS JOIN (SELECT count(DISTINCT (slot, phase)) AS places FROM ranks)
 ), slots AS (
     SELECT
         phase,

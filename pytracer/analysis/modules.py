@@ -25,6 +25,8 @@ call is that of a neighbouring autograd node, and so perhaps of another module. 
 # A parameter that no module has.
 _OF_OPTIMIZER = re.compile(r" group \d+( parameter \d+)?$")
 
+_ACCUMULATE = "AccumulateGrad of "
+
 _PREFIXES = ("", "backward of ", "backward near ")
 
 
@@ -84,7 +86,7 @@ def modules(data: DeviceData, peak: int | None) -> Modules | None:
         data: The device.
         peak: The entry of the peak in `history.usage`; None without a history.
     """
-    models, paths, _ = module_phases(data.snapshot)
+    models, paths, _ = module_phases(data.snapshot.metadata)
     if not models and not paths:
         return None
     at_peak = None if data.history is None or peak is None else modules_at(data, peak)
@@ -135,7 +137,7 @@ def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> B
         row: The block's row in the snapshot's blocks; -1 if it was freed before the end.
     """
     strings, blocks, stacks = snapshot.strings, snapshot.blocks, snapshot.stacks
-    models, paths, owners = module_phases(snapshot)
+    models, paths, owners = module_phases(snapshot.metadata)
     marked = models | paths
     numbers: dict[str, int] = {"": 0}
 
@@ -155,7 +157,15 @@ def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> B
     # such as a recomputation, is in phases of its own.
     is_of_engine = stack_places(stacks).is_of_engine[stack]
     path = np.where(is_of_engine, phases(stacks.phase)[stack], phases(phase))
-    role = np.where(stacks.is_exact[stack], BACKWARD, NEAR)
+    node = stacks.node[stack]
+    into = {
+        key: _module_of(strings[key].removeprefix(_ACCUMULATE), paths, owners)
+        for key in np.unique(node).tolist()
+        if strings[key].startswith(_ACCUMULATE)
+    }
+    of_parameter = numbered(node, into)
+    path = np.where(is_of_engine & (path == 0), of_parameter, path)
+    role = np.where(stacks.is_exact[stack] | (of_parameter != 0), BACKWARD, NEAR)
     role = np.where(is_of_engine & (path != 0), role, FORWARD).astype(np.uint8)
     # The block of several tensors may belong to several modules.
     is_owned = (row >= 0) & (blocks.owners[row] == 1) if len(blocks) else np.zeros(len(row), bool)

@@ -36,8 +36,8 @@ _BUCKETS = (
     ("_ddp_init_helper", "_pre_forward"),
     r"[/\\]torch[/\\]nn[/\\]parallel[/\\]distributed\.py",
 )
-# The function in which FSDP2 drops the gradients of gathered parameters, and the one in which autocast
-# drops its cache of copies of parameters.
+# The function in which FSDP2 drops the gradients of gathered parameters, and the one in which
+# autocast drops its cache of copies of parameters.
 _REDUCES = ("foreach_reduce",), _GATHERS[1]
 _AUTOCAST = ("__exit__",), r"[/\\]torch[/\\]amp[/\\]autocast_mode\.py"
 # The functions in which a DataLoader makes a batch in this process, and with which torch's
@@ -63,9 +63,9 @@ class StackPlaces:
         makes_inputs: bool: a DataLoader makes a batch, or a distributed module moves its arguments.
         reduces: bool: FSDP2 reduces gradients.
         leaves_autocast: bool: autocast drops its cache.
-        engine_call: int64: which of the program's calls of the engine runs a node, in the stack's own
-            frames; 0: none, or a call inside of another one, or the node is not known. Nodes that
-            accumulate gradients do not count.
+        engine_call: int64: which of the program's calls of the engine runs a node, in the stack's
+            own frames; 0: none, or a call inside of another one, or the node is not known. Nodes
+            that accumulate gradients do not count.
         is_second: bool: the node is that of a derivative.
     """
 

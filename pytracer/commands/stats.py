@@ -32,7 +32,7 @@ from pytracer.commands.stats_tables import (
     usage_table,
     usage_text,
 )
-from pytracer.reading.metadata import read_number
+from pytracer.reading.metadata import module_phases, read_number
 from pytracer.reading.reader import load
 from pytracer.text import duration, number, printable, size, utc_time
 
@@ -225,9 +225,11 @@ def _show_device(console: Console, report: Report, device: DeviceReport, top: in
     if len(device.steps) > 1 and top:
         console.print()
         console.print(steps_table(device, top))
-    if {phase.phase for phase in device.phases} - {"", None} and top:
+    modules = module_phases(report.metadata)
+    known = modules.models | modules.paths if device.modules is not None else frozenset()
+    if {phase.phase for phase in device.phases} - {"", None} - known and top:
         console.print()
-        console.print(phases_table(device, top))
+        console.print(phases_table(device, known, top))
     if device.ooms:
         console.print()
         console.print(ooms_table(device))

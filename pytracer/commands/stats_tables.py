@@ -1,6 +1,6 @@
 """The tables of `pytracer stats` about one device."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rich.table import Table
 
@@ -135,8 +135,16 @@ def _step_name(step: Step) -> str:
     return name if step.begins_in_trace else f"{name} (…)"
 
 
-def phases_table(device: DeviceReport, top: int) -> Table:
-    """Make the table of the phases that hold most at the peak."""
+def phases_table(device: DeviceReport, modules: Collection[str], top: int) -> Table:
+    """Make the table of the phases that hold most at the peak.
+
+    Args:
+        device: The device.
+        modules: The phases that are calls of modules, which have a table of their own.
+        top: How many phases to show.
+    """
+    shown = [phase for phase in device.phases if phase.phase not in modules]
+    is_complete = len(shown) == len(device.phases)
     table = new_table(
         "phase",
         "at the peak",
@@ -144,10 +152,10 @@ def phases_table(device: DeviceReport, top: int) -> Table:
         "at the end",
         "allocs",
         "requested",
-        title="Phases",
+        title="Phases" if is_complete else "Phases other than calls of modules",
         text=1,
     )
-    for phase in device.phases[:top]:
+    for phase in shown[:top]:
         add_row(
             table,
             _phase_name(device, phase),

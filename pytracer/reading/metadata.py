@@ -64,9 +64,13 @@ class ModulePhases(NamedTuple):
     owners: Mapping[str, str] | None
 
 
-def module_phases(snapshot: Snapshot) -> ModulePhases:
-    """Return the names of the phases that `pytracer.annotate_modules` marked; else empty sets."""
-    found = snapshot.metadata.get("module_phases")
+def module_phases(metadata: Mapping[str, Any]) -> ModulePhases:
+    """Return the names of the phases that `pytracer.annotate_modules` marked; else empty sets.
+
+    Args:
+        metadata: The file's metadata.
+    """
+    found = metadata.get("module_phases")
     found = found if isinstance(found, dict) else {}
     models, paths = (
         frozenset(name for name in names if isinstance(name, str))

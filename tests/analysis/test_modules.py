@@ -19,7 +19,7 @@ import pytracer
 from pytracer.analysis import stats, who_holds
 from pytracer.analysis.diff import compare_snapshots
 from pytracer.analysis.history import replay
-from pytracer.analysis.modules import FORWARD, NEAR, block_modules
+from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR, block_modules
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
@@ -323,3 +323,15 @@ def test_tensors_of_an_annotated_part_of_a_model_have_the_parts_phases() -> None
     assert {path for path, _ in found[4 * 43 * 47]} == {"Sequential.0"}
     assert {path for path, _ in found[4 * 53 * 59]} == {""}
     assert len(models) == 2
+
+
+def test_what_a_node_accumulates_belongs_to_the_parameters_module() -> None:
+    # GIVEN a gradient that its last node does not allocate, and that is freed
+    gc.collect()
+    with pytracer.Tracer(device="cpu", forward_stacks=True) as tracer:
+        model = nn.Sequential(nn.Linear(31, 37))
+        with pytracer.annotate_modules(model):
+            next(model.parameters()).sum().backward()
+            model.zero_grad()
+        content = tracer.snapshot()
+    assert _modules(_load(content))[4 * 31 * 37] == {("0", FORWARD), ("0", BACKWARD)}

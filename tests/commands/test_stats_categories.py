@@ -104,6 +104,24 @@ def test_the_answer_says_what_memory_was_for(tmp_path: Path) -> None:
     remedy = f"checkpointing applies to {size(sizes['activation'])} (activations), "
     remedy += f"a sharded optimizer to {size(sizes['optimizer_state'])} (optimizer states)."
     assert remedy in answer
+    # AND the modules are in one table: no table of phases repeats them
+    text = output_of(path)
+    assert "Modules that held memory at the peak" in text
+    assert "Phases" not in text
+
+
+def test_the_table_of_phases_leaves_out_the_modules(tmp_path: Path) -> None:
+    path = tmp_path / "x.pickle"
+    with pytracer.Tracer(path, device="cpu"):
+        model = nn.Sequential(nn.Linear(256, 1024))
+        with pytracer.annotate_modules(model), pytracer.annotate("loading"):
+            batch = torch.ones(512, 256)
+            kept = model(batch)
+    assert kept.shape == (512, 1024)
+    table = output_of(path).split("Phases other than calls of modules")[1]
+    assert "loading" in table
+    assert "Sequential" not in table
+    assert "│ 0 " not in table
 
 
 def test_files_without_categories_have_no_table() -> None:

@@ -12,6 +12,7 @@
 #include "fake_frame_walk.h"
 #include "record/node_types.h"
 #include "session/session.h"
+#include "snapshot/parameter_names.h"
 #include "view/events.h"
 
 using namespace pytracer;
@@ -161,6 +162,47 @@ TEST(a_node_has_the_stack_of_the_first_allocation_after_it_was_made) {
   // AND so they have once the ring has forgotten them
   for (uint64_t i = 0; i < 20; ++i) alloc((100 + i) << 10);
   check();
+}
+
+TEST(a_parameter_names_only_nodes_that_ran_after_its_block_was_allocated) {
+  Recording recording(64);
+  const auto accumulate = [](uint64_t parameter, uint64_t address) {
+    t_autograd.parameter = parameter;
+    backward(kAccumulate, t_autograd.thread, UINT64_MAX, address);
+    t_autograd.parameter = 0;
+  };
+  // GIVEN two parameters, of which the second one is in the place of an earlier one
+  constexpr uint64_t kFirst = 64 << 10, kSecond = 65 << 10;
+  alloc(kFirst, 512);
+  alloc(kSecond, 512);
+  accumulate(kFirst, 1 << 10);
+  accumulate(kSecond, 2 << 10);
+  release(kSecond);
+  alloc(kSecond, 512);
+  accumulate(kSecond, 3 << 10);
+  accumulate(kSecond + 8, 4 << 10);  // no parameter begins there
+  // WHEN the owners are read
+  const auto owner = [](uint64_t address, const char* name) {
+    return Owner{address, 512, PYTRACER_CPU_DEVICE, Category::parameter, Rule::module, name};
+  };
+  const std::vector<Owner> owners = {owner(kFirst, "first"), owner(kSecond, "second")};
+  const auto read = std::make_shared<Owners>(recording.session().mark(), owners, Owners::Missing{});
+  View view = recording.view();
+  view.owners = read;
+  const ParameterNames names(view);
+  // THEN each node that is later than its parameter's block is named, and no other
+  const auto name = [&](uint64_t address) -> std::string {
+    for (const LiveBlock& block : view.devices[0].capture.blocks) {
+      if (block.address != address) continue;
+      const std::string* found = names.of_block(block, PYTRACER_CPU_DEVICE);
+      return found != nullptr ? *found : "";
+    }
+    std::abort();
+  };
+  CHECK(name(1 << 10) == "first");
+  CHECK(name(2 << 10).empty());
+  CHECK(name(3 << 10) == "second");
+  CHECK(name(4 << 10).empty());
 }
 
 TEST(what_is_not_certain_is_not_exact) {

@@ -105,9 +105,11 @@ def _train(
             scaler.update()
         look_now()
         optimizer.zero_grad(set_to_none=set_to_none)
-        with torch.no_grad():
-            wrapped(batch)
-        wrapped(batch)  # its graph is dropped without a backward pass
+        # In autocast as above: otherwise the peak may be in a graph that no backward pass frees.
+        with torch.autocast(batch.device.type, torch.bfloat16, scaler is not None):
+            with torch.no_grad():
+                wrapped(batch)
+            wrapped(batch)  # its graph is dropped without a backward pass
         look_now()
     # Garbage collection does not see the references of torch's hooks.
     for handle in handles:

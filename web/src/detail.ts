@@ -27,6 +27,8 @@ const RULES: Readonly<Record<string, string>> = {
   within_backward: "allocated and freed inside the backward pass",
   zero_grad: "zero_grad freed the block",
   fsdp_gather: "FSDP2 gathered parameters into the block",
+  fsdp_reduce: "FSDP2 reduced the gradient in the block",
+  autocast_cache: "autocast kept the block as a copy of a parameter",
   ddp_bucket: "DistributedDataParallel made the block as a bucket",
   no_fact: "no recorded fact decides",
 };

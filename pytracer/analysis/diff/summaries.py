@@ -87,32 +87,30 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
                     phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations)
                     for phase in found.phases
                 },
-                categories_at_peak=_held_for(found.categories, "peak"),
-                categories_at_end=_held_for(found.categories, "end"),
-                modules_at_peak=_held_by(found.modules, "peak"),
-                modules_at_end=_held_by(found.modules, "end"),
+                categories_at_peak=_held_by(found.categories, "at_peak", "category"),
+                categories_at_end=_held_by(found.categories, "at_end", "category"),
+                modules_at_peak=_held_by(found.modules, "at_peak", "module"),
+                modules_at_end=_held_by(found.modules, "at_end", "module"),
             )
             for found in report.devices
         ],
     )
 
 
-def _held_for(categories: Categories | None, at: Literal["peak", "end"]) -> dict[str, Held] | None:
-    if categories is None:
-        return None
-    usages = categories.at_peak if at == "peak" else categories.at_end
+def _held_by(
+    found: Categories | Modules | None, at: Literal["at_peak", "at_end"], name: str
+) -> dict[Any, Held] | None:
+    """Return what each category or module held at one moment; None if the file does not tell.
+
+    Args:
+        found: The categories or modules.
+        at: The moment.
+        name: The attribute with the name: "category" or "module".
+    """
+    usages = None if found is None else getattr(found, at)
     if usages is None:
         return None
-    return {usage.category: Held(usage.size_bytes, usage.count) for usage in usages}
-
-
-def _held_by(modules: Modules | None, at: Literal["peak", "end"]) -> dict[str | None, Held] | None:
-    if modules is None:
-        return None
-    usages = modules.at_peak if at == "peak" else modules.at_end
-    if usages is None:
-        return None
-    return {usage.module: Held(usage.size_bytes, usage.count) for usage in usages}
+    return {getattr(usage, name): Held(usage.size_bytes, usage.count) for usage in usages}
 
 
 def _held(sites: Sequence[Site]) -> dict[Frame | None, Held]:

@@ -12,7 +12,7 @@ SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
-BUILD_TOOLS := 'scikit-build-core>=0.10' 'pybind11>=2.13' cmake ninja
+BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
 .PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel dev lint docs bench clean
 .DELETE_ON_ERROR:
 

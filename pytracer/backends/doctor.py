@@ -16,7 +16,6 @@ from pytracer.backends.hook_build import Found
 from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS, HOST
 from pytracer.errors import HookError
 
-
 _OPTIONS = {AUTOGRAD: " with forward_stacks=True", HOST: " with pinned_memory=True"}
 
 

@@ -7,8 +7,8 @@ AUTOGRAD = "autograd"
 """The library that reads autograd's state. It is found and built as the hooks are."""
 
 HOST = "host"
-"""torch's pinned host memory: a device of its own, recorded next to a CUDA device. Its hook is found and
-built as the others are."""
+"""torch's pinned host memory: a device of its own, recorded next to a CUDA device. Its hook is
+found and built as the others are."""
 
 MAX_ACCELERATORS = 64
 """How many accelerators of one process can be recorded."""

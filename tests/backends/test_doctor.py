@@ -285,3 +285,13 @@ def test_the_exit_code_reports_devices_that_cannot_be_recorded(
         first = both.output.splitlines()[0]
         assert first.startswith("pytracer cannot record cuda: torch ")
         assert "built without CUDA; install a CUDA build of torch" in first
+
+
+def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:
+    # GIVEN a torch without CUDA, WHEN it is examined
+    host = examine((), world.hooks()).host
+    # THEN the report on pinned memory says so, and the exit code does not count it
+    assert (host.backend, host.available) == ("host", False)
+    assert "without CUDA" in host.message
+    world.put_hook(world.cache)
+    assert call(hooks.doctor, [], world).exit_code == 0

@@ -85,7 +85,7 @@ class Hooks:
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
 
     def attach_host(self) -> None:
-        """Attach the hook for pinned host memory, and build it first if no folder has it; idempotent.
+        """Attach the hook for pinned host memory, as `attach` does; idempotent.
 
         Raises:
             HookError: Pinned memory cannot be recorded here; the message says why.

@@ -188,15 +188,21 @@ class _Tables:
                 }
 
     def blocks(self) -> Iterator[Rows]:
-        for device, history in enumerate(self._histories):
-            if history is None:
-                continue
+        histories = {i: each for i, each in enumerate(self._histories) if each is not None}
+        categories = {i: block_categories(self._snapshot, i, histories[i]) for i in histories}
+        modules_of = {i: block_modules(self._snapshot, i, histories[i]) for i in histories}
+        # An Arrow file has one list of texts for a column, so the devices share it.
+        pairs = dict.fromkeys(pair for found in categories.values() for pair in found.kinds)
+        kinds = [self._texts([pair[i] for pair in pairs]) for i in range(2)]
+        number_of = {pair: number for number, pair in enumerate(pairs)}
+        names = dict.fromkeys(path for modules in modules_of.values() for path in modules.paths)
+        paths, path_number = self._texts(names), {name: i for i, name in enumerate(names)}
+        for device, history in histories.items():
             blocks, step_of = history.blocks, self._steps(device)
             time_us = self._snapshot.traces[device].time_us
-            found = block_categories(self._snapshot, device, history)
-            kinds = [self._texts(texts) for texts in zip(*found.kinds, strict=True)]
-            modules = block_modules(self._snapshot, device, history)
-            paths = self._texts(modules.paths)
+            found, modules = categories[device], modules_of[device]
+            kind_of = np.array([number_of[pair] for pair in found.kinds], np.int64)
+            path_of = np.array([path_number[path] for path in modules.paths], np.int64)
             for begin in range(0, len(blocks), ROWS):
                 rows = slice(begin, begin + ROWS)
                 alloc, free_requested, free = (
@@ -224,10 +230,10 @@ class _Tables:
                     "alloc_time": _times(time_us, alloc),
                     "free_requested_time": _times(time_us, free_requested),
                     "free_time": _times(time_us, free),
-                    "category": _Coded(found.kind[rows], kinds[0]),
-                    "category_rule": _Coded(found.kind[rows], kinds[1]),
+                    "category": _Coded(kind_of[found.kind[rows]], kinds[0]),
+                    "category_rule": _Coded(kind_of[found.kind[rows]], kinds[1]),
                     "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
-                    "module": _Coded(modules.path[rows], paths, modules.path[rows] == 0),
+                    "module": _Coded(path_of[modules.path[rows]], paths, modules.path[rows] == 0),
                 }
 
     def write(

@@ -15,7 +15,7 @@ from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import switched_off
 
 Indices = dict[str, list[int]]
-"""Indices of devices by backend; those of the CPU and of the pinned host memory are `_core.CPU_DEVICE`
+"""Indices of devices by backend; those of the CPU and of pinned host memory are `_core.CPU_DEVICE`
 and `_core.HOST_DEVICE`."""
 
 

@@ -298,6 +298,7 @@ def test_doctor_and_hooks_list_the_ready_hooks(world: World) -> None:
         "cuda": [],
         "npu": [],
         "autograd": [],
+        "host": [],
     }
     assert examination.backends[0].hook == str(ready)
     assert "ready hooks" in call(hooks.doctor, [], world).output
@@ -313,3 +314,13 @@ def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World
     report = cpu_report(world.hooks())
     assert not report.available
     assert "the ready hooks are for torch 9.8.0, and this is torch 9.9.0" in report.message
+
+
+def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:
+    # GIVEN a torch without CUDA, WHEN it is examined
+    host = examine((), world.hooks()).host
+    # THEN the report on pinned memory says so, and the exit code does not count it
+    assert (host.backend, host.available) == ("host", False)
+    assert "without CUDA" in host.message
+    world.put_hook(world.cache)
+    assert call(hooks.doctor, [], world).exit_code == 0

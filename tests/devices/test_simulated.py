@@ -58,6 +58,18 @@ def fast_collections():
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def full_devices_afterwards():
+    """Give other modules' tests of the same process devices of the size that they had."""
+    before = [simulated.capacity(device) for device in range(simulated.devices())]
+    yield
+    gc.collect()
+    backend.api.synchronize()
+    backend.api.empty_cache()
+    for device, capacity in enumerate(before):
+        simulated.set_capacity(capacity, device)
+
+
 @pytest.fixture(autouse=True)
 def clean():
     """Start every test with idle, empty devices of 512 MB and the default settings."""

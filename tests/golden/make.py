@@ -26,14 +26,20 @@ def train(x):
     loss.backward()
     return x.grad
 
+def pinned_block(size):
+    return torch.ones(size, pin_memory=DEVICE == "cuda")
+
+def pin():
+    pinned_block(10)
+    return pinned_block(5000)
+
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).to(DEVICE)
 with pytracer.annotate_modules(model):
     model(torch.ones(8, device=DEVICE)).sum().backward()
 gradient = train(torch.ones(8, 8, device=DEVICE, requires_grad=True))
 kept = [step(torch.ones(8, 8, device=DEVICE)) for _ in range(3)]
-pinned = [torch.ones(size, pin_memory=DEVICE == "cuda") for size in (10, 5000)]
-del pinned[0]
+pinned = pin()
 """
 
 if __name__ == "__main__":

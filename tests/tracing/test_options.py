@@ -288,3 +288,12 @@ def test_files_that_only_the_environments_tracer_writes(monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTRACER_STEPS", "1,2")
     assert Options.checked({}).steps is None
     assert Options.checked({}, output="outputs/profile").steps == (1, 2)
+
+
+def test_pinned_memory_needs_a_cuda_device(caplog: pytest.LogCaptureFixture) -> None:
+    # GIVEN the option, and a recording of the CPU alone
+    with pytracer.Tracer(device="cpu", pinned_memory=True) as tracer:
+        stats = tracer.stats()
+    # THEN the CPU is recorded, and the reason is kept
+    assert stats["recording"]
+    assert "only next to a CUDA device" in stats["untraced"]

@@ -16,7 +16,7 @@ HEAD = """# Where does it run
 This table says what was tried with each release. The simulated devices of the tests run torch's and torch_npu's real
 allocators. **No release was tried on a real GPU or NPU in CI.**
 
-- *tested in CI*: all tests run with this release and Python, with the hooks that the wheel has ready.
+- *tested in CI*: the tests run with this release and Python, with the hooks that the wheel has ready.
 - *compiled*: the hooks for this release are compiled for the wheel. Nothing was run with them.
 - *not tried*: this should work, and nobody has seen it.
 

@@ -4,7 +4,8 @@
     python docs/generate.py --check    # only report which are out of date; status 1 if any
 
 The options come from `pytracer.tracing.options.OPTIONS`, the command line from click, and the JSON
-from the dataclasses of the reports. The page on where it runs comes from `where_it_runs`. Whoever changes one of these runs this script.
+from the dataclasses of the reports. The page on where it runs comes from `where_it_runs`. Whoever
+changes one of these runs this script.
 """
 
 import argparse

@@ -13,23 +13,26 @@ TESTED, COMPILED, NOT_TRIED = "tested in CI", "compiled", "not tried"
 
 HEAD = """# Where does it run
 
-This table says what was tried with each release. The simulated devices of the tests run torch's and torch_npu's real
-allocators. **No release was tried on a real GPU or NPU in CI.**
+This table says what was tried with each release. The simulated devices of the tests run torch's
+and torch_npu's real allocators. **No release was tried on a real GPU or NPU in CI.**
 
-- *tested in CI*: the tests run with this release and Python, with the hooks that the wheel has ready.
+- *tested in CI*: the tests run with this release and Python, with the hooks that the wheel has
+  ready.
 - *compiled*: the hooks for this release are compiled for the wheel. Nothing was run with them.
 - *not tried*: this should work, and nobody has seen it.
 
 """
 TAIL = """
-Hooks do not depend on the version of Python. In the columns of other Pythons, *compiled* therefore says that the hooks are
-the same. The tests run with Python {python} alone. On Python 3.14, call stacks are written after its headers and were never
-tried. pytracer compares its first stack with Python's own, and records without stacks if they differ. Newer Pythons, and
-builds without the GIL, are recorded without stacks.
+Hooks do not depend on the version of Python. In the columns of other Pythons, *compiled*
+therefore says that the hooks are the same. The tests run with Python {python} alone. On Python
+3.14, call stacks are written after its headers and were never tried. pytracer compares its first
+stack with Python's own, and records without stacks if they differ. Newer Pythons, and builds
+without the GIL, are recorded without stacks.
 
-A release that is not in the table needs a C++ compiler at the first start, or may have the same headers as one that is:
-see [Install without a compiler](../how-to/hooks.md). torch before 2.6, releases of torch_npu that are not in the table and
-are older than 2.13.0, and ROCm are refused. Linux is the only system.
+A release that is not in the table needs a C++ compiler at the first start, or may have the same
+headers as one that is: see [Install without a compiler](../how-to/hooks.md). torch before 2.6,
+releases of torch_npu that are not in the table and are older than 2.13.0, and ROCm are refused.
+Linux is the only system.
 """
 
 

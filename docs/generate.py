@@ -4,7 +4,8 @@
     python docs/generate.py --check    # only report which are out of date; status 1 if any
 
 The options come from `pytracer.tracing.options.OPTIONS`, the command line from click, and the JSON
-from the dataclasses of the reports. Whoever changes one of these runs this script.
+from the dataclasses of the reports. The page on where it runs comes from `where_it_runs`. Whoever
+changes one of these runs this script.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import click
 sys.path.insert(0, str(Path(__file__).parent))
 
 import answer_picture
+import where_it_runs
 
 from pytracer.analysis.diff import Difference, DirectoryDifference
 from pytracer.analysis.diff.limit import LimitCheck
@@ -365,7 +367,14 @@ def sql_section(name: str) -> str:
     return "".join(parts)
 
 
+def where_page() -> str:
+    """Return docs/reference/where-it-runs.md."""
+    title, text = where_it_runs.page().split("\n\n", 1)
+    return f"{title}\n\n{MADE}{text}"
+
+
 PAGES = {
+    DOCS / "reference/where-it-runs.md": where_page,
     DOCS / "reference/options.md": options_page,
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/json.md": json_page,

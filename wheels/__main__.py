@@ -20,11 +20,12 @@ import click
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the sources of the wheel, and not an installed pytracer
 
-import audits
-import compilation
-import pins
+import audits  # noqa: E402
+import compilation  # noqa: E402
+import pins  # noqa: E402
+import registry  # noqa: E402
 
-from pytracer.backends.ready_hooks import read_index, write_index
+from pytracer.backends.ready_hooks import read_index, write_index  # noqa: E402
 
 STAMP = "made-from"
 """The file with the hash of what the hooks in a folder were made from."""
@@ -118,6 +119,7 @@ def inputs_hash() -> str:
     files = [
         *sorted((ROOT / "csrc" / "hooks").rglob("*.*")),
         Path(compilation.__file__),
+        Path(registry.__file__),
         *(backends / f"{name}.py" for name in ("hook_compile", "ready_hooks")),
     ]
     parts = [repr(command).encode(), version, *(path.read_bytes() for path in files)]

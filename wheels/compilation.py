@@ -33,13 +33,11 @@ def compile_release(release: Release, headers: Path, output: Path) -> list[Ready
         fetch(package, headers)
     root = headers / "torch"
     (root / "lib").mkdir()
-    for name in STAND_INS:
-        link = ["-shared", "-nostdlib", "-x", "c++", os.devnull, f"-Wl,-soname,{name}"]
-        subprocess.run([*cxx(), *link, "-o", root / "lib" / name], check=True)
+    make_stand_ins(root / "lib")
     backends = ("npu",) if release.distribution == "torch-npu" else ("cpu", "cuda", AUTOGRAD)
     new_abi_only = tuple(map(int, release.version.split(".")[:2])) >= OLD_ABI_BEFORE
     return [
-        _compile(backend, release, TorchBuild(release.version, root, abi), headers, output)
+        compile_hook(backend, release, TorchBuild(release.version, root, abi), headers, output)
         for abi in ((True,) if new_abi_only else (True, False))
         for backend in backends
     ]
@@ -50,9 +48,25 @@ def cxx() -> list[str]:
     return HookCompiler().find_command()
 
 
-def _compile(
+def make_stand_ins(folder: Path) -> None:
+    """Make empty libraries with the names of torch's."""
+    for name in STAND_INS:
+        link = ["-shared", "-nostdlib", "-x", "c++", os.devnull, f"-Wl,-soname,{name}"]
+        subprocess.run([*cxx(), *link, "-o", folder / name], check=True)
+
+
+def compile_hook(
     backend: str, release: Release, build: TorchBuild, headers: Path, output: Path
 ) -> ReadyHook:
+    """Compile one hook into `output`, and describe it.
+
+    Args:
+        backend: "cpu", "cuda", "npu" or "autograd".
+        release: The release for which it is compiled.
+        build: Where the torch of the release is, under `headers`, and its ABI.
+        headers: The folder of the unpacked packages.
+        output: The folder of the libraries.
+    """
     compiler = HookCompiler(torch=lambda: build, torch_npu=lambda: headers / PACKAGES["torch-npu"])
     library, read = headers / f"{backend}-{build.cxx11_abi}.so", headers / f"{backend}.d"
     compiler.compile(cxx(), backend, library, _options(headers, read))

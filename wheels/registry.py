@@ -6,6 +6,7 @@ would install; the file's list of contents and the headers are then read in part
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -53,7 +54,9 @@ def unpack_headers(url: str, package: str, folder: Path) -> str:
         for member in sorted(members, key=lambda member: member.header_offset):
             if not member.is_dir():
                 contents[member.filename] = hashlib.sha256(wheel.read(member)).digest()
-                wheel.extract(member, folder)
+                # g++ takes files for one, under `#pragma once`, by their times and contents. With
+                # equal times, what it reads does not depend on how fast the files were written.
+                os.utime(wheel.extract(member, folder), (0, 0))
     if not contents:
         raise SystemExit(f"{url} has no folder {prefix}")
     whole = hashlib.sha256()

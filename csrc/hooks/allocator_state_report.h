@@ -11,6 +11,7 @@
 namespace {
 
 PYTRACER_FIELD(owner_private_pool_id);
+PYTRACER_FIELD(num_device_alloc);  // torch_npu 2.7.1 lacks it, and num_device_free
 
 // `blocks` is scratch memory that all segments share.
 template <class Segment>
@@ -50,8 +51,10 @@ void report_statistics(const Stats& stats, double memory_fraction, int16_t devic
   pytracer_statistics statistics{};
   statistics.peak_reserved_bytes = static_cast<uint64_t>(stats.reserved_bytes[kAll].peak);
   statistics.peak_allocated_bytes = static_cast<uint64_t>(stats.allocated_bytes[kAll].peak);
-  statistics.device_allocs = static_cast<uint64_t>(stats.num_device_alloc);
-  statistics.device_frees = static_cast<uint64_t>(stats.num_device_free);
+  if constexpr (has_num_device_alloc<Stats>::value) {
+    statistics.device_allocs = static_cast<uint64_t>(stats.num_device_alloc);
+    statistics.device_frees = static_cast<uint64_t>(stats.num_device_free);
+  }
   statistics.retries = static_cast<uint64_t>(stats.num_alloc_retries);
   statistics.ooms = static_cast<uint64_t>(stats.num_ooms);
   statistics.memory_fraction = memory_fraction;

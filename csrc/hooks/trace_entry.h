@@ -18,6 +18,8 @@
   template <class T>                           \
   struct has_##field<T, std::void_t<decltype(std::declval<const T&>().field)>> : std::true_type {}
 
+static_assert(PYTRACER_ACTION_COUNT == 11, "known_actions() translates each action of hook_abi.h");
+
 namespace {
 
 PYTRACER_FIELD(mempool_);

@@ -172,6 +172,34 @@ def test_a_slow_upload_does_not_block(tmp_path: Path, monkeypatch: pytest.Monkey
     os.waitpid(process.pid, 0)
 
 
+@pytest.mark.parametrize("asks_late", [False, True])
+def test_the_end_of_the_job_waits(tmp_path: Path, asks_late: bool) -> None:
+    # GIVEN slow work, and a job that asks for it before its end, or also while its interpreter ends
+    (tmp_path / "slow.py").write_text("""
+import pathlib, time
+
+def work(path, name):
+    time.sleep(1.5)
+    pathlib.Path(name).touch()
+""")
+    (tmp_path / "program.py").write_text(
+        """
+import atexit
+from pytracer.integrations.helper_process import send
+
+if LATE:
+    atexit.register(lambda: send("slow", "x", name="late"))
+send("slow", "x", name="early")
+""".replace("LATE", str(asks_late))
+    )
+    # WHEN it has ended
+    command = [sys.executable, "program.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL, check=True)
+    # THEN the work is done
+    assert (tmp_path / "early").exists()
+    assert (tmp_path / "late").exists() == asks_late
+
+
 def test_a_forked_child_has_a_helper_process_of_its_own(tmp_path: Path) -> None:
     # GIVEN a job that uploads a file, forks, and uploads files on both sides
     program = """

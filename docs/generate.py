@@ -130,6 +130,10 @@ code requests |
 | `PYTRACER_PATCH_TORCH` | `1`: [replace torch's own recorder](../how-to/torch-recorder.md) |
 | `PYTRACER_HOOK_DIR` | a folder of [compiled hooks](../how-to/hooks.md) |
 | `PYTRACER_BUILD` | `never` forbids compiling hooks; the default `auto` compiles a missing hook |
+| `PYTRACER_UPLOAD_URL` | the folder to which fsspec \
+[uploads snapshots](../how-to/frameworks.md#upload-snapshots) |
+| `PYTRACER_TENSORBOARD_DIR` | the folder for \
+[peaks in TensorBoard](../how-to/frameworks.md#upload-snapshots); default: `runs/pytracer` |
 | `CXX` | the compiler for hooks; default: `c++`, `g++` or `clang++` on the `PATH` |
 
 ## A wrong value

@@ -250,7 +250,8 @@ _ALL = (
         *("on_snapshot", None, "MODULE:FUNCTION", str, check_callback),
         'A function, or its name as `"package.module:function"`. When the tracer has written a '
         "file by itself (not by `dump()`), the thread that wrote the file calls the function with "
-        "the file's path. There is no call when `max_oom_snapshots` or `keep_last` deletes a file.",
+        "the file's path. There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
+        "`pytracer.integrations` has functions that upload the file.",
     ),
     Option(
         *("dump_signal", None, "SIGNAL", str, check_signal),

@@ -4,12 +4,13 @@ import importlib
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import Done, installed, run
+from processes import Done, environment, installed, run, without_end_line
 
 import pytracer
 from pytracer.integrations import fsspec, helper_process
@@ -52,11 +53,19 @@ def test_fsspec(tmp_path: Path, steps: str) -> None:
     pytest.importorskip("fsspec")
     target = tmp_path / "bucket"
     # WHEN the variables ask for uploads
-    url = f"file://{target}/run/"
-    result = done(STEPS, tmp_path, "fsspec:upload", PYTRACER_STEPS=steps, PYTRACER_UPLOAD_URL=url)
-    assert result.returncode == 0, result.stderr
+    (tmp_path / "program.py").write_text(STEPS)
+    env = environment(
+        **OPTIONS,
+        PYTRACER_ON_SNAPSHOT="pytracer.integrations.fsspec:upload",
+        PYTRACER_STEPS=steps,
+        PYTRACER_UPLOAD_URL=f"file://{target}/run/",
+    )
+    log = tmp_path / "log"
+    with log.open("w") as errors:  # a pipe would make this test wait for the helper process
+        command = [sys.executable, "program.py"]
+        subprocess.run(command, cwd=tmp_path, env=env, stderr=errors, check=True)
     # THEN the copies are complete at the end of the job, under the names that the files have
-    assert result.stderr == ""
+    assert without_end_line(log.read_text()) == ""
     copies = files(target / "run" / "out")
     assert copies == files(tmp_path / "out")
     assert len(copies) == (2 if steps else 1)
@@ -161,6 +170,63 @@ def test_a_slow_upload_does_not_block(tmp_path: Path, monkeypatch: pytest.Monkey
     helper_process.finish(timeout_s=0.1)
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
+
+
+@pytest.mark.parametrize("asks_late", [False, True])
+def test_the_end_of_the_job_waits(tmp_path: Path, asks_late: bool) -> None:
+    # GIVEN slow work, and a job that asks for it before its end, or also while its interpreter ends
+    (tmp_path / "slow.py").write_text("""
+import pathlib, time
+
+def work(path, name):
+    time.sleep(1.5)
+    pathlib.Path(name).touch()
+""")
+    (tmp_path / "program.py").write_text(
+        """
+import atexit
+from pytracer.integrations.helper_process import send
+
+if LATE:
+    atexit.register(lambda: send("slow", "x", name="late"))
+send("slow", "x", name="early")
+""".replace("LATE", str(asks_late))
+    )
+    # WHEN it has ended
+    command = [sys.executable, "program.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL, check=True)
+    # THEN the work is done
+    assert (tmp_path / "early").exists()
+    assert (tmp_path / "late").exists() == asks_late
+
+
+def test_a_forked_child_has_a_helper_process_of_its_own(tmp_path: Path) -> None:
+    # GIVEN a job that uploads a file, forks, and uploads files on both sides
+    program = """
+import os
+from pytracer.integrations import helper_process
+
+def send(name):
+    helper_process.send("pytracer.integrations.fsspec", "program.py", url=f"file://{HERE}/{name}")
+
+HERE = os.getcwd()
+send("a")
+first = helper_process._helper.pid
+if os.fork() == 0:
+    send("child")
+    assert helper_process._helper.pid != first
+    helper_process.finish()
+    os._exit(0)
+assert os.wait()[1] == 0
+send("b")
+assert helper_process._helper.pid == first
+"""
+    # WHEN both have ended
+    result = run(program, cwd=tmp_path)
+    # THEN all files have been uploaded
+    assert (result.returncode, result.stderr) == (0, "")
+    for name in ("a", "b", "child"):
+        assert (tmp_path / name).read_text() == program
 
 
 @pytest.mark.slow

@@ -222,8 +222,8 @@ def fleet_tables_page() -> str:
     parts += [
         "`pytracer fleet collect PATHS... --output TABLE` writes these tables in Parquet. The ",
         "parts of a table are `TABLE/{table}/run={run}/step={step}/{number}.parquet`. A part has ",
-        "the rows of several ranks, sorted by rank. An unknown step is `step=__HIVE_DEFAULT_PARTITION__`. ",
-        "`run`, `step` and `rank` are columns of the files too.\n\n",
+        "the rows of several ranks, sorted by rank. An unknown step is ",
+        "`step=__HIVE_DEFAULT_PARTITION__`. `run`, `step` and `rank` are columns of the files too.\n\n",
         f"This is version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A ",
         "new minor version adds columns. A new major version changes the meaning of a column, and ",
         "is written to a new folder.\n\n",

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pytracer.errors import PytracerError
-from pytracer.fleet.pool import Pool, ProcessEndedError, cores
 from pytracer.reading.files import find
 from pytracer.reading.reader import estimated_bytes
 from pytracer.text import printable
@@ -73,11 +72,11 @@ def in_parallel(
     """
     if in_processes and len(paths) >= MANY_FILES:
         return _in_processes(function, paths, description, memory_bytes)
-    budget = None
+    budget, threads = None, 1
     if len(paths) > 1:
-        from pytracer.fleet.memory_budget import MemoryBudget
+        from pytracer.fleet.memory_budget import MemoryBudget, cores
 
-        budget = MemoryBudget(memory_bytes)
+        budget, threads = MemoryBudget(memory_bytes), min(cores(), len(paths))
 
     def result_or_error(path: Path) -> Result | PytracerError:
         try:
@@ -88,7 +87,7 @@ def in_parallel(
         except PytracerError as error:
             return error
 
-    with ThreadPoolExecutor(max(1, min(cores(), len(paths)))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             futures = [pool.submit(result_or_error, path) for path in paths]
             if wait(futures, timeout=PATIENCE_S).not_done:
@@ -109,6 +108,8 @@ def _in_processes(
     description: str,
     memory_bytes: int | None,
 ) -> list[Result | PytracerError]:
+    from pytracer.fleet.pool import Pool, ProcessEndedError
+
     pool: Pool[Path, Result] = Pool(function, memory_bytes)
     found: dict[Path, Result | PytracerError] = {}
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""The memory that commands may use to read several files at the same time."""
+"""The memory and the cores that commands may use to read several files at the same time."""
 
 import contextlib
 import os
@@ -45,6 +45,13 @@ class MemoryBudget:
                 self._holders -= 1
                 self._used_bytes -= needed_bytes
                 self._changed.notify_all()
+
+
+def cores() -> int:
+    """Return the cores that this process may use; on macOS, which does not report them, all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_bytes(root: Path = Path("/")) -> int:

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, TypeVar
 
 from pytracer.errors import PytracerError
-from pytracer.fleet.memory_budget import SHARE_OF_FREE, free_bytes
+from pytracer.fleet.memory_budget import SHARE_OF_FREE, cores, free_bytes
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -125,13 +125,6 @@ class Pool(Generic[Job, Result]):
             context.set_forkserver_preload(_MODULES)
             self._executor = ProcessPoolExecutor(self.workers, context, _begin_process)
         return self._executor
-
-
-def cores() -> int:
-    """Return the cores that this process may use; on macOS, which does not report them, all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _outcome(future: "Future[Any]") -> Any:

@@ -6,6 +6,8 @@ A file that only some nodes have is read on one of them; any node reads the othe
 
 import importlib
 import itertools
+import re
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +23,7 @@ RETRIES = 3
 
 _LEAST_TASKS = 16
 _LISTING_S = 600.0
+_CONNECT_S = 20.0
 
 Found = tuple[list[Source], list[str]]
 """What a path names on a node, and why it names nothing."""
@@ -50,12 +53,13 @@ class RayEngine:
         self._workers = workers
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
+            _check_reachable(address)
             try:
                 self._ray.init(address=address, log_to_driver=False, logging_level="error")
             except Exception as error:  # of Ray, of gRPC, or of the network
                 raise PytracerError(
                     f"cannot connect to Ray at {address or 'the default address'}: {error}; check "
-                    "the address with `ray status --address`"
+                    "the address with `ray status` on the head node"
                 ) from error
         self._work = self._ray.remote(work)
         self._strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -201,6 +205,20 @@ def _merged(by_node: dict[str, list[Source]], hosts: dict[str, str]) -> Iterator
             if len(by_stamp) > 1:
                 source = replace(source, name=f"{hosts[having[0]]}:{name}")
             yield source
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise an error at once for an address at which nothing listens: Ray tries for minutes."""
+    place = re.fullmatch(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d{1,5})", address or "")
+    if place is None:
+        return
+    try:
+        socket.create_connection((place["host"], int(place["port"])), _CONNECT_S).close()
+    except OSError as error:
+        raise PytracerError(
+            f"cannot connect to Ray at {address}: {error}; check the address with `ray status` on "
+            "the head node"
+        ) from error
 
 
 def _ray() -> Any:

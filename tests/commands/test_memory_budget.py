@@ -118,7 +118,7 @@ def test_files_are_read_concurrently_if_their_memory_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a machine with four cores
-    monkeypatch.setattr(parallel, "cores", lambda: 4)
+    monkeypatch.setattr(memory_budget, "cores", lambda: 4)
     # THEN files that fit into the memory are read concurrently, others one after the other
     for memory_bytes, expected in ((16_000, 4), (11_999, 2), (1, 1)):
         assert max_concurrent(tmp_path, [1000] * 4, memory_bytes, expected) == expected

@@ -1,5 +1,6 @@
 """Tests of `pytracer fleet collect`: the rows of a file, and which files are read again."""
 
+import gzip
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from pytracer.fleet.dataset import UNFINISHED, Dataset
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import find_sources, with_runs
 from pytracer.fleet.summary import summarize
-from pytracer.reading.reader import load
+from pytracer.reading.reader import estimated_bytes, load
 
 OOM = GOLDEN / "native/cuda-2.13.0.pickle"
 FILES = sorted(GOLDEN.rglob("*.pickle"))
@@ -316,6 +317,18 @@ def test_files_of_other_file_systems(tmp_path: Path) -> None:
             assert all(url.partition("://")[0] in s for s in column(table, "files", "source"))
     finally:
         memory.rm("/bucket", recursive=True)
+
+
+def test_compressed_files_are_read_and_count_with_their_content(tmp_path: Path) -> None:
+    (tmp_path / "run7").mkdir()
+    path = tmp_path / "run7/a.rank3.step4.pickle.gz"
+    path.write_bytes(gzip.compress(CUDA.read_bytes()))
+    (source,), _ = find_sources([str(path)])
+    assert source.needed_bytes == estimated_bytes(path) > CUDA.stat().st_size
+    collected(tmp_path / "t", path)
+    (error,) = column(tmp_path / "t", "files", "error")
+    assert error is None
+    assert column(tmp_path / "t", "files", "last_step") == [4]
 
 
 def test_every_table_has_its_columns_in_an_empty_dataset(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_stats_and_diff_read_many_files_in_the_pool(
             super().__init__(function, limit_bytes, workers=1)
             pools.append(limit_bytes)
 
-    monkeypatch.setattr(parallel, "Pool", LoggingPool)
+    monkeypatch.setattr("pytracer.fleet.pool.Pool", LoggingPool)
     by_processes = [invoke(*command, "--memory", "1GiB") for command in commands]
     # THEN the answers are the same, within the same budget
     assert pools == [2**30] * 2

@@ -1,6 +1,7 @@
 """Tests of the engine on Ray, on a real cluster of several nodes on this machine."""
 
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import processes
 import pytest
 from fleet_tables import InProcess, all_rows, make_run
 
+from pytracer.errors import PytracerError
 from pytracer.fleet.collection import collect
-from pytracer.fleet.ray_engine import _merged
+from pytracer.fleet.ray_engine import RayEngine, _merged
 from pytracer.fleet.sources import find_sources
 
 # Ray changes signal handlers and warns on exit: its driver is a process of its own.
@@ -103,6 +105,16 @@ def test_a_lost_node_loses_nothing(tmp_path: Path) -> None:
     assert nodes == 3
     collect([str(tmp_path / "run7")], tmp_path / "expected", InProcess())
     assert all_rows(tmp_path / "table") == all_rows(tmp_path / "expected")
+
+
+def test_an_address_without_a_cluster_is_refused_at_once() -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as held:  # bound, but nobody listens
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        for text in (address, f"ray://{address}"):
+            with pytest.raises(PytracerError, match=f"cannot connect to Ray at {text}"):
+                RayEngine(text)
 
 
 def test_files_of_several_disks(tmp_path: Path) -> None:

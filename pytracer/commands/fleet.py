@@ -10,6 +10,7 @@ from pytracer.text import printable
 
 _COMMANDS = {
     "collect": ("fleet_collect", "How do I make one dataset of many recordings?"),
+    "report": ("fleet_report", "Which ranks use more memory, leak, or ran out of memory first?"),
 }
 """The module of each command, in which it is named as the command, and its help's first line."""
 

@@ -1,0 +1,65 @@
+-- Which ranks use more or less memory than the others?
+--
+-- A rank that is an outlier in less than half of its slots is left out if a tenth of the ranks or
+-- more are such: then the amounts vary from step to step, as with batches of different lengths.
+--
+-- process, rank   the rank
+-- slots           the number of slots in which it is an outlier
+-- of_slots        the number of slots that it has, and in which outliers can be named
+-- slot            the slot in which it differs most
+-- source          its file there
+-- peak_bytes      its peak there
+-- median_bytes    the median of its group there
+-- delta_bytes     the difference
+-- reference       the file there of the rank of the group that is nearest to the median
+-- reference_process     that rank
+CREATE OR REPLACE TABLE outliers AS
+WITH usable AS (
+    SELECT
+        *,
+        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
+        AS is_outlier
+    FROM peak_groups
+    WHERE group_ranks >= 8 AND slot IN (
+        SELECT slot FROM spread WHERE verdict IN ('outliers', 'none')
+    )
+), middle AS (
+    SELECT
+        slot,
+        group_number,
+        arg_min(source, (abs(peak_bytes - median_bytes), rank, process)) AS reference,
+        arg_min(process, (abs(peak_bytes - median_bytes), rank, process)) AS reference_process
+    FROM usable
+    GROUP BY slot, group_number
+), by_process AS (
+    SELECT
+        process,
+        any_value(rank) AS rank,
+        count(*) FILTER (is_outlier) AS slots,
+        count(*) AS of_slots,
+        arg_max(
+            {
+                slot: slot, group_number: group_number, source: source, peak_bytes: peak_bytes,
+                median_bytes: median_bytes::BIGINT
+            },
+            abs(peak_bytes - median_bytes)
+        ) FILTER (is_outlier) AS worst
+    FROM usable
+    GROUP BY process
+)
+SELECT
+    process, rank, slots, of_slots, worst.slot AS slot, worst.source AS source,
+    worst.peak_bytes AS peak_bytes, worst.median_bytes AS median_bytes,
+    worst.peak_bytes - worst.median_bytes AS delta_bytes,
+    reference, reference_process
+FROM by_process
+JOIN middle ON middle.slot = worst.slot AND middle.group_number = worst.group_number
+WHERE 2 * slots >= of_slots
+    OR (
+        slots > 0 AND (
+            SELECT count(*) FILTER (slots > 0 AND 2 * slots < of_slots)
+                <= greatest(2, 0.1 * count(*))
+            FROM by_process
+        )
+    )
+ORDER BY abs(worst.peak_bytes - worst.median_bytes) DESC, rank, process;

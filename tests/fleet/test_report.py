@@ -1,0 +1,141 @@
+"""What is planted in the files of a large job is named by the report, and nothing else is."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import planted_fleet
+import pytest
+from commands import invoke
+from planted_fleet import MIB, Plan, planned
+
+from pytracer.fleet.report import fleet_report
+from pytracer.fleet.report_results import FleetReport
+
+RANK = re.compile(r"\branks? (\d+(?:, \d+)*(?: and \d+)?)", re.IGNORECASE)
+
+
+def collected(folder: Path, plan: Plan) -> Path:
+    planted_fleet.make(folder / "files", [planted_fleet.GOLDEN.read_bytes()], plan)
+    table = folder / "table"
+    result = invoke("fleet", "collect", folder / "files", "--output", table)
+    assert (table / "_pytracer_fleet.json").exists(), result.output
+    return table
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned(ranks=48, steps=6, damaged=0.01)
+
+
+@pytest.fixture(scope="module")
+def table(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return collected(tmp_path_factory.mktemp("planted"), plan)
+
+
+@pytest.fixture(scope="module")
+def report(table: Path) -> FleetReport:
+    return fleet_report(table)
+
+
+def answer(report: FleetReport, topic: str) -> tuple[str, str]:
+    (found,) = (each for each in report.answers if each.topic == topic)
+    return found.verdict, found.text
+
+
+def check_planted(report: FleetReport, plan: Plan) -> None:
+    """Check that the report has what is planted, and nothing else."""
+    by_rank = {each.rank: each for each in report.outliers}
+    growing = {rank for rank in by_rank if rank == plan.leaking}  # it grows beyond the threshold
+    assert by_rank.keys() - growing == plan.outliers.keys()
+    for rank, more in plan.outliers.items():
+        (site, *_) = by_rank[rank].sites
+        assert site.site == "/job/moe.py:88 expert_buffer"
+        assert site.delta_bytes == more
+        assert by_rank[rank].slots == by_rank[rank].of_slots
+    for rank in growing:
+        assert by_rank[rank].sites[0].site == "/job/log.py:7 append"
+    growth = {each.site: each for each in report.growth}
+    assert growth.keys() == {"/job/cache.py:21 remember", "/job/log.py:7 append"}
+    everywhere, alone = growth["/job/cache.py:21 remember"], growth["/job/log.py:7 append"]
+    assert (everywhere.extent, everywhere.ranks) == ("all", plan.ranks - 1)
+    assert everywhere.bytes_per_step == planted_fleet.LEAK_OF_ALL_BYTES
+    assert (alone.extent, alone.processes) == ("some", [f"rank {plan.leaking}"])
+    assert alone.bytes_per_step == planted_fleet.LEAK_OF_ONE_BYTES
+    assert {each.verdict for each in report.growth} == {"grows"}
+    assert not everywhere.faster
+    assert [oom.rank for oom in report.ooms] == list(plan.cascade)
+    assert {oom.verdict for oom in report.ooms} == {"too large"}
+    differing = {name for each in report.settings for name in each.processes}
+    assert differing == {f"rank {plan.other_settings}"}
+    missing = {each.rank: each for each in report.missing}
+    assert missing.keys() == {plan.missing, *plan.cascade}
+    assert [rank for rank in missing if missing[rank].reason is None] == [plan.missing]
+    assert {(each.rank, each.step) for each in report.damaged} == plan.damaged
+    assert {phase.rank for phase in report.phases} <= {*plan.outliers, None}
+
+
+def test_each_planted_fact_is_named_and_nothing_else(report: FleetReport, plan: Plan) -> None:
+    check_planted(report, plan)
+    texts = " ".join(each.text for each in report.answers)
+    named = {int(n) for found in RANK.findall(texts) for n in re.findall(r"\d+", found)}
+    assert named <= plan.special
+    assert {*plan.outliers, plan.leaking, plan.cascade[0], plan.other_settings} <= named
+    assert {each.verdict for each in report.answers} == {"found"}
+
+
+def test_the_first_lines_are_the_answers(table: Path, plan: Plan) -> None:
+    result = invoke("fleet", "report", table)
+    assert result.exit_code == 0
+    first, second, third, *_ = result.output.splitlines()
+    assert f"5 ranks ran out of memory; rank {plan.cascade[0]} was the first in step 6." in first
+    assert "requested 512 MiB at job/attention.py:55 scores: too large, " in first
+    assert f"! 3 of {plan.ranks - 1} ranks" in second
+    assert "by job/moe.py:88 expert_buffer." in second
+    assert "Memory grows on all 47 ranks, by 4 MiB a step at job/cache.py:21 remember." in third
+    assert len(result.output.splitlines()) < 90
+
+
+def test_the_commands_run(report: FleetReport) -> None:
+    assert [command.command.split()[1] for command in report.commands] == [
+        *("explain", "diff", "diff", "diff", "view")
+    ]
+    for command in report.commands[:-1]:
+        result = invoke(*command.command.split()[1:])
+        assert result.exit_code == 0, result.output
+
+
+def test_json_has_all_rows(table: Path, plan: Plan) -> None:
+    result = invoke("fleet", "report", table, "--json")
+    content = json.loads(result.output)
+    assert content["run"] == "run7"
+    assert content["schema_version"] >= 2
+    assert len(content["outliers"]) >= len(plan.outliers)
+    assert content["outliers"][0]["sites"][0]["delta_bytes"] == 256 * MIB
+    assert content["baseline"] is None
+
+
+def test_the_script_makes_the_same_tables(table: Path, report: FleetReport) -> None:
+    duckdb: Any = pytest.importorskip("duckdb")
+    result = invoke("fleet", "report", table, "--sql")
+    connection = duckdb.connect()
+    connection.execute(result.output)
+    found = connection.execute("SELECT rank FROM outliers").fetchall()
+    assert [rank for (rank,) in found] == [outlier.rank for outlier in report.outliers]
+
+
+def test_a_quiet_run_accuses_nobody(tmp_path: Path) -> None:
+    report = fleet_report(collected(tmp_path, Plan(ranks=12, steps=2)))
+    assert {each.verdict for each in report.answers} <= {"none", "unknown"}
+    assert answer(report, "growth")[0] == "unknown"
+    assert answer(report, "growth")[1].startswith("Can't tell whether memory grows, because")
+    assert not report.outliers
+    assert not report.missing
+    assert not report.settings
+
+
+@pytest.mark.slow
+def test_each_planted_fact_is_named_in_2048_files(tmp_path: Path) -> None:
+    plan = planned(ranks=256, steps=8, seed=1)
+    check_planted(fleet_report(collected(tmp_path, plan)), plan)

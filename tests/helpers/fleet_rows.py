@@ -1,0 +1,64 @@
+"""Datasets of `pytracer fleet collect` with rows that a test writes itself."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pytracer.fleet.dataset import Dataset
+from pytracer.fleet.tables import encode
+
+MIB = 2**20
+
+
+class Fleet:
+    """A run whose files a test describes.
+
+    Attributes:
+        rows: The rows by table.
+    """
+
+    def __init__(self, run: str = "run7") -> None:
+        self.run = run
+        self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+
+    def add(
+        self, rank: int | None, step: int | None = None, peak: int | None = None, **changes: Any
+    ) -> dict[str, Any]:
+        """Add a file of a rank, with the peak of its device.
+
+        Args:
+            rank, step: The rank and the step.
+            peak: The peak in MiB; None: the file cannot be read.
+            changes: Other columns of `files` and of `peaks`, and `sites`: MiB by call site, at the
+                peak and at the end.
+        """
+        sites = changes.pop("sites", {})
+        kind = changes.pop("kind", "exit" if step is None else "step")
+        source = f"/{self.run}/{kind}{step}/rank{rank}{changes.get('role') or ''}"
+        key = {"run": self.run, "step": step, "rank": rank}
+        key["source"] = changes.pop("source", source)
+        file = key | {"folder": f"/{self.run}", "kind": kind, "first_step": step, "stamp": "1"}
+        file |= {"last_step": step, "host": "n0", "pid": rank, "written_ns": (step or 0) * 10**9}
+        file |= {"error": f"{key['source']} is cut short" if peak is None else None}
+        self.rows["files"].append(file | changes)
+        device = key | {"device": 0, "device_name": "cuda:0", "is_cpu": False}
+        if peak is not None:
+            amounts = {"peak_allocated_bytes": peak * MIB, "peak_most_bytes": peak * MIB}
+            self.rows["peaks"].append(device | amounts | {"leak_verdict": "unknown"} | changes)
+        for site, amount in sites.items():
+            place, _, name = site.partition(" ")
+            for moment in ("peak", "end"):
+                row = {"moment": moment, "site": site, "is_others": False, "function": name}
+                row |= {"filename": place.partition(":")[0], "size_bytes": amount * MIB}
+                self.rows["sites"].append(device | row)
+        return device
+
+    def write(self, path: Path) -> Path:
+        """Write the dataset, or add the run to it."""
+        by_source: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for table, rows in self.rows.items():
+            for row in rows:
+                by_source[row["source"]][table].append(row)
+        with Dataset(path) as dataset:
+            dataset.write(encode(tables) for tables in by_source.values())
+        return path

@@ -35,6 +35,8 @@ from pytracer.backends.doctor import Examination
 from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
+from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
+from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.recommendation.results import Recommendation
 from pytracer.tracing.option_docs import markdown_table
@@ -78,6 +80,10 @@ JSON_ROOTS = {
     "`pytracer diff --fail-over --json`": (
         "The object has also the key `limit`, a `LimitCheck`:",
         LimitCheck,
+    ),
+    "`pytracer fleet report --json`": (
+        "The object has `schema_version`, and the attributes of `FleetReport`:",
+        FleetReport,
     ),
     "`pytracer recommend --json`": (
         "The object has `schema_version` and `recommendations`, one for each `--capacity`. Each is "
@@ -320,11 +326,50 @@ def type_text(hint: Any) -> str:
     return names.get(hint, "any")
 
 
+def fleet_sql_page() -> str:
+    """Return docs/reference/fleet-sql.md."""
+    head = """The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` by
+DuckDB. Each file makes the table of its name, from the tables of [the
+dataset](../how-to/fleet.md) and from the files before it. `pytracer fleet report TABLE --sql`
+prints them in their order, with the variables that they read, for DuckDB's own command, a notebook
+or a dashboard: [Use the tables](../how-to/fleet.md#use-the-tables).
+"""
+    names = [*QUERIES, *COMPARISONS]
+    return "".join(["# SQL of the fleet report\n\n", MADE, head, *map(sql_section, [BASE, *names])])
+
+
+def sql_section(name: str) -> str:
+    """Return the section of a file of SQL, from the comment at its beginning."""
+    question, text, columns = "", [], []
+    for line in query(name).splitlines():
+        if not line.startswith("--"):
+            break
+        comment = line[2:].removeprefix(" ")
+        column = re.fullmatch(r"(\w+(?:, \w+)*) {2,}(.+)", comment)
+        if not question:
+            question = comment
+        elif column:
+            names = ", ".join(f"`{each}`" for each in column[1].split(", "))
+            columns.append(f"| {names} | {cell(column[2])}")
+        elif columns and comment:
+            columns[-1] += f" {cell(comment)}"
+        else:
+            text.append(comment)
+    parts = [f"\n## {name}\n\n{question}\n"]
+    if paragraph := " ".join(text).strip():
+        parts.append(f"\n{paragraph}\n")
+    if columns:
+        rows = "".join(f"{row} |\n" for row in columns)
+        parts.append(f"\n| column | meaning |\n|---|---|\n{rows}")
+    return "".join(parts)
+
+
 PAGES = {
     DOCS / "reference/options.md": options_page,
     DOCS / "reference/command-line.md": command_page,
     DOCS / "reference/json.md": json_page,
     DOCS / "reference/fleet-tables.md": fleet_tables_page,
+    DOCS / "reference/fleet-sql.md": fleet_sql_page,
     **{
         picture.path: partial(answer_picture.drawing, picture)
         for picture in answer_picture.PICTURES

@@ -37,7 +37,7 @@ from pytracer.backends.doctor import Examination
 from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
-from pytracer.fleet.report import COMPARISONS, QUERIES, TABLES_QUERY, query
+from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.recommendation.results import Recommendation
@@ -341,9 +341,7 @@ prints them in their order, with the variables that they read, for DuckDB's own 
 or a dashboard: [Use the tables](../how-to/fleet.md#use-the-tables).
 """
     names = [*QUERIES, *COMPARISONS]
-    return "".join(
-        ["# SQL of the fleet report\n\n", MADE, head, *map(sql_section, [TABLES_QUERY, *names])]
-    )
+    return "".join(["# SQL of the fleet report\n\n", MADE, head, *map(sql_section, [BASE, *names])])
 
 
 def sql_section(name: str) -> str:

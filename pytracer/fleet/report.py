@@ -28,7 +28,7 @@ from pytracer.fleet.report_rows import (
 )
 from pytracer.fleet.report_texts import answers_and_commands
 
-TABLES_QUERY = "tables"
+BASE = "tables"
 QUERIES = (
     *("processes", "overview", "rank_peaks", "worst", "peak_groups", "spread"),
     *("outliers", "outlier_sites", "growth_in_files"),
@@ -120,7 +120,7 @@ def script(table: Path, run: str | None = None, ranks: int | None = None) -> str
         connection.close()
     values = {"dataset": _literal(_pattern(table)), "run": _literal(run), "ranks": _literal(ranks)}
     variables = [f"SET VARIABLE {name} = {value};\n" for name, value in values.items()]
-    return "\n".join(["".join(variables), *(query(name) for name in (TABLES_QUERY, *QUERIES))])
+    return "\n".join(["".join(variables), *(query(name) for name in (BASE, *QUERIES))])
 
 
 def _connect() -> Any:
@@ -143,7 +143,7 @@ def _make(
     import duckdb
 
     try:
-        connection.execute(query(TABLES_QUERY))
+        connection.execute(query(BASE))
     except duckdb.Error as error:
         raise _unreadable(table, error) from error
     for name in QUERIES:

@@ -29,7 +29,9 @@ ul.answers li.found { border-color: var(--accent); font-weight: 600; }
 ul.answers li.unknown { border-style: dashed; }
 table { border-collapse: collapse; } .wide { overflow-x: auto; }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
-th.text, td.text { text-align: left; overflow-wrap: anywhere; }
+td { white-space: nowrap; }
+th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+td.text { min-width: 7rem; }
 td svg { display: block; } code { overflow-wrap: anywhere; } .why { opacity: .75; }
 svg .range { fill: var(--bar); opacity: .45; } svg .median { fill: var(--bar); }
 svg .outlier { fill: var(--accent); }

@@ -121,7 +121,7 @@ def _explained(report: FleetReport) -> Iterator[str]:
         is_lasting = does_grow or 2 * outlier.slots >= outlier.of_slots
         where = "" if is_lasting else f" {in_slot(outlier.slot)}"
         by_reason[site, outlier.delta_bytes > 0, does_grow, where].append(outlier)
-    of_ranks = max(each.ranks for each in report.spread)
+    of_ranks = report.overview.processes
     for (site, is_more, does_grow, where), outliers in sorted(
         by_reason.items(), key=lambda pair: -len(pair[1])
     ):

@@ -16,7 +16,7 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels dev lint docs bench clean
+.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -83,22 +83,22 @@ wheel: .venv/torch ready-hooks
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
 ready-hooks: HOOKS ?= $(TESTED_HOOKS)
 ready-hooks: .venv-wheels/tools
-	.venv-wheels/bin/python wheels hooks --output build/ready_hooks $(HOOKS)
+	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 WITH_HOOKS = --config-settings=cmake.define.PYTRACER_READY_HOOKS=$(CURDIR)/build/ready_hooks
 
 # The wheels of a release, in dist/: one for each Python of PYTHONS, with ready hooks for all releases in
-# wheels/pins.json, or for those in HOOKS. The same commit gives the same bytes.
+# .ci/wheels/pins.json, or for those in HOOKS. The same commit gives the same bytes.
 PYTHONS ?= $(PYTHON)
 wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 wheels: .venv-wheels/tools
 	rm -rf dist build/unrepaired
-	.venv-wheels/bin/python wheels hooks --output build/ready_hooks $(HOOKS)
+	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 	for python in $(PYTHONS); do $$python -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/unrepaired $(WITH_HOOKS) . || exit 1; done
-	.venv-wheels/bin/python wheels audit --output dist build/unrepaired/*.whl
+	.venv-wheels/bin/python .ci/wheels audit --output dist build/unrepaired/*.whl
 
-.venv-wheels/tools: wheels/requirements.txt
+.venv-wheels/tools: .ci/wheels/requirements.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install $(PIP_FLAGS) -r wheels/requirements.txt
+	$(@D)/bin/pip install $(PIP_FLAGS) -r .ci/wheels/requirements.txt
 	touch $@
 
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not. The

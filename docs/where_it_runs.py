@@ -1,7 +1,7 @@
 """The page "Where does it run": what CI runs, what was compiled, and what nobody tried.
 
 The Makefile says on which versions the tests run, `.ci/run` with which Python, and
-`wheels/pins.json` for which releases hooks are compiled.
+`.ci/wheels/pins.json` for which releases hooks are compiled.
 """
 
 import json
@@ -53,7 +53,7 @@ def page() -> str:
         "aarch64 |",
         "|---|---|---|---|---|---|---|",
     ]
-    pins = json.loads((ROOT / "wheels/pins.json").read_text())
+    pins = json.loads((ROOT / ".ci/wheels/pins.json").read_text())
     for backend in ("cpu", "cuda", "npu"):
         for version in pins["torch-npu" if backend == "npu" else "torch"]:
             tested = version == cpu if backend == "cpu" else f"{backend}-{version}" in accelerators

@@ -2,7 +2,8 @@
 
 A ready hook fits a torch whose headers are equal to those from which it was compiled: not all
 headers of torch, but those that the compiler read. So one hook serves several builds of torch. The
-file `index.json` beside the libraries names them; `wheels/` in the sources of pytracer makes both.
+file `index.json` beside the libraries names them; `.ci/wheels/` in the sources of pytracer
+makes both.
 """
 
 import functools

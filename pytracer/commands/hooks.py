@@ -77,6 +77,8 @@ _LACKING = {AUTOGRAD: "so no forward stacks", HOST: "so pinned memory is not rec
 def _all_libraries() -> list[str]:
     backends = built_backends()
     return [*backends, AUTOGRAD, *([HOST] if "cuda" in backends else [])]
+
+
 @click.command("hooks")
 @click.pass_context
 def list_hooks(context: click.Context) -> None:

@@ -14,7 +14,7 @@ from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
 ROOT = Path(__file__).parents[2]
-WHEELS = ROOT / "wheels"
+WHEELS = ROOT / ".ci/wheels"
 
 
 @pytest.fixture

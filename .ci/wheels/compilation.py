@@ -9,7 +9,7 @@ from pathlib import Path
 from pins import PACKAGES, Release, fetch
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.names import AUTOGRAD
+from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.ready_hooks import ReadyHook, digests_in, headers_key
 from pytracer.backends.running_torch import TorchBuild
 
@@ -19,6 +19,8 @@ STAND_INS = ("libc10.so", "libtorch_cpu.so")
 
 # torch 2.6 was published with both ABIs of libstdc++, later releases with the new one alone.
 OLD_ABI_BEFORE = (2, 7)
+# Since then, torch's allocator of pinned memory can be wrapped.
+HOST_SINCE = (2, 8)
 
 
 def compile_release(release: Release, headers: Path, output: Path) -> list[ReadyHook]:
@@ -34,8 +36,11 @@ def compile_release(release: Release, headers: Path, output: Path) -> list[Ready
     root = headers / "torch"
     (root / "lib").mkdir()
     make_stand_ins(root / "lib")
-    backends = ("npu",) if release.distribution == "torch-npu" else ("cpu", "cuda", AUTOGRAD)
-    new_abi_only = tuple(map(int, release.version.split(".")[:2])) >= OLD_ABI_BEFORE
+    minor = tuple(map(int, release.version.split(".")[:2]))
+    host = (HOST,) if minor >= HOST_SINCE else ()
+    is_npu = release.distribution == "torch-npu"
+    backends = ("npu",) if is_npu else ("cpu", "cuda", AUTOGRAD, *host)
+    new_abi_only = minor >= OLD_ABI_BEFORE
     return [
         compile_hook(backend, release, TorchBuild(release.version, root, abi), headers, output)
         for abi in ((True,) if new_abi_only else (True, False))
@@ -90,7 +95,7 @@ def _options(headers: Path, read: Path) -> list[str]:
 
     The compiler writes the names of the files that it read into the file `read`.
     """
-    sources = Path(__file__).parents[1]
+    sources = Path(__file__).parents[2]
     return [
         "-MD",
         f"-MF{read}",

@@ -1,9 +1,9 @@
 """Make the ready hooks of pytracer's wheels, as `make wheels` does.
 
-python wheels hooks --output build/ready_hooks                 # for all pinned releases
-python wheels hooks --output build/ready_hooks torch==2.13.0   # for some
-python wheels pin torch==2.16.0                                # after a release of torch
-python wheels audit --output dist build/unrepaired/*.whl       # the platform's tag, and checks
+python .ci/wheels hooks --output build/ready_hooks                 # for all pinned releases
+python .ci/wheels hooks --output build/ready_hooks torch==2.13.0   # for some
+python .ci/wheels pin torch==2.16.0                                # after a release of torch
+python .ci/wheels audit --output dist build/unrepaired/*.whl       # the platform's tag, and checks
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the sources of the wheel, and not an installed pytracer
 
 import audits  # noqa: E402
@@ -39,7 +39,7 @@ def main() -> None:
 @main.command("pin")
 @click.argument("requirement")
 def pin(requirement: str) -> None:
-    """Write the hashes of a release into wheels/pins.json."""
+    """Write the hashes of a release into .ci/wheels/pins.json."""
     pins.pin(requirement)
 
 

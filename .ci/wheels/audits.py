@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tomllib
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MAX_BYTES = 10_000_000
 
 # A process that records has them loaded. auditwheel must not look for them, let alone copy them.

@@ -26,6 +26,10 @@
 #include "host_forwarding.h"
 #include "pinned_memory.h"
 
+namespace c10::CachingAllocator {
+class AcceleratorAllocatorConfig;  // torch 2.8 has none
+}
+
 namespace {
 
 pytracer_record_fn g_record = nullptr;

@@ -26,8 +26,10 @@ demo: .venv/torch
 # Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
 test: test-cpu $(ACCELERATORS:%=test-%)
 
+# Tests of compiling need a package without ready hooks.
 test-cpu: wheel
 	.venv/bin/pip install $(PIP_FLAGS) $(RAY) $(INTEGRATIONS)
+	rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
 	.venv/bin/pytest
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel

@@ -20,9 +20,6 @@ Result = TypeVar("Result")
 PROCESS_BYTES = 128 * 2**20
 """The memory of a process that reads no file: the interpreter, numpy and pyarrow."""
 
-_MODULES = ["pytracer.fleet.work", "numpy"]
-"""What is imported once, for all processes of a pool."""
-
 
 class ProcessEndedError(PytracerError):
     """The process that read a file ended before it was done."""
@@ -120,9 +117,9 @@ class Pool(Generic[Job, Result]):
 
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            # A process that is forked from this one could inherit locks that threads hold.
+            # A process that is forked from this one could inherit locks that threads hold. The fork
+            # server imports nothing: before Python 3.13 it looks in the working directory first.
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(_MODULES)
             self._executor = ProcessPoolExecutor(self.workers, context, _begin_process)
         return self._executor
 

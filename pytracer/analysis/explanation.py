@@ -19,6 +19,7 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder, holders, holders_at
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
 from pytracer.analysis.suggestions import (
+    LEAST_STEPS,
     Suggestion,
     is_much_unallocated,
     suggestions_after_oom,
@@ -26,13 +27,7 @@ from pytracer.analysis.suggestions import (
 )
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import Surroundings, Verdict, verdicts
-from pytracer.reading.metadata import (
-    backend,
-    device_name,
-    has_marked_steps,
-    only_phase,
-    read_number,
-)
+from pytracer.reading.metadata import backend, device_name, only_phase, read_number
 from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.text import number, size
 
@@ -166,7 +161,7 @@ def _explain_peak(data: DeviceData) -> Explanation:
 
 def leak_of(data: DeviceData) -> tuple[str, str]:
     """Return whether a device's memory is kept from step to step, as `leak` and `leak_answer`."""
-    if data.history is None or not has_marked_steps(data.snapshot, data.boundaries):
+    if data.history is None or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return "unknown", ""
     # Not needed for other files.
     from pytracer.analysis.leaks.one_file import leaks_on_device

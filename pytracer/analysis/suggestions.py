@@ -8,17 +8,18 @@ from pytracer.analysis.device_data import DeviceData, expands
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.settings_command import command_of
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
 from pytracer.reading.metadata import backend, has_marked_steps, settings_text, torch_version
 from pytracer.text import size
+from pytracer.variables import VARIABLE
 
 LEAST_STEPS = 3
 """The number of steps from which a leak can be looked for in one file."""
 
 _EXPANDS = "expandable_segments:True"
 _SETTING = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
+_GENERAL = "PYTORCH_ALLOC_CONF"
 _NOT_WITH_EXPANDABLE = {"npu": ("max_split_size_mb", "garbage_collection_threshold")}
 
 
@@ -103,6 +104,29 @@ def _joining(data: DeviceData, path: str) -> list[Suggestion]:
             "Tests this with the recorded requests, in a simulation.",
         ),
     ]
+
+
+def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
+    """Return the line to paste into a shell.
+
+    torch before 2.9 does not know the general variable, and later versions call the older name
+    deprecated. If the job sets a variable already, the line must name the one that counts if both
+    are set: in torch 2.12 and later that is the older name.
+
+    Args:
+        settings: The settings, in the form of the variable; "" for the defaults.
+        backend: "cuda", "npu", or "" if unknown: then the variable of CUDA.
+        torch_version: The version of torch; None if unknown.
+        own_settings: The settings of the recording; "" if no variable was set.
+    """
+    variable = VARIABLE.get(backend, VARIABLE["cuda"])
+    if not settings:
+        return f"unset {variable} {_GENERAL}"
+    if backend == "cuda" and torch_version is not None:
+        version = tuple(int(part) for part in torch_version.split(".")[:2])
+        if version >= (2, 9) and (version < (2, 12) or not own_settings):
+            variable = _GENERAL
+    return f"export {variable}={shlex.quote(settings)}"
 
 
 def _of_holders(

@@ -122,10 +122,7 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
     write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
     write(fidelity_text(found.deviation))
-    names = (
-        *("setting", "out of\nmemory", "peak\nreserved", "not\nallocated"),
-        *("device\ncalls", "smallest\ndevice"),
-    )
+    names = ("setting", "OOM", "peak\nreserved", "not\nallocated", "calls", "smallest\ndevice")
     table = new_table(*names, text=1)
     table.columns[0].min_width = NAME_WIDTH
     for row in _rows(found):

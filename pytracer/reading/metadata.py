@@ -78,7 +78,7 @@ def module_phases(metadata: Mapping[str, Any]) -> ModulePhases:
         else frozenset[str]()
         for kind in ("models", "paths")
     )
-    owners = found.get("owners")
+    owners = found.get("paths_of_owners")
     if isinstance(owners, dict):
         texts = ((path, name) for path, name in owners.items() if isinstance(path, str))
         owners = {path: name for path, name in texts if name in models | paths}

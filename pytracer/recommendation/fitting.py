@@ -8,8 +8,7 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device, in_order
 from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
-from pytracer.analysis.settings_command import command_of
-from pytracer.analysis.suggestions import Suggestion, joins_segments
+from pytracer.analysis.suggestions import Suggestion, command_of, joins_segments
 from pytracer.errors import PytracerError
 from pytracer.experiments.replay_curves import recorded_curve
 from pytracer.experiments.simulated_replay import Limits, limits_of, run_simulation

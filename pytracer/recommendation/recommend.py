@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pytracer.analysis.requests import FAIL, Recording, extract_recording
-from pytracer.analysis.settings_command import command_of
+from pytracer.analysis.suggestions import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Setting
 from pytracer.experiments.replay_curves import deviation_of, recorded_curve

@@ -231,7 +231,7 @@ class ModulePhases:
                 reference, name = self._modules.get(id(module), (None, ""))
                 if reference is not None and reference() is module:
                     owners[path] = name
-        return {**names, "owners": owners}
+        return {**names, "paths_of_owners": owners}
 
 
 _CALLS = _Calls()

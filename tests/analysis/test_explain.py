@@ -89,27 +89,31 @@ def test_without_an_out_of_memory_the_peak_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "settings", "expected"),
+    ("backend", "torch", "settings", "expected"),
     [
-        ("cuda", None, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("cuda", "2.8.0", None, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("cuda", "2.13.0", None, "PYTORCH_ALLOC_CONF=expandable_segments:True"),
         (
             "cuda",
+            "2.13.0",
             "max_split_size_mb:64,expandable_segments:False,roundup_power2_divisions:[256:1,>:2]",
             "PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64,expandable_segments:True,"
             "roundup_power2_divisions:[256:1,>:2]'",
         ),
         (  # torch_npu refuses the two together
             "npu",
+            "2.13.0",
             "max_split_size_mb:64",
             "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
         ),
     ],
 )
-def test_the_line_to_paste(backend: str, settings: str | None, expected: str) -> None:
+def test_the_line_to_paste(backend: str, torch: str, settings: str | None, expected: str) -> None:
     # GIVEN a device that is fragmented: 300 segments with half of their memory free
     program = Program()
     program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 2 * MIB})
     program.metadata |= {"backends": [backend, "cpu"], "settings": {backend: settings}}
+    program.metadata["torch"] = torch
     for _ in range(300):
         program.alloc(MIB + 512, MODEL)
     program.out_of_memory(MIB, MIB)

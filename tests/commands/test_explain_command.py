@@ -57,6 +57,72 @@ def test_a_file_without_an_out_of_memory(tmp_path: Path) -> None:
     assert "Verdict" not in text
 
 
+def leaking(path: Path, rank: int = 0) -> Path:
+    """Write the file of a program that keeps a block in each of its steps."""
+    program = Program()
+    program.metadata = file_metadata(current_step=41, rank=rank)
+    steps = []
+    for step in range(1, 41):
+        steps.append((step, len(program.events)))
+        program.free(program.alloc(2000, ("train.py", "work", 1)))
+        program.alloc(100_000, ("train.py", "remember", 7))
+    program.metadata["devices"][0]["steps"] = steps
+    return program.write(path)
+
+
+def test_a_leak_is_named_with_its_command(tmp_path: Path) -> None:
+    # GIVEN a file whose memory is kept from step to step
+    path = leaking(tmp_path / "a.pickle")
+    (found,) = explain(load(path))
+    assert found.leak == "leak"
+    assert found.leak_answer.startswith("Leak: 98 KiB a step since step 1, from train.py:7 remem")
+    # THEN `explain` has the answer of `leaks`, and its command first
+    output = invoke(path).output
+    assert found.leak_answer in " ".join(output.split())
+    assert output.partition("What to try:")[2].startswith(f"\n  pytracer leaks {path}\n")
+    assert output.count("pytracer leaks") == 1
+    # AND so does `stats`, of the file and of its directory
+    line = f"{found.leak_answer} See pytracer leaks {path}"
+    for argument in (path, tmp_path):
+        leaking(tmp_path / "b.pickle", rank=1)
+        shown = " ".join(commands.invoke("stats", argument).output.split())
+        assert line in shown
+    # AND the other files of a directory have it in their line
+    assert f"no out-of-memory, {found.leak_answer[:20]}" in invoke(tmp_path).output
+
+
+def test_without_a_leak_nothing_is_said_of_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.pickle", oom=False)
+    assert "Leak:" not in invoke(path).output
+    assert "Leak:" not in commands.invoke("stats", path).output
+
+
+def test_a_file_without_events_does_not_tell_whether_memory_ran_out(tmp_path: Path) -> None:
+    program = Program()
+    program.metadata = file_metadata()
+    program.alloc(MIB, ("model.py", "forward", 3), events=False)
+    text = " ".join(invoke(program.write(tmp_path / "a.pickle")).output.split())
+    assert (
+        "cuda:0: the file has no events, so whether memory ran out is unknown. At the end" in text
+    )
+    assert "no out-of-memory" not in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "current", "is_suggested"),
+    [([], None, True), ([(1, 0)], 1, True), ([(3, 0)], 4, False)],
+)
+def test_steps_are_suggested_where_nobody_marked_them(
+    steps: list[tuple[int, int]], current: int | None, is_suggested: bool, tmp_path: Path
+) -> None:
+    program = Program()
+    program.metadata = file_metadata(current_step=current)
+    program.metadata["devices"][0]["steps"] = steps
+    program.alloc(MIB, ("model.py", "forward", 3))
+    output = invoke(program.write(tmp_path / "a.pickle")).output
+    assert ("PYTRACER_STEP_FROM" in output) == is_suggested
+
+
 def test_json_is_the_explanation(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pickle")
     document = json.loads(invoke(path, "--json").output)

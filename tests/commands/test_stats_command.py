@@ -170,6 +170,43 @@ def test_no_file_is_wrong_usage() -> None:
     assert invoke().exit_code == 2
 
 
+def test_several_files_begin_with_the_answer(tmp_path: Path) -> None:
+    # GIVEN a file with the higher peak, and one with an out-of-memory
+    for name, held in (("a", 5), ("b", 3)):
+        program = Program()
+        program.metadata = file_metadata()
+        for _ in range(held):
+            program.alloc(2**20, ("model.py", "forward", 3))
+        if name == "b":
+            program.out_of_memory(2**30, 2**20)
+        program.write(tmp_path / f"{name}.pickle")
+    # THEN the first lines name both, and the table counts the out-of-memories
+    output = invoke(tmp_path).output
+    assert output.splitlines()[:2] == [
+        "The highest usage: 5 MiB allocated (6 MiB reserved) at the peak of cuda:0, in "
+        f"{tmp_path}/a.pickle.",
+        f"1 of 2 files ran out of memory. To see why: pytracer explain {tmp_path}/b.pickle",
+    ]
+    rows = {row[0].partition(",")[0]: row[-2:] for row in cells(output)}
+    assert rows["a.pickle"] == ["0", "no"]
+    assert rows["b.pickle"] == ["1", "no"]
+
+
+def test_the_largest_part_is_of_all_that_is_held(tmp_path: Path) -> None:
+    # GIVEN a state in which the largest block waits for a stream
+    program = Program()
+    program.alloc(1000, ("model.py", "forward", 3), events=False)
+    program.alloc(2**20, ("model.py", "send", 9), events=False)
+    content = program.content()
+    (segment,) = content["segments"]
+    (block,) = (each for each in segment["blocks"] if each["requested_size"] == 2**20)
+    block["state"] = "active_pending_free"
+    # THEN the answer tells what the part is of
+    shown = " ".join(invoke(write_content(tmp_path, content)).output.split())
+    assert "1 KiB allocated (2 MiB reserved) at the end; the largest part of these and of" in shown
+    assert "of 1 MiB that wait for a stream, 1 MiB, by model.py:9 send." in shown
+
+
 def write_content(tmp_path: Path, content: dict[str, Any]) -> Path:
     path = tmp_path / "made.pickle"
     path.write_bytes(pickle.dumps(content, protocol=4))

@@ -21,7 +21,7 @@ from commands import cells, invoke
 from reference_allocator import Allocator
 
 from pytracer.analysis.requests import Recording, extract_recording
-from pytracer.analysis.settings_command import command_of
+from pytracer.analysis.suggestions import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.replay import replay
 from pytracer.reading import load

@@ -287,7 +287,7 @@ def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.Monkey
         assert tracer.snapshot()["pytracer"]["module_phases"] == {
             "models": [],
             "paths": [],
-            "owners": {},
+            "paths_of_owners": {},
         }
         with annotate("training"), annotate_modules(model, depth=1):
             model(torch.ones(3))
@@ -295,7 +295,7 @@ def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.Monkey
         assert names["models"] == ["Sequential"]
         assert names["paths"] == ["0", "1"]
         # AND the paths of its tensors, which begin with the class if other models exist
-        assert {*names["owners"].values()} == {"Sequential", "0", "1"}
+        assert {*names["paths_of_owners"].values()} == {"Sequential", "0", "1"}
         # AND there is a limit
         monkeypatch.setattr(training_phases.ModulePhases, "MOST", 3)
         annotate_modules(nn.Sequential(*(nn.Linear(3, 3) for _ in range(9)))).remove()

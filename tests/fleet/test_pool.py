@@ -119,7 +119,7 @@ def test_an_interrupted_collection_goes_on(tmp_path: Path, number: signal.Signal
     arguments = ["fleet", "collect", str(tmp_path / "run7"), "--output", str(table)]
     command = [sys.executable, "-c", program, *arguments, "--workers", "2"]
     running = subprocess.Popen(
-        command, env=processes.environment(), stderr=subprocess.PIPE, text=True
+        command, cwd=tmp_path, env=processes.environment(), stderr=subprocess.PIPE, text=True
     )
     # WHEN a signal ends it in the middle
     begin = time.monotonic()

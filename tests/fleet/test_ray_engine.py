@@ -69,6 +69,7 @@ def drive(tmp_path: Path, what: str) -> list[int]:
     arguments = [tmp_path / "run7", tmp_path / "table", marks, what]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, *map(str, arguments)],
+        cwd=tmp_path,
         env=processes.environment(RAY_USAGE_STATS_ENABLED="0"),
         capture_output=True,
         text=True,

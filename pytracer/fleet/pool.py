@@ -96,12 +96,17 @@ class Pool(Generic[Job, Result]):
         if executor is None:
             return
         processes = list((getattr(executor, "_processes", None) or {}).values())
+        results = getattr(executor, "_result_queue", None)
         executor.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 process.terminate()
         for process in processes:
             process.join()
+        # A process may have sent half of its result. The executor's thread waits for the other half
+        # until the pipe has no writer, and the interpreter's end waits for that thread.
+        with contextlib.suppress(AttributeError, OSError):
+            results._writer.close()
 
     def _alone(self, job: Job) -> Result | Exception:
         self.close()

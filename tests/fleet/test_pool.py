@@ -50,6 +50,30 @@ def test_the_budget_bounds_the_number_of_processes(limit: int, workers: int) -> 
     assert Pool(pool_jobs.timed, limit, workers=64).workers == workers
 
 
+def test_a_process_that_ends_while_it_sends_its_result_is_not_waited_for(tmp_path: Path) -> None:
+    # GIVEN a process that sends a result of 500 MB
+    mark = tmp_path / "mark"
+    pool = Pool(pool_jobs.large, workers=1)
+    executor = pool._started()
+    sent = executor.submit(pool_jobs.large, str(mark))
+    manager = executor._executor_manager_thread
+    assert manager is not None
+    while not mark.exists():
+        time.sleep(0.001)
+    # WHEN the pool is closed in the middle: this thread lets no other one of this process read
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        pass
+    pool.close()
+    sys.setswitchinterval(interval)
+    # THEN the thread that waits for results ends
+    manager.join(60)
+    assert not manager.is_alive()
+    assert sent.exception() is not None
+
+
 def test_errors_are_results() -> None:
     pool = Pool(pool_jobs.divide, workers=1)
     found = dict(pool.results([(1, 0), (0, 0), (2, 0)]))

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from pytracer.fleet.sources import Source
 from pytracer.fleet.tables import Encoded
@@ -20,6 +21,12 @@ def kill_if_negative(number: int) -> int:
     if number < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def large(mark: str) -> bytes:
+    """Return a result that takes many writes to send."""
+    Path(mark).touch()
+    return bytes(500_000_000)
 
 
 def divide(number: int) -> float:

@@ -1,6 +1,7 @@
 """Threads that allocate without Python: churn.cpp, compiled for the running torch."""
 
 import ctypes
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -35,7 +36,9 @@ class Extension:
         library = folder / "churn.so"
         headers = Path(torch.__file__).parent / "include"
         libraries = Path(torch.__file__).parent / "lib"
-        command = [*HookCompiler().find_command(), "-O2", "-shared", "-fPIC", "-std=c++20"]
+        # The hooks of these tests are the wheel's, and PYTRACER_BUILD forbids compiling others.
+        compiler = HookCompiler(environment={**os.environ, "PYTRACER_BUILD": "auto"})
+        command = [*compiler.find_command(), "-O2", "-shared", "-fPIC", "-std=c++20"]
         command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
         command += [f"-I{headers}", str(SOURCE), f"-L{libraries}", "-lc10", "-o", str(library)]
         subprocess.run(command, check=True)

@@ -96,7 +96,7 @@ class Pool(Generic[Job, Result]):
         if executor is None:
             return
         processes = list((getattr(executor, "_processes", None) or {}).values())
-        results = getattr(executor, "_result_queue", None)
+        results: Any = getattr(executor, "_result_queue", None)
         executor.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -66,3 +66,16 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be the only rank of a process group."""
+    from torch import distributed as dist
+
+    from pytracer.tracing import ranks
+
+    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

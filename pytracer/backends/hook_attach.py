@@ -76,10 +76,7 @@ class Hooks:
                 f"{' and '.join(sorted(accelerators))} in one process: pytracer records one kind "
                 "of accelerator; trace the other in another process"
             )
-        try:
-            found = self.builder.find_or_build(backend)
-        except OSError as error:
-            raise HookError(f"finding the hook for {backend!r} failed: {error}") from error
+        found = self._find(backend)
         if not self._attach(found) and backend not in self._deferred:
             self._deferred.add(backend)
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
@@ -92,11 +89,7 @@ class Hooks:
         """
         if HOST in self._attached:
             return
-        try:
-            found = self.builder.find_or_build(HOST)
-        except OSError as error:
-            raise HookError(f"finding the hook for {HOST!r} failed: {error}") from error
-        self.load_core().attach_hook(str(found.path))
+        self.load_core().attach_hook(str(self._find(HOST).path))
         self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
@@ -120,6 +113,12 @@ class Hooks:
     def late_problem(self, backend: str) -> str | None:
         """Return why a deferred hook could not be attached when torch initialised the device."""
         return self._late_problems.get(backend)
+
+    def _find(self, backend: str) -> Found:
+        try:
+            return self.builder.find_or_build(backend)
+        except OSError as error:
+            raise HookError(f"finding the hook for {backend!r} failed: {error}") from error
 
     def _attach(self, found: Found) -> bool:
         """Return whether the hook is attached; False: torch has not initialised the device yet."""

@@ -6,6 +6,11 @@ under it, and the allocations were reported. `pytracer.backends.probe_process` s
 """
 
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytracer import _core
 
 
 def probe_autograd(path: str) -> None:
@@ -17,15 +22,10 @@ def probe_autograd(path: str) -> None:
     import torch
 
     from pytracer import _core
-    from pytracer.backends.probe_process import PASSED, REFUSED
+    from pytracer.backends.probe_process import PASSED
     from pytracer.backends.running_torch import engine_code
-    from pytracer.errors import HookError
 
-    try:
-        _core.attach_autograd(path, engine_code())
-    except HookError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(REFUSED) from error
+    _attach(_core.attach_autograd, path, engine_code())
     seen: list[object] = [_core.running_node()]
     inner = torch.ones(3, requires_grad=True).exp()
     outer = inner.log()
@@ -50,19 +50,14 @@ def probe_host(path: str) -> None:
     import torch
 
     from pytracer import _core
-    from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
-    from pytracer.errors import HookError
+    from pytracer.backends.probe_process import NOT_TRIED
 
     try:
         torch.cuda.init()
         before = torch.ones(1000, pin_memory=True)
     except Exception as error:
         raise SystemExit(NOT_TRIED) from error
-    try:
-        _core.attach_hook(path)
-    except HookError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(REFUSED) from error
+    _attach(_core.attach_hook, path)
     del before  # allocated without the hook
     session = _core.Session(
         [_core.HOST_DEVICE], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
@@ -76,11 +71,7 @@ def probe_host(path: str) -> None:
     session.stop()
     if not kept.is_pinned() or kept[:2].ne(1).any().item():
         raise SystemExit(f"torch computes wrong values under the hook {path}")
-    if not addresses <= set(session.events()["address"].tolist()):
-        raise SystemExit(f"the hook {path} does not report allocations")
-    if problem := session.view().problem:
-        raise SystemExit(f"the hook {path} does not report the allocator's state: {problem}")
-    print(PASSED)
+    _check_recording(session, addresses, path)
 
 
 def main(backend: str, path: str) -> None:
@@ -93,9 +84,8 @@ def main(backend: str, path: str) -> None:
     import torch
 
     from pytracer import _core
-    from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
+    from pytracer.backends.probe_process import NOT_TRIED
     from pytracer.backends.running_torch import torch_module
-    from pytracer.errors import HookError
 
     def work() -> set[int]:
         blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
@@ -113,11 +103,7 @@ def main(backend: str, path: str) -> None:
         if backend == "cpu":
             raise
         raise SystemExit(NOT_TRIED) from error
-    try:
-        _core.attach_hook(path)
-    except HookError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(REFUSED) from error
+    _attach(_core.attach_hook, path)
     del before  # this block was allocated without the hook and is freed under it
     work()
     device = _core.CPU_DEVICE if backend == "cpu" else 0
@@ -127,6 +113,24 @@ def main(backend: str, path: str) -> None:
     session.start()
     addresses = work()
     session.stop()
+    _check_recording(session, addresses, path)
+
+
+def _attach(attach: Callable[..., object], *arguments: object) -> None:
+    from pytracer.backends.probe_process import REFUSED
+    from pytracer.errors import HookError
+
+    try:
+        attach(*arguments)
+    except HookError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(REFUSED) from error
+
+
+def _check_recording(session: "_core.Session", addresses: set[int], path: str) -> None:
+    """Check that a recording that has ended has all addresses, and print that it has."""
+    from pytracer.backends.probe_process import PASSED
+
     view = session.view()
     if not addresses <= set(session.events()["address"].tolist()):
         raise SystemExit(f"the hook {path} does not report allocations")

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ class CommandPlace(NamedTuple):
         module: A module of `pytracer.commands`.
         attribute: The name of the command in its module.
         question: The first line of the command's help. It is repeated here so that
-            `pytracer --help` imports no command; a test compares the two.
+            `--help` imports no command; a test compares the two.
     """
 
     module: str
@@ -66,13 +67,18 @@ class LazyGroup(click.Group):
     An error that pytracer raises on purpose is shown as one line, with exit code 1.
     """
 
+    def __init__(self, *args: Any, places: Mapping[str, CommandPlace], **options: Any) -> None:
+        """Make a group of the commands in `places`; the other arguments are those of click."""
+        super().__init__(*args, **options)
+        self._places = places
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return list(dict.fromkeys([*COMMANDS, *super().list_commands(ctx)]))
+        return list(dict.fromkeys([*self._places, *super().list_commands(ctx)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None: there is no such command."""
-        place = COMMANDS.get(cmd_name)
+        place = self._places.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f"pytracer.commands.{place.module}")
@@ -82,7 +88,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.question) for name, place in COMMANDS.items()])
+            formatter.write_dl([(name, place.question) for name, place in self._places.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -92,7 +98,7 @@ class LazyGroup(click.Group):
             raise click.ClickException(printable(str(error))) from error
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, places=COMMANDS)
 @click.version_option(__version__, prog_name="pytracer")
 def main() -> None:
     """Record what takes the accelerator memory of a PyTorch program, and read the recording.

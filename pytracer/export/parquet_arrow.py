@@ -5,7 +5,6 @@ groups, and each distinct text (stack, name) is stored once, so that no Python o
 event.
 """
 
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import History
 from pytracer.analysis.modules import block_modules
-from pytracer.errors import PytracerError
+from pytracer.export.arrow_package import import_pyarrow
 from pytracer.export.histories import replay_all
 from pytracer.export.origin import Origin
 from pytracer.export.output_file import open_output
@@ -135,13 +134,7 @@ def pyarrow() -> Any:
     Raises:
         PytracerError: It is not installed.
     """
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise PytracerError(
-            f"tables need pyarrow ({error}): pip install 'torch-pytracer[arrow]'"
-        ) from error
+    return import_pyarrow("tables need", "arrow")
 
 
 class _Tables:

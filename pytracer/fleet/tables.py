@@ -1,11 +1,10 @@
 """Rows as Arrow tables, and as bytes that travel between processes."""
 
-import importlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from pytracer.errors import PytracerError
+from pytracer.export.arrow_package import import_pyarrow
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.fleet.summary import Row, Rows
 
@@ -19,13 +18,7 @@ def pyarrow() -> Any:
     Raises:
         PytracerError: It is not installed.
     """
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise PytracerError(
-            f"pytracer fleet needs pyarrow ({error}): pip install 'torch-pytracer[fleet]'"
-        ) from error
+    return import_pyarrow("pytracer fleet needs", "fleet")
 
 
 @cache

@@ -5,9 +5,8 @@ import importlib.util
 import sys
 from typing import Any
 
-import pytracer
 from pytracer.integrations.packages import MissingPackageError
-from pytracer.integrations.training import TrainingRecording
+from pytracer.integrations.training import RecordingCallback
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -20,7 +19,7 @@ def _callback() -> Any:
     raise MissingPackageError("lightning", "lightning")
 
 
-class PytracerCallback(_callback()):  # type: ignore[misc]
+class PytracerCallback(RecordingCallback, _callback()):  # type: ignore[misc]
     """Records each `fit` of a Lightning `Trainer`.
 
         Trainer(..., callbacks=[PytracerCallback("outputs/profile", phases="auto")])
@@ -29,33 +28,7 @@ class PytracerCallback(_callback()):  # type: ignore[misc]
     snapshot, also if `fit` raises.
     """
 
-    def __init__(
-        self,
-        output: Any = None,
-        *,
-        tracer: "pytracer.Tracer | None" = None,
-        report: bool = True,
-        **options: Any,
-    ) -> None:
-        """Check the options; record nothing yet.
-
-        Args:
-            output: Where snapshots are written; an option of `pytracer.Tracer`.
-            tracer: A tracer, instead of options.
-            report: Whether the first rank prints `tracer.report()` at the end of the training.
-            **options: The other options of `pytracer.Tracer`.
-
-        Raises:
-            ConfigError: An option cannot be used.
-        """
-        given = options if output is None else {"output": output, **options}
-        self._recording = TrainingRecording(tracer, report, given)
-        self._optimizer_steps = 0
-
-    @property
-    def tracer(self) -> "pytracer.Tracer":
-        """The tracer."""
-        return self._recording.tracer
+    _optimizer_steps = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to record."""

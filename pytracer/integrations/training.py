@@ -72,6 +72,37 @@ class TrainingRecording:
                     print_line(str(self.tracer.report()))
 
 
+class RecordingCallback:
+    """What the callbacks of all frameworks have."""
+
+    def __init__(
+        self,
+        output: Any = None,
+        *,
+        tracer: "pytracer.Tracer | None" = None,
+        report: bool = True,
+        **options: Any,
+    ) -> None:
+        """Check the options; record nothing yet.
+
+        Args:
+            output: Where snapshots are written; an option of `pytracer.Tracer`.
+            tracer: A tracer, instead of options.
+            report: Whether the first rank prints `tracer.report()` at the end of the training.
+            **options: The other options of `pytracer.Tracer`.
+
+        Raises:
+            ConfigError: An option cannot be used.
+        """
+        given = options if output is None else {"output": output, **options}
+        self._recording = TrainingRecording(tracer, report, given)
+
+    @property
+    def tracer(self) -> "pytracer.Tracer":
+        """The tracer."""
+        return self._recording.tracer
+
+
 @contextlib.contextmanager
 def _harmless() -> Iterator[None]:
     try:

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import pytracer
 from pytracer.integrations.packages import needs
-from pytracer.integrations.training import TrainingRecording
+from pytracer.integrations.training import RecordingCallback
 
 with needs("transformers", "transformers"):
     from transformers import TrainerCallback
 
 
-class PytracerCallback(TrainerCallback):  # type: ignore[misc]
+class PytracerCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc]
     """Records each training of a `transformers.Trainer`.
 
         Trainer(..., callbacks=[PytracerCallback("outputs/profile", phases="auto")])
@@ -19,33 +18,6 @@ class PytracerCallback(TrainerCallback):  # type: ignore[misc]
     the training raises, the snapshot is written when the process ends; the snapshot of an
     out-of-memory is written at once.
     """
-
-    def __init__(
-        self,
-        output: Any = None,
-        *,
-        tracer: "pytracer.Tracer | None" = None,
-        report: bool = True,
-        **options: Any,
-    ) -> None:
-        """Check the options; record nothing yet.
-
-        Args:
-            output: Where snapshots are written; an option of `pytracer.Tracer`.
-            tracer: A tracer, instead of options.
-            report: Whether the first rank prints `tracer.report()` at the end of the training.
-            **options: The other options of `pytracer.Tracer`.
-
-        Raises:
-            ConfigError: An option cannot be used.
-        """
-        given = options if output is None else {"output": output, **options}
-        self._recording = TrainingRecording(tracer, report, given)
-
-    @property
-    def tracer(self) -> "pytracer.Tracer":
-        """The tracer."""
-        return self._recording.tracer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin to record."""

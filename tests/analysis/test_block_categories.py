@@ -2,7 +2,6 @@
 
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from life_programs import DISTRIBUTED, PROGRAMS, convolutions, custom_function, gradient_penalty
 from synthetic_snapshots import Program
-from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +18,6 @@ import pytracer
 from pytracer.analysis.device_data import device_data
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
-from pytracer.tracing import ranks
 
 FAST = [convolutions, custom_function, gradient_penalty]
 MOST_UNKNOWN = {
@@ -138,14 +135,6 @@ def test_files_of_one_phase_have_no_lives(tmp_path: Path) -> None:
     content = _train()
     content["pytracer"]["window"] = {"phase": "forward", "occurrence": 1}
     assert {rule for _, rule in _categories(content)} <= {"module", "no_owner", "no_fact"}
-
-
-@pytest.fixture
-def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _sizes_of_distributed(wrap: Any) -> dict[tuple[str, str], Counter[int]]:

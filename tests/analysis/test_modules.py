@@ -2,7 +2,7 @@
 
 import gc
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from commands import cells, invoke
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +22,6 @@ from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR, block_modules
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
-from pytracer.tracing import ranks
 
 
 class Block(nn.Module):
@@ -241,14 +239,6 @@ def test_without_a_trace_the_end_has_the_modules_of_tensors() -> None:
     assert device.modules is not None
     assert device.modules.at_peak is None
     assert {usage.module for usage in device.modules.at_end} >= {"0"}
-
-
-@pytest.fixture
-def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -370,7 +370,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def missing(name: str) -> object:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("pytracer.fleet.tables.importlib.import_module", missing)
+    monkeypatch.setattr("pytracer.export.arrow_package.importlib.import_module", missing)
     with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet\]"):
         Dataset(tmp_path / "t")
     from pytracer.fleet.ray_engine import RayEngine

@@ -5,7 +5,7 @@ import logging
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import owner_programs
@@ -13,13 +13,11 @@ import pytest
 import torch
 from owner_programs import Moments, Program
 from torch import Tensor, nn
-from torch import distributed as dist
 
 import pytracer
 from pytracer import _core
 from pytracer.owners import read
 from pytracer.owners.registry import REGISTRY, Registry
-from pytracer.tracing import ranks
 
 Blocks = list[dict[str, Any]]
 
@@ -68,14 +66,6 @@ def test_no_block_has_a_wrong_category(make: Callable[[Program], Moments]) -> No
     assert not any(sizes.pop("missing") for sizes in seen)
     # AND parameters were seen
     assert any(sizes.get("parameter") for sizes in seen)
-
-
-@pytest.fixture
-def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

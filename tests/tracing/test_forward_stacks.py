@@ -5,13 +5,12 @@ import gc
 import linecache
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from autograd_models import MODELS, ddp
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +18,6 @@ import pytracer
 import pytracer.analysis
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
-from pytracer.tracing import ranks
 
 MARKER = 1_000_003  # bytes; the models allocate nothing as large
 
@@ -63,14 +61,6 @@ def allocs(tracer: pytracer.Tracer) -> list[dict[str, Any]]:
 def library() -> None:
     HOOKS.attach_autograd()
     assert HOOKS.reads_autograd
-
-
-@pytest.fixture
-def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ranks, "_last_group", None)  # other tests have no group, and had none
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", LEAST_EXACT)

@@ -1,7 +1,7 @@
 """Measure what `pytracer fleet collect` takes for a file, next to reading the file alone.
 
     python bench/fleet.py A.pickle B.pickle --files 64 256 1024 --workers 2
-    python bench/fleet.py A.pickle --files 256 --ray 1 2 4
+    python bench/fleet.py A.pickle --files 256 --ray 1 2 4 --ray-files 512
 
 The files of a run are hard links to the given ones, so they are in the page cache. "alone" is one
 process that makes the rows of each file, and does nothing else. All times are processor seconds of
@@ -20,13 +20,15 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from harness import arguments, positive, save, summary
 from rich.console import Console
 from rich.table import Table
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 2**20
+Figure = dict[str, Any]
 ALONE = """
 import sys, time
 from pytracer.fleet.sources import find_sources
@@ -102,65 +104,103 @@ def make_run(folder: Path, files: list[Path], count: int, steps: int = 8) -> Non
         os.link(files[i % len(files)], path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("paths", nargs="+", type=Path, help="snapshots of which the runs are made")
-    parser.add_argument("--files", nargs="+", type=int, default=[64, 256])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--memory", default="1GiB")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ray", nargs="*", type=int, default=[], help="numbers of Ray's workers")
-    given = parser.parse_args()
-    table = Table(title=f"{given.workers} processes, {given.memory}")
-    for name in ("files", "load", "alone", "collection", "alone ÷ collection", "ms a file"):
+def measure_size(folder: Path, runs: Path, count: int, options: argparse.Namespace) -> Figure:
+    """Collect a run of `count` files as often as there are rounds, next to reading it alone."""
+    alone, collected = [], []
+    sample = [str(path) for path in sorted(runs.rglob("*.pickle"))[:64]]
+    for i in range(options.rounds):
+        done = run([sys.executable, "-c", ALONE, *sample])
+        alone.append([float(each) / len(sample) for each in done.output.split()])
+        output = folder / f"table{count}-{i}"
+        command = ["-m", "pytracer", "fleet", "collect", runs, "--output", output]
+        limits = ["--workers", options.workers, "--memory", options.memory]
+        collected.append(run([sys.executable, *map(str, [*command, *limits])]))
+    alone_s = [each[1] for each in alone]
+    return {
+        "files": count,
+        "load_s": summary([each[0] for each in alone]),
+        "alone_s": summary(alone_s),
+        "collection_s": summary([each.cpu_s / count for each in collected]),
+        "speed": min(alone_s) * count / min(each.cpu_s for each in collected),
+        "elapsed_s": summary([each.elapsed_s for each in collected]),
+        "peak_bytes": max(each.peak_bytes for each in collected),
+        "table_bytes": sum(path.stat().st_size for path in output.rglob("*") if path.is_file()),
+    }
+
+
+def measure_ray(folder: Path, runs: Path, count: int, workers: int, rounds: int) -> Figure:
+    """Collect a run by Ray tasks on `workers` cores of this machine."""
+    elapsed = []
+    for i in range(rounds):
+        arguments = [str(workers), str(runs), str(folder / f"ray{count}-{workers}-{i}")]
+        output = run([sys.executable, "-c", RAY, *arguments]).output
+        elapsed.append(float(output.split()[-1]))
+    return {"files": count, "workers": workers, "elapsed_s": summary(elapsed)}
+
+
+def show(figures: list[Figure], curve: list[Figure], title: str) -> None:
+    """Print the figures as tables."""
+    table = Table(title=title)
+    for name in ("files", "load", "alone", "collection", "alone ÷ collection"):
         table.add_column(name, justify="right")
     for name in ("elapsed", "peak", "table"):
         table.add_column(name, justify="right")
-    curve = Table(title="Ray")
-    for name in ("files", "workers", "elapsed", "files a second"):
-        curve.add_column(name, justify="right")
-    # In the folder of the first file, because hard links do not leave a file system.
-    with tempfile.TemporaryDirectory(dir=given.paths[0].resolve().parent) as text:
-        folder = Path(text)
-        for count in given.files:
-            runs = folder / f"run{count}"
-            make_run(runs, given.paths, count)
-            alone, collected = [], []
-            sample = [str(path) for path in sorted(runs.rglob("*.pickle"))[:64]]
-            for i in range(given.rounds):
-                done = run([sys.executable, "-c", ALONE, *sample])
-                alone.append([float(each) / len(sample) for each in done.output.split()])
-                output = folder / f"table{count}-{i}"
-                command = ["-m", "pytracer", "fleet", "collect", runs, "--output", output]
-                options = ["--workers", given.workers, "--memory", given.memory]
-                collected.append(run([sys.executable, *map(str, [*command, *options])]))
-            load_s, alone_s = (min(each[i] for each in alone) for i in range(2))
-            least_s = min(each.cpu_s for each in collected) / count
-            size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-            table.add_row(
-                f"{count:,}",
-                f"{load_s * 1e3:.1f} ms",
-                f"{alone_s * 1e3:.1f} ms",
-                f"{least_s * 1e3:.1f} ms",
-                f"{alone_s / least_s:.0%}",
-                f"{least_s * 1e3:.1f}",
-                f"{min(each.elapsed_s for each in collected):.1f} s",
-                f"{max(each.peak_bytes for each in collected) / MIB:.0f} MiB",
-                f"{size / 1024:.0f} KiB",
-            )
-            for workers in given.ray:
-                output = folder / f"ray{count}-{workers}"
-                arguments = [str(workers), str(runs), str(output)]
-                elapsed = float(run([sys.executable, "-c", RAY, *arguments]).output.split()[-1])
-                curve.add_row(
-                    f"{count:,}", str(workers), f"{elapsed:.1f} s", f"{count / elapsed:.1f}"
-                )
+    for each in figures:
+        table.add_row(
+            f"{each['files']:,}",
+            *(f"{each[key]['min'] * 1e3:.1f} ms" for key in ("load_s", "alone_s", "collection_s")),
+            f"{each['speed']:.0%}",
+            f"{each['elapsed_s']['min']:.1f} s",
+            f"{each['peak_bytes'] / MIB:.0f} MiB",
+            f"{each['table_bytes'] / 1024:.0f} KiB",
+        )
     console = Console()
     console.print(table)
-    if given.ray:
-        console.print(curve)
+    if curve:
+        rays = Table(title="Ray")
+        for name in ("files", "workers", "elapsed", "files a second"):
+            rays.add_column(name, justify="right")
+        for each in curve:
+            least_s = each["elapsed_s"]["min"]
+            rays.add_row(
+                f"{each['files']:,}",
+                str(each["workers"]),
+                f"{least_s:.1f} s",
+                f"{each['files'] / least_s:.1f}",
+            )
+        console.print(rays)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("paths", nargs="+", type=Path, help="snapshots of which the runs are made")
+    parser.add_argument("--files", nargs="+", type=positive, default=[64, 256])
+    parser.add_argument("--workers", type=positive, default=2)
+    parser.add_argument("--memory", default="1GiB")
+    parser.add_argument(
+        "--ray", nargs="*", type=positive, default=[], help="numbers of Ray's workers"
+    )
+    parser.add_argument(
+        "--ray-files", type=positive, default=512, help="the files of Ray's collections (512)"
+    )
+    options = arguments(__doc__, "fleet.json", rounds=3, parents=[parser])
+    figures, curve = [], []
+    # In the folder of the first file, because hard links do not leave a file system.
+    with tempfile.TemporaryDirectory(dir=options.paths[0].resolve().parent) as text:
+        folder = Path(text)
+        for count in options.files:
+            runs = folder / f"run{count}"
+            make_run(runs, options.paths, count)
+            figures.append(measure_size(folder, runs, count, options))
+        if options.ray:
+            runs = folder / f"runs-of-ray{options.ray_files}"
+            make_run(runs, options.paths, options.ray_files)
+            for workers in options.ray:
+                curve.append(
+                    measure_ray(folder, runs, options.ray_files, workers, options.rounds)
+                )
+    show(figures, curve, f"{options.workers} processes, {options.memory}")
+    save(options, {"collections": figures, "ray": curve})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 //
 // For each version: PythonFrame, innermost_frame(), outer_frame(), code_object(), instruction() (an
 // id of the instruction, unique while its code object lives), instruction_offset() in bytes, and
-// is_shim() and is_incomplete(), which name the frames that sys._getframe() hides. None of these
-// functions takes a reference, a lock or the GIL.
+// is_shim() and is_incomplete(), which name the frames that sys._getframe() hides, and
+// is_first_thread_state(). None of these functions takes a reference, a lock or the GIL.
 // kPythonIsKnown is false for every other version, and with PYTRACER_NO_FRAMES, which CMake defines
 // where this header does not compile; the functions then find no frame.
 // Python 3.14 is written after its headers, and no test has run on it: frame_walk_problem() compares
@@ -32,6 +32,7 @@ namespace pytracer {
 
 constexpr bool kPythonIsKnown = false;
 struct PythonFrame {};
+inline bool is_first_thread_state(PyThreadState*) noexcept { return false; }
 inline PythonFrame* innermost_frame(PyThreadState*) noexcept { return nullptr; }
 inline PythonFrame* outer_frame(PythonFrame*) noexcept { return nullptr; }
 inline PyCodeObject* code_object(PythonFrame*) noexcept { return nullptr; }
@@ -107,6 +108,14 @@ inline bool is_incomplete(PythonFrame* frame) noexcept {
          frame->owner != FRAME_OWNED_BY_GENERATOR;
 }
 
+#endif
+
+#if !defined(PYTRACER_UNKNOWN_PYTHON)
+// Whether it is the state with which Python began, which lives until Python ends. The states of an
+// interpreter are numbered from 1.
+inline bool is_first_thread_state(PyThreadState* state) noexcept {
+  return state->id == 1 && state->interp == PyInterpreterState_Main();
+}
 #endif
 
 // Whether instruction() tells code objects apart: an address does, an offset (3.10) does not.

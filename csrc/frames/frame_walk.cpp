@@ -24,21 +24,32 @@ struct FrameAccess {
 };
 
 // Valid with and without the GIL: the thread state belongs to the thread.
-inline PythonFrame* innermost_frame_here() noexcept {
-  PyThreadState* state = PyGILState_GetThisThreadState();
+inline PythonFrame* innermost_frame_of(PyThreadState* state) noexcept {
   return state != nullptr ? skip_shims(innermost_frame(state)) : nullptr;
+}
+
+// CPython's lookup takes a third of a short walk, so it is done once on the thread with which Python
+// began. That thread's state lives until Python ends, and walks end before. Other states may be
+// deleted at any time, as by PyGILState_Release().
+inline PythonFrame* innermost_frame_here(WalkMemo& memo) noexcept {
+  if (void* const lasting = memo.lasting_thread_state) {
+    return innermost_frame_of(static_cast<PyThreadState*>(lasting));
+  }
+  PyThreadState* const state = PyGILState_GetThisThreadState();
+  if (state != nullptr && is_first_thread_state(state)) memo.lasting_thread_state = state;
+  return innermost_frame_of(state);
 }
 
 }  // namespace
 
 FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  PythonFrame* const frame = innermost_frame_here();
+  PythonFrame* const frame = innermost_frame_here(memo);
   if (frame == nullptr) return FrameChange::no_frames;
   return memo.follow<FrameAccess>(frame, depth, seed) ? FrameChange::same : FrameChange::changed;
 }
 
-bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
-  PythonFrame* const frame = innermost_frame_here();
+bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+  PythonFrame* const frame = innermost_frame_here(memo);
   return frame != nullptr && memo.is_at<FrameAccess>(frame, depth, seed);
 }
 
@@ -46,7 +57,7 @@ Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
   RawFrame* next = out;
   RawFrame* const end = out + depth;
   bool keyed = true;
-  PythonFrame* frame = innermost_frame_here();
+  PythonFrame* frame = innermost_frame_of(PyGILState_GetThisThreadState());
   for (; frame != nullptr && next != end; frame = FrameAccess::outer(frame)) {
     if (is_incomplete(frame)) {
       keyed = false;

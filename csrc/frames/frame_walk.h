@@ -36,7 +36,7 @@ FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexce
 
 // Whether the thread's innermost frame is where it was at the memo's last walk, with the same depth
 // and seed. Outer frames are not compared. Any thread, in a hook.
-bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
+bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
 
 // Writes the innermost `depth` frames, innermost first. Any thread, in a hook.
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept;

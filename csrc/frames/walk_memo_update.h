@@ -6,11 +6,10 @@
 namespace pytracer {
 
 template <class Access>
-inline WalkMemo::Change WalkMemo::compare(typename Access::FramePointer frame) const noexcept {
-  if (size_ == 0) return Change::some;
+inline bool WalkMemo::outer_frames_are_same(typename Access::FramePointer frame) const noexcept {
+  if (size_ == 0) return false;
   const Entry* entry = entries_ + size_ - 1;
-  if (entry->frame != frame) return Change::some;
-  const bool is_top_same = holds<Access>(*entry, frame);
+  if (entry->frame != frame) return false;
   const Entry* const bottom = size_ > depth_ ? entries_ + (size_ - depth_) : entries_;
   const auto is_same = [&](const Entry& noted) {
     const auto outer = predicted<Access>(noted.frame);
@@ -21,37 +20,24 @@ inline WalkMemo::Change WalkMemo::compare(typename Access::FramePointer frame) c
   // Four frames at a time: with a loop for each frame, this comparison takes twice as long.
   for (; entry - bottom >= 4; entry -= 4) {
     if (!is_same(entry[-1]) || !is_same(entry[-2]) || !is_same(entry[-3]) || !is_same(entry[-4])) {
-      return Change::some;
+      return false;
     }
   }
   for (; entry != bottom; --entry) {
-    if (!is_same(entry[-1])) return Change::some;
+    if (!is_same(entry[-1])) return false;
   }
-  if ((Access::outer(frame) != nullptr) != truncated_) return Change::some;
-  return is_top_same ? Change::none : Change::innermost;
-}
-
-template <class Access>
-inline bool WalkMemo::exchange(const typename Access::FramePointer innermost) noexcept {
-  Entry& top = entries_[size_ - 1];
-  const Other last{top.instruction, top.code, top.hash, stack};
-  note<Access>(top, innermost);
-  const bool is_known = has_other_ && top.instruction == other_.instruction &&
-                        (Access::kInstructionsAreUnique || top.code == other_.code);
-  if (is_known) {
-    top.hash = other_.hash;
-    stack = other_.stack;
-  } else {
-    extend(&top, size_);
-  }
-  other_ = last;
-  has_other_ = true;
-  return is_known;
+  return (Access::outer(frame) != nullptr) == truncated_;
 }
 
 template <class Access>
 inline bool WalkMemo::update(const typename Access::FramePointer innermost,
                              uint32_t depth) noexcept {
+  if (size_ != 0) {
+    Entry& last = entries_[size_ - 1];
+    last.instruction = tops_[last_].instruction;
+    last.code = tops_[last_].code;
+    last.hash = tops_[last_].hash;
+  }
   uint32_t added = 0;
   auto frame = innermost;
   Entry* top = find(frame);

@@ -43,6 +43,26 @@ __attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& give
   queue.push({number, given.address, given.size, now_ticks(), stack, phase, given.action});
 }
 
+// Mode::state, or recording has just been switched off.
+__attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_event& given,
+                                                             uint8_t action, int64_t ticks,
+                                                             uint32_t stack,
+                                                             uint16_t phase) noexcept {
+  if (mode_.load(std::memory_order_relaxed) != Mode::off) {
+    update_tables(given, action, ticks, stack, phase);
+  }
+}
+
+void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
+                              Capture* capture) noexcept {
+  std::lock_guard lock(writer_lock_);
+  if (mode_.load(std::memory_order_relaxed) == Mode::on) {
+    const int64_t ticks = marker.ticks != 0 ? marker.ticks : now_ticks();
+    append(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase);
+  }
+  if (capture != nullptr) begin_capture_locked(*capture);
+}
+
 // Writes the events that were queued before now. An event comes after those that it depends on, as a
 // free depends on an allocation by another thread, because their numbers are in this order.
 __attribute__((noinline)) void DeviceLog::write_all_queued() noexcept {

@@ -85,10 +85,13 @@ class DeviceLog {
     return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
   }
 
-  // Any thread, in a hook, with its own queue. With `capture`, the capture begins at this event;
-  // finish_capture() has to follow, outside the hook. In device_log_record.h.
+  // Any thread, in a hook, with its own queue. Not for the markers of snapshots. In
+  // device_log_record.h.
   void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
-              EventQueue& queue, Capture* capture) noexcept;
+              EventQueue& queue) noexcept;
+  // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot;
+  // finish_capture() has to follow, outside the hook.
+  void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
 
   // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
   // the log had at the first call; it may miss ids of later events. Returns how many were copied.
@@ -127,6 +130,11 @@ class DeviceLog {
   };
   void write(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
              uint16_t phase) noexcept;
+  void append(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
+              uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
+  __attribute__((cold)) void write_without_ring(const pytracer_event& given, uint8_t action,
+                                                int64_t ticks, uint32_t stack,
+                                                uint16_t phase) noexcept;
   // Without the lock.
   __attribute__((cold)) void queue_event(const pytracer_event& given, uint32_t stack,
                                          uint16_t phase, EventQueue& queue) noexcept;

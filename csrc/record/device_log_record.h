@@ -12,17 +12,19 @@ namespace pytracer {
 
 __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_event& given,
                                                              uint8_t action, uint32_t stack,
-                                                             uint16_t phase, EventQueue& queue,
-                                                             Capture* capture) noexcept {
-  if (!writer_lock_.try_lock()) {
-    // An accelerator's allocator has a lock of its own, so its threads hardly ever meet here.
-    if (is_cpu() && queue.has_room()) return queue_event(given, stack, phase, queue);
+                                                             uint16_t phase,
+                                                             EventQueue& queue) noexcept {
+  if (is_cpu()) {
+    if (!writer_lock_.try_lock()) {
+      if (queue.has_room()) return queue_event(given, stack, phase, queue);
+      writer_lock_.lock();
+    }
+    write_queued();
+  } else {  // its allocator has a lock of its own, so its threads hardly ever meet here
     writer_lock_.lock();
   }
-  write_queued();
   // An accelerator's hook has read the clock under the allocator's lock.
   write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
-  if (capture != nullptr) begin_capture_locked(*capture);
   writer_lock_.unlock();
 }
 
@@ -31,16 +33,24 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
                                                             uint32_t stack,
                                                             uint16_t phase) noexcept {
   // set_mode() takes the lock too, so the mode holds until this event is written.
-  const Mode mode = mode_.load(std::memory_order_relaxed);
-  if (mode == Mode::off) return;
+  if (mode_.load(std::memory_order_relaxed) != Mode::on) {
+    return write_without_ring(given, action, ticks, stack, phase);
+  }
   if (is_cpu()) {
     // Times and numbers have the same order. A queued event's time may be before that of an event
     // that was written meanwhile, and a processor may read its clock a little early.
     ticks = last_ticks_ = std::max(ticks, last_ticks_);
   }
   const Known known = update_tables(given, action, ticks, stack, phase);
-  if (!known.is_recorded || mode != Mode::on) return;
-  ring_->append({given.address, known.size, given.stream, ticks, stack, known.alloc_stack, phase,
+  if (known.is_recorded) append(given, action, known.size, ticks, stack, known.alloc_stack, phase);
+}
+
+__attribute__((always_inline)) inline void DeviceLog::append(const pytracer_event& given,
+                                                             uint8_t action, uint64_t size,
+                                                             int64_t ticks, uint32_t stack,
+                                                             uint32_t alloc_stack,
+                                                             uint16_t phase) noexcept {
+  ring_->append({given.address, size, given.stream, ticks, stack, alloc_stack, phase,
                  names_->intern_pool(given.pool_high, given.pool_low),
                  given.labels == nullptr ? uint16_t{0} : names_->intern_labels(*given.labels), action,
                  static_cast<int8_t>(given.device)});
@@ -50,7 +60,7 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
     const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
     uint16_t phase) noexcept {
   LiveTable& blocks = tables_->blocks;
-  if (action != PYTRACER_SNAPSHOT) used_ = true;
+  used_ = true;
   Known known{given.size, 0, true};
   switch (action) {
     case PYTRACER_ALLOC: {

@@ -31,28 +31,26 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
   HookScope scope(*slot);
   DeviceLog* log = this->log(given.device);
   if (log == nullptr || log->mode() == Mode::off) return;
-  const bool wants_stack = log->wants_stack(action);
-  // An accelerator's allocator reports what the program frees as a request, the CPU's at once.
-  const bool is_free = action == PYTRACER_FREE_REQUESTED ||
-                       (action == PYTRACER_FREE_COMPLETED && given.device == PYTRACER_CPU_DEVICE);
-  ForwardStacks* const forward =
-      wants_stack && (action == PYTRACER_ALLOC || action == PYTRACER_OOM || is_free)
-          ? forward_.load(std::memory_order_acquire)
-          : nullptr;
+  if (action == PYTRACER_SNAPSHOT) return record_marker(given, *slot, *log);
   uint32_t stack = 0;
-  if (forward != nullptr) {
-    stack = attributed_stack(given, action, *slot, *forward);
-  } else if (wants_stack) {
-    stack = stack_of_event(given, action, *slot);
+  if (log->wants_stack(action)) {
+    ForwardStacks* const forward = forward_.load(std::memory_order_acquire);
+    stack = forward == nullptr ? stack_of_event(given, action, *slot)
+                               : attributed_stack(given, action, *slot, *forward);
   }
+  log->record(given, action, stack, phases_.phase_of(*slot), slot->queue);
+}
+
+void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
+                             DeviceLog& log) noexcept {
   DeviceLog::Capture* capture = nullptr;
-  if (action == PYTRACER_SNAPSHOT && slot->captures != nullptr) {
-    const int index = given.device + 1;
-    if (std::exchange(slot->captures->log[index], nullptr) == log) {
-      capture = slot->captures->capture[index];
+  if (slot.captures != nullptr) {
+    const int index = marker.device + 1;
+    if (std::exchange(slot.captures->log[index], nullptr) == &log) {
+      capture = slot.captures->capture[index];
     }
   }
-  log->record(given, action, stack, phases_.phase_of(*slot), slot->queue, capture);
+  log.record_marker(marker, phases_.phase_of(slot), capture);
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -78,16 +76,17 @@ inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) no
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint32_t depth = depth_.load(std::memory_order_relaxed);
   const uint64_t seed = stacks->seed();
-  if (is_same_call && walks.stack != 0 && is_at_last_walk(walks, depth, seed)) return walks.stack;
+  if (is_same_call && walks.stack() != 0 && is_at_last_walk(walks, depth, seed)) {
+    return walks.stack();
+  }
   const FrameChange change = compare_frames(walks, depth, seed);
   if (change == FrameChange::no_frames) return 0;
-  if (change == FrameChange::same && walks.stack != 0) return walks.stack;
-  const WalkKey key = walks.key();
-  walks.stack = stacks->find(key);
-  return walks.stack != 0 ? walks.stack : walk_and_intern(*stacks, depth, key, walks);
+  if (change == FrameChange::same && walks.stack() != 0) return walks.stack();
+  return find_or_intern(*stacks, depth, walks);
 }
 
-// Not inlined: without forward stacks, an event needs nothing of this.
+// Not inlined: without forward stacks, an event needs nothing of this. An accelerator's allocator
+// reports what the program frees as a request, the CPU's at once.
 __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_event& event,
                                                               uint8_t action, ThreadSlot& slot,
                                                               ForwardStacks& forward) noexcept {
@@ -96,10 +95,21 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
   const uint32_t own = stack_of_event(event, action, slot);
-  if (action != PYTRACER_ALLOC && action != PYTRACER_OOM) {
-    return forward.attribute_free(*stacks, slot, own, seed);
+  if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
+    return forward.attribute(*stacks, slot, event, own, era, seed);
   }
-  return forward.attribute(*stacks, slot, event, own, era, seed);
+  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+  const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
+  return is_free ? forward.attribute_free(*stacks, slot, own, seed) : own;
+}
+
+// Not inlined, so that the path of a walk that repeats is short.
+__attribute__((noinline)) uint32_t Recorder::find_or_intern(StackTable& stacks, uint32_t depth,
+                                                            WalkMemo& walks) noexcept {
+  const WalkKey key = walks.key();
+  const uint32_t known = stacks.find(key);
+  walks.set_stack(known);
+  return known != 0 ? known : walk_and_intern(stacks, depth, key, walks);
 }
 
 // Not inlined, so that a walk whose key is known needs no room for the frames on the stack.
@@ -110,7 +120,7 @@ __attribute__((noinline)) uint32_t Recorder::walk_and_intern(StackTable& stacks,
   const Walk walk = walk_frames(frames, depth);
   if (walk.frames == 0) return 0;
   const uint32_t id = stacks.intern(frames, walk, key);
-  if (walk.keyed) walks.stack = id;
+  if (walk.keyed) walks.set_stack(id);
   if (stacks.wants_collection()) collector_.step(stacks, logs_, kMaxDevices);
   return id;
 }

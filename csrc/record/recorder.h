@@ -66,6 +66,8 @@ class Recorder {
   Recorder();
 
   void record(const pytracer_event& event, uint8_t action) noexcept;  // `action`: of the event
+  __attribute__((cold)) void record_marker(const pytracer_event& marker, ThreadSlot& slot,
+                                           DeviceLog& log) noexcept;
   DeviceLog* log(int device) const noexcept;
   uint32_t stack_of_event(const pytracer_event& event, uint8_t action, ThreadSlot& slot) noexcept;
   // The calling thread's stack. `is_same_call`: the last walk was for the request of the free that
@@ -73,6 +75,7 @@ class Recorder {
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;
   uint32_t attributed_stack(const pytracer_event& event, uint8_t action, ThreadSlot& slot,
                             ForwardStacks& forward) noexcept;
+  uint32_t find_or_intern(StackTable& stacks, uint32_t depth, WalkMemo& walks) noexcept;
   uint32_t walk_and_intern(StackTable& stacks, uint32_t depth, const WalkKey& key,
                            WalkMemo& walks) noexcept;
 

@@ -54,7 +54,9 @@ ThreadSlot* detail::claim_slot() noexcept {
     bool free = false;
     if (slot->owned.compare_exchange_strong(free, true, std::memory_order_acq_rel)) break;
   }
-  if (slot == nullptr) {
+  if (slot != nullptr) {
+    slot->walks.forget();
+  } else {
     slot = new (std::nothrow) ThreadSlot;
     if (slot == nullptr) return nullptr;
     slot->owned.store(true, std::memory_order_relaxed);

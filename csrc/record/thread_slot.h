@@ -34,7 +34,7 @@ struct ThreadSlot {
   EventQueue queue;  // events for the CPU's log
   ForwardCursor forward;
   ThreadSlot* next = nullptr;
-  WalkMemo walks;  // may be from the slot's previous thread
+  WalkMemo walks;
 };
 
 namespace detail {

@@ -39,7 +39,7 @@ FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexce
                                                                 : FrameChange::changed;
 }
 
-bool is_at_last_walk(const WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
+bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
   return !t_frames.empty() && memo.is_at<FrameAccess>(t_frames.data(), depth, seed);
 }
 

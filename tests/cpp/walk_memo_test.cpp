@@ -106,10 +106,10 @@ void check_keys(unsigned seed, uint32_t depth, size_t most_calls) {
     const std::vector<uint64_t> stack = program.stack(depth);
     const bool same = memo.follow<FrameAccess>(program.innermost(), depth, 1);
     const uint32_t id = ids.emplace(stack, ids.size() + 1).first->second;
-    CHECK(!same || memo.stack == id || memo.stack == 0);
+    CHECK(!same || memo.stack() == id || memo.stack() == 0);
     CHECK(same || i % 3 != 0 || i == 0);  // no call or return happened in between
-    known += same && memo.stack != 0;
-    memo.stack = i % 17 == 0 ? 0 : id;  // 0, as for a walk whose stack the table does not keep
+    known += same && memo.stack() != 0;
+    memo.set_stack(i % 17 == 0 ? 0 : id);  // 0, as for a walk whose stack the table does not keep
     const Key key = key_of(memo);
     CHECK(keys.emplace(stack, key).first->second == key);
     CHECK(stacks.emplace(key, stack).first->second == stack);
@@ -141,19 +141,19 @@ TEST(walk_memo_knows_the_last_two_instructions) {
   };
   const auto note_at = [&](uint64_t instruction, uint32_t depth = 4, uint64_t seed = 1) {
     CHECK(!follow_at(instruction, depth, seed));
-    memo.stack = static_cast<uint32_t>(instruction);
+    memo.set_stack(static_cast<uint32_t>(instruction));
     return key_of(memo);
   };
   // GIVEN a function that allocates at one instruction and frees at another
   const Key first = note_at(16), second = note_at(18);
   // WHEN it does so again, THEN both stacks are known, with their keys
   for (int i = 0; i < 3; ++i) {
-    CHECK(follow_at(16) && memo.stack == 16 && key_of(memo) == first);
-    CHECK(follow_at(18) && memo.stack == 18 && key_of(memo) == second);
+    CHECK(follow_at(16) && memo.stack() == 16 && key_of(memo) == first);
+    CHECK(follow_at(18) && memo.stack() == 18 && key_of(memo) == second);
   }
   // A third instruction takes the place of the one that was left first.
   note_at(20);
-  CHECK(follow_at(18) && memo.stack == 18);
+  CHECK(follow_at(18) && memo.stack() == 18);
   note_at(16);
   // After a call, another seed or another depth, only the last stack counts.
   program.enter();
@@ -166,7 +166,7 @@ TEST(walk_memo_knows_the_last_two_instructions) {
   note_at(16, 4, 2);
   note_at(18, 3, 2);
   note_at(16, 3, 2);
-  CHECK(follow_at(18, 3, 2) && memo.stack == 18);
+  CHECK(follow_at(18, 3, 2) && memo.stack() == 18);
 }
 
 // A thread slot with its memo passes from a thread to the next, whose frames are at the same

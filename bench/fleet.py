@@ -196,9 +196,7 @@ def main() -> None:
             runs = folder / f"runs-of-ray{options.ray_files}"
             make_run(runs, options.paths, options.ray_files)
             for workers in options.ray:
-                curve.append(
-                    measure_ray(folder, runs, options.ray_files, workers, options.rounds)
-                )
+                curve.append(measure_ray(folder, runs, options.ray_files, workers, options.rounds))
     show(figures, curve, f"{options.workers} processes, {options.memory}")
     save(options, {"collections": figures, "ray": curve})
 

@@ -241,3 +241,55 @@ def test_an_event_of_module_level_code_has_one_frame(tmp_path: Path) -> None:
     )
     done = run(program, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("[('<module>', 4)]\n", "")
+
+
+def test_threads_of_a_child_have_their_own_frames(tmp_path: Path) -> None:
+    # GIVEN a program that records on the thread with which Python began, whose thread state is kept
+    program = """
+import os, threading
+from core_events import Probe, started_session
+from pytracer import _core
+
+right = []
+
+def check():
+    session, probe = started_session(), Probe()
+    probe()
+    (lambda: probe())()  # another stack: only a walk of a wrong thread's frames takes it for known
+    probe.check(session, 32)
+    session.stop()
+    right.append(threading.get_ident())
+
+def fork():
+    child = os.fork()
+    if child != 0:
+        right.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return
+    # AND a child in which that thread state is freed, and new threads get the slots of the old ones
+    del right[:]
+    check()
+    threads = [threading.Thread(target=once) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    everyone.wait()
+    for thread in threads:
+        thread.join()
+    os._exit(len(right))
+
+everyone, one_at_a_time = threading.Barrier(5), threading.Lock()
+
+def once():
+    _core.testing.record(2, 64, 0)  # takes a slot
+    everyone.wait()  # so that no two threads have the same one
+    with one_at_a_time:
+        check()
+
+check()
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+print(len(right), right[-1])
+"""
+    # WHEN threads of the child record, THEN each event has the frames of its own thread
+    done = run(program, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("2 5\n", "")

@@ -3,10 +3,12 @@
     python bench/fleet.py A.pickle B.pickle --files 64 256 1024 --workers 2
     python bench/fleet.py A.pickle --files 256 --ray 1 2 4 --ray-files 512
 
-The files of a run are hard links to the given ones, so they are in the page cache. "alone" is one
-process that makes the rows of each file, and does nothing else. All times are processor seconds of
-all processes, because the elapsed time of a shared machine says little; the least of the rounds,
-which alternate. The memory is the peak of the sum of all processes' own and shared parts (PSS),
+The files of a run are hard links to the given ones, so they are in the page cache. "alone" are as
+many processes as the collection has, which make the rows of files and do nothing else; they run
+before and after each collection, because processors that share a core, and machines that others use
+too, change their speed. All times are processor seconds of all processes; the least of the rounds.
+"speed" is the median over the rounds of what a file takes alone, relative to the collection around
+it. The memory is the peak of the sum of all processes' own and shared parts (PSS),
 and `budget` is what `--memory` allowed. A collection's fixed costs, such as the start of its
 processes, are in its times.
 """
@@ -28,6 +30,7 @@ from rich.table import Table
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 2**20
+ELSEWHERE = tempfile.gettempdir()  # not in the sources, which Python would import
 Figure = dict[str, Any]
 ALONE = """
 import sys, time
@@ -68,7 +71,9 @@ class Used(NamedTuple):
 def run(command: list[str]) -> Used:
     """Run a command, and measure all processes of its session."""
     begin = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=ELSEWHERE
+    )
     cpu: dict[int, float] = {}
     peak = [0]
 
@@ -104,24 +109,36 @@ def make_run(folder: Path, files: list[Path], count: int, steps: int = 8) -> Non
         os.link(files[i % len(files)], path)
 
 
+def alone(sample: list[str], workers: int) -> tuple[float, float]:
+    """Return the processor seconds that each of `workers` processes takes to load and to make."""
+    command = [sys.executable, "-c", ALONE, *sample]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ELSEWHERE)
+        for _ in range(workers)
+    ]
+    taken = [[float(each) for each in done.communicate()[0].split()] for done in processes]
+    load_s, make_s = (sum(each) / (workers * len(sample)) for each in zip(*taken, strict=True))
+    return load_s, make_s
+
+
 def measure_size(folder: Path, runs: Path, count: int, options: argparse.Namespace) -> Figure:
-    """Collect a run of `count` files as often as there are rounds, next to reading it alone."""
-    alone, collected = [], []
+    """Collect a run of `count` files in each round, and read files alone before and after it."""
     sample = [str(path) for path in sorted(runs.rglob("*.pickle"))[:64]]
+    readings, collected, speeds = [alone(sample, options.workers)], [], []
     for i in range(options.rounds):
-        done = run([sys.executable, "-c", ALONE, *sample])
-        alone.append([float(each) / len(sample) for each in done.output.split()])
         output = folder / f"table{count}-{i}"
         command = ["-m", "pytracer", "fleet", "collect", runs, "--output", output]
         limits = ["--workers", options.workers, "--memory", options.memory]
         collected.append(run([sys.executable, *map(str, [*command, *limits])]))
-    alone_s = [each[1] for each in alone]
+        readings.append(alone(sample, options.workers))
+        around_s = (readings[-2][1] + readings[-1][1]) / 2
+        speeds.append(around_s * count / collected[-1].cpu_s)
     return {
         "files": count,
-        "load_s": summary([each[0] for each in alone]),
-        "alone_s": summary(alone_s),
+        "load_s": summary([each[0] for each in readings]),
+        "alone_s": summary([each[1] for each in readings]),
         "collection_s": summary([each.cpu_s / count for each in collected]),
-        "speed": min(alone_s) * count / min(each.cpu_s for each in collected),
+        "speed": summary(speeds),
         "elapsed_s": summary([each.elapsed_s for each in collected]),
         "peak_bytes": max(each.peak_bytes for each in collected),
         "table_bytes": sum(path.stat().st_size for path in output.rglob("*") if path.is_file()),
@@ -141,7 +158,7 @@ def measure_ray(folder: Path, runs: Path, count: int, workers: int, rounds: int)
 def show(figures: list[Figure], curve: list[Figure], title: str) -> None:
     """Print the figures as tables."""
     table = Table(title=title)
-    for name in ("files", "load", "alone", "collection", "alone ÷ collection"):
+    for name in ("files", "load", "alone", "collection", "speed"):
         table.add_column(name, justify="right")
     for name in ("elapsed", "peak", "table"):
         table.add_column(name, justify="right")
@@ -149,7 +166,7 @@ def show(figures: list[Figure], curve: list[Figure], title: str) -> None:
         table.add_row(
             f"{each['files']:,}",
             *(f"{each[key]['min'] * 1e3:.1f} ms" for key in ("load_s", "alone_s", "collection_s")),
-            f"{each['speed']:.0%}",
+            f"{each['speed']['median']:.0%}",
             f"{each['elapsed_s']['min']:.1f} s",
             f"{each['peak_bytes'] / MIB:.0f} MiB",
             f"{each['table_bytes'] / 1024:.0f} KiB",
@@ -185,8 +202,9 @@ def main() -> None:
     )
     options = arguments(__doc__, "fleet.json", rounds=3, parents=[parser])
     figures, curve = [], []
+    options.paths = [path.resolve() for path in options.paths]
     # In the folder of the first file, because hard links do not leave a file system.
-    with tempfile.TemporaryDirectory(dir=options.paths[0].resolve().parent) as text:
+    with tempfile.TemporaryDirectory(dir=options.paths[0].parent) as text:
         folder = Path(text)
         for count in options.files:
             runs = folder / f"run{count}"

@@ -81,17 +81,23 @@ class Hook {
   class Tracker {
    public:
     void operator()(const typename Api::TraceEntry& entry) const noexcept {
-      if (entry.action_ != Api::TraceEntry::SNAPSHOT) {
-        device_ = static_cast<int16_t>(entry.device_);
-      } else if (next_marker_ >= 0) {
-        device_ = next_marker_++;
-      }
-      if (__atomic_load_n(enabled_, __ATOMIC_ACQUIRE) != 0) report_event(entry, device_);
+      if (entry.action_ == Api::TraceEntry::SNAPSHOT) return mark(entry);
+      device_ = static_cast<int16_t>(entry.device_);
+      if (is_enabled()) report_event(entry, device_);
     }
 
    private:
+    // Not inlined: it calls for the thread's variable, so that any other event would save registers.
+    __attribute__((noinline, cold)) void mark(
+        const typename Api::TraceEntry& entry) const noexcept {
+      if (next_marker_ >= 0) device_ = next_marker_++;
+      if (is_enabled()) report_event(entry, device_);
+    }
+
     mutable int16_t device_ = -1;  // written and read under the device's lock
   };
+
+  static bool is_enabled() noexcept { return __atomic_load_n(enabled_, __ATOMIC_ACQUIRE) != 0; }
 
   // Not inlined, so that a disabled hook saves no registers.
   __attribute__((noinline)) static void report_event(const typename Api::TraceEntry& entry,

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import pytracer
 from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
@@ -75,3 +76,52 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
     assert "c10/core/CPUAllocator.h" in made[0].headers
     assert "hooks/hook_abi.h" in made[0].headers
     assert not [name for name in made[0].headers if name.startswith(("/", ".."))]
+
+
+def test_a_library_has_no_path_of_the_machine_that_compiled_it() -> None:
+    # GIVEN the compiled libraries of the installed package, which is built in this checkout
+    libraries = list(Path(pytracer.__file__).parent.rglob("*.so"))
+    assert {"_core", "_reader"} <= {library.name.partition(".")[0] for library in libraries}
+    for library in libraries:
+        content = library.read_bytes()
+        # THEN no library depends on the folder of the checkout, or on pip's temporary one
+        assert f"{ROOT}/".encode() not in content, library
+        assert b"/pip-" not in content, library
+
+
+def test_the_workflow_of_a_release_runs_what_exists() -> None:
+    # GIVEN
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    # THEN it starts .ci/wheels with commands that exist
+    started = re.findall(r"bin/python (\S*wheels) (\w+)", workflow)
+    assert {command for _, command in started} == {"version", "audit"}
+    for script, command in started:
+        assert ROOT / script.removeprefix("{project}/") == WHEELS
+        assert f'@main.command("{command}")' in (WHEELS / "__main__.py").read_text()
+    # AND the Makefile has its targets
+    targets = re.findall(r"\bmake (?:\w+=\S* )*(\S+)", workflow)
+    assert len(targets) == 3
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("changelog", "described"),
+    [
+        ("## 1.2.0 (2027-01-31)\n", True),
+        ("# Changelog\n\n## 1.3.0 (unreleased)\n\n## 1.2.0 (2027-01-31)\n", True),
+        ("## 1.2.0 (unreleased)\n", False),
+        ("## 1.2.01 (2027-01-31)\n", False),
+        ("### 1.2.0 (2027-01-31)\n", False),
+    ],
+)
+def test_a_release_needs_a_section_of_the_changelog(
+    changelog: str, described: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tomllib")  # since Python 3.11
+    monkeypatch.syspath_prepend(WHEELS)
+    audits = importlib.import_module("audits")
+    (tmp_path / "CHANGELOG.md").write_text(changelog)
+    monkeypatch.setattr(audits, "ROOT", tmp_path)
+    assert audits.changelog_has("1.2.0") == described

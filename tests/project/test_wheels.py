@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,14 @@ def compilation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the module that compiles ready hooks; it needs fsspec, which torch installs."""
     monkeypatch.syspath_prepend(WHEELS)
     return importlib.import_module("compilation")
+
+
+@pytest.fixture
+def audits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module that checks wheels."""
+    pytest.importorskip("tomllib")  # since Python 3.11
+    monkeypatch.syspath_prepend(WHEELS)
+    return importlib.import_module("audits")
 
 
 def test_every_release_that_tests_run_on_is_pinned() -> None:
@@ -117,11 +126,32 @@ def test_the_workflow_of_a_release_runs_what_exists() -> None:
     ],
 )
 def test_a_release_needs_a_section_of_the_changelog(
-    changelog: str, described: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changelog: str,
+    described: bool,
+    audits: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("tomllib")  # since Python 3.11
-    monkeypatch.syspath_prepend(WHEELS)
-    audits = importlib.import_module("audits")
     (tmp_path / "CHANGELOG.md").write_text(changelog)
     monkeypatch.setattr(audits, "ROOT", tmp_path)
     assert audits.changelog_has("1.2.0") == described
+
+
+def test_a_wheel_does_not_depend_on_the_umask(audits: ModuleType, tmp_path: Path) -> None:
+    # GIVEN the same files in the checkouts of two users
+    copies = []
+    for umask in (0o022, 0o077):
+        wheel = tmp_path / f"{umask:o}.whl"
+        with zipfile.ZipFile(wheel, "w") as content:
+            for name, mode in (("a/", 0o40777), ("a/b.py", 0o100666), ("a/c.so", 0o100777)):
+                member = zipfile.ZipInfo(name, (2027, 1, 31, 0, 0, 0))
+                member.external_attr = (mode & ~umask) << 16
+                content.writestr(member, b"" if name == "a/" else b"content")
+        # WHEN their wheels are audited
+        audits.copy_without_umask(wheel, tmp_path / f"{umask:o}-copy.whl")
+        copies.append((tmp_path / f"{umask:o}-copy.whl").read_bytes())
+    # THEN the bytes are the same, and all users can read the files
+    assert copies[0] == copies[1]
+    with zipfile.ZipFile(tmp_path / "77-copy.whl") as copy:
+        modes = {member.filename: member.external_attr >> 16 for member in copy.infolist()}
+    assert modes == {"a/": 0o40755, "a/b.py": 0o100644, "a/c.so": 0o100755}

@@ -23,8 +23,8 @@ void translate_error(std::exception_ptr pointer) {
                            std::strerror(error.errno_code),
                        py::reinterpret_steal<py::object>(
                            PyUnicode_DecodeFSDefault(error.path.c_str())));
-    // Python 3.10 compares the class that is given here with those of `except` clauses, so it has to
-    // be that of the errno, such as FileNotFoundError. OSError's constructor selects it.
+    // Python 3.10 compares the class that is given here with those of `except` clauses. It must be
+    // that of the errno, such as FileNotFoundError, which OSError's constructor selects.
     const py::object instance =
         py::reinterpret_steal<py::object>(PyObject_Call(PyExc_OSError, arguments.ptr(), nullptr));
     if (instance) {

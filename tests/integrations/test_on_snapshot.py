@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import Done, environment, installed, run, start, without_end_line
+from processes import Done, environment, installed, run, without_end_line
 
 import pytracer
 from pytracer.integrations import fsspec, helper_process
@@ -72,60 +72,6 @@ def test_fsspec(tmp_path: Path, steps: str) -> None:
     # AND fsspec was imported by the other process only
     code = "import sys; import pytracer.integrations.fsspec; print('fsspec' in sys.modules)"
     assert run(code, cwd=tmp_path).stdout == "False\n"
-
-
-S3_SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-S3_CLIENT = """
-import sys
-import fsspec
-
-files = fsspec.filesystem("s3")
-if sys.argv[1] == "make":
-    files.mkdir("bucket")
-else:
-    files.get("bucket/", "copies/", recursive=True)
-"""
-
-
-@pytest.mark.slow
-def test_s3(tmp_path: Path) -> None:
-    # GIVEN a server that speaks S3, and an empty bucket
-    for package in ("s3fs", "moto.server"):
-        pytest.importorskip(package, exc_type=ImportError)
-    for folder in ("server", "job"):
-        (tmp_path / folder).mkdir()
-    with start(S3_SERVER, cwd=tmp_path / "server") as server:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        access = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "user",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        made = run(S3_CLIENT, "make", cwd=tmp_path, env=environment(**access))
-        assert made.returncode == 0, made.stderr
-        # WHEN a job has uploaded the snapshots of two steps
-        url = {"PYTRACER_STEPS": "1,2", "PYTRACER_UPLOAD_URL": "s3://bucket/run/"}
-        result = done(STEPS, tmp_path / "job", "fsspec:upload", **url, **access)
-        assert result.returncode == 0
-        assert result.stderr == ""
-        got = run(S3_CLIENT, "get", cwd=tmp_path, env=environment(**access))
-        assert got.returncode == 0, got.stderr
-    # THEN the bucket has copies of both
-    copies = files(tmp_path / "copies" / "run" / "out")
-    assert copies == files(tmp_path / "job" / "out")
-    assert len(copies) == 2
 
 
 def test_failed_uploads(tmp_path: Path) -> None:

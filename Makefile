@@ -16,7 +16,7 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels ready-hooks dev lint docs bench clean
+.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
@@ -97,6 +97,18 @@ wheels: .venv-wheels/tools
 	.venv-wheels/bin/python .ci/wheels hooks --output build/ready_hooks $(HOOKS)
 	for python in $(PYTHONS); do $$python -m pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/unrepaired $(WITH_HOOKS) . || exit 1; done
 	.venv-wheels/bin/python .ci/wheels audit --output dist build/unrepaired/*.whl
+
+# Whether that is true: the commit is built in two clones, in different folders and for users with different defaults.
+# A release does this; `make test` does not, because all of the core is compiled twice.
+same-wheel: HOOKS ?= torch==2.13.0
+same-wheel:
+	rm -rf build/same-wheel
+	git clone --quiet . build/same-wheel/first
+	umask 077 && git clone --quiet . build/same-wheel/the/second
+	umask 022 && $(MAKE) -C build/same-wheel/first wheels 'HOOKS=$(HOOKS)'
+	umask 077 && TZ=Asia/Tokyo $(MAKE) -C build/same-wheel/the/second wheels 'HOOKS=$(HOOKS)'
+	sha256sum build/same-wheel/first/dist/* build/same-wheel/the/second/dist/*
+	diff -r build/same-wheel/first/dist build/same-wheel/the/second/dist
 
 .venv-wheels/tools: .ci/wheels/requirements.txt
 	$(PYTHON) -m venv $(@D)

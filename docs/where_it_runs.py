@@ -18,16 +18,23 @@ and torch_npu's real allocators. **No release was tried on a real GPU or NPU in 
 
 - *tested in CI*: the tests run with this release and Python, with the hooks that the wheel has
   ready.
-- *compiled*: the hooks for this release are compiled for the wheel. Nothing was run with them.
+- *compiled*: the hooks for this release are compiled for the wheel. CI runs nothing with them.
 - *not tried*: this should work, and nobody has seen it.
 
 """
 TAIL = """
 Hooks do not depend on the version of Python. In the columns of other Pythons, *compiled*
-therefore says that the hooks are the same. The tests run with Python {python} alone. On Python
-3.14, call stacks are written after its headers and were never tried. pytracer compares its first
-stack with Python's own, and records without stacks if they differ. Newer Pythons, and builds
-without the GIL, are recorded without stacks.
+therefore says that the hooks are the same. The tests run with Python {python} alone.
+
+The wheels for Python 3.10, 3.12 and 3.13 were run by hand, once, with torch 2.12.1 and the ready
+hooks: `pytracer demo` on the CPU and on simulated CUDA devices, recording with an empty `PATH`, and
+the fast tests of the core and of recording on the CPU (`tests/core`,
+`tests/tracing/test_cpu_recording.py`). All pass: one failed with Python 3.10, and was mended.
+
+On Python 3.14, call stacks are written after its headers and were never tried: Debian 12 does not
+have this interpreter, and no package with it was found in the Python Package Index. pytracer
+compares its first stack with Python's own, and records without stacks if they differ. Newer
+Pythons, and builds without the GIL, are recorded without stacks.
 
 A release that is not in the table needs a C++ compiler at the first start, or may have the same
 headers as one that is: see [Install without a compiler](../how-to/hooks.md). torch before 2.6,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,10 @@ def audit(wheel: Path, output: Path) -> None:
         raise SystemExit(f"{wheel.name} is not of version {version()} of pyproject.toml")
     excluded = [option for name in LIBRARIES_OF_TORCH for option in ("--exclude", name)]
     with tempfile.TemporaryDirectory() as folder:
-        _run("auditwheel", "repair", *excluded, "--wheel-dir", folder, str(wheel))
-        (repaired,) = Path(folder).glob("*.whl")
+        _run("auditwheel", "repair", *excluded, "--wheel-dir", f"{folder}/raw", str(wheel))
+        (raw,) = Path(folder, "raw").glob("*.whl")
+        repaired = Path(folder, raw.name)
+        copy_without_umask(raw, repaired)
         _run("twine", "check", "--strict", str(repaired))
         _run("check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(repaired))
         if repaired.stat().st_size > MAX_BYTES:
@@ -43,6 +46,21 @@ def audit(wheel: Path, output: Path) -> None:
         target = output / repaired.name
         target.write_bytes(repaired.read_bytes())
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB, all checks passed")
+
+
+def copy_without_umask(source: Path, target: Path) -> None:
+    """Copy a wheel, and give its files the modes that they have with the umask 022.
+
+    Otherwise the bytes of the wheel depend on the user who has cloned and built the commit.
+    """
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for member in old.infolist():
+            content = old.read(member)
+            mode = member.external_attr >> 16
+            permissions = 0o755 if mode & 0o100 else 0o644
+            low = member.external_attr & 0xFFFF  # the attributes of DOS: whether it is a folder
+            member.external_attr = (stat.S_IFMT(mode) | permissions) << 16 | low
+            new.writestr(member, content, member.compress_type)
 
 
 def version() -> str:

@@ -23,7 +23,13 @@ void translate_error(std::exception_ptr pointer) {
                            std::strerror(error.errno_code),
                        py::reinterpret_steal<py::object>(
                            PyUnicode_DecodeFSDefault(error.path.c_str())));
-    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    // Python 3.10 compares the class that is given here with those of `except` clauses. It must be
+    // that of the errno, such as FileNotFoundError, which OSError's constructor selects.
+    const py::object instance =
+        py::reinterpret_steal<py::object>(PyObject_Call(PyExc_OSError, arguments.ptr(), nullptr));
+    if (instance) {
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+    }
   } catch (const HookError& error) {
     PyErr_SetString(py::module_::import("pytracer.errors").attr("HookError").ptr(), error.what());
   } catch (const Error& error) {

@@ -106,7 +106,7 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
         tuple(backends),
         autograd,
         host,
-        {name: hooks.builder.ready.releases(name) for name in LIBRARIES},
+        hooks.builder.ready.releases_by_library(),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolder, HookFolders
-from pytracer.backends.names import AUTOGRAD, HOST
+from pytracer.backends.names import AUTOGRAD, HOST, package_of
 from pytracer.backends.probe_process import probe_in_child
 from pytracer.backends.ready_hooks import ReadyHooks, public
 from pytracer.backends.running_torch import torch_module
@@ -70,7 +70,7 @@ class HookBuilder:
         """Find nothing yet. What is left out is made for the running torch and this process."""
         self.folders = folders or HookFolders()
         self.compiler = compiler or HookCompiler(self.folders)
-        self.ready = ReadyHooks(self.folders.package)
+        self.ready = ReadyHooks(self.folders.package, self.compiler.cache)
         self.probe = probe
         self.wait_s = wait_s
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
@@ -134,7 +134,7 @@ class HookBuilder:
         releases = self.ready.releases(backend)
         if not releases:
             return ""
-        package = "torch_npu" if backend == "npu" else "torch"
+        package = package_of(backend)
         running = self.compiler.release(backend)
         ready = f"{package} {', '.join(releases)}"
         if public(running) in releases:
@@ -155,7 +155,7 @@ class HookBuilder:
         self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is an error even if nothing is compiled
         name_of = self._name_of(backend)
         if found := self._search(backend, name_of):
-            self.compiler.cache_keys()
+            self.compiler.cache.write()
             return found
         name = name_of()
         attempt = (name, *self.compiler_for(backend))
@@ -166,7 +166,7 @@ class HookBuilder:
         except HookError as error:
             self._failures[attempt] = str(error)
             raise
-        self.compiler.cache_keys()
+        self.compiler.cache.write()
         return found
 
     def build(self, backend: str, directory: Path, name: str | None = None) -> Path:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from pytracer.backends.hook_cache import HookCache
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import HookKeys
+from pytracer.backends.hook_key import hook_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.errors import HookError
@@ -43,6 +44,7 @@ class HookCompiler:
     """Names and compiles the hooks for the running torch.
 
     Attributes:
+        cache: The cached keys of hooks, of compiled ones and of ready ones.
         timeout_s: How long one run of the compiler may take.
     """
 
@@ -69,7 +71,7 @@ class HookCompiler:
         self._torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
         self._standards = standards
-        self._keys = HookKeys(self._folders)
+        self.cache = HookCache(self._folders)
         self.timeout_s = COMPILE_SECONDS
 
     def torch(self) -> TorchBuild:
@@ -142,7 +144,7 @@ class HookCompiler:
             HookError: There is no such hook, no torch, or no headers.
         """
         source = self.source_dir(backend) / "hooks" / f"{backend}.cpp"
-        return self._keys.key(source, self.roots(backend), self.facts(backend))
+        return hook_key(source, self.roots(backend), self.facts(backend), self.cache)
 
     def roots(self, backend: str) -> list[Path]:
         """Return all folders with files that the hook is compiled from, in order.
@@ -175,10 +177,6 @@ class HookCompiler:
             HookError: As for `key`.
         """
         return f"pytracer_{backend}-{self.key(backend)}.so"
-
-    def cache_keys(self) -> None:
-        """Cache the keys that were computed, for later processes."""
-        self._keys.cache()
 
     def is_allowed(self) -> bool:
         """Return whether `PYTRACER_BUILD` lets a hook be compiled here.

@@ -21,3 +21,8 @@ NO_CACHING_VARIABLE = {
     "npu": "PYTORCH_NO_NPU_MEMORY_CACHING",
 }
 """Variables that make torch's allocator bypass its cache. It then reports no events."""
+
+
+def package_of(library: str) -> str:
+    """Return the package whose release decides which hook fits: torch or torch_npu."""
+    return "torch_npu" if library == "npu" else "torch"

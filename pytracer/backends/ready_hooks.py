@@ -2,18 +2,29 @@
 
 A ready hook fits a torch whose headers are equal to those from which it was compiled: not all
 headers of torch, but those that the compiler read. So one hook serves several builds of torch. The
-file `index.json` beside the libraries names them; `.ci/wheels/` in the sources of pytracer
+file `index.json` next to the libraries names them; `.ci/wheels/` in the sources of pytracer
 makes both.
 """
 
 import functools
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pytracer.backends.hook_cache import (
+    NO_KEY,
+    HookCache,
+    Stamp,
+    cache_name,
+    nearest_folder,
+    stamp,
+)
+from pytracer.backends.names import LIBRARIES
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
@@ -63,16 +74,32 @@ def headers_key(
     return whole.hexdigest()[:20]
 
 
-def digests_in(roots: Sequence[Path]) -> Callable[[str], bytes | None]:
-    """Return a function that hashes the first file of a name under `roots`, each file once."""
+def digests_in(
+    roots: Sequence[Path], seen: dict[str, Stamp] | None = None
+) -> Callable[[str], bytes | None]:
+    """Return a function that hashes the first file of a name under `roots`, each file once.
+
+    Args:
+        roots: The folders in which the compiler would look for headers, in order.
+        seen: Gets the stamps of the files, and of the folders in which a file was not found.
+    """
+    stamps: dict[str, Stamp] = {} if seen is None else seen
+    prefixes = [str(root) for root in roots]
+    folder_of = functools.cache(nearest_folder)
 
     @functools.cache
     def digest(header: str) -> bytes | None:
-        for root in roots:
+        for root in prefixes:
+            path = os.path.join(root, header)
             try:
-                return hashlib.sha256((root / header).read_bytes()).digest()
+                before = stamp(path)
+                content = hashlib.sha256(Path(path).read_bytes()).digest()
             except OSError:
+                folder = folder_of(os.path.dirname(path))
+                stamps.setdefault(folder, stamp(folder))
                 continue
+            stamps[path] = before
+            return content
         return None
 
     return digest
@@ -81,13 +108,15 @@ def digests_in(roots: Sequence[Path]) -> Callable[[str], bytes | None]:
 class ReadyHooks:
     """The ready hooks of this installation, if it has any."""
 
-    def __init__(self, package: Sequence[Path]) -> None:
+    def __init__(self, package: Sequence[Path], cache: HookCache) -> None:
         """Read nothing yet.
 
         Args:
             package: The folders of the package `pytracer`.
+            cache: The keys of hooks that were found before.
         """
         self._directories = [folder / FOLDER for folder in package]
+        self._cache = cache
 
     def find(
         self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
@@ -102,15 +131,39 @@ class ReadyHooks:
             roots: The folders in which the compiler would look for headers, in order.
             facts: What else decides the ABI, by name.
         """
-        digest = digests_in(roots)
-        hooks = [(folder, hook) for folder, hook in self._hooks if hook.backend == backend]
-        hooks.sort(key=lambda pair: public(release) not in pair[1].releases)
-        for directory, hook in hooks:
-            if headers_key(hook.headers, facts, digest) == hook.key:
+        key = self._fitting_key(backend, release, roots, facts)
+        for directory, hook in self._hooks:
+            if (hook.backend, hook.key) == (backend, key):
                 path = directory / hook.library
-                if _has_hash(path, hook.sha256):
+                if _hash_of(path) == hook.sha256:
                     return path
         return None
+
+    def _fitting_key(
+        self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
+    ) -> str:
+        """Return the key of the hook for the headers in `roots`, or `NO_KEY`."""
+        parts = [backend.encode(), *(os.fsencode(root) for root in roots)]
+        parts += [b"%s=%s" % (name.encode(), fact) for name, fact in sorted(facts.items())]
+        # The index itself: installers may give the index of another pytracer the same time.
+        parts += [_hash_of(directory / INDEX).encode() for directory in self._directories]
+        name = cache_name("ready", parts)
+        if (cached := self._cache.get(name)) is not None:
+            return cached
+        seen: dict[str, Stamp] = {}
+        digest = digests_in(roots, seen)
+        hooks = [hook for _, hook in self._hooks if hook.backend == backend]
+        hooks.sort(key=lambda hook: public(release) not in hook.releases)
+        fitting = (
+            hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
+        )
+        key = next(fitting, NO_KEY)
+        self._cache.put(name, key, seen)
+        return key
+
+    def releases_by_library(self) -> dict[str, list[str]]:
+        """Return the versions of torch, and for "npu" of torch_npu, that have ready hooks."""
+        return {library: self.releases(library) for library in LIBRARIES}
 
     def releases(self, backend: str) -> list[str]:
         """Return the versions of torch or torch_npu that have a ready hook, oldest first."""
@@ -192,11 +245,12 @@ def _without(headers: list[str], numbers: list[int]) -> tuple[str, ...]:
     return tuple(name for number, name in enumerate(headers) if number not in left_out)
 
 
-def _has_hash(path: Path, sha256: str) -> bool:
+def _hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits; empty: the file cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
-        return False
+        return ""
 
 
 def _version_order(version: str) -> list[int]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pytracer.backends.doctor import Examination, examine
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST, LIBRARIES
+from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
 from pytracer.commands.json_output import write_json
 from pytracer.commands.shared_options import json_options
@@ -99,12 +99,7 @@ def list_hooks(context: click.Context) -> None:
         except HookError as error:
             place = str(error)
         click.echo(f"{backend}: {place}")
-    table = Table("backend", "package", "ready hooks for")
-    for backend in LIBRARIES:
-        package = "torch_npu" if backend == "npu" else "torch"
-        releases = builder.ready.releases(backend)
-        table.add_row(backend, package, ", ".join(releases) or "none")
-    Console().print(table)
+    _print_ready(builder.ready.releases_by_library())
 
 
 @click.command("doctor")
@@ -142,6 +137,7 @@ def doctor(
         "backends": examination.backends,
         "autograd": examination.autograd,
         "host": examination.host,
+        "ready_hooks": examination.ready_hooks,
     }
     write_json(report, to_stdout=as_json, path=json_path)
     if not as_json:
@@ -193,18 +189,15 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
             Text("\n".join(details), overflow="fold"),
         )
     Console().print(table)
-    releases = examination.ready_hooks
-    if any(releases.values()):
-        click.echo(f"ready hooks, which need no compiler: {_ready_text(releases)}")
-    else:
+    _print_ready(examination.ready_hooks)
+
+
+def _print_ready(releases: Mapping[str, Sequence[str]]) -> None:
+    """Print the versions of torch and torch_npu that need no compiler, by library."""
+    if not any(releases.values()):
         click.echo("ready hooks: none in this installation; each torch needs a C++ compiler once")
-
-
-def _ready_text(releases: Mapping[str, Sequence[str]]) -> str:
-    """Return the versions with ready hooks: those of torch, and those of torch_npu."""
-    texts = []
-    if torch := releases["cpu"]:
-        texts.append(f"torch {', '.join(torch)}")
-    if torch_npu := releases["npu"]:
-        texts.append(f"torch_npu {', '.join(torch_npu)}")
-    return "; ".join(texts)
+        return
+    table = Table("backend", "package", "ready hooks, which need no compiler")
+    for library, versions in releases.items():
+        table.add_row(library, package_of(library), ", ".join(versions) or "none")
+    Console().print(table)

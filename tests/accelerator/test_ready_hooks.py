@@ -1,6 +1,8 @@
 """Record where there is no compiler, with the ready hooks of the installed wheel."""
 
 import os
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytracer.backends.hook_build import READY, HookBuilder
-from pytracer.backends.ready_hooks import ReadyHooks
 
 PROGRAM = """
 import os, shutil
-os.environ["PATH"] = os.environ["XDG_CACHE_HOME"]  # an empty folder
 import torch
 import pytracer
 assert not any(map(shutil.which, ("c++", "g++", "clang++", "cmake")))
@@ -26,35 +26,60 @@ assert recorded >= 3, recorded
 """
 
 
-def test_records_without_a_compiler_and_without_a_cache(backend: str, tmp_path: Path) -> None:
+@pytest.fixture
+def bare(backend: str, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a user with ready hooks, an empty home and an empty PATH."""
     builder = HookBuilder()
-    if not ReadyHooks(builder.folders.package).releases(backend):
+    if not builder.ready.releases(backend):
         pytest.skip("pytracer was not installed from a wheel with ready hooks")
-    # GIVEN an installation whose hook is ready, an empty home and an empty PATH
     for name in (backend, "cpu", "autograd"):
         found = builder.find(name)
         assert found is not None
         assert found.folder == READY
-    for name in ("home", "cache", "tmp"):
+    for name in ("home", "cache", "tmp", "path"):
         (tmp_path / name).mkdir()
-    environment = {
+    return {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTRACER")},
         "HOME": str(tmp_path / "home"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "TMPDIR": str(tmp_path / "tmp"),
+        "PATH": str(tmp_path / "path"),
     }
+
+
+def run(arguments: list[str], folder: Path, env: dict[str, str]) -> str:
+    """Run Python with the arguments; no hook must be compiled. Return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.rglob("*.so"))
+    return done.stdout
+
+
+def test_records_without_a_compiler_and_without_a_cache(
+    backend: str, bare: dict[str, str], tmp_path: Path
+) -> None:
     for device in (backend, "cpu"):
-        # WHEN
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            cwd=tmp_path,
-            env={**environment, "DEVICE": device},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        # THEN it was recorded, and no hook was compiled
-        assert done.returncode == 0, done.stderr
+        run(["-c", PROGRAM], tmp_path, {**bare, "DEVICE": device})
         assert (tmp_path / "snapshot.pickle").stat().st_size > 0
-        assert not list(tmp_path.rglob("*.so"))
         (tmp_path / "snapshot.pickle").unlink()
+
+
+def test_the_demo_runs_without_a_compiler(
+    backend: str, bare: dict[str, str], tmp_path: Path
+) -> None:
+    for device in (backend, "cpu"):
+        # WHEN the demo runs
+        output = f"{device}.pickle"
+        arguments = ["demo", "--device", device, "--steps", "3", "--output", output]
+        printed = run(["-m", "pytracer", *arguments], tmp_path, bare)
+        # THEN it has recorded that device, and printed its report
+        content = pickle.loads((tmp_path / output).read_bytes())
+        assert content["pytracer"]["backends"] == [device]
+        assert re.search(r"^peak .* MiB, after event \d+", printed, re.MULTILINE), printed

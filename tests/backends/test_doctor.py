@@ -301,10 +301,20 @@ def test_doctor_and_hooks_list_the_ready_hooks(world: World) -> None:
         "host": [],
     }
     assert examination.backends[0].hook == str(ready)
-    assert "ready hooks" in call(hooks.doctor, [], world).output
     listed = call(hooks.list_hooks, [], world).output
     assert f"cpu: {ready}" in listed
-    assert "9.9.0, 9.10.0" in listed
+    # AND both commands print the same table
+    table = listed[listed.index("┏") :]
+    assert "9.9.0, 9.10.0" in table
+    assert call(hooks.doctor, [], world).output.endswith(table)
+    # AND the doctor's JSON has the versions
+    report = json.loads(call(hooks.doctor, ["--json"], world).output)
+    assert report["ready_hooks"] == examination.ready_hooks
+
+
+def test_doctor_and_hooks_say_that_no_hook_is_ready(world: World) -> None:
+    for command in (hooks.doctor, hooks.list_hooks):
+        assert "ready hooks: none in this installation" in call(command, [], world).output
 
 
 def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World) -> None:

@@ -1,14 +1,18 @@
 """Test the key in a hook's file name, which covers the hook's sources and torch's headers."""
 
 import json
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hook_world import World
+from hook_world import (
+    World,
+    add_a_header_that_is_found_first,
+    edit_a_header,
+    remove_a_header,
+    set_age,
+)
 
 import pytracer
 from pytracer.backends import hook_key
@@ -162,15 +166,9 @@ def test_backend_without_a_hook_is_refused(world: World, backend: str) -> None:
 @pytest.fixture
 def settled(world: World) -> World:
     """Return a world with a hook, whose headers are a minute old."""
-    for path in (*world.source.rglob("*"), *world.include.rglob("*"), world.source, world.include):
-        set_age(path)
+    world.settle()
     world.put_hook(world.cache)
     return world
-
-
-def set_age(path: Path, seconds: int = 60) -> None:
-    now_ns = time.time_ns()
-    os.utime(path, ns=(now_ns, now_ns - seconds * 10**9))
 
 
 def computed_key(world: World) -> str:
@@ -211,24 +209,8 @@ def test_a_key_is_not_cached_while_headers_may_still_change(settled: World) -> N
     assert cached_keys(settled) == []
 
 
-def edit_a_header(world: World) -> None:
-    header = world.include / "c10/core/near.h"
-    header.write_text("int N_ar;\n")  # of the same size
-    set_age(header, 30)
-
-
-def add_a_header_that_is_found_first(world: World) -> None:
-    shadow = world.source / "c10" / "core" / "B.h"
-    shadow.parent.mkdir(parents=True)
-    shadow.write_text("int shadow;\n")
-
-
 def add_a_header_that_was_missing(world: World) -> None:
     (world.include / "vector").write_text("int vector;\n")
-
-
-def remove_a_header(world: World) -> None:
-    (world.include / "c10/core/near.h").unlink()
 
 
 @pytest.mark.parametrize(

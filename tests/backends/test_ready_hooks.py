@@ -1,11 +1,14 @@
 """Test the ready hooks of a wheel, in a stand-in environment."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hook_world import World
+from hook_world import World, add_a_header_that_is_found_first, edit_a_header, remove_a_header
 
+from pytracer.backends import ready_hooks
 from pytracer.backends.hook_build import READY
 from pytracer.backends.ready_hooks import INDEX, read_index, write_index
 from pytracer.errors import HookError
@@ -21,9 +24,9 @@ def test_a_ready_hook_needs_no_compiler(world: World) -> None:
     without_compiler(world)
     # WHEN
     found = world.builder().find_or_build("cpu")
-    # THEN the hook is used where it is, and nothing is written
+    # THEN the hook is used where it is, and none is compiled
     assert (found.path, found.folder) == (ready, READY)
-    assert not world.cache.exists()
+    assert world.compilations == []
 
 
 def test_a_ready_hook_serves_another_build_with_equal_headers(world: World) -> None:
@@ -124,3 +127,82 @@ def test_an_error_says_that_a_vendors_headers_differ(world: World) -> None:
     world.environment["PYTRACER_BUILD"] = "never"
     with pytest.raises(HookError, match=r"the headers of this torch 9\.9\.0\+vendor differ.*never"):
         world.builder().find_or_build("cpu")
+
+
+def forbid_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def headers_key(*_: object) -> None:
+        raise AssertionError("headers are read")
+
+    monkeypatch.setattr(ready_hooks, "headers_key", headers_key)
+
+
+def test_a_second_start_reads_no_headers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a start that found its ready hook
+    world.put_ready_hook()
+    world.settle()
+    found = world.builder().find_or_build("cpu")
+    assert found.folder == READY
+    # WHEN another process starts
+    forbid_hashing(monkeypatch)
+    # THEN it finds the same hook without reading the headers
+    assert world.builder().find_or_build("cpu") == found
+
+
+def test_a_second_start_without_a_fitting_hook_reads_no_headers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a torch with a vendor's headers, for which a start compiled the hook
+    world.put_ready_hook()
+    (world.include / "c10/core/near.h").write_text("int patched;\n")
+    world.settle()
+    found = world.builder().find_or_build("cpu")
+    assert found.folder == "the user's cache"
+    # WHEN another process starts
+    forbid_hashing(monkeypatch)
+    # THEN it finds the compiled hook
+    assert world.builder().find_or_build("cpu") == found
+
+
+@pytest.mark.parametrize(
+    "change", [edit_a_header, add_a_header_that_is_found_first, remove_a_header]
+)
+def test_a_cached_find_is_not_used_after_a_change(
+    world: World, change: Callable[[World], None]
+) -> None:
+    # GIVEN a cached find
+    world.put_ready_hook()
+    world.settle()
+    world.builder().find_or_build("cpu")
+    # WHEN the headers that the compiler would read change
+    change(world)
+    # THEN the ready hook does not fit any more
+    assert world.builder().find("cpu") is None
+
+
+def test_a_cached_find_is_not_used_with_another_index(world: World) -> None:
+    # GIVEN a start that found no ready hook for this torch
+    ready = world.put_ready_hook()
+    world.settle()
+    index = world.package / INDEX
+    before, text = index.stat(), index.read_text()
+    key = ready.stem.removeprefix("cpu-")
+    index.write_text(text.replace(f'"key": "{key}"', f'"key": "{key[::-1]}"'))
+    world.builder().find_or_build("cpu")
+    # WHEN a pytracer is installed that has one, with an index of the same size and time
+    index.write_text(text)
+    os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # THEN
+    found = world.builder().find("cpu")
+    assert found is not None
+    assert found.path == ready
+
+
+def test_a_library_that_was_damaged_after_it_was_found_is_not_used(world: World) -> None:
+    # GIVEN a cached find
+    ready = world.put_ready_hook()
+    world.settle()
+    world.builder().find_or_build("cpu")
+    # WHEN
+    ready.write_text("a damaged hook")
+    # THEN
+    assert world.builder().find("cpu") is None

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import time
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,12 @@ class World:
         """Return all files and folders except the compiler's log."""
         return {path for path in self.root.rglob("*") if path.name != "compiler.log"}
 
+    def settle(self) -> None:
+        """Make all headers a minute old, so that keys computed from them are cached."""
+        for folder in (self.source, self.include):
+            for path in (folder, *folder.rglob("*")):
+                set_age(path)
+
     def folders(self) -> HookFolders:
         """Return the folders as a new process finds them."""
         return HookFolders(self.environment, [self.root / "package"])
@@ -167,6 +174,34 @@ class World:
         path.write_text("a hook")
         path.chmod(0o755)
         return path
+
+
+def set_age(path: Path, seconds: int = 60) -> None:
+    """Give a file or folder the time of modification of some seconds ago."""
+    now_ns = time.time_ns()
+    os.utime(path, ns=(now_ns, now_ns - seconds * 10**9))
+
+
+# What makes a cached key wrong.
+
+
+def edit_a_header(world: World) -> None:
+    """Change a header, and keep its size."""
+    header = world.include / "c10/core/near.h"
+    header.write_text("int N_ar;\n")
+    set_age(header, 30)
+
+
+def add_a_header_that_is_found_first(world: World) -> None:
+    """Add a header of the same name to a folder in which the compiler looks first."""
+    shadow = world.source / "c10" / "core" / "B.h"
+    shadow.parent.mkdir(parents=True)
+    shadow.write_text("int shadow;\n")
+
+
+def remove_a_header(world: World) -> None:
+    """Remove a header."""
+    (world.include / "c10/core/near.h").unlink()
 
 
 class OtherBuilder:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Done, installed, run
+from processes import Done, installed, run, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +39,9 @@ arguments = TrainingArguments(
     "checkpoints", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3,
     report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
 )
+steps = None if "ranks" in sys.argv else [2]
 callback = PytracerCallback(
-    "out", device="cpu", phases="auto", steps=[2], metadata={"of": "trainer"}
+    "out", device="cpu", phases="auto", steps=steps, metadata={"of": "trainer"}
 )
 if "broken" in sys.argv:
     def fail(*_): raise OSError("a broken tracer")
@@ -76,7 +77,8 @@ class Module(LightningModule):
 
 callback = PytracerCallback("out", device="cpu", phases="auto", metadata={"of": "lightning"})
 trainer = Trainer(
-    accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, callbacks=[callback], logger=False,
+    accelerator="cpu", devices=2 if "ranks" in sys.argv else 1, max_epochs=1, logger=False,
+    accumulate_grad_batches=2, callbacks=[callback],
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
 )
 with pytracer.annotate_modules(model):
@@ -110,6 +112,13 @@ print("steps", 3, tracer.current_step)
 def done(program: str, folder: Path, *arguments: str) -> Done:
     env = installed(folder, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     return run(program, *arguments, cwd=folder, env=env)
+
+
+def done_by_two_ranks(program: str, folder: Path) -> Done:
+    (folder / "program.py").write_text(program)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    env = installed(folder, HF_HUB_OFFLINE="1", PYTRACER_ALL_RANKS="1", OMP_NUM_THREADS="1")
+    return run_python(*launcher, "program.py", "ranks", cwd=folder, env=env)
 
 
 def snapshot(folder: Path, pattern: str) -> dict[str, Any]:
@@ -175,6 +184,26 @@ def test_lightning_writes_the_snapshot_if_fit_raises(tmp_path: Path) -> None:
     assert "RuntimeError: a broken batch" in result.stderr
     assert "steps 1 2" in result.stdout
     assert "forward" in phases(snapshot(tmp_path, "out/exit/*.pickle"))
+
+
+@pytest.mark.parametrize("program", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
+def test_two_ranks(tmp_path: Path, program: str) -> None:
+    # GIVEN a training on two ranks, of which each has half of the batches
+    for package in ("transformers", "accelerate") if program == TRANSFORMERS else ("lightning",):
+        pytest.importorskip(package, exc_type=ImportError)
+    # WHEN it has ended
+    result = done_by_two_ranks(program.replace("PACKAGE", "lightning.pytorch"), tmp_path)
+    assert result.returncode == 0, result.stderr
+    # THEN both ranks have counted their steps, and have written the snapshot at the end
+    steps = set(re.findall(r"steps (\d+) (\d+)", result.stdout))
+    assert steps == ({("3", "4")} if program == TRANSFORMERS else {("2", "3")}), result.stdout
+    assert result.stdout.count("steps ") == 2
+    for rank in range(2):
+        content = snapshot(tmp_path, f"out/exit/torch_memory_rank{rank}_pid*.pickle")
+        assert content["pytracer"]["rank"] == rank
+        assert {"forward", "backward", "hidden", "head"} <= phases(content)
+    # AND the report was printed once
+    assert len(re.findall(r"^cpu: .*At the peak", result.stderr, re.M)) == 1, result.stderr
 
 
 def test_accelerate(tmp_path: Path) -> None:

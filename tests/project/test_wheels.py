@@ -4,12 +4,14 @@ import importlib
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+import pytracer
 from pytracer.backends.ready_hooks import ReadyHook
 from pytracer.backends.running_torch import TorchBuild
 
@@ -22,6 +24,14 @@ def compilation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the module that compiles ready hooks; it needs fsspec, which torch installs."""
     monkeypatch.syspath_prepend(WHEELS)
     return importlib.import_module("compilation")
+
+
+@pytest.fixture
+def audits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module that checks wheels."""
+    pytest.importorskip("tomllib")  # since Python 3.11
+    monkeypatch.syspath_prepend(WHEELS)
+    return importlib.import_module("audits")
 
 
 def test_every_release_that_tests_run_on_is_pinned() -> None:
@@ -75,3 +85,73 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
     assert "c10/core/CPUAllocator.h" in made[0].headers
     assert "hooks/hook_abi.h" in made[0].headers
     assert not [name for name in made[0].headers if name.startswith(("/", ".."))]
+
+
+def test_a_library_has_no_path_of_the_machine_that_compiled_it() -> None:
+    # GIVEN the compiled libraries of the installed package, which is built in this checkout
+    libraries = list(Path(pytracer.__file__).parent.rglob("*.so"))
+    assert {"_core", "_reader"} <= {library.name.partition(".")[0] for library in libraries}
+    for library in libraries:
+        content = library.read_bytes()
+        # THEN no library depends on the folder of the checkout, or on pip's temporary one
+        assert f"{ROOT}/".encode() not in content, library
+        assert b"/pip-" not in content, library
+
+
+def test_the_workflow_of_a_release_runs_what_exists() -> None:
+    # GIVEN
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    # THEN it starts .ci/wheels with commands that exist
+    started = re.findall(r"bin/python (\S*wheels) (\w+)", workflow)
+    assert {command for _, command in started} == {"version", "audit"}
+    for script, command in started:
+        assert ROOT / script.removeprefix("{project}/") == WHEELS
+        assert f'@main.command("{command}")' in (WHEELS / "__main__.py").read_text()
+    # AND the Makefile has its targets
+    targets = re.findall(r": make (?:\w+=\S* )*(\S+)", workflow)
+    assert len(targets) == 3
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("changelog", "described"),
+    [
+        ("## 1.2.0 (2027-01-31)\n", True),
+        ("# Changelog\n\n## 1.3.0 (unreleased)\n\n## 1.2.0 (2027-01-31)\n", True),
+        ("## 1.2.0 (unreleased)\n", False),
+        ("## 1.2.01 (2027-01-31)\n", False),
+        ("### 1.2.0 (2027-01-31)\n", False),
+    ],
+)
+def test_a_release_needs_a_section_of_the_changelog(
+    changelog: str,
+    described: bool,
+    audits: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "CHANGELOG.md").write_text(changelog)
+    monkeypatch.setattr(audits, "ROOT", tmp_path)
+    assert audits.changelog_has("1.2.0") == described
+
+
+def test_a_wheel_does_not_depend_on_the_umask(audits: ModuleType, tmp_path: Path) -> None:
+    # GIVEN the same files in the checkouts of two users
+    copies = []
+    for umask in (0o022, 0o077):
+        wheel = tmp_path / f"{umask:o}.whl"
+        with zipfile.ZipFile(wheel, "w") as content:
+            for name, mode in (("a/", 0o40777), ("a/b.py", 0o100666), ("a/c.so", 0o100777)):
+                member = zipfile.ZipInfo(name, (2027, 1, 31, 0, 0, 0))
+                member.external_attr = (mode & ~umask) << 16
+                content.writestr(member, b"" if name == "a/" else b"content")
+        # WHEN their wheels are audited
+        audits.copy_without_umask(wheel, tmp_path / f"{umask:o}-copy.whl")
+        copies.append((tmp_path / f"{umask:o}-copy.whl").read_bytes())
+    # THEN the bytes are the same, and all users can read the files
+    assert copies[0] == copies[1]
+    with zipfile.ZipFile(tmp_path / "77-copy.whl") as copy:
+        modes = {member.filename: member.external_attr >> 16 for member in copy.infolist()}
+    assert modes == {"a/": 0o40755, "a/b.py": 0o100644, "a/c.so": 0o100755}

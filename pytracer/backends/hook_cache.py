@@ -1,0 +1,111 @@
+"""Keys of hooks that were computed from thousands of headers, cached with the state of the headers.
+
+Reading the headers for an NPU takes 0.5 s. A key is therefore cached in the folders of hooks, with
+the size and the time of modification of each file that it was computed from. A later start compares
+those, and reads no header.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+
+from pytracer.atomic_file import open_atomically
+from pytracer.backends.hook_folders import HookFolders
+from pytracer.errors import HookError
+
+SETTLED_NS = 2_000_000_000
+"""A key is cached if nothing changed in this time: a later change has another time of modification,
+even where the file system counts in whole seconds."""
+
+NO_KEY = ""
+"""What is cached where no hook fits."""
+
+_KEY = re.compile(r"([0-9a-f]{20})?")
+
+Stamp = list[int]
+"""The size in bytes of a file or folder, and its time of modification in nanoseconds."""
+
+
+class HookCache:
+    """The cached keys of one process. Keys are written by `write` alone."""
+
+    def __init__(self, folders: HookFolders) -> None:
+        """Read nothing yet.
+
+        Args:
+            folders: The folders of hooks. A cached key is trusted as a hook is.
+        """
+        self._folders = folders
+        self._unwritten: dict[
+            str, tuple[str, dict[str, Stamp]]
+        ] = {}  # by file name, not yet written
+
+    def get(self, name: str) -> str | None:
+        """Return the cached key or `NO_KEY`. None: nothing is cached, or a file has changed since.
+
+        Args:
+            name: The name of the cache's file, from `cache_name`.
+        """
+        for folder in self._folders.chosen():
+            if not folder.has_loadable(name):
+                continue
+            try:
+                cached = json.loads((folder.directory / name).read_bytes())
+                key, seen = cached["key"], cached["seen"]
+                if _KEY.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
+                    return str(key)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                continue  # the file is not ours, or is damaged: the key is computed again
+        return None
+
+    def put(self, name: str, key: str, seen: dict[str, Stamp]) -> None:
+        """Keep a key for `write`.
+
+        Args:
+            name: As for `get`.
+            key: The key, or `NO_KEY`.
+            seen: The stamps of the files that decide the key, and of the folders in which such a
+                file was looked up and not found, by path. Each was taken before the file was read.
+        """
+        self._unwritten[name] = key, seen
+
+    def write(self) -> None:
+        """Write the keys that were computed, so that later starts read no headers.
+
+        Where no folder can be written, each start computes its keys.
+        """
+        while self._unwritten:
+            name, (key, seen) = self._unwritten.popitem()
+            newest_ns = max((modified_ns for _, modified_ns in seen.values()), default=0)
+            if time.time_ns() - newest_ns < SETTLED_NS:
+                continue
+            with contextlib.suppress(HookError, OSError):
+                path = self._folders.destination().directory / name
+                with open_atomically(path) as file:
+                    file.write(json.dumps({"key": key, "seen": seen}).encode())
+
+
+def cache_name(kind: str, parts: Iterable[bytes]) -> str:
+    """Return the name of the file that caches one key of one installation."""
+    return f"{kind}-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:20]}.json"
+
+
+def stamp(path: str) -> Stamp:
+    """Return the state of a file or folder.
+
+    Raises:
+        OSError: It does not exist.
+    """
+    info = os.stat(path)
+    return [info.st_size, info.st_mtime_ns]
+
+
+def nearest_folder(path: str) -> str:
+    """Return the folder at `path`, or the nearest one above it that exists."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path

@@ -1,33 +1,41 @@
 """Measure what the names of live blocks cost: `python bench/owners.py [--device cuda]`.
 
-- step: the seconds of a training step while a tracer records, and of the one call that pytracer
-  adds to it, from torch's hook before an optimizer steps.
-- read: the seconds in which the owners are read, of a model with about 500 parameters, their
-  gradients, and AdamW's state.
+- step: the seconds of a training step while a tracer records: with the registry's hook, without it,
+  with `phases="auto"`, and with `annotate_modules(depth=0)`. The last two note arguments and
+  results.
+- hook: the seconds of the call that the registry adds to a step, before an optimizer steps.
+- read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
+  and AdamW's state.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
-- search: the seconds of the search for older modules and optimizers, and the number of Python
-  objects that it looked at.
+- search: the seconds of the search for older modules and optimizers.
 
-The figures are medians. On simulated devices kernels do nothing, so a step is host time only.
+What is compared runs by turns in one process, and each figure is the fastest of all turns: on a
+busy machine, the median compares what the other programs do. On simulated devices kernels do
+nothing, so a step is host time only.
 """
 
-import argparse
+import contextlib
 import gc
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from harness import arguments, save
 from torch import nn
+from torch.optim import optimizer as optimizers
 
 import pytracer
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
+from pytracer.tracing.training_phases import TRAINING_PHASES
 
-ROUNDS = 200
+TURNS = 400
+DUMPS = 15
 LAYERS = 240
+EVENTS = 100_000
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -36,19 +44,43 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def median(action: Callable[[], object], rounds: int = 7) -> float:
-    return statistics.median(seconds(action) for _ in range(rounds))
+def fastest(
+    action: Callable[[], object],
+    situations: dict[str, Callable[[], Any]],
+    turns: int,
+) -> dict[str, float]:
+    """Return the seconds of the fastest run of an action in each situation, a context manager."""
+    found = dict.fromkeys(situations, float("inf"))
+    for turn in range(turns):
+        for name in list(situations)[:: 1 if turn % 2 else -1]:
+            with situations[name]():
+                found[name] = min(found[name], seconds(action))
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu")
-    device = parser.parse_args().device
-    torch.set_num_threads(1)
-    index = -1 if device == "cpu" else 0
-    with pytracer.Tracer(device=device) as tracer:
+@contextlib.contextmanager
+def automatic() -> Any:
+    TRAINING_PHASES.begin()
+    try:
+        yield
+    finally:
+        TRAINING_PHASES.end()
+
+
+@contextlib.contextmanager
+def without_hook() -> Any:
+    """Run without the registry's hook before an optimizer steps."""
+    hooks = optimizers._global_optimizer_pre_hooks
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
+
+
+def measure(device: str) -> dict[str, Any]:
+    with pytracer.Tracer(device=device, trace_alloc_max_entries=EVENTS) as tracer:
         model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         data = torch.ones(8, 8, device=device)
@@ -59,27 +91,64 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=False)
 
         step()
-        a_step = median(step, ROUNDS)
-        a_call = median(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in range(1000)]) / 1000
-        share = a_call / a_step
-        print(f"step: {1e3 * a_step:.2f} ms; the hook: {1e6 * a_call:.2f} µs, {share:.3%} of it")
+        steps = fastest(
+            step,
+            {
+                "with the hook": contextlib.nullcontext,
+                "without the hook": without_hook,
+                "phases": automatic,
+                "annotate_modules": lambda: pytracer.annotate_modules(model, depth=0),
+            },
+            TURNS,
+        )
+        calls = range(1000)
+        same = {"": contextlib.nullcontext}
+        hook = fastest(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in calls], same, DUMPS)[""]
 
-        owners = OwnersNow({index}).owners
-        read = median(lambda: OwnersNow({index}))
-        print(f"read: {1e3 * read:.1f} ms for {len(owners):,} tensors")
+        index = -1 if device == "cpu" else 0
+        owners = len(OwnersNow({index}).owners)
+        read = fastest(lambda: OwnersNow({index}), same, DUMPS)[""]
 
-        while tracer.stats()["devices"][0]["held"] < 100_000:
+        while tracer.stats()["devices"][0]["held"] < EVENTS:
             step()
+        dumps = {"with owners": float("inf"), "without owners": float("inf")}
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder, "x.pickle")).encode()
-            session = tracer._recording.session
-            named = median(lambda: tracer._recording.view().write(path, {}, {}))
-            plain = median(lambda: session.view().write(path, {}, {}))
-        print(f"dump: {1e3 * plain:.1f} ms without owners, {1e3 * (named - plain):+.1f} ms with")
+            recording = tracer._recording
+            for _ in range(DUMPS):
+                for name, view in (
+                    ("with owners", recording.view),
+                    ("without owners", recording.session.view),
+                ):
+                    taken = seconds(lambda view=view: view().write(path, {}, {}))
+                    dumps[name] = min(dumps[name], taken)
 
-        modules, optimizers = nn.Module, torch.optim.Optimizer
-        search = median(lambda: Registry()._search(modules, optimizers))
-        print(f"search: {1e3 * search:.1f} ms for {len(gc.get_objects()):,} objects")
+        search = lambda: Registry()._search(nn.Module, torch.optim.Optimizer)  # noqa: E731
+        return {
+            "step": steps,
+            "hook": hook / len(calls),
+            "owners": owners,
+            "read": read,
+            "dump": dumps,
+            "search": fastest(search, same, DUMPS)[""],
+            "objects": len(gc.get_objects()),
+        }
+
+
+def main() -> None:
+    options = arguments(__doc__, "owners_{device}.json", ("cpu", "cuda", "npu"), rounds=1)
+    torch.set_num_threads(1)
+    found = measure(options.device)
+    steps, dumps = found["step"], found["dump"]
+    base = steps["without the hook"]
+    for name, taken in steps.items():
+        print(f"step, {name}: {1e3 * taken:.3f} ms ({taken / base - 1:+.2%})")
+    print(f"hook: {1e6 * found['hook']:.2f} µs, {found['hook'] / base:.3%} of a step")
+    print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
+    more = dumps["with owners"] - dumps["without owners"]
+    print(f"dump: {1e3 * dumps['without owners']:.1f} ms without owners, {1e3 * more:+.1f} ms with")
+    print(f"search: {1e3 * found['search']:.1f} ms for {found['objects']:,} objects")
+    save(options, found)
 
 
 if __name__ == "__main__":

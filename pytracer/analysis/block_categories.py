@@ -19,8 +19,7 @@ from pytracer.analysis.stack_places import (
     StackPlaces,
     stack_places,
 )
-from pytracer.analysis.used_blocks import used_blocks
-from pytracer.reading.metadata import only_phase, read_number, step_boundaries
+from pytracer.reading.metadata import only_phase, read_number, step_boundaries, tensor_uses
 from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, INACTIVE, Column, Snapshot
 
 UNKNOWN = "unknown"
@@ -157,7 +156,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     in_backward = by_engine & freed_by_engine
     in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
     is_argument, is_result, is_returned = (
-        used_blocks(snapshot, device, lives, role)
+        _used_blocks(snapshot, device, lives, role)
         for role in ("argument", "result", "autograd_grad")
     )
     return np.select(
@@ -195,6 +194,36 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         ],
         _NO_FACT,
     )
+
+
+def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -> Column:
+    """Return for each block whether a tensor in it had a role: bool.
+
+    Args:
+        snapshot: The snapshot.
+        device: The device.
+        lives: The device's blocks.
+        role: "argument", "result" or "autograd_grad", as in the file.
+    """
+    is_used = np.zeros(len(lives), bool)
+    uses = [use[:2] for use in tensor_uses(snapshot, device) if use.role == role]
+    if not uses or not len(lives):
+        return is_used
+    event, address = np.array(uses, np.int64).T
+    # The block is the one that was allocated last at the address, if it was not freed by then.
+    known, number = np.unique(address, return_inverse=True)
+    rows = np.flatnonzero(np.isin(lives.address, known))
+    which = np.searchsorted(known, lives.address[rows])
+    span = np.int64(len(snapshot.traces[device]) + 2)
+    begin = which * span + lives.alloc_event[rows] + 1
+    order = np.argsort(begin, kind="stable")
+    rows, which, begin = rows[order], which[order], begin[order]
+    found = np.searchsorted(begin, number * span + np.minimum(event, span - 2), side="right") - 1
+    is_there = found >= 0
+    found, event, number = found[is_there], event[is_there], number[is_there]
+    is_there = (which[found] == number) & (lives.free_requested_event[rows[found]] >= event)
+    is_used[rows[found[is_there]]] = True
+    return is_used
 
 
 def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:

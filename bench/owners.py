@@ -1,21 +1,22 @@
 """Measure what the names of live blocks cost: `python bench/owners.py [--device cuda]`.
 
-- step: the seconds of a training step while a tracer records: with the registry's hook, without it,
-  with `phases="auto"`, and with `annotate_modules(depth=0)`. The last two note arguments and
-  results.
+- step: the seconds of a short training step while a tracer records: with the registry's hook,
+  without it, with `phases="auto"`, and with `annotate_modules(depth=0)`. The last two note
+  arguments and results.
 - hook: the seconds of the call that the registry adds to a step, before an optimizer steps.
 - read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
   and AdamW's state.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
 - search: the seconds of the search for older modules and optimizers.
 
-What is compared runs by turns in one process, and each figure is the fastest of all turns: on a
-busy machine, the median compares what the other programs do. On simulated devices kernels do
-nothing, so a step is host time only.
+What is compared runs by turns in one process. Each figure is the fastest of all turns, because other
+programs on the machine only add time; for steps, the median difference within a turn comes with it.
+On simulated devices kernels do nothing, so a step is host time only.
 """
 
 import contextlib
 import gc
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,9 +33,10 @@ from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
-TURNS = 400
+TURNS = 2000
 DUMPS = 15
 LAYERS = 240
+STEP_LAYERS = 24  # a short step: a long one never runs undisturbed on a busy machine
 EVENTS = 100_000
 
 
@@ -44,18 +46,46 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def fastest(
+def by_turns(
     action: Callable[[], object],
     situations: dict[str, Callable[[], Any]],
     turns: int,
-) -> dict[str, float]:
-    """Return the seconds of the fastest run of an action in each situation, a context manager."""
-    found = dict.fromkeys(situations, float("inf"))
+) -> dict[str, dict[str, float]]:
+    """Run an action in each situation, a context manager, by turns.
+
+    Returns:
+        By situation the seconds of the fastest run, and the median of how many more seconds a run
+        took than that of the first situation in the same turn.
+    """
+    found: dict[str, list[float]] = {name: [] for name in situations}
     for turn in range(turns):
         for name in list(situations)[:: 1 if turn % 2 else -1]:
             with situations[name]():
-                found[name] = min(found[name], seconds(action))
-    return found
+                found[name].append(seconds(action))
+    base = next(iter(found.values()))
+    return {
+        name: {
+            "fastest": min(taken),
+            "more": statistics.median(own - first for own, first in zip(taken, base, strict=True)),
+        }
+        for name, taken in found.items()
+    }
+
+
+def fastest(action: Callable[[], object], turns: int) -> float:
+    return min(seconds(action) for _ in range(turns))
+
+
+class Training:
+    def __init__(self, layers: int, device: str) -> None:
+        self.model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
+        self._data = torch.ones(8, 8, device=device)
+
+    def step(self) -> None:
+        self.model(self._data).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
 
 
 @contextlib.contextmanager
@@ -81,36 +111,29 @@ def without_hook() -> Any:
 
 def measure(device: str) -> dict[str, Any]:
     with pytracer.Tracer(device=device, trace_alloc_max_entries=EVENTS) as tracer:
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        data = torch.ones(8, 8, device=device)
-
-        def step() -> None:
-            model(data).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-        step()
-        steps = fastest(
-            step,
+        small, large = Training(STEP_LAYERS, device), Training(LAYERS, device)
+        small.step()
+        large.step()
+        steps = by_turns(
+            small.step,
             {
-                "with the hook": contextlib.nullcontext,
                 "without the hook": without_hook,
+                "with the hook": contextlib.nullcontext,
                 "phases": automatic,
-                "annotate_modules": lambda: pytracer.annotate_modules(model, depth=0),
+                "annotate_modules": lambda: pytracer.annotate_modules(small.model, depth=0),
             },
             TURNS,
         )
+        optimizer = large.optimizer
         calls = range(1000)
-        same = {"": contextlib.nullcontext}
-        hook = fastest(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in calls], same, DUMPS)[""]
+        hook = fastest(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in calls], DUMPS)
 
         index = -1 if device == "cpu" else 0
         owners = len(OwnersNow({index}).owners)
-        read = fastest(lambda: OwnersNow({index}), same, DUMPS)[""]
+        read = fastest(lambda: OwnersNow({index}), DUMPS)
 
         while tracer.stats()["devices"][0]["held"] < EVENTS:
-            step()
+            large.step()
         dumps = {"with owners": float("inf"), "without owners": float("inf")}
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder, "x.pickle")).encode()
@@ -130,7 +153,7 @@ def measure(device: str) -> dict[str, Any]:
             "owners": owners,
             "read": read,
             "dump": dumps,
-            "search": fastest(search, same, DUMPS)[""],
+            "search": fastest(search, DUMPS),
             "objects": len(gc.get_objects()),
         }
 
@@ -140,9 +163,10 @@ def main() -> None:
     torch.set_num_threads(1)
     found = measure(options.device)
     steps, dumps = found["step"], found["dump"]
-    base = steps["without the hook"]
+    base = steps["without the hook"]["fastest"]
     for name, taken in steps.items():
-        print(f"step, {name}: {1e3 * taken:.3f} ms ({taken / base - 1:+.2%})")
+        more = f"{1e6 * taken['more']:+.1f} µs, {taken['more'] / base:+.2%}"
+        print(f"step, {name}: {1e3 * taken['fastest']:.3f} ms at the fastest; median {more}")
     print(f"hook: {1e6 * found['hook']:.2f} µs, {found['hook'] / base:.3%} of a step")
     print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
     more = dumps["with owners"] - dumps["without owners"]

@@ -1,17 +1,17 @@
 """Measure what the names of live blocks cost: `python bench/owners.py [--device cuda]`.
 
-- step: the seconds of a short training step while a tracer records: with the registry's hook,
-  without it, with `phases="auto"`, and with `annotate_modules(depth=0)`. The last two note
-  arguments and results.
+- step: the seconds of a short training step while a tracer records, without the registry's hook and
+  with it.
 - hook: the seconds of the call that the registry adds to a step, before an optimizer steps.
+- notes: the seconds in which an argument and a result of a model's call are noted.
 - read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
   and AdamW's state.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
 - search: the seconds of the search for older modules and optimizers.
 
-What is compared runs by turns in one process. Each figure is the fastest of all turns, because other
-programs on the machine only add time; for steps, the median difference within a turn comes with it.
-On simulated devices kernels do nothing, so a step is host time only.
+What is compared runs by turns in one process. Each figure is the fastest of all turns, because
+other programs on the machine only add time. For steps, there is also the median of the differences
+within a turn. On simulated devices kernels do nothing, so a step is host time only.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from torch.optim import optimizer as optimizers
 import pytracer
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
-from pytracer.tracing.training_phases import TRAINING_PHASES
+from pytracer.owners.uses import note_arguments, note_results
 
 TURNS = 2000
 DUMPS = 15
@@ -89,15 +89,6 @@ class Training:
 
 
 @contextlib.contextmanager
-def automatic() -> Any:
-    TRAINING_PHASES.begin()
-    try:
-        yield
-    finally:
-        TRAINING_PHASES.end()
-
-
-@contextlib.contextmanager
 def without_hook() -> Any:
     """Run without the registry's hook before an optimizer steps."""
     hooks = optimizers._global_optimizer_pre_hooks
@@ -119,14 +110,17 @@ def measure(device: str) -> dict[str, Any]:
             {
                 "without the hook": without_hook,
                 "with the hook": contextlib.nullcontext,
-                "phases": automatic,
-                "annotate_modules": lambda: pytracer.annotate_modules(small.model, depth=0),
             },
             TURNS,
         )
         optimizer = large.optimizer
         calls = range(1000)
         hook = fastest(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in calls], DUMPS)
+        x, model = torch.ones(8, 8, device=device), small.model
+        y = model(x)
+        notes = fastest(
+            lambda: [(note_arguments(model, (x,)), note_results(model, y)) for _ in calls], DUMPS
+        )
 
         index = -1 if device == "cpu" else 0
         owners = len(OwnersNow({index}).owners)
@@ -150,6 +144,7 @@ def measure(device: str) -> dict[str, Any]:
         return {
             "step": steps,
             "hook": hook / len(calls),
+            "notes": notes / len(calls),
             "owners": owners,
             "read": read,
             "dump": dumps,
@@ -168,6 +163,7 @@ def main() -> None:
         more = f"{1e6 * taken['more']:+.1f} µs, {taken['more'] / base:+.2%}"
         print(f"step, {name}: {1e3 * taken['fastest']:.3f} ms at the fastest; median {more}")
     print(f"hook: {1e6 * found['hook']:.2f} µs, {found['hook'] / base:.3%} of a step")
+    print(f"notes: {1e6 * found['notes']:.1f} µs for an argument and a result")
     print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
     more = dumps["with owners"] - dumps["without owners"]
     print(f"dump: {1e3 * dumps['without owners']:.1f} ms without owners, {1e3 * more:+.1f} ms with")

@@ -34,7 +34,7 @@ from pytracer.owners.registry import REGISTRY, Registry
 from pytracer.owners.uses import note_arguments, note_results
 
 TURNS = 2000
-DUMPS = 15
+DUMPS = 40
 LAYERS = 240
 STEP_LAYERS = 24  # a short step: a long one never runs undisturbed on a busy machine
 EVENTS = 100_000

@@ -250,6 +250,20 @@ def test_a_use_is_that_of_the_block_at_its_time(
     assert {size for size, kind in zip(sizes, kinds, strict=True) if kind == INPUT} == expected
 
 
+def test_what_a_pipeline_receives_is_no_input() -> None:
+    # GIVEN a buffer that torch allocated for what another rank sends, and a batch
+    program = Program()
+    stage = "/lib/python3.11/site-packages/torch/distributed/pipelining/stage.py"
+    received = program.alloc(1000, (stage, "_create_act_recv_info", 1), ("train.py", "f", 2))
+    batch = program.alloc(2000, ("train.py", "f", 3))
+    end = len(program.events)
+    device = {"index": 0, "uses": [[end, address, "argument"] for address in (received, batch)]}
+    program.metadata = {"context": "all", "stack_depth": 5, "devices": [device]}
+    found = device_data(program.snapshot(), 0).block_categories
+    assert found is not None
+    assert [found.kinds[kind] for kind in found.kind.tolist()] == [("unknown", "no_fact"), INPUT]
+
+
 def test_tensors_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     class Hostile(Tensor):
         def __tensor_flatten__(self) -> Any:

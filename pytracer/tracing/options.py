@@ -211,7 +211,8 @@ _ALL = (
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
         "each step of a torch optimizer is `optimizer`. Each call of a module then takes some 3 µs "
         "of host time more. The arguments and the results of models are noted, so that their "
-        "memory has a category. `None`: only the phases that the program names (`pytracer.annotate`).",
+        "memory has a category. `None`: only the phases that the program names "
+        "(`pytracer.annotate`).",
     ),
     Option(
         *("ranks", (), "RANK[,RANK...]", parse_ranks, check_ranks),

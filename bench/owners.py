@@ -1,33 +1,43 @@
 """Measure what the names of live blocks cost: `python bench/owners.py [--device cuda]`.
 
-- step: the seconds of a training step while a tracer records, and of the one call that pytracer
-  adds to it, from torch's hook before an optimizer steps.
-- read: the seconds in which the owners are read, of a model with about 500 parameters, their
-  gradients, and AdamW's state.
+- step: the seconds of a short training step while a tracer records, without the registry's hook and
+  with it.
+- hook: the seconds of the call that the registry adds to a step, before an optimizer steps.
+- notes: the seconds in which an argument and a result of a model's call are noted.
+- read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
+  and AdamW's state.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
-- search: the seconds of the search for older modules and optimizers, and the number of Python
-  objects that it looked at.
+- search: the seconds of the search for older modules and optimizers.
 
-The figures are medians. On simulated devices kernels do nothing, so a step is host time only.
+What is compared runs by turns in one process. Each figure is the fastest of all turns, because
+other programs on the machine only add time. For steps, there is also the median of the differences
+within a turn. On simulated devices kernels do nothing, so a step is host time only.
 """
 
-import argparse
+import contextlib
 import gc
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from harness import arguments, save
 from torch import nn
+from torch.optim import optimizer as optimizers
 
 import pytracer
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
+from pytracer.owners.uses import note_arguments, note_results
 
-ROUNDS = 200
+TURNS = 2000
+DUMPS = 40
 LAYERS = 240
+STEP_LAYERS = 24  # a short step: a long one never runs undisturbed on a busy machine
+EVENTS = 100_000
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -36,50 +46,129 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def median(action: Callable[[], object], rounds: int = 7) -> float:
-    return statistics.median(seconds(action) for _ in range(rounds))
+def by_turns(
+    action: Callable[[], object],
+    situations: dict[str, Callable[[], Any]],
+    turns: int,
+) -> dict[str, dict[str, float]]:
+    """Run an action in each situation, a context manager, by turns.
+
+    Returns:
+        By situation the seconds of the fastest run, and the median of how many more seconds a run
+        took than that of the first situation in the same turn.
+    """
+    found: dict[str, list[float]] = {name: [] for name in situations}
+    for turn in range(turns):
+        for name in list(situations)[:: 1 if turn % 2 else -1]:
+            with situations[name]():
+                found[name].append(seconds(action))
+    base = next(iter(found.values()))
+    return {
+        name: {
+            "fastest": min(taken),
+            "more": statistics.median(own - first for own, first in zip(taken, base, strict=True)),
+        }
+        for name, taken in found.items()
+    }
+
+
+def fastest(action: Callable[[], object], turns: int) -> float:
+    return min(seconds(action) for _ in range(turns))
+
+
+class Training:
+    def __init__(self, layers: int, device: str) -> None:
+        self.model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=True)
+        self._data = torch.ones(8, 8, device=device)
+
+    def step(self) -> None:
+        self.model(self._data).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+
+
+@contextlib.contextmanager
+def without_hook() -> Any:
+    """Run without the registry's hook before an optimizer steps."""
+    hooks = optimizers._global_optimizer_pre_hooks
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
+
+
+def measure(device: str) -> dict[str, Any]:
+    with pytracer.Tracer(device=device, trace_alloc_max_entries=EVENTS) as tracer:
+        small, large = Training(STEP_LAYERS, device), Training(LAYERS, device)
+        small.step()
+        large.step()
+        steps = by_turns(
+            small.step,
+            {
+                "without the hook": without_hook,
+                "with the hook": contextlib.nullcontext,
+            },
+            TURNS,
+        )
+        optimizer = large.optimizer
+        calls = range(1000)
+        hook = fastest(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in calls], DUMPS)
+        x, model = torch.ones(8, 8, device=device), small.model
+        y = model(x)
+        notes = fastest(
+            lambda: [(note_arguments(model, (x,)), note_results(model, y)) for _ in calls], DUMPS
+        )
+
+        index = -1 if device == "cpu" else 0
+        owners = len(OwnersNow({index}).owners)
+        read = fastest(lambda: OwnersNow({index}), DUMPS)
+
+        while tracer.stats()["devices"][0]["held"] < EVENTS:
+            large.step()
+        dumps = {"with owners": float("inf"), "without owners": float("inf")}
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "x.pickle")).encode()
+            recording = tracer._recording
+            for _ in range(DUMPS):
+                for name, view in (
+                    ("with owners", recording.view),
+                    ("without owners", recording.session.view),
+                ):
+                    taken = seconds(lambda view=view: view().write(path, {}, {}))
+                    dumps[name] = min(dumps[name], taken)
+
+        search = lambda: Registry()._search(nn.Module, torch.optim.Optimizer)  # noqa: E731
+        return {
+            "step": steps,
+            "hook": hook / len(calls),
+            "notes": notes / len(calls),
+            "owners": owners,
+            "read": read,
+            "dump": dumps,
+            "search": fastest(search, DUMPS),
+            "objects": len(gc.get_objects()),
+        }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu")
-    device = parser.parse_args().device
+    options = arguments(__doc__, "owners_{device}.json", ("cpu", "cuda", "npu"), rounds=1)
     torch.set_num_threads(1)
-    index = -1 if device == "cpu" else 0
-    with pytracer.Tracer(device=device) as tracer:
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        data = torch.ones(8, 8, device=device)
-
-        def step() -> None:
-            model(data).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-        step()
-        a_step = median(step, ROUNDS)
-        a_call = median(lambda: [REGISTRY._steps(optimizer, (), {}) for _ in range(1000)]) / 1000
-        share = a_call / a_step
-        print(f"step: {1e3 * a_step:.2f} ms; the hook: {1e6 * a_call:.2f} µs, {share:.3%} of it")
-
-        owners = OwnersNow({index}).owners
-        read = median(lambda: OwnersNow({index}))
-        print(f"read: {1e3 * read:.1f} ms for {len(owners):,} tensors")
-
-        while tracer.stats()["devices"][0]["held"] < 100_000:
-            step()
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder, "x.pickle")).encode()
-            session = tracer._recording.session
-            named = median(lambda: tracer._recording.view().write(path, {}, {}))
-            plain = median(lambda: session.view().write(path, {}, {}))
-        print(f"dump: {1e3 * plain:.1f} ms without owners, {1e3 * (named - plain):+.1f} ms with")
-
-        modules, optimizers = nn.Module, torch.optim.Optimizer
-        search = median(lambda: Registry()._search(modules, optimizers))
-        print(f"search: {1e3 * search:.1f} ms for {len(gc.get_objects()):,} objects")
+    found = measure(options.device)
+    steps, dumps = found["step"], found["dump"]
+    base = steps["without the hook"]["fastest"]
+    for name, taken in steps.items():
+        more = f"{1e6 * taken['more']:+.1f} µs, {taken['more'] / base:+.2%}"
+        print(f"step, {name}: {1e3 * taken['fastest']:.3f} ms at the fastest; median {more}")
+    print(f"hook: {1e6 * found['hook']:.2f} µs, {found['hook'] / base:.3%} of a step")
+    print(f"notes: {1e6 * found['notes']:.1f} µs for an argument and a result")
+    print(f"read: {1e3 * found['read']:.1f} ms for {found['owners']:,} tensors")
+    more = dumps["with owners"] - dumps["without owners"]
+    print(f"dump: {1e3 * dumps['without owners']:.1f} ms without owners, {1e3 * more:+.1f} ms with")
+    print(f"search: {1e3 * found['search']:.1f} ms for {found['objects']:,} objects")
+    save(options, found)
 
 
 if __name__ == "__main__":

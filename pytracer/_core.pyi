@@ -95,6 +95,7 @@ class Session:
     @property
     def is_ours(self) -> bool: ...
 
+def note_use(device: int, address: int, role: int) -> None: ...  # csrc/record/tensor_uses.h
 def enter_phase(name: bytes) -> tuple[int, int]: ...  # entry, phase number
 def leave_phase(entry: int) -> None: ...  # on any thread
 def is_entered(entry: int) -> bool: ...  # entered and not left

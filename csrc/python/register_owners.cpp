@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "python/registers.h"
+#include "record/recorder.h"
 #include "view/owners.h"
 
 namespace py = pybind11;
@@ -44,6 +45,14 @@ py::tuple to_tuple(const char* const* names, size_t count) {
 void register_owners(py::module_& core) {
   core.attr("CATEGORIES") = to_tuple(kCategoryNames, kCategories);
   core.attr("CATEGORY_RULES") = to_tuple(kRuleNames, kRules);
+  // The GIL is kept: the device's lock is held for a fraction of a microsecond.
+  core.def(
+      "note_use",
+      [](int device, uint64_t address, uint8_t role) {
+        if (role >= kTensorRoles) throw py::index_error("no such role");
+        Recorder::note_use(device, address, static_cast<TensorRole>(role));
+      },
+      py::arg("device"), py::arg("address"), py::arg("role"));
   py::class_<DeviceLog::Mark>(core, "Mark").def_readonly("device", &DeviceLog::Mark::device);
   py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
       .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),

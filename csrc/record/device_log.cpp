@@ -1,6 +1,7 @@
 #include "record/device_log.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 
 #include "record/clock.h"
@@ -131,6 +132,28 @@ __attribute__((noinline)) void DeviceLog::record_missed_free(const pytracer_even
     ring_->append(event);
   }
   tables_->blocks.remove(missed);
+}
+
+void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
+  std::lock_guard lock(writer_lock_);
+  write_queued();  // the tensor's allocation may be queued
+  if (mode_.load(std::memory_order_relaxed) != Mode::on) return;
+  if (tables_->blocks.find(address) != nullptr) uses_.note(ring_->head(), address, role);
+}
+
+std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {
+  std::vector<TensorUse> found;
+  TensorUse burst[256];  // writers wait for one burst at most
+  for (uint64_t next = 0, copied = 1; copied != 0;) {
+    {
+      std::lock_guard lock(writer_lock_);
+      copied = uses_.copy(next, std::size(burst), burst);
+    }
+    std::copy_if(burst, burst + copied, std::back_inserter(found), [&](const TensorUse& use) {
+      return begin <= use.sequence && use.sequence <= end;
+    });
+  }
+  return found;
 }
 
 uint32_t DeviceLog::copy_stacks(StackScan& scan, uint32_t (&out)[kStackBurst]) noexcept {

@@ -22,6 +22,7 @@
 #include "record/event_queue.h"
 #include "record/live_table.h"
 #include "record/ring_buffer.h"
+#include "record/tensor_uses.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {
@@ -93,6 +94,10 @@ class DeviceLog {
   // finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
 
+  // Any thread, in a hook's scope but not in a hook. Notes that a tensor is used whose storage begins
+  // at an address, if a known block does and events are recorded.
+  void note_use(uint64_t address, TensorRole role) noexcept;
+
   // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
   // the log had at the first call; it may miss ids of later events. Returns how many were copied.
   // Any thread, in a hook.
@@ -114,6 +119,8 @@ class DeviceLog {
   void begin_capture(Capture& capture) noexcept;
   // Once for each capture that was begun. On std::bad_alloc the capture is incomplete.
   void finish_capture(Capture& capture);
+  // The uses of tensors that were noted between two events, in order. Throws std::bad_alloc.
+  std::vector<TensorUse> uses(uint64_t begin, uint64_t end);
   std::shared_ptr<const RingBuffer> ring() const noexcept { return ring_; }
   const LiveTable& live() const noexcept { return tables_->blocks; }
 
@@ -165,6 +172,7 @@ class DeviceLog {
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
+  TensorUses uses_;
   bool used_ = false;
   int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
   uint64_t unqueued_ = 0;   // how many queued events were written

@@ -138,6 +138,14 @@ void Recorder::code_destroyed(const void* code) noexcept {
   if (stacks != nullptr) stacks->code_destroyed(code);
 }
 
+void Recorder::note_use(int device, uint64_t address, TensorRole role) noexcept {
+  ThreadSlot* slot = thread_slot();
+  if (slot == nullptr) return;
+  HookScope scope(*slot);  // as above, for the log
+  DeviceLog* log = instance().log(device);
+  if (log != nullptr) log->note_use(address, role);
+}
+
 void Recorder::publish(DeviceLog& log) noexcept {
   logs_[log.device() + 1].store(&log, std::memory_order_release);
 }

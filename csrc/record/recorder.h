@@ -47,6 +47,8 @@ class Recorder {
   void set_walking(bool walking) noexcept { walking_.store(walking, std::memory_order_release); }
   // Any thread.
   static void code_destroyed(const void* code) noexcept;
+  // Any thread, not in a hook. Notes the use of a tensor, if its device is recorded.
+  static void note_use(int device, uint64_t address, TensorRole role) noexcept;
 
   // The registry, under its control lock, all below.
   void publish(DeviceLog& log) noexcept;

@@ -169,7 +169,7 @@ DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const 
   const Cursor& cursor = cursors_[index];
   const uint64_t end = capture.end;
   const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
-  DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}};
+  DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.capture.ring->oldest()}));
   view.capture.counts.subtract(cursor.before);
@@ -235,6 +235,10 @@ View Session::snapshot_view() {
     view.end = now_ticks();
   }
   add_devices(view, std::move(captures));
+  for (size_t i = 0; i < cursors_.size(); ++i) {
+    DeviceView& device = view.devices[i];
+    device.uses = cursors_[i].log->uses(device.first, device.capture.end);
+  }
   for (const Step& step : steps_) view.steps.push_back({step.number, step.ticks});
   view.phases = Phases::instance().since(view.begin);
   return view;

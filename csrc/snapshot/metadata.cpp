@@ -55,6 +55,7 @@ void SnapshotWriter::write_device(const DeviceView& device, const WrittenTrace& 
   write_item("labels_dropped", device.capture.counts.labels_dropped);
   out_.string("steps");
   write_steps(written);
+  write_uses(written);
   if (!device.is_cpu() && view_.state) {
     write_item("reserved_bytes", reserved_bytes(device.device));
     write_statistics(device.device);
@@ -72,6 +73,22 @@ void SnapshotWriter::write_steps(const WrittenTrace& written) {
     out_.list();
     out_.integer(number);
     out_.integer(static_cast<int64_t>(first_event));
+    out_.append_items();
+  }
+  out_.append_items();
+}
+
+void SnapshotWriter::write_uses(const WrittenTrace& written) {
+  if (written.uses.empty()) return;
+  uint64_t items = 0;
+  out_.string("uses");
+  out_.list();
+  for (const auto& [use, event] : written.uses) {
+    out_.next_item(items);
+    out_.list();
+    out_.integer(static_cast<int64_t>(event));
+    out_.integer(static_cast<int64_t>(use.address));
+    out_.key(role_names_[use.role]);
     out_.append_items();
   }
   out_.append_items();

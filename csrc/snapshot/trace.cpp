@@ -42,6 +42,12 @@ bool SnapshotWriter::write_host_trace(bool copy_first) {
 bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first) {
   trace_items_ = 0;
   auto step = device.steps.begin();
+  auto use = device.uses.begin();
+  const auto add_uses = [&](uint64_t sequence) {  // those that were noted before an event
+    for (; use != device.uses.end() && use->sequence <= sequence; ++use) {
+      written.uses.push_back({*use, trace_items_});
+    }
+  };
   bool step_is_new = false, is_first = true, has_written = false;
   const uint64_t end = device.capture.end;
   const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kChunk;
@@ -51,8 +57,11 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
     const uint64_t first_held = device.capture.ring->copy(begin, chunk_end, chunk.data());
     if (first_held > begin && has_written) return false;
     written.lost += first_held - begin;
+    // Among the events that are lost, other blocks may have had the same addresses.
+    while (use != device.uses.end() && use->sequence < first_held) ++use;
     for (uint64_t sequence = first_held; sequence < chunk_end; ++sequence) {
       for (; step != device.steps.end() && step->begin <= sequence; ++step) step_is_new = true;
+      add_uses(sequence);
       const Event& event = chunk[sequence - begin];
       // torch writes no markers into the trace of pinned memory.
       const bool is_marker = device.is_host() && event.action == PYTRACER_SNAPSHOT;
@@ -72,6 +81,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
     }
     has_written = has_written || first_held < chunk_end;
   }
+  add_uses(end);
   return true;
 }
 

@@ -23,6 +23,8 @@ constexpr const char* kActionNames[PYTRACER_ACTION_COUNT] = {
     "segment_free",  "segment_map",    "segment_unmap",  "snapshot",
     "oom",           "workspace_snapshot", "annotate"};
 
+constexpr const char* kRoleNames[kTensorRoles] = {"argument", "result", "autograd_grad"};
+
 class SnapshotWriter {
  public:
   SnapshotWriter(const View& view, const SnapshotExtras& extras, ByteSink& sink)
@@ -44,6 +46,7 @@ class SnapshotWriter {
     uint64_t lost = 0;    // events that the ring's writer overwrote before they were read
     uint64_t hidden = 0;  // events of other phases
     std::vector<std::pair<uint32_t, uint64_t>> steps;  // number, index of its first event
+    std::vector<std::pair<TensorUse, uint64_t>> uses;  // use, index of the first event after it
   };
   struct ShownPhase {
     std::string_view name;
@@ -74,6 +77,7 @@ class SnapshotWriter {
   void write_metadata();
   void write_device(const DeviceView& device, const WrittenTrace& written);
   void write_steps(const WrittenTrace& written);
+  void write_uses(const WrittenTrace& written);
   void write_statistics(int device);
   void write_item(const char* name, uint64_t value);
   uint64_t reserved_bytes(int device) const;
@@ -124,6 +128,7 @@ class SnapshotWriter {
   Key states_[3] = {Key("inactive"), Key("active_pending_free"), Key("active_allocated")};
   std::vector<Key> category_names_{kCategoryNames, kCategoryNames + kCategories};
   std::vector<Key> rule_names_{kRuleNames, kRuleNames + kRules};
+  std::vector<Key> role_names_{kRoleNames, kRoleNames + kTensorRoles};
 };
 
 }  // namespace pytracer

@@ -28,6 +28,7 @@ struct DeviceView {
     uint64_t begin;  // number of its first event
   };
   std::vector<Step> steps;  // in order; events before the first one belong to no step
+  std::vector<TensorUse> uses;  // in order; empty in Session::events()
   bool is_cpu() const noexcept { return device == PYTRACER_CPU_DEVICE; }
   bool is_host() const noexcept { return device == PYTRACER_HOST_DEVICE; }
   uint64_t overwritten() const noexcept { return first - begin; }

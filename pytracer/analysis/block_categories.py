@@ -19,7 +19,7 @@ from pytracer.analysis.stack_places import (
     StackPlaces,
     stack_places,
 )
-from pytracer.reading.metadata import only_phase, step_boundaries
+from pytracer.reading.metadata import only_phase, read_number, step_boundaries, tensor_uses
 from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, INACTIVE, Column, Snapshot
 
 UNKNOWN = "unknown"
@@ -37,6 +37,10 @@ _KINDS = (
     (UNKNOWN, "from_forward"),
     ("gradient", "fsdp_reduce"),
     ("temporary", "autocast_cache"),
+    ("input", "argument"),
+    ("output", "result"),
+    ("gradient", "autograd_grad"),
+    ("activation", "checkpoint_state"),
 )
 (
     _NO_FACT,
@@ -51,6 +55,10 @@ _KINDS = (
     FROM_FORWARD,
     _REDUCED,
     _CAST,
+    _ARGUMENT,
+    _RESULT,
+    _RETURNED,
+    _CHECKPOINT_STATE,
 ) = range(len(_KINDS))
 
 
@@ -123,7 +131,8 @@ def _shows_lives(snapshot: Snapshot) -> bool:
 
 
 def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
-    trace, places = snapshot.traces[device], stack_places(snapshot.stacks)
+    depth = read_number(snapshot.metadata, "stack_depth") or 0
+    trace, places = snapshot.traces[device], stack_places(snapshot.stacks, depth)
     freed = np.clip(lives.free_requested_event, -1, len(trace))
     is_freed = (freed >= 0) & (freed < len(trace))
     is_in_trace = lives.alloc_event >= 0
@@ -146,6 +155,10 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
     in_backward = by_engine & freed_by_engine
     in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
+    is_argument, is_result, is_returned = (
+        _used_blocks(snapshot, device, lives, role)
+        for role in ("argument", "result", "autograd_grad")
+    )
     return np.select(
         [
             is_known & places.gathers[alloc_stack],
@@ -157,6 +170,10 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             (by_forward & freed_by_engine) | is_kept,
             is_within & (place == BACKWARD) & in_backward,
             is_within & (place != BACKWARD) & is_known,
+            is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0),
+            is_result & is_known & (place == MODULE),
+            is_returned & by_engine,
+            is_known & places.keeps_random_state[alloc_stack],
             is_known & (place == MODULE),
         ],
         [
@@ -169,10 +186,44 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
             _FREED_BY_NODE,
             _WITHIN_BACKWARD,
             np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),
+            _ARGUMENT,
+            _RESULT,
+            _RETURNED,
+            _CHECKPOINT_STATE,
             FROM_FORWARD,
         ],
         _NO_FACT,
     )
+
+
+def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -> Column:
+    """Return for each block whether a tensor in it had a role: bool.
+
+    Args:
+        snapshot: The snapshot.
+        device: The device.
+        lives: The device's blocks.
+        role: "argument", "result" or "autograd_grad", as in the file.
+    """
+    is_used = np.zeros(len(lives), bool)
+    uses = [use[:2] for use in tensor_uses(snapshot, device) if use.role == role]
+    if not uses or not len(lives):
+        return is_used
+    event, address = np.array(uses, np.int64).T
+    # The block is the one that was allocated last at the address, if it was not freed by then.
+    known, number = np.unique(address, return_inverse=True)
+    rows = np.flatnonzero(np.isin(lives.address, known))
+    which = np.searchsorted(known, lives.address[rows])
+    span = np.int64(len(snapshot.traces[device]) + 2)
+    begin = which * span + lives.alloc_event[rows] + 1
+    order = np.argsort(begin, kind="stable")
+    rows, which, begin = rows[order], which[order], begin[order]
+    found = np.searchsorted(begin, number * span + np.minimum(event, span - 2), side="right") - 1
+    is_there = found >= 0
+    found, event, number = found[is_there], event[is_there], number[is_there]
+    is_there = (which[found] == number) & (lives.free_requested_event[rows[found]] >= event)
+    is_used[rows[found[is_there]]] = True
+    return is_used
 
 
 def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
@@ -195,15 +246,17 @@ def _by_call_site(
 ) -> BlockCategories:
     """Decide blocks of the last step that still exist, by earlier blocks with the same stack.
 
-    All other blocks with the stack and the size, at least one, have to be activations. Other
-    categories decide nothing: of the blocks of one line, the temporary ones are freed first.
+    All other blocks with the stack and the size, at least one, have to be activations, or copies of
+    parameters that autocast dropped at the end of its region. Others decide nothing: of the blocks
+    of one line, the temporary ones are freed first.
     """
     steps, end = step_boundaries(snapshot, device), len(snapshot.traces[device])
     if not steps or not len(lives):
         return found
     names, category = found.categories()
-    unknown = names.index(UNKNOWN)
-    is_open = (category == unknown) & (lives.free_requested_event >= end)
+    # Autograd may keep an argument or a result, and alone: the free will show it.
+    is_open = (category == names.index(UNKNOWN)) | np.isin(found.kind, (_ARGUMENT, _RESULT))
+    is_open &= lives.free_requested_event >= end
     is_open &= (lives.alloc_event >= steps[-1][1]) & (lives.stack != 0)
     uses = np.zeros(len(snapshot.stacks), bool)
     uses[lives.stack[is_open]] = True
@@ -214,10 +267,14 @@ def _by_call_site(
     stack, size = lives.stack[rows], lives.requested_bytes[rows]
     begins = np.flatnonzero(np.append(True, (stack[1:] != stack[:-1]) | (size[1:] != size[:-1])))
     is_peer = ~is_open[rows]
-    least = np.minimum.reduceat(np.where(is_peer, category[rows], len(names)), begins)
-    most = np.maximum.reduceat(np.where(is_peer, category[rows], -1), begins)
-    is_sure = (least == most) & (least == names.index("activation"))
-    of_row = np.repeat(is_sure, np.diff(np.append(begins, len(rows))))
     kind = found.kind.copy()
-    kind[rows[~is_peer & of_row]] = len(found.kinds)
-    return BlockCategories(kind, (*found.kinds, ("activation", "call_site")), found.owner)
+    for decisive, is_of_kind in (
+        ("activation", category[rows] == names.index("activation")),
+        ("temporary", kind[rows] == _CAST),
+    ):
+        has_peer = np.logical_or.reduceat(is_peer, begins)
+        is_sure = has_peer & np.logical_and.reduceat(is_of_kind | ~is_peer, begins)
+        of_row = np.repeat(is_sure, np.diff(np.append(begins, len(rows))))
+        kind[rows[~is_peer & of_row]] = len(found.kinds) + (decisive == "temporary")
+    kinds = (*found.kinds, ("activation", "call_site"), ("temporary", "call_site"))
+    return BlockCategories(kind, kinds, found.owner)

@@ -35,8 +35,8 @@ class CategoryUsage:
 
     Attributes:
         category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
-            "communication" or "input"; "mixed" for blocks with tensors of several of the first
-            four; "unknown" if no fact decides.
+            "communication", "input" or "output"; "mixed" for blocks with tensors of several of the
+            first four; "unknown" if no fact decides.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.

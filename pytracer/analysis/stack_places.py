@@ -23,6 +23,8 @@ _MODULE = ("_call_impl",), r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py"
 _OPTIMIZER = ("wrapper",), r"[/\\]torch[/\\]optim[/\\]optimizer\.py"
 _ZERO_GRAD = ("zero_grad",), r"[/\\]torch[/\\](?:optim[/\\]optimizer|nn[/\\]modules[/\\]module)\.py"
 _CHECKPOINT = None, r"[/\\]torch[/\\]utils[/\\]checkpoint\.py"
+# The function with which a checkpoint reads the state of the random numbers, for its recomputation.
+_RANDOM_STATE = ("get_rng_state",), r"[/\\]torch[/\\]random\.py"
 # The functions in which FSDP2 allocates what it gathers parameters with, and the gathered
 # parameters; and the functions from which DDP's reducer makes its buckets.
 _GATHERS = (
@@ -40,6 +42,8 @@ _BUCKETS = (
 # autocast drops its cache of copies of parameters.
 _REDUCES = ("foreach_reduce",), _GATHERS[1]
 _AUTOCAST = ("__exit__",), r"[/\\]torch[/\\]amp[/\\]autocast_mode\.py"
+# Pipeline parallelism, which allocates what it receives from other ranks.
+_PIPELINE = None, r"[/\\]torch[/\\]distributed[/\\]pipelining[/\\]\w+\.py"
 # The functions in which a DataLoader makes a batch in this process, and with which torch's
 # distributed modules move their arguments to a device.
 _INPUTS = (
@@ -57,10 +61,13 @@ class StackPlaces:
         is_of_engine: bool, in `BACKWARD`: autograd's own code made the call, and no Python code
             that a node runs.
         is_recomputed: bool, in `BACKWARD`: a checkpoint runs its forward calls again.
+        keeps_random_state: bool: outside of `BACKWARD`, a checkpoint reads the state of the random
+            numbers.
         is_zero_grad: bool: `zero_grad` of an optimizer or a module made the call.
         gathers: bool: FSDP2 gathers parameters.
         makes_buckets: bool: DDP makes its buckets.
         makes_inputs: bool: a DataLoader makes a batch, or a distributed module moves its arguments.
+        may_make_arguments: bool, in `OUTSIDE`: the stack is complete, and has no pipeline of torch.
         reduces: bool: FSDP2 reduces gradients.
         leaves_autocast: bool: autocast drops its cache.
         engine_call: int64: which of the program's calls of the engine runs a node, in the stack's
@@ -72,18 +79,25 @@ class StackPlaces:
     place: Column
     is_of_engine: Column
     is_recomputed: Column
+    keeps_random_state: Column
     is_zero_grad: Column
     gathers: Column
     makes_buckets: Column
     makes_inputs: Column
+    may_make_arguments: Column
     reduces: Column
     leaves_autocast: Column
     engine_call: Column
     is_second: Column
 
 
-def stack_places(stacks: Stacks) -> StackPlaces:
-    """Find out where each distinct stack is."""
+def stack_places(stacks: Stacks, stack_depth: int = 0) -> StackPlaces:
+    """Find out where each distinct stack is.
+
+    Args:
+        stacks: The stacks.
+        stack_depth: How many frames of a stack were recorded at most; 0: unknown.
+    """
 
     def frames(names: tuple[str, ...] | None, file: str) -> Column:
         found = frames_matching(re.compile(f".*{file}", re.DOTALL).fullmatch, stacks, "filename")
@@ -93,12 +107,13 @@ def stack_places(stacks: Stacks) -> StackPlaces:
 
     has_node = (stacks.node != 0) | (stacks.forward != 0)
     python = _depth(stacks, is_python(stacks))
-    engine, module, optimizer, checkpoint, gathers, inputs = (
+    engine, module, optimizer, checkpoint, gathers, inputs, pipeline = (
         _depth(stacks, frames(*rule))
-        for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS)
+        for rule in (_ENGINE, _MODULE, _OPTIMIZER, _CHECKPOINT, _GATHERS, _INPUTS, _PIPELINE)
     )
-    zero_grad, buckets, reduces, autocast = (
-        _depth(stacks, frames(*rule)) for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST)
+    zero_grad, buckets, reduces, autocast, random_state = (
+        _depth(stacks, frames(*rule))
+        for rule in (_ZERO_GRAD, _BUCKETS, _REDUCES, _AUTOCAST, _RANDOM_STATE)
     )
     is_backward = has_node | (engine < _FAR)
     place = np.select(
@@ -109,11 +124,16 @@ def stack_places(stacks: Stacks) -> StackPlaces:
         place=place,
         is_of_engine=is_of_engine,
         is_recomputed=is_backward & ~is_of_engine & (checkpoint < engine),
+        keeps_random_state=~is_backward & (random_state == 0) & (checkpoint == 1),
         is_zero_grad=(zero_grad < _FAR) & (zero_grad == python),
         gathers=gathers < _FAR,
         makes_buckets=(buckets < _FAR) & (buckets == python),
         # A dataset may call a model, whose blocks are no inputs.
         makes_inputs=(inputs < module) & ~is_backward,
+        # Of a stack that was cut off, the call of a module may be missing.
+        may_make_arguments=(place == OUTSIDE)
+        & (np.diff(stacks.offsets) < stack_depth)
+        & (pipeline == _FAR),
         reduces=(reduces < _FAR) & (reduces == python),
         leaves_autocast=(autocast < _FAR) & (autocast == python),
         engine_call=_engine_calls(stacks, is_of_engine & (engine < _FAR), frames(*_ENGINE)),

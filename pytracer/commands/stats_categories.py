@@ -23,6 +23,7 @@ _WORDS = {
     "buffer": "buffers",
     "activation": "activations",
     "input": "inputs",
+    "output": "outputs",
 }
 _LEAST_SHARE = 0.01
 

@@ -71,7 +71,7 @@ class OwnersNow:
             )
 
     def _add(self, tensor: Any, category: int, rule: int, name: str) -> None:
-        for address, size_bytes, device in memory_of(self._torch, tensor):
+        for address, size_bytes, device, _ in memory_of(self._torch, tensor):
             if device not in self._devices:
                 continue
             if len(self.owners) < MAX_OWNERS:

@@ -14,11 +14,13 @@ class Memory(NamedTuple):
         address: Where the tensor's elements begin.
         size_bytes: The bytes of its elements.
         device: The index of the accelerator; -1: the CPU.
+        storage_address: Where the storage begins, of which the tensor may be a part.
     """
 
     address: int
     size_bytes: int
     device: int
+    storage_address: int
 
 
 def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
@@ -52,7 +54,8 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
     except RuntimeError:  # a tensor without storage: fake, functional, batched
         return
     if address and (size_bytes := tensor.nbytes):
-        yield Memory(address, size_bytes, tensor.get_device())
+        begin = address - tensor.storage_offset() * tensor.element_size()
+        yield Memory(address, size_bytes, tensor.get_device(), begin)
 
 
 def tensors_in(torch: Any, value: Any, nesting: int = 0) -> Iterator[Any]:

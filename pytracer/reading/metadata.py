@@ -85,6 +85,31 @@ def module_phases(metadata: Mapping[str, Any]) -> ModulePhases:
     return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
 
 
+class TensorUse(NamedTuple):
+    """What a tensor was used for.
+
+    Attributes:
+        event: The index of the first event after the use.
+        address: Where the tensor's storage begins.
+        role: "argument", "result" or "autograd_grad".
+    """
+
+    event: int
+    address: int
+    role: str
+
+
+def tensor_uses(snapshot: Snapshot, device: int) -> Iterator[TensorUse]:
+    """Yield what tensors on a device were used for, in the order of events."""
+    uses = device_metadata(snapshot, device).get("uses")
+    for use in uses if isinstance(uses, list | tuple) else ():
+        if isinstance(use, list | tuple) and len(use) == 3:
+            event, address, role = use
+            is_address = type(address) is int and 0 <= address < 2**63
+            if is_count(event) and is_address and isinstance(role, str):
+                yield TensorUse(event, address, role)
+
+
 def settings_text(snapshot: Snapshot) -> str | None:
     """Return the allocator's settings in the form of its variable; None if unknown."""
     texts = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]

@@ -210,7 +210,9 @@ _ALL = (
         '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
         "each step of a torch optimizer is `optimizer`. Each call of a module then takes some 3 µs "
-        "of host time more. `None`: only the phases that the program names (`pytracer.annotate`).",
+        "of host time more. The arguments and the results of models are noted, so that their "
+        "memory has a category. `None`: only the phases that the program names "
+        "(`pytracer.annotate`).",
     ),
     Option(
         *("ranks", (), "RANK[,RANK...]", parse_ranks, check_ranks),

@@ -27,7 +27,7 @@ from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 7)
+FORMAT_VERSION = (1, 8)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]

@@ -15,6 +15,7 @@ from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.owners.names import named_modules, submodules, wrapped_module
 from pytracer.owners.registry import REGISTRY
+from pytracer.owners.uses import is_outermost, note_arguments, note_gradients, note_results
 from pytracer.tracing.phases import annotate
 
 
@@ -124,7 +125,7 @@ class _TrainingPhases:
             undo()
         self._undo = []
 
-    def _module_begins(self, module: object, _args: Any) -> None:
+    def _module_begins(self, module: object, args: Any) -> None:
         if is_compiled():
             return
         caller = sys._getframe(1)  # torch's function that calls a module
@@ -138,9 +139,14 @@ class _TrainingPhases:
             != _FORWARD
         ):
             _CALLS.enter(module, _FORWARD, caller.f_code)
+            if is_outermost(caller):
+                note_arguments(module, args)
 
-    def _module_ends(self, module: object, _args: Any, _output: Any) -> None:
+    def _module_ends(self, module: object, _args: Any, output: Any) -> None:
         if not is_compiled():
+            entered = [phase for owner, phase, _ in _CALLS.entered if owner == id(module)]
+            if _FORWARD in entered and is_outermost(sys._getframe(1)):
+                note_results(module, output)
             _CALLS.leave(module)
 
     def _step_begins(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
@@ -163,9 +169,11 @@ class _TrainingPhases:
             _CALLS.leave_ended(sys._getframe())
             _CALLS.enter(call, _BACKWARD)
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             finally:
                 _CALLS.leave(call)
+            note_gradients(result)  # `torch.autograd.backward` returns none
+            return result
 
         return in_backward
 
@@ -256,6 +264,9 @@ class annotate_modules:  # noqa: N801
     What backward allocates belongs to no module's phase, except what checkpointing computes again;
     with `forward_stacks`, the snapshot has the module of its forward call.
 
+    The tensors that calls of the model take and return are noted, if no other module called the
+    model: the snapshot then has the category of their blocks, "input" or "output".
+
     Phases are marked from the construction until `remove()`, or the end of the `with` statement.
     Each call of a module takes some 7 µs of host time more.
 
@@ -273,7 +284,10 @@ class annotate_modules:  # noqa: N801
             raise ConfigError(f"{model!r:.80} is not a torch.nn.Module: give the model itself")
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"depth={depth!r} is not an integer from 0, or None for all levels")
-        self._handles = []
+        self._handles = [
+            model.register_forward_pre_hook(self._note_arguments, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self._note_results),
+        ]
         for path, module in submodules(model):
             is_wrapper = wrapped_module(module) is not None
             if not is_wrapper and (depth is None or path.count(".") + bool(path) <= depth):
@@ -284,6 +298,14 @@ class annotate_modules:  # noqa: N801
                     module.register_forward_pre_hook(self._begins(phase), prepend=True),
                     module.register_forward_hook(self._ends, always_call=True),
                 ]
+
+    def _note_arguments(self, module: object, args: Any, kwargs: Any) -> None:
+        if not is_compiled() and is_outermost(sys._getframe(1)):
+            note_arguments(module, args, kwargs)
+
+    def _note_results(self, module: object, _args: Any, output: Any) -> None:
+        if not is_compiled() and is_outermost(sys._getframe(1)):
+            note_results(module, output)
 
     def _begins(self, phase: annotate) -> Callable[[object, Any], None]:
         def begins(module: object, _args: Any) -> None:

@@ -20,11 +20,11 @@ from pytracer.backends.hook_attach import HOOKS
 from pytracer.reading.reader import load
 
 FAST = [convolutions, custom_function, gradient_penalty]
-MOST_UNKNOWN = {
-    "gpt": 0.02,
-    "llama_lora": 0.05,
-    "convolutions": 0.05,
-    "reentrant_checkpointing": 0.06,
+MOST_UNKNOWN = {  # docs/explanation/owners.md has the reasons
+    "gpt_autocast": 0.1,
+    "gradient_penalty": 0.1,
+    "custom_function": 0.08,
+    "resnet": 0.2,
 }
 
 
@@ -51,8 +51,15 @@ def test_no_block_has_a_wrong_category(program: Any) -> None:
     assert rules["activation", "freed_by_node"]
     assert rules["temporary", "within_backward"]
     assert bool(rules["input", "batch"]) == (program.__name__ == "resnet")
+    is_of_loader, has_gradient = (program.__name__ == n for n in ("resnet", "gradient_penalty"))
+    assert bool(rules["input", "argument"]) == (not is_of_loader and not has_gradient)
+    assert bool(rules["gradient", "autograd_grad"]) == has_gradient
+    assert rules["output", "result"]
+    assert bool(rules["activation", "checkpoint_state"]) == ("checkpointing" in program.__name__)
+    # AND so were copies of autocast in a region that had not ended, by those of earlier regions
+    assert bool(rules["temporary", "call_site"]) == (program.__name__ == "llama_lora")
     unknown = peak["unknown"] / sum(peak.values())
-    assert unknown <= MOST_UNKNOWN.get(program.__name__, 0.5)
+    assert unknown <= MOST_UNKNOWN.get(program.__name__, 0.02)
 
 
 @pytest.mark.slow

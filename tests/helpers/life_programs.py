@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -49,6 +49,12 @@ class _Looking(nn.Module):
         return x
 
 
+def _call(model: nn.Module, x: Tensor, is_input: bool = True) -> Tensor:
+    """Call a model; `is_input`: the program made the argument. Patched where the truth is made."""
+    y: Tensor = model(x)
+    return y
+
+
 def _train(
     model: nn.Sequential,
     make_batch: Callable[[], Tensor],
@@ -81,6 +87,11 @@ def _train(
     def look_now(_: object = None) -> None:
         look(model, [optimizer])
 
+    def region() -> Any:
+        # Not a region that is switched off: a caller's region would have no effect inside of it.
+        device = next(model.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16) if scaler else nullcontext()
+
     looking = [module for module in model if isinstance(module, _Looking)]
     for module in looking:
         module.look = look_now
@@ -88,8 +99,8 @@ def _train(
     for step in range(4):
         for _ in range(accumulate):
             batch = make_batch()
-            with torch.autocast(batch.device.type, torch.bfloat16, scaler is not None):
-                output = wrapped(batch)
+            with region():
+                output = _call(wrapped, batch)
                 loss = output.float().square().mean()
             look_now()
             if scaler is not None:
@@ -106,10 +117,10 @@ def _train(
         look_now()
         optimizer.zero_grad(set_to_none=set_to_none)
         # In autocast as above: otherwise the peak may be in a graph that no backward pass frees.
-        with torch.autocast(batch.device.type, torch.bfloat16, scaler is not None):
+        with region():
             with torch.no_grad():
-                wrapped(batch)
-            wrapped(batch)  # its graph is dropped without a backward pass
+                _call(wrapped, batch)
+            _call(wrapped, batch)  # its graph is dropped without a backward pass
         look_now()
     # Garbage collection does not see the references of torch's hooks.
     for handle in handles:
@@ -220,7 +231,7 @@ def gradient_penalty(device: str, look: Look) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
         x = torch.ones(64, 32, device=device, requires_grad=True)
-        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (gradient,) = torch.autograd.grad(_call(model, x).sum(), x, create_graph=True)
         look(model, [optimizer])
         functional.relu(gradient.square().sum()).backward()
         del gradient
@@ -228,6 +239,33 @@ def gradient_penalty(device: str, look: Look) -> None:
         optimizer.step()
         optimizer.zero_grad()
         look(model, [optimizer])
+
+
+def adversarial(device: str, look: Look) -> None:
+    """Two models, whose arguments the other one makes too, and a detached parameter as argument."""
+    maker = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), _Looking(), nn.Linear(32, 32)).to(device)
+    critic = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    both = nn.ModuleList([maker, critic])
+    optimizer = torch.optim.AdamW(both.parameters(), foreach=True)
+    for _ in range(4):
+        noise, real = torch.ones(48, 32, device=device), torch.zeros(48, 32, device=device)
+        with torch.no_grad():
+            fake = _call(maker, noise)
+        mixed = real * 0.25 + fake * 0.75
+        loss = _call(critic, fake, is_input=False).mean() - _call(critic, real).mean()
+        (loss + _call(critic, mixed).square().mean()).backward()
+        look(both, [optimizer])
+        optimizer.step()
+        optimizer.zero_grad()
+        made = _call(maker, noise)
+        (-_call(critic, made, is_input=False).mean()).backward()
+        with torch.no_grad():
+            _call(critic, maker[0].weight.detach(), is_input=False)
+            _call(critic, made.detach(), is_input=False)
+        look(both, [optimizer])
+        optimizer.step()
+        optimizer.zero_grad()
+        look(both, [optimizer])
 
 
 class _Adapted(nn.Module):
@@ -296,11 +334,13 @@ PROGRAMS = [
     reentrant_checkpointing,
     custom_function,
     gradient_penalty,
+    adversarial,
     llama_lora,
     resnet,
 ]
 DISTRIBUTED = [ddp, fsdp2]
 
+AUTOCAST = [("temporary", "autocast_cache"), ("temporary", "call_site")]
 Events = list[dict[str, Any]]
 Facts = list[set[str]]
 """For each allocation in the order of the trace, what its block was."""
@@ -368,6 +408,21 @@ class Truth:
             self.note(batch, "input")
             return batch
 
+        call, grad = _call, torch.autograd.grad
+
+        def noting_call(model: nn.Module, x: Tensor, is_input: bool = True) -> Tensor:
+            if is_input:
+                self.note(x, "input")
+            y = call(model, x)
+            self.note(y, "output")
+            return y
+
+        def noting_grad(*args: Any, **given: Any) -> Any:
+            gradients = grad(*args, **given)
+            for gradient in gradients:
+                self.note(gradient, "gradient")
+            return gradients
+
         reduce = _fsdp_param_group.foreach_reduce
 
         def noting_reduce(
@@ -378,6 +433,8 @@ class Truth:
             return reduce(parameters, gradients, *args, **given)
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.modules[__name__], "_call", noting_call)
+            patch.setattr(torch.autograd, "grad", noting_grad)
             patch.setattr(_fsdp_param_group, "foreach_reduce", noting_reduce)
             patch.setattr(_MapDatasetFetcher, "fetch", noting_fetch)
             patch.setattr(torch, "get_rng_state", noting_rng_state)
@@ -447,7 +504,11 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
     with (
         no_collection(),
         pytracer.Tracer(
-            device=device, forward_stacks=True, trace_alloc_max_entries=200_000
+            device=device,
+            forward_stacks=True,
+            phases="auto",
+            stack_depth=500,  # a stack that is cut off decides nothing about inputs
+            trace_alloc_max_entries=200_000,
         ) as tracer,
     ):
 
@@ -473,7 +534,7 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
             category, rule = found.kinds[kind]
             rules[category, rule] += 1
             about = (category, rule, facts[place], requested[place], place)
-            if rule == "autocast_cache":  # a copy of half the size, which may be saved too
+            if (category, rule) in AUTOCAST:  # a copy of half the size, which may be saved too
                 assert facts[place] <= {"activation"}, about
                 assert 2 * requested[place] in parameters, about
             elif category == "temporary":

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 Moments = Iterator[None]
+Blocks = list[dict[str, Any]]
 
 
 class Program:
@@ -281,6 +282,17 @@ PROGRAMS: list[Callable[[Program], Moments]] = [
     flat_buffers,
     lazy_and_unusual,
 ]
+
+
+def blocks_in(snapshot: dict[str, Any]) -> Blocks:
+    return [block for segment in snapshot["segments"] for block in segment["blocks"]]
+
+
+def block_of(tensor: Tensor, blocks: Blocks) -> dict[str, Any]:
+    """Return the block of a tensor."""
+    address = tensor.untyped_storage().data_ptr()
+    (found,) = (block for block in blocks if block["address"] == address)
+    return found
 
 
 class Truth(NamedTuple):

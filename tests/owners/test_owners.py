@@ -11,7 +11,7 @@ from typing import Any
 import owner_programs
 import pytest
 import torch
-from owner_programs import Moments, Program
+from owner_programs import Moments, Program, block_of, blocks_in
 from torch import Tensor, nn
 
 import pytracer
@@ -19,24 +19,11 @@ from pytracer import _core
 from pytracer.owners import read
 from pytracer.owners.registry import REGISTRY, Registry
 
-Blocks = list[dict[str, Any]]
-
 
 @pytest.fixture(autouse=True)
 def free_other_models() -> None:
     """Free the models of other tests: with several models, the names begin with the class."""
     gc.collect()
-
-
-def blocks_in(snapshot: dict[str, Any]) -> Blocks:
-    return [block for segment in snapshot["segments"] for block in segment["blocks"]]
-
-
-def block_of(tensor: Tensor, blocks: Blocks) -> dict[str, Any]:
-    """Return the block of a tensor."""
-    address = tensor.untyped_storage().data_ptr()
-    (found,) = (block for block in blocks if block["address"] == address)
-    return found
 
 
 def run(make: Callable[[Program], Moments]) -> list[dict[str, int]]:

@@ -45,6 +45,7 @@ const CATEGORY_SWATCHES: Record<string, number> = {
   buffer: 6,
   input: 7,
   workspace: 8,
+  output: 9,
   unknown: NEUTRAL,
 };
 

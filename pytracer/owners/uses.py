@@ -1,0 +1,88 @@
+"""What the program uses tensors for: arguments and results of models, gradients that it asked for.
+
+The recorder notes the use with the number of the next event, so that a file's reader finds the
+block that the tensor was in, also if the program frees it before the file is written.
+"""
+
+import sys
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+from pytracer import _core
+from pytracer.log import warn_once
+from pytracer.owners.tensors import memory_of, tensors_in
+
+ARGUMENT, RESULT, GRADIENT = range(3)
+"""The roles of csrc/record/tensor_uses.h."""
+
+MAX_TENSORS = 256
+"""How many tensors of one call are noted at most."""
+
+_ALONE = 2
+"""How often torch counts the memory of one tensor: for the tensor, and for the object that asks."""
+
+
+def is_outermost(caller: FrameType) -> bool:
+    """Return whether a call of a module is in no call of another one.
+
+    Args:
+        caller: The frame of torch's function that calls the module's hooks.
+    """
+    file, frame = caller.f_code.co_filename, caller.f_back
+    while frame is not None and frame.f_code.co_filename == file:  # of the same call
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is None
+
+
+def note_arguments(module: Any, *arguments: Any) -> None:
+    """Note the arguments of an outermost call of a module. Never raises.
+
+    Tensors that require a gradient are left out: they may be parameters that an optimizer does not
+    step yet, or activations of another model. So are tensors that share their memory with other
+    tensors, unless they are int64 or bool: they may be detached parameters.
+    """
+    _note(arguments, ARGUMENT, module)
+
+
+def note_results(module: Any, results: Any) -> None:
+    """Note what an outermost call of a module returned. Never raises."""
+    _note(results, RESULT, module)
+
+
+def note_gradients(gradients: Any) -> None:
+    """Note the gradients that `torch.autograd.grad` returned. Never raises."""
+    _note(gradients, GRADIENT)
+
+
+def _note(value: Any, role: int, module: Any = None) -> None:
+    torch: Any = sys.modules["torch"]
+    try:
+        # Losses and metrics are modules too; a model has parameters.
+        if module is not None and next(iter(module.parameters()), None) is None:
+            return
+        # Classes and modes of the program that intercept functions of tensors are not asked.
+        with torch._C.DisableTorchFunction():
+            for tensor in islice(tensors_in(torch, value), MAX_TENSORS):
+                if role == ARGUMENT and (tensor.requires_grad or _may_be_parameter(torch, tensor)):
+                    continue
+                for memory in memory_of(torch, tensor):
+                    _core.note_use(memory.device, memory.storage_address, role)
+    except Exception as error:  # code of the program: subclasses of tensors
+        warn_once(
+            f"some arguments and results of models have no category: reading a tensor failed with "
+            f"{error!r}. The job is not affected",
+            f"uses: {type(error)}",
+        )
+
+
+def _may_be_parameter(torch: Any, tensor: Any) -> bool:
+    """Return whether another tensor, such as a parameter, may have the memory of this one."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return True
+    if tensor.dtype in (torch.int64, torch.bool):  # tokens and masks: often a part of a batch
+        return False
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is None or bool(count(tensor.untyped_storage()._cdata) > _ALONE)

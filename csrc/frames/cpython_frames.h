@@ -111,8 +111,8 @@ inline bool is_incomplete(PythonFrame* frame) noexcept {
 #endif
 
 #if !defined(PYTRACER_UNKNOWN_PYTHON)
-// Whether it is the state with which Python began, which lives until Python ends. The states of an
-// interpreter are numbered from 1.
+// Whether `state` is the thread state with which Python began. That state lives until Python ends.
+// The states of an interpreter are numbered from 1.
 inline bool is_first_thread_state(PyThreadState* state) noexcept {
   return state->id == 1 && state->interp == PyInterpreterState_Main();
 }

@@ -67,7 +67,7 @@ class WalkMemo {
     return hash.key(seed_, truncated_);
   }
 
-  // For another thread: the next walk counts as changed.
+  // Prepares the memo for another thread: the next walk counts as changed.
   void forget() noexcept {
     size_ = 0;
     lasting_thread_state = nullptr;

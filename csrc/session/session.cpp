@@ -181,7 +181,10 @@ View Session::view(bool history, uint16_t phase) {
   View view = snapshot_view();
   view.phase = phase;
   if (!history) {
-    for (DeviceView& device : view.devices) device.begin = device.first = device.capture.end;
+    for (DeviceView& device : view.devices) {
+      device.begin = device.first = device.capture.end;
+      device.uses.clear();
+    }
   }
   return view;
 }

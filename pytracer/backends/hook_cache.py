@@ -69,7 +69,8 @@ class HookCache:
             name: As for `get`.
             key: The key, or `NO_KEY`.
             seen: The stamps of the files that decide the key, and of the folders in which such a
-                file was looked up and not found, by path. Each was taken before the file was read.
+                file was looked up and not found, by path. That of a file was taken before the file
+                was read, that of a folder after the look-up.
         """
         self._unwritten[name] = key, seen
 

@@ -96,7 +96,8 @@ def digests_in(
                 content = hashlib.sha256(Path(path).read_bytes()).digest()
             except OSError:
                 folder = folder_of(os.path.dirname(path))
-                stamps.setdefault(folder, stamp(folder))
+                if folder not in stamps:
+                    stamps[folder] = stamp(folder)
                 continue
             stamps[path] = before
             return content

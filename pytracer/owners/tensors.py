@@ -1,6 +1,7 @@
 """Where the memory of a tensor is. No device is waited for, and none allocates anything."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 MAX_NESTING = 4
@@ -58,10 +59,20 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
         yield Memory(address, size_bytes, tensor.get_device(), begin)
 
 
-def tensors_in(torch: Any, value: Any, nesting: int = 0) -> Iterator[Any]:
-    """Yield the tensors in a value: a tensor, or lists and dicts of tensors."""
+def tensors_in(
+    torch: Any, value: Any, nesting: int = 0, max_items: int | None = None
+) -> Iterator[Any]:
+    """Yield the tensors in a value: a tensor, or lists and dicts of tensors.
+
+    Args:
+        torch: The module.
+        value: Anything.
+        nesting: How many lists and dicts are around the value.
+        max_items: How many items of a list or a dict are looked at; None: all.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif nesting < MAX_NESTING and isinstance(value, list | tuple | dict):
-        for item in list(value.values()) if isinstance(value, dict) else list(value):
-            yield from tensors_in(torch, item, nesting + 1)
+        items = value.values() if isinstance(value, dict) else value
+        for item in list(islice(items, max_items)):
+            yield from tensors_in(torch, item, nesting + 1, max_items)

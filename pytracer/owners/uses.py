@@ -19,8 +19,13 @@ ARGUMENT, RESULT, GRADIENT = range(3)
 MAX_TENSORS = 256
 """How many tensors of one call are noted at most."""
 
+MAX_ITEMS = 1024
+"""How many items of one list, tuple or dict in the arguments are looked at."""
+
 _ALONE = 2
 """How often torch counts the memory of one tensor: for the tensor, and for the object that asks."""
+
+_CHECKPOINT = "/torch/utils/checkpoint.py"
 
 
 def is_outermost(caller: FrameType) -> bool:
@@ -33,6 +38,8 @@ def is_outermost(caller: FrameType) -> bool:
     while frame is not None and frame.f_code.co_filename == file:  # of the same call
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename != file:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return False  # a layer, which a thread of autograd's may compute again
         frame = frame.f_back
     return frame is None
 
@@ -65,7 +72,7 @@ def _note(value: Any, role: int, module: Any = None) -> None:
             return
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with torch._C.DisableTorchFunction():
-            for tensor in islice(tensors_in(torch, value), MAX_TENSORS):
+            for tensor in islice(tensors_in(torch, value, max_items=MAX_ITEMS), MAX_TENSORS):
                 if role == ARGUMENT and (tensor.requires_grad or _may_be_parameter(torch, tensor)):
                     continue
                 for memory in memory_of(torch, tensor):
@@ -84,5 +91,10 @@ def _may_be_parameter(torch: Any, tensor: Any) -> bool:
         return True
     if tensor.dtype in (torch.int64, torch.bool):  # tokens and masks: often a part of a batch
         return False
+    try:
+        # In a variable, because before torch 2.10 this object counts only while it exists.
+        storage = tensor.untyped_storage()
+    except RuntimeError:  # a tensor without storage, as in functions of torch.func
+        return True
     count = getattr(torch._C, "_storage_Use_Count", None)
-    return count is None or bool(count(tensor.untyped_storage()._cdata) > _ALONE)
+    return count is None or bool(count(storage._cdata) > _ALONE)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from synthetic_snapshots import Program
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer import _core
 from pytracer.analysis.device_data import device_data
 from pytracer.owners import uses
+from pytracer.owners.tensors import tensors_in
 from pytracer.reading.reader import load
 
 INPUT, OUTPUT = ("input", "argument"), ("output", "result")
@@ -280,3 +282,48 @@ def test_tensors_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(2):
             model(torch.ones(1000), scale=torch.ones(10).as_subclass(Hostile))
     assert len([r for r in caplog.records if "hostile use" in r.getMessage()]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*requires_grad.*:UserWarning")
+def test_layers_that_a_checkpoint_computes_again_are_no_results() -> None:
+    # GIVEN a model with a checkpointed layer, which backward computes again, on a thread of its own
+    # on an accelerator: there, no frame shows that the model called the layer
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(50, 50)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = checkpoint(self.layer, x, use_reentrant=True)
+            return y * 2
+
+    model = Checkpointed()
+    with automatic(model) as tracer:
+        for _ in range(3):
+            model(torch.ones(20, 50, requires_grad=True)).sum().backward()
+        noted = tracer.snapshot()["pytracer"]["devices"][0]["uses"]
+    # THEN only the results of the model are noted
+    assert [role for *_, role in noted] == ["result"] * 3
+
+
+def test_a_model_in_functions_of_torch_func(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    with automatic(model), torch.no_grad():
+        torch.func.vmap(model)(torch.ones(2, 1000))
+    assert not caplog.records
+
+
+def test_a_view_without_events_has_no_uses() -> None:
+    model = Model()
+    with automatic(model) as tracer, torch.no_grad():
+        y = model(torch.ones(1000))
+        # Such a view is what tracer.categories() reads.
+        content = pickle.loads(tracer._recording.view(history=False).to_bytes({}, {}))
+    assert y.numel() == 60
+    assert not content["pytracer"]["devices"][0].get("uses")
+
+
+def test_long_lists_in_arguments_are_looked_at_in_part() -> None:
+    tensor = torch.ones(3)
+    assert list(tensors_in(torch, [0, tensor], max_items=2)) == [tensor]
+    assert not list(tensors_in(torch, [[0, 0, tensor]], max_items=2))

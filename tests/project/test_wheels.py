@@ -89,7 +89,7 @@ def test_a_hook_compiled_twice_is_the_same_to_the_byte(
 
 def test_a_library_has_no_path_of_the_machine_that_compiled_it() -> None:
     # GIVEN the compiled libraries of the installed package, which is built in this checkout
-    libraries = list(Path(pytracer.__file__).parent.rglob("*.so"))
+    libraries = [path for folder in pytracer.__path__ for path in Path(folder).rglob("*.so")]
     assert {"_core", "_reader"} <= {library.name.partition(".")[0] for library in libraries}
     for library in libraries:
         content = library.read_bytes()

@@ -1,7 +1,8 @@
 // The recorder's clock: a cheap counter on the hot path, wall time at export.
 //
-// 1. now_ticks() reads the processor's counter (TSC, CNTVCT) where it runs at a constant rate,
-//    else CLOCK_MONOTONIC. A hook whose allocator stamps its events has a clock of its own.
+// 1. now_ticks() reads the processor's counter (TSC, CNTVCT) where it runs at a constant rate and the
+//    kernel trusts it, which means that all processors' counters agree; else CLOCK_MONOTONIC. A hook
+//    whose allocator stamps its events has a clock of its own.
 // 2. Pairs (ticks, wall time) are taken at every snapshot. An event's wall time is interpolated
 //    between the pair before it and the pair after it, so it is the same in every snapshot that
 //    holds it, whatever was done to the system's clock in between. After 4,096 snapshots every
@@ -16,6 +17,12 @@
 namespace pytracer {
 
 int64_t now_ticks() noexcept;  // any thread; the recorder's own clock
+// The same clock, read after all that the thread did before: now_ticks() may be read early, because no
+// instruction orders it. So if a thread sees what another one did after a reading, its own next reading
+// is later.
+int64_t ordered_ticks() noexcept;
+// Keeps what the thread does next from being done before its last reading of the clock.
+void order_after_ticks() noexcept;
 
 class WallClock {
  public:

@@ -38,10 +38,20 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
       tables_(std::make_unique<Tables>()),
       names_(std::make_shared<DeviceNames>()) {}
 
-__attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& given, uint32_t stack,
-                                                      uint16_t phase, EventQueue& queue) noexcept {
-  const uint64_t number = queued_.fetch_add(1, std::memory_order_relaxed);
-  queue.push({number, given.address, given.size, now_ticks(), stack, phase, given.action});
+// Not inlined: an accelerator's event needs nothing of this.
+__attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& given, uint8_t action,
+                                                      uint32_t stack, uint16_t phase,
+                                                      EventQueue& queue) noexcept {
+  const uint32_t waiting =
+      queue.push({given.address, given.size, ordered_ticks(), stack, phase, action});
+  if (waiting < EventQueue::kEnough) return;
+  if (waiting == EventQueue::kCapacity) {
+    writer_lock_.lock();
+  } else if (!writer_lock_.try_lock()) {
+    return;
+  }
+  write_queued(queue.newest());
+  writer_lock_.unlock();
 }
 
 // Mode::state, or recording has just been switched off.
@@ -64,34 +74,51 @@ void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
   if (capture != nullptr) begin_capture_locked(*capture);
 }
 
-// Writes the events that were queued before now. An event comes after those that it depends on, as a
-// free depends on an allocation by another thread, because their numbers are in this order.
-__attribute__((noinline)) void DeviceLog::write_all_queued() noexcept {
-  const auto earliest = [] {
-    EventQueue* found = nullptr;
-    for (ThreadSlot* slot = all_thread_slots(); slot != nullptr; slot = slot->next) {
-      const QueuedEvent* event = slot->queue.front();
-      if (event != nullptr && (found == nullptr || event->number < found->front()->number)) {
-        found = &slot->queue;
+// Writes the events that were queued before now, in the order of their times.
+//
+// An event depends on another one if it comes after it in the program, on any thread, as a free depends
+// on the allocation. It has the later time then, and the other event was in its queue before that time.
+// So all that the events before `now` depend on is in the queues, and is written before them.
+__attribute__((noinline)) void DeviceLog::write_queued(int64_t at_least) noexcept {
+  if (!is_cpu()) return;
+  const int64_t now = std::max(ordered_ticks(), at_least);
+  order_after_ticks();  // the queues are looked at after `now`
+  EventQueue* waiting = nullptr;
+  for (ThreadSlot* slot = all_thread_slots(); slot != nullptr; slot = slot->next) {
+    if (!slot->queue.begin_pass()) continue;
+    slot->queue.following = waiting;
+    waiting = &slot->queue;
+  }
+  while (waiting != nullptr) {
+    // Which queue has the earliest event, and until when the others have none.
+    EventQueue** earliest = nullptr;
+    int64_t time = now, others = now;
+    for (EventQueue** each = &waiting; *each != nullptr;) {
+      const QueuedEvent* event = (*each)->next(now);
+      if (event == nullptr) {
+        (*each)->end_pass();
+        *each = (*each)->following;
+        continue;
       }
+      if (earliest == nullptr || event->ticks < time) {
+        if (earliest != nullptr) others = time;
+        earliest = each;
+        time = event->ticks;
+      } else {
+        others = std::min(others, event->ticks);
+      }
+      each = &(*each)->following;
     }
-    return found;
-  };
-  const uint64_t end = queued_.load(std::memory_order_relaxed);
-  while (EventQueue* queue = earliest()) {
-    // Looks again until nothing earlier appears: what an event depends on is in its queue by the
-    // time that the event is seen, but the first look may have passed that queue before.
-    for (EventQueue* found = earliest(); found != queue; found = earliest()) queue = found;
-    const QueuedEvent& queued = *queue->front();
-    if (queued.number >= end) return;  // threads that go on queueing must not keep a writer here
-    pytracer_event event{};
-    event.address = queued.address;
-    event.size = queued.size;
-    event.device = PYTRACER_CPU_DEVICE;
-    event.action = queued.action;
-    write(event, event.action, queued.ticks, queued.stack, queued.phase);
-    queue->pop();
-    ++unqueued_;
+    if (earliest == nullptr) return;
+    while (const QueuedEvent* queued = (*earliest)->next(others)) {
+      pytracer_event event{};
+      event.address = queued->address;
+      event.size = queued->size;
+      event.device = PYTRACER_CPU_DEVICE;
+      event.action = queued->action;
+      write(event, event.action, queued->ticks, queued->stack, queued->phase);
+      (*earliest)->advance();
+    }
   }
 }
 
@@ -215,7 +242,7 @@ void DeviceLog::ensure_ring(uint32_t capacity) {
 
 DeviceLog::Position DeviceLog::position_locked() noexcept {
   write_queued();
-  // What is queued from now on is not of an earlier time than what reads the position.
+  // What is written from now on is not of an earlier time than what reads the position.
   if (is_cpu()) last_ticks_ = std::max(last_ticks_, now_ticks());
   Position position{};
   position.end = ring_->head();

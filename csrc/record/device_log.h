@@ -1,9 +1,9 @@
 // The record of one device: its ring and its live tables, kept in agreement.
 //
 // 1. record() may be called by several threads; the writer lock makes them one writer. The lock is
-//    held for the tables and the ring alone: the stack was walked before. On the CPU, a thread that
-//    finds the lock taken queues its event and goes on; whoever takes the lock next, a writer or a
-//    reader, first writes what was queued.
+//    held for the tables and the ring alone: the stack was walked before. On the CPU, each thread
+//    queues its events. A thread whose queue is half full, or a reader, takes the lock and writes
+//    what all threads have queued, in the order of time.
 // 2. The live tables are always what a replay of the events would give: a capture fixes the tables
 //    and the ring at one instant. On the CPU, whose allocator has no state of its own to show, a
 //    missed free is recorded when its address is given out again, and an allocation that finds the
@@ -139,16 +139,15 @@ class DeviceLog {
              uint16_t phase) noexcept;
   void append(const pytracer_event& given, uint8_t action, uint64_t size, int64_t ticks,
               uint32_t stack, uint32_t alloc_stack, uint16_t phase) noexcept;
+  // Writes the events until now. At least those until a time, so that a queue that is full gets room
+  // even if the clock has gone back.
+  void write_queued(int64_t at_least = 0) noexcept;
   __attribute__((cold)) void write_without_ring(const pytracer_event& given, uint8_t action,
                                                 int64_t ticks, uint32_t stack,
                                                 uint16_t phase) noexcept;
   // Without the lock.
-  __attribute__((cold)) void queue_event(const pytracer_event& given, uint32_t stack,
-                                         uint16_t phase, EventQueue& queue) noexcept;
-  void write_queued() noexcept {
-    if (queued_.load(std::memory_order_relaxed) != unqueued_) write_all_queued();
-  }
-  __attribute__((cold)) void write_all_queued() noexcept;
+  void queue_event(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
+                   EventQueue& queue) noexcept;
   Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
@@ -166,8 +165,6 @@ class DeviceLog {
   const int device_;
   std::atomic<Mode> mode_{Mode::off};
   std::atomic<uint32_t> stack_actions_{0};  // a bit for each action
-  // How many events were ever queued. Apart from the lock, which its holder is about to release.
-  alignas(64) std::atomic<uint64_t> queued_{0};
   alignas(64) SpinLock writer_lock_;  // guards all below
   std::shared_ptr<RingBuffer> ring_;
   std::unique_ptr<Tables> tables_;
@@ -175,7 +172,6 @@ class DeviceLog {
   TensorUses uses_;
   bool used_ = false;
   int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
-  uint64_t unqueued_ = 0;   // how many queued events were written
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};
 };

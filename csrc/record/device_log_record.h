@@ -14,15 +14,8 @@ __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_even
                                                              uint8_t action, uint32_t stack,
                                                              uint16_t phase,
                                                              EventQueue& queue) noexcept {
-  if (is_cpu()) {
-    if (!writer_lock_.try_lock()) {
-      if (queue.has_room()) return queue_event(given, stack, phase, queue);
-      writer_lock_.lock();
-    }
-    write_queued();
-  } else {  // its allocator has a lock of its own, so its threads hardly ever meet here
-    writer_lock_.lock();
-  }
+  if (is_cpu()) return queue_event(given, action, stack, phase, queue);
+  writer_lock_.lock();  // its allocator has a lock of its own, so threads hardly ever meet here
   // An accelerator's hook has read the clock under the allocator's lock.
   write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);
   writer_lock_.unlock();

@@ -167,6 +167,8 @@ DeviceLog::Position Session::position_of(size_t device) const {
 
 DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const {
   const Cursor& cursor = cursors_[index];
+  // Other sessions' queued events are written, so that `first` and the ring are of one instant.
+  if (stopped()) cursor.log->position();
   const uint64_t end = capture.end;
   const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
   DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};

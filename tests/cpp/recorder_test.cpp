@@ -318,27 +318,37 @@ TEST(a_free_comes_after_its_allocation_by_another_thread) {
   for (size_t i = 1; i < events.size(); ++i) CHECK(events[i - 1].ticks <= events[i].ticks);
 }
 
-TEST(a_reader_sees_what_a_thread_has_queued) {
+TEST(a_reader_sees_what_threads_have_queued) {
   Session session(options(1000));
   session.start();
-  const std::string text(4 << 20, 'x');  // the log is taken for as long as this is looked up
-  const pytracer_labels labels{text.c_str(), "", ""};
   for (uint64_t round = 1; round <= 50; ++round) {
-    std::atomic<bool> begun{false};
-    std::thread slow([&] {
-      pytracer_event event{};
-      event.device = PYTRACER_CPU_DEVICE;
-      event.address = 64 * round;
-      event.labels = &labels;
-      begun = true;
-      Recorder::record(&event);
-    });
-    while (!begun) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    std::thread other([&] { alloc(64 * round, 1); });
+    other.join();
     alloc(64 * (1000 + round), 1);
-    slow.join();
     CHECK(session.events().devices[0].capture.end == 2 * round);
+    CHECK(session.stats().devices[0].live_blocks == 2 * round);
   }
+}
+
+// Events wait in the queues of two threads, in the order of time by turns.
+TEST(queued_events_are_written_in_the_order_of_time) {
+  Session session(options(1000));
+  session.start();
+  constexpr uint64_t kTurns = 4 * EventQueue::kCapacity;
+  std::atomic<uint64_t> turn{0};
+  const auto take_turns = [&](uint64_t own) {
+    for (uint64_t mine = own; mine < kTurns; mine += 2) {
+      while (turn != mine) std::this_thread::yield();
+      alloc(64 * (mine + 1), 1);
+      turn = mine + 1;
+    }
+  };
+  std::thread other([&] { take_turns(1); });
+  take_turns(0);
+  other.join();
+  const std::vector<Event> events = copy_events(session.events().devices[0]);
+  CHECK(events.size() == kTurns);
+  for (uint64_t i = 0; i < kTurns; ++i) CHECK(events[i].address == 64 * (i + 1));
 }
 
 // Ring and table are captured at the same instant: one block, which is alive after odd events.

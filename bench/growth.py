@@ -90,7 +90,7 @@ def paths(device: str, number: int) -> Callable[[int], None]:
 def events(device: str, size: int) -> Iterable[tuple[float, float, float, float]]:
     number = 50
     run = paths(device, number)
-    filling = math.ceil(size / (2 if device == "cpu" else 3) / number)
+    filling = math.ceil(size / 2 / number)  # the events of a pair
     full = min(filling, PAIRS // number)
     for _ in range(repeats(size) + 1):
         off = ns(functools.partial(run, full), full * number)

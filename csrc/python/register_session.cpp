@@ -70,11 +70,17 @@ py::array_t<EventRecord> events_of(Session& session) {
         }
         const Pool pool = device.capture.names->pool(event.pool);
         const auto own = [&](uint32_t stack) { return view.stacks->backward(stack).own; };
-        rows.push_back({sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
+        EventRecord row{sequence++, WallClock::to_wall_ns(*device.clock, event.ticks),
                         event.address, event.size, event.stream,
                         own(visible_stack(event, view.context)),
                         view.context < Context::alloc ? 0 : own(event.alloc_stack), pool.high,
-                        pool.low, step, event.phase, event.action, event.device});
+                        pool.low, step, event.phase, event.action, event.device};
+        if (event.action == kFree) {
+          row.action = PYTRACER_FREE_REQUESTED;
+          rows.push_back(row);
+          row.action = PYTRACER_FREE_COMPLETED;
+        }
+        rows.push_back(row);
       }
     }
     if (view.devices.size() > 1) {

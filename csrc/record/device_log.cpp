@@ -235,6 +235,7 @@ void DeviceLog::ensure_ring(uint32_t capacity) {
   std::unique_lock lock(writer_lock_);
   if (!grown->catch_up(*ring_)) {  // writers overtook the copy: hold them up
     grown = std::make_shared<RingBuffer>(capacity, *ring_);
+    grown->catch_up(*ring_);
   }
   ring_.swap(grown);
   lock.unlock();  // before the old ring is destroyed
@@ -245,7 +246,7 @@ DeviceLog::Position DeviceLog::position_locked() noexcept {
   // What is written from now on is not of an earlier time than what reads the position.
   if (is_cpu()) last_ticks_ = std::max(last_ticks_, now_ticks());
   Position position{};
-  position.end = ring_->head();
+  position.end = readable_ = ring_->head();
   position.ring = ring_;
   position.names = names_;
   position.counts = {unknown_frees_.load(std::memory_order_relaxed),

@@ -155,6 +155,9 @@ class DeviceLog {
   __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks,
                                                 uint16_t phase,
                                                 const LiveBlock& missed) noexcept;
+  uint16_t metadata_of(const pytracer_event& given) noexcept {
+    return given.labels == nullptr ? uint16_t{0} : names_->intern_labels(*given.labels);
+  }
   static void increment(std::atomic<uint64_t>& counter) noexcept {
     // One writer: no read-modify-write instruction needed.
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -170,6 +173,7 @@ class DeviceLog {
   std::unique_ptr<Tables> tables_;
   std::shared_ptr<DeviceNames> names_;
   TensorUses uses_;
+  uint64_t readable_ = 0;  // the ring's events before this number may be read, and do not change
   bool used_ = false;
   int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
   std::atomic<uint64_t> unknown_frees_{0};

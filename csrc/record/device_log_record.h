@@ -35,6 +35,11 @@ __attribute__((always_inline)) inline void DeviceLog::write(const pytracer_event
     ticks = last_ticks_ = std::max(ticks, last_ticks_);
   }
   const Known known = update_tables(given, action, ticks, stack, phase);
+  // Size, stream and pool are the block's, so they are those of the request. The CPU has no requests.
+  if (action == PYTRACER_FREE_COMPLETED && !is_cpu() && ring_->head() > readable_ &&
+      ring_->complete_free(given.address, stack, phase, metadata_of(given))) {
+    return;
+  }
   if (known.is_recorded) append(given, action, known.size, ticks, stack, known.alloc_stack, phase);
 }
 
@@ -44,8 +49,7 @@ __attribute__((always_inline)) inline void DeviceLog::append(const pytracer_even
                                                              uint32_t alloc_stack,
                                                              uint16_t phase) noexcept {
   ring_->append({given.address, size, given.stream, ticks, stack, alloc_stack, phase,
-                 names_->intern_pool(given.pool_high, given.pool_low),
-                 given.labels == nullptr ? uint16_t{0} : names_->intern_labels(*given.labels), action,
+                 names_->intern_pool(given.pool_high, given.pool_low), metadata_of(given), action,
                  static_cast<int8_t>(given.device)});
 }
 

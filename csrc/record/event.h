@@ -18,9 +18,18 @@ struct Event {
   uint16_t phase;
   uint16_t pool;      // memory pool, interned; 0: the default one
   uint16_t metadata;  // compile context and user metadata, interned; 0: none
-  uint8_t action;     // enum pytracer_action
+  uint8_t action;     // enum pytracer_action, or kFree
   int8_t device;      // PYTRACER_CPU_DEVICE, PYTRACER_HOST_DEVICE or the accelerator's index
 };
+
+// The action of an event that stands for two: a PYTRACER_FREE_REQUESTED and, next, a
+// PYTRACER_FREE_COMPLETED of the same block, with the same stack, phase and labels.
+constexpr uint8_t kFree = PYTRACER_ACTION_COUNT;
+
+inline bool is_free(const Event& event) noexcept {
+  return event.action == PYTRACER_FREE_REQUESTED || event.action == PYTRACER_FREE_COMPLETED ||
+         event.action == kFree;
+}
 
 static_assert(sizeof(Event) == 48, "the ring's bound is stated as 48 bytes an entry");
 static_assert(std::is_trivially_copyable_v<Event>);

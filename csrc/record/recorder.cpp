@@ -61,11 +61,15 @@ DeviceLog* Recorder::log(int device) const noexcept {
 // An allocator that completes a free at once reports both events in one call. Then the completion
 // has its request's stack, and no second walk is needed. docs/explanation/recorder.md says what else
 // looks like one call.
+inline bool Recorder::completes_request(const pytracer_event& event, uint8_t action,
+                                        const ThreadSlot& slot) noexcept {
+  return action == PYTRACER_FREE_COMPLETED && slot.requested_free == event.address &&
+         slot.requested_on == event.device;
+}
+
 inline uint32_t Recorder::stack_of_event(const pytracer_event& event, uint8_t action,
                                          ThreadSlot& slot) noexcept {
-  const bool is_same_call = action == PYTRACER_FREE_COMPLETED &&
-                            slot.requested_free == event.address &&
-                            slot.requested_on == event.device;
+  const bool is_same_call = completes_request(event, action, slot);
   slot.requested_free = action == PYTRACER_FREE_REQUESTED ? event.address : 0;
   slot.requested_on = event.device;
   return stack_of_thread(slot.walks, is_same_call);
@@ -94,12 +98,14 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
+  const bool is_free = event.device == PYTRACER_CPU_DEVICE
+                           ? action == PYTRACER_FREE_COMPLETED
+                           : action == PYTRACER_FREE_REQUESTED ||
+                                 completes_request(event, action, slot);
   const uint32_t own = stack_of_event(event, action, slot);
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
     return forward.attribute(*stacks, slot, event, own, era, seed);
   }
-  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
-  const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
   return is_free ? forward.attribute_free(*stacks, slot, own, seed) : own;
 }
 

@@ -63,9 +63,7 @@ void ParameterNames::find_since(const DeviceView& device) {
     for (uint64_t at = device.capture.ring->copy(begin, end, chunk.data()); at < end; ++at) {
       const Event& event = chunk[at - begin];
       if (is_allocation(event) && parameter(event.stack) != 0) allocated[event.address] = at;
-      const bool is_free = event.action == PYTRACER_FREE_REQUESTED ||
-                           event.action == PYTRACER_FREE_COMPLETED;
-      if (!is_allocation(event) && !is_free) continue;
+      if (!is_allocation(event) && !is_free(event)) continue;
       auto place = std::lower_bound(
           places_.begin(), places_.end(), std::pair(device.device, event.address),
           [](const Place& each, const std::pair<int, uint64_t>& wanted) {

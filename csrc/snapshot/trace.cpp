@@ -85,7 +85,8 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
   return true;
 }
 
-// Expands a CPU event to the events that an allocator with segments would give.
+// Expands a free that was completed at once, and a CPU event to the events that an allocator with
+// segments would give.
 void SnapshotWriter::write_events(const Event& event, uint64_t sequence,
                                   const DeviceView& device) {
   const int64_t time_us = WallClock::to_wall_ns(*device.clock, event.ticks) / 1000;
@@ -97,6 +98,9 @@ void SnapshotWriter::write_events(const Event& event, uint64_t sequence,
     write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
     write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
     write_event(event, PYTRACER_SEGMENT_FREE, device, time_us);
+  } else if (event.action == kFree) {
+    write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
+    write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
   } else {
     // The stack of a free may be that of the allocation, which may be older than the parameter.
     const bool is_own = event.action == PYTRACER_ALLOC || event.action == PYTRACER_OOM;

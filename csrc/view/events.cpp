@@ -23,16 +23,10 @@ bool has_events(const View& view) {
 uint32_t visible_stack(const Event& event, Context context) noexcept {
   if (context == Context::all) return event.stack;
   if (context != Context::alloc) return 0;
-  switch (event.action) {
-    case PYTRACER_FREE_REQUESTED:
-    case PYTRACER_FREE_COMPLETED:
-      return event.alloc_stack;
-    case PYTRACER_SEGMENT_FREE:
-    case PYTRACER_SEGMENT_UNMAP:
-      return event.alloc_stack != 0 ? event.alloc_stack : event.stack;
-    default:
-      return event.stack;
-  }
+  if (is_free(event)) return event.alloc_stack;
+  const bool is_release =
+      event.action == PYTRACER_SEGMENT_FREE || event.action == PYTRACER_SEGMENT_UNMAP;
+  return is_release && event.alloc_stack != 0 ? event.alloc_stack : event.stack;
 }
 
 }  // namespace pytracer

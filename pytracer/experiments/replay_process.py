@@ -31,8 +31,8 @@ from pytracer.backends.running_torch import torch_module
 from pytracer.tracing.tracer import Tracer
 
 EVENTS_PER_REQUEST = 4
-"""The most events of a request on average: an allocation and its free make three events, and
-segments make some."""
+"""The most events of a request on average: an allocation and its free make up to three events,
+and segments make some."""
 
 
 class Allocator:

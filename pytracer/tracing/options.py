@@ -125,10 +125,11 @@ _ALL = (
     Option(
         "trace_alloc_max_entries",
         *(100_000, "INTEGER", parse_int, check_int_in(1, MAX_ENTRIES_LIMIT, 100_000)),
-        "How many ring events are kept for each device. An allocation is one ring event. Its free "
-        "is one ring event on the CPU and two on an accelerator. (In a file, a CPU allocation and "
-        "its free have five entries.) A ring event takes 48 bytes of memory once it is written. A "
-        "full ring overwrites its oldest events, and counts them.",
+        "How many ring events are kept for each device. An allocation is one ring event, and so is "
+        "its free; a free that an accelerator's allocator completes later is two. (In a file, an "
+        "allocation and its free have five entries on the CPU, and three on an accelerator.) A "
+        "ring event takes 48 bytes of memory once it is written. A full ring overwrites its oldest "
+        "events, and counts them.",
     ),
     Option(
         *("stack_depth", 32, "INTEGER", parse_int, check_int_in(1, MAX_STACK_DEPTH, 32)),

@@ -278,7 +278,7 @@ class Tracer(LiveAnswers):
         """Return the events that are held, in order of time: a structured array of shape `(n,)`.
 
         Fields:
-            sequence (u8): The number of the event on its device, from 0, without gaps.
+            sequence (u8): The number of the ring event on its device, from 0, without gaps.
             time_ns (i8): The wall time, in nanoseconds since the epoch.
             address (u8): The address of the block or segment; for `oom`, the free bytes of the
                 device or system.
@@ -290,7 +290,8 @@ class Tracer(LiveAnswers):
             step (u4): The step of the event; 0: none.
             phase (u2): The phase of the event, for `phase()`; 0: none.
             action (u1): An index into `pytracer.ACTIONS`. The CPU has `alloc`, `free_completed`
-                and `oom`.
+                and `oom`. On an accelerator, a free that was completed at once is one ring event,
+                and has two rows: `free_requested` and `free_completed`.
             device (i1): The index of the accelerator; -1: the CPU; 64: pinned host memory.
         """
         return self._session.events()
@@ -323,7 +324,7 @@ class Tracer(LiveAnswers):
             tracked, between windows. `untraced`: why a device, or all devices, are not recorded, or
             None. `failures`: snapshots that could not be written, or lack their segments.
             `oom_snapshots`: out-of-memory snapshots that were tried, replaced ones included.
-            `devices`: a dict per device: events `recorded`, `held` and `overwritten`;
+            `devices`: a dict per device: ring events `recorded`, `held` and `overwritten`;
             `unknown_frees`: frees of unknown blocks, for example of blocks older than the
             recording, which the CPU's events leave out; `live_dropped`: allocations that found the
             live table full: the CPU's events leave them out, on other devices their blocks have no

@@ -119,6 +119,7 @@ class Replay:
     device: int
     state: State
     recorded: int
+    time_us: int  # of the last snapshot's marker
     cpp_allocations: int = 0  # allocations without frames
     markers: int = 0
 
@@ -126,19 +127,26 @@ class Replay:
     def start(cls, snapshot: dict[str, Any], device: int) -> "Replay":
         """Start with the state of a snapshot that was taken while no thread allocated."""
         recorded = device_metadata(snapshot, device)["recorded"]
-        return cls(device, State.from_segments(snapshot, device), recorded)
+        time_us = snapshot["device_traces"][device][-1]["time_us"]
+        return cls(device, State.from_segments(snapshot, device), recorded, time_us)
 
     def check(self, snapshot: dict[str, Any]) -> None:
         """Replay the new events of a snapshot, and compare the result with its segments."""
         counts = device_metadata(snapshot, self.device)
         trace = snapshot["device_traces"][self.device]
         new = counts["recorded"] - self.recorded
-        assert 0 < new <= len(trace), "the ring was lapped since the last snapshot"
+        held = counts["recorded"] - counts["overwritten"]
+        assert 0 < new < held, "the ring was lapped since the last snapshot"
         assert (counts["unknown_frees"], counts["live_dropped"]) == (0, 0)
         assert trace[-1]["action"] == "snapshot"
-        for event in trace[-new:]:
+        markers = [i for i, event in enumerate(trace) if event["action"] == "snapshot"]
+        last = min(markers, key=lambda i: abs(trace[i]["time_us"] - self.time_us))
+        # The ring has one event for both entries of a free that completes at once.
+        assert new <= len(trace) - (last + 1) <= 2 * new
+        for event in trace[last + 1 :]:
             self.apply(event)
         self.recorded += new
+        self.time_us = trace[-1]["time_us"]
         assert self.state == State.from_segments(snapshot, self.device)
 
     def apply(self, event: Entry) -> None:

@@ -101,12 +101,12 @@ def test_a_cpp_thread_continues_while_the_gil_is_held(
         # AND every pair was recorded: a pair frees one block and allocates another
         pairs = len(samples)
         assert pairs > during.pairs
-        # The end of the thread frees the last block.
-        assert recorded(tracer, 1) - before == len(PAIR) * (pairs - 1) + 2
+        # A free that completes at once is one event. The end of the thread frees the last block.
+        assert recorded(tracer, 1) - before == 2 * (pairs - 1) + 1
 
     # AND all events are right: in order, of one block at a time, without Python frames
     events = events[events["device"] == 1]
-    assert len(events) == 10_000
+    assert len({*events["sequence"].tolist()}) == 10_000
     assert not events["stack"].any()
     actions = np.array([PAIR.index(ACTIONS[number]) for number in events["action"]])
     assert ((actions[1:] - actions[:-1]) % 3 == 1).all()
@@ -214,9 +214,10 @@ with pytracer.Tracer(device=backend, trace_alloc_max_entries=500) as tracer:
         churn.end()
     counts = tracer.stats()["devices"]
 for index in (0, 1):
-    # A pair is an allocation and two events of its free. The rest are markers and a segment.
-    remaining = counts[index]["recorded"] - 3 * (done[index] + 10 * rounds)
-    assert rounds / 2 < remaining < rounds + 10, (counts, done)
+    # A pair is an allocation and its free, which is two events if it was read when it was only
+    # requested. The rest are markers and a segment.
+    remaining = counts[index]["recorded"] - 2 * (done[index] + 10 * rounds)
+    assert rounds / 2 < remaining < 2 * rounds + 10, (counts, done)
     assert counts[index]["live_blocks"] == 0
 assert min(done) > rounds / 10, done
 # Events may overwrite such a small ring before it is read. Then the trace is empty.

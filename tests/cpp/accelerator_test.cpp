@@ -2,11 +2,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -128,7 +130,7 @@ TEST(an_accelerator_is_cut_at_its_marker) {
   CHECK(view.state->segments[0].about.total_size == 2048 && view.state->problem.empty());
   g_allocator.after_markers = [] {};
   const DeviceView later = recording.session.view().devices[0];
-  CHECK(later.capture.end == 7 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
+  CHECK(later.capture.end == 6 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
 }
 
 TEST(unrequested_markers_begin_no_capture) {
@@ -183,8 +185,8 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   record(0, PYTRACER_ALLOC, 64, 9);
   const DeviceView device = recording.session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
-  CHECK(events.size() == 5 && device.capture.counts.unknown_frees == 1);
-  CHECK(events[1].size == 8 && events[3].action == PYTRACER_ALLOC && events[3].size == 9);
+  CHECK(events.size() == 4 && device.capture.counts.unknown_frees == 1);
+  CHECK(events[0].size == 8 && events[2].action == PYTRACER_ALLOC && events[2].size == 9);
   CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
 }
 
@@ -220,11 +222,47 @@ TEST(a_free_that_completes_at_once_has_the_stack_of_its_request) {
   const View view = recording.session.view();
   const std::vector<Event> events = copy_events(view.devices[0]);
   const uint32_t first = events[0].stack;
-  CHECK(first != 0 && events[3].stack == first && events[4].stack == first);
-  const uint32_t later = events[7].stack;
-  CHECK(later != 0 && later != first && events[8].stack == later);
-  for (size_t i = 3; i < 9; ++i) CHECK(events[i].alloc_stack == first);
+  CHECK(first != 0 && events[3].action == kFree && events[3].stack == first);
+  const uint32_t later = events[6].stack;
+  CHECK(later != 0 && later != first && events[7].stack == later);
+  for (size_t i = 3; i < 8; ++i) CHECK(events[i].alloc_stack == first);
   run_frames({});
+}
+
+TEST(a_free_that_completes_at_once_is_one_event) {
+  Recording recording;
+  const auto free = [](uint64_t address, auto between) {
+    record(0, PYTRACER_ALLOC, address, 1);
+    record(0, PYTRACER_FREE_REQUESTED, address, 1);
+    between();
+    record(0, PYTRACER_FREE_COMPLETED, address, 1);
+  };
+  const Actions one = {PYTRACER_ALLOC, kFree};
+  free(64, [] {});
+  const View view = recording.session.events();
+  CHECK(actions(view.devices[0]) == one);
+  recording.session.clear();
+  // An event that a reader may have seen does not change.
+  const Actions two = {PYTRACER_ALLOC, PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED};
+  std::optional<View> seen;
+  const std::function<void()> readers[] = {[&] { seen = recording.session.view(); },
+                                           [&] { recording.session.begin_step(1); },
+                                           [&] { seen = recording.session.events(); },
+                                           [&] { recording.session.stats(); }};
+  for (const auto& reader : readers) {
+    seen.reset();
+    free(64, reader);
+    Actions found = actions(recording.session.events().devices[0]);
+    found.erase(std::remove(found.begin(), found.end(), PYTRACER_SNAPSHOT), found.end());
+    CHECK(found == two);
+    if (seen) CHECK(actions(seen->devices[0])[1] == PYTRACER_FREE_REQUESTED);
+    recording.session.clear();
+  }
+  // A session that begins between the two has the completion.
+  Session longer({{0}, 5000, 32, 1 << 20, Context::all});
+  free(64, [&] { longer.start(); });  // with a larger ring
+  CHECK(actions(recording.session.events().devices[0]) == two);
+  CHECK(actions(longer.events().devices[0]) == Actions{PYTRACER_FREE_COMPLETED});
 }
 
 TEST(a_stack_is_never_one_of_an_earlier_sessions_table) {

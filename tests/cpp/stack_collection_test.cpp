@@ -74,7 +74,7 @@ uint64_t check_stacks(const View& view) {
     for (const Event& event : copy_events(device)) {
       if (event.action == PYTRACER_SNAPSHOT) continue;
       check(event.stack, event.size);
-      if (event.action != PYTRACER_FREE_COMPLETED) continue;
+      if (!is_free(event)) continue;
       check(event.alloc_stack, device.is_cpu() ? event.size : event.size - 1);
     }
     for (const LiveBlock& block : device.capture.blocks) check(block.stack, block.size);

@@ -201,11 +201,12 @@ class Program:
             moments.append((int(marks[-1]), self.stats(device)))
             del moments[:-KEPT_MOMENTS]
             (rows,) = np.nonzero(snapshot.traces[device].action == SNAPSHOT)
-            first = moments[-1][0] - int(rows[-1])
             usage, exact = histories[device].usage, ~unsized(histories[device])
+            # Both end with the marker of the dump, but the file may begin later.
+            entries = dict(zip(marks[::-1].tolist(), rows[::-1].tolist(), strict=False))
             for mark, stats in moments:
-                entry = mark - first
-                if entry < 0:
+                entry = entries.get(mark)
+                if entry is None:
                     continue
                 found = {name: int(getattr(usage, name)[entry]) for name in STATS}
                 # A trace need not show that expandable segments were switched

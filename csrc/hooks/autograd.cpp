@@ -31,6 +31,11 @@ void read(pytracer_autograd_state* state) {
   state->node_sequence = node->sequence_nr();
 }
 
+const char* running_type() {
+  const auto node = torch::autograd::get_current_node();
+  return node ? typeid(*node).name() : nullptr;
+}
+
 int32_t runs_kernel() {
   return c10::GradMode::is_enabled() &&
          c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
@@ -95,9 +100,9 @@ uint64_t accumulates_into(const void* running_node, int32_t* device) {
   }
 }
 
-const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
-                                    &changes_shape, &has_two_gradients,
-                                    &accumulates_into};
+const pytracer_autograd autograd = {PYTRACER_AUTOGRAD_ABI, &read,          &running_type,
+                                    &runs_kernel,          &has_output,    &changes_shape,
+                                    &has_two_gradients,    &accumulates_into};
 
 }  // namespace
 

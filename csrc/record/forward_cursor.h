@@ -23,7 +23,7 @@ struct ForwardCursor {
     uint16_t phase = 0;      // as `forward`
     bool is_exact = false;
   } last;
-  // The last free while a node ran, and the id that it got.
+  // The last free, and the id that it got.
   struct LastFree {
     const char* node_type = nullptr;
     uint64_t seed = 0;

@@ -67,15 +67,23 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
 
 uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
                                        uint64_t seed) noexcept {
-  pytracer_autograd_state state;
-  autograd_.read(&state);
-  if (state.node == nullptr) return own;
+  const char* const node_type = autograd_.running_type();
   ForwardCursor::LastFree& last = slot.forward.last_free;
-  if (state.node_type != last.node_type || own != last.own || seed != last.seed) {
-    const uint32_t type = NodeTypes::instance().number_of(state.node_type);
-    last = {state.node_type, seed, own, stacks.intern_backward({own, 0, type, false}, seed)};
+  if (node_type != last.node_type || own != last.own || seed != last.seed) {
+    uint32_t id = own;
+    if (node_type != nullptr) {
+      const uint32_t type = NodeTypes::instance().number_of(node_type);
+      id = stacks.intern_backward({own, 0, type, false}, seed);
+    }
+    last = {node_type, seed, own, id};
   }
   return last.id;
+}
+
+uint32_t ForwardStacks::attribute_completion(const ThreadSlot& slot, uint32_t own,
+                                             uint64_t seed) noexcept {
+  const ForwardCursor::LastFree& requested = slot.forward.last_free;
+  return own == requested.own && seed == requested.seed ? requested.id : own;
 }
 
 __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node) const noexcept {

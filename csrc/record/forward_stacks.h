@@ -58,6 +58,9 @@ class ForwardStacks {
   // The same for a free. Returns `own`, or the id of `own` with the type of the node that runs.
   uint32_t attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
                           uint64_t seed) noexcept;
+  // The same for the completion of the thread's last free, in the call that requested it.
+  static uint32_t attribute_completion(const ThreadSlot& slot, uint32_t own,
+                                       uint64_t seed) noexcept;
 
   // Not in a hook. Allocations before this call may not have been seen.
   void begin_period() noexcept { period_.fetch_add(1, std::memory_order_relaxed); }

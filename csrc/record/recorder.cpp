@@ -98,14 +98,14 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
-  const bool is_free = event.device == PYTRACER_CPU_DEVICE
-                           ? action == PYTRACER_FREE_COMPLETED
-                           : action == PYTRACER_FREE_REQUESTED ||
-                                 completes_request(event, action, slot);
+  const bool is_same_call = completes_request(event, action, slot);
   const uint32_t own = stack_of_event(event, action, slot);
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
     return forward.attribute(*stacks, slot, event, own, era, seed);
   }
+  if (is_same_call) return ForwardStacks::attribute_completion(slot, own, seed);
+  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+  const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
   return is_free ? forward.attribute_free(*stacks, slot, own, seed) : own;
 }
 

@@ -186,7 +186,8 @@ def test_the_summary_line_has_the_allocators_peak(
     monkeypatch.setattr(description, "_reporting_pid", None)
     device.empty_cache()
     before = device.memory_allocated()
-    device.reset_peak_memory_stats()
+    for index in range(device.device_count()):
+        device.reset_peak_memory_stats(index)
     with Tracer(tmp_path / "x.pickle", device=backend) as tracer:
         held = torch.empty(5 * 2**20, dtype=torch.uint8, device=backend)
         del held

@@ -47,6 +47,7 @@ void read(pytracer_autograd_state* state) {
   const Autograd& now = t_autograd;
   *state = {now.thread, now.next, now.type, now.type, now.node_thread, now.node};
 }
+const char* running_type() { return t_autograd.type; }
 int32_t runs_kernel() { return t_autograd.runs_kernel; }
 int32_t has_output(const void*, int32_t* is_on_cpu) {
   *is_on_cpu = t_autograd.is_on_cpu;
@@ -58,9 +59,9 @@ uint64_t accumulates_into(const void*, int32_t* device) {
   *device = PYTRACER_CPU_DEVICE;
   return t_autograd.parameter;
 }
-const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read, &runs_kernel, &has_output,
-                                     &changes_shape, &has_two_gradients,
-                                     &accumulates_into};
+const pytracer_autograd kAutograd = {PYTRACER_AUTOGRAD_ABI, &read,          &running_type,
+                                     &runs_kernel,          &has_output,    &changes_shape,
+                                     &has_two_gradients,    &accumulates_into};
 
 class Recording {
  public:

@@ -8,17 +8,19 @@ extern "C" {
 int fake_autograd_mode = 0;
 
 static uint64_t made = 1;
+static const char* const kBmm = "N5torch8autograd9generated12BmmBackward0E";
 
 static void read(pytracer_autograd_state* state) {
   if (fake_autograd_mode == 1) ++made;
   *state = {1, made, nullptr, nullptr, 0, 0};
   if (fake_autograd_mode != 2) return;
   state->node = &made;
-  state->node_type = "N5torch8autograd9generated12BmmBackward0E";
+  state->node_type = kBmm;
   state->node_thread = 1;
   state->node_sequence = made - 1;
 }
 
+static const char* running_type(void) { return fake_autograd_mode == 2 ? kBmm : nullptr; }
 static int32_t yes(void) { return 1; }
 static int32_t has_output(const void*, int32_t* is_on_cpu) {
   *is_on_cpu = 0;
@@ -28,8 +30,8 @@ static int32_t no(const void*) { return 0; }
 static uint64_t into_nothing(const void*, int32_t*) { return 0; }
 
 __attribute__((visibility("default"))) const pytracer_autograd* pytracer_autograd_v1(void) {
-  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, yes, has_output, no, no,
-                                            into_nothing};
+  static const pytracer_autograd library = {PYTRACER_AUTOGRAD_ABI, read, running_type, yes,
+                                            has_output, no, no, into_nothing};
   return &library;
 }
 

@@ -10,8 +10,12 @@ import numpy.typing as npt
 CPU_DEVICE: int
 HOST_DEVICE: int  # torch's pinned host memory
 MAX_STACK_DEPTH: int
-CATEGORIES: tuple[str, ...]  # csrc/snapshot/owners.h, as the next
+CATEGORIES: tuple[str, ...]  # csrc/view/owners.h, as the next
 CATEGORY_RULES: tuple[str, ...]
+
+# The workspaces that torch keeps for cuBLAS, each with its address, its device, and whether it is
+# cuBLASLt's; and how many more there are.
+def workspaces() -> tuple[list[tuple[int, int, bool]], int]: ...
 
 class Mark:
     """An instant of one device, from `Session.mark`."""
@@ -26,7 +30,7 @@ class Owners:
         self,
         marks: list[Mark],
         owners: list[tuple[int, int, int, int, int, str]],
-        unread: int,  # how many more tensors there are
+        unread: int,  # how many more owners there are
         unread_gradients: int,  # how many gradients this thread may not read
         has_all_modules: bool,  # whether all older modules and optimizers were looked for
     ) -> None: ...

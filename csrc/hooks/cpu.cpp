@@ -128,7 +128,8 @@ int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message
   return 1;
 }
 
-const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr, &observe_oom};
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cpu", &attach, nullptr, nullptr, &observe_oom,
+                            nullptr};
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "caching_allocator.h"
+#include "cublas_workspaces.h"
 
 namespace {
 
@@ -112,8 +113,14 @@ struct Cuda {
   }
 };
 
-const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cuda", &Hook<Cuda>::attach, &Cuda::now,
-                            &Hook<Cuda>::snapshot, nullptr};
+int32_t attach(pytracer_record_fn record, const uint32_t* enabled, char* message,
+               size_t message_size) {
+  find_workspace_maps();
+  return Hook<Cuda>::attach(record, enabled, message, message_size);
+}
+
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "cuda", &attach, &Cuda::now,
+                            &Hook<Cuda>::snapshot, nullptr, &read_workspaces};
 
 }  // namespace
 

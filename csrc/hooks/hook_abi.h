@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PYTRACER_HOOK_ABI 6u
+#define PYTRACER_HOOK_ABI 7u
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -120,6 +120,13 @@ typedef struct pytracer_state_sink {
   void (*statistics)(void* context, const pytracer_statistics* statistics);
 } pytracer_state_sink;
 
+// A block that torch keeps as the workspace of cuBLAS for one handle and stream.
+typedef struct pytracer_workspace {
+  uint64_t address;
+  int16_t device;
+  uint8_t is_lt;  // whether it is cuBLASLt's
+} pytracer_workspace;
+
 typedef struct pytracer_hook {
   uint32_t abi;         // PYTRACER_HOOK_ABI of the header that the hook was compiled against
   const char* backend;  // "cpu", "cuda", "npu" or "host"
@@ -139,6 +146,10 @@ typedef struct pytracer_hook {
   // `enabled`, on its thread, after the event and before the exception goes on. Null: torch has
   // observers for that.
   void (*observe_oom)(pytracer_oom_fn report);
+  // Writes up to `room` workspaces to `found` and returns how many there are; -1: another thread
+  // changes them. After `attach`; any thread, not in a hook. Waits for nothing, and makes no
+  // workspace. Null: torch has no list of them.
+  int64_t (*workspaces)(pytracer_workspace* found, int64_t room);
 } pytracer_hook;
 
 // The one symbol that a hook exports.

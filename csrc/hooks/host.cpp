@@ -274,7 +274,8 @@ int32_t snapshot(const pytracer_state_sink* sink, char* message, size_t size) {
   }
 }
 
-const pytracer_hook hook = {PYTRACER_HOOK_ABI, "host", &attach, nullptr, &snapshot, nullptr};
+const pytracer_hook hook = {PYTRACER_HOOK_ABI, "host", &attach, nullptr, &snapshot, nullptr,
+                            nullptr};
 
 }  // namespace
 

@@ -20,7 +20,7 @@ struct Npu {
 };
 
 const pytracer_hook hook = {PYTRACER_HOOK_ABI, "npu", &Hook<Npu>::attach, nullptr,
-                            &Hook<Npu>::snapshot, nullptr};
+                            &Hook<Npu>::snapshot, nullptr, nullptr};
 
 }  // namespace
 

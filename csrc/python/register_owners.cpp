@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "python/gil.h"
 #include "python/registers.h"
 #include "record/recorder.h"
+#include "session/registry.h"
 #include "view/owners.h"
 
 namespace py = pybind11;
@@ -36,6 +38,17 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
                                   Owners::Missing{unread, unread_gradients, !has_all_modules});
 }
 
+// What make_owners() needs of each workspace, without categories and names: (address, device, whether
+// it is cuBLASLt's), and how many are missing.
+std::pair<py::list, uint64_t> workspaces() {
+  const auto now = outside_gil([] { return Registry::instance().workspaces(); });
+  py::list result;
+  for (const pytracer_workspace& each : now.found) {
+    result.append(py::make_tuple(each.address, each.device, each.is_lt != 0));
+  }
+  return {std::move(result), now.unread};
+}
+
 py::tuple to_tuple(const char* const* names, size_t count) {
   return py::tuple(py::cast(std::vector<std::string>(names, names + count)));
 }
@@ -53,6 +66,7 @@ void register_owners(py::module_& core) {
         Recorder::note_use(device, address, static_cast<TensorRole>(role));
       },
       py::arg("device"), py::arg("address"), py::arg("role"));
+  core.def("workspaces", &workspaces);
   py::class_<DeviceLog::Mark>(core, "Mark").def_readonly("device", &DeviceLog::Mark::device);
   py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
       .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),

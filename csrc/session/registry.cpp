@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "record/thread_slot.h"
 #include "session/session.h"
@@ -94,6 +95,17 @@ void Registry::set_accelerator(const pytracer_hook& hook) {
 void Registry::set_host(const pytracer_hook& hook) {
   std::lock_guard lock(control_);
   host_ = &hook;
+}
+
+Registry::Workspaces Registry::workspaces() {
+  constexpr int64_t kRoom = 4096;
+  std::lock_guard lock(control_);
+  if (accelerator_ == nullptr || accelerator_->workspaces == nullptr) return {};
+  std::vector<pytracer_workspace> found(kRoom);
+  const int64_t count = accelerator_->workspaces(found.data(), kRoom);
+  if (count < 0) return {{}, 1};
+  found.resize(static_cast<size_t>(std::min(count, kRoom)));
+  return {std::move(found), static_cast<uint64_t>(std::max<int64_t>(count - kRoom, 0))};
 }
 
 void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {

@@ -1,9 +1,10 @@
-// Who owns the memory of live blocks: parameters, gradients, buffers and optimizers' states.
+// Who owns the memory of live blocks: parameters, gradients, buffers, optimizers' states, and cuBLAS.
 //
-// 1. An owner is a tensor, as Python read it between a mark (Session::mark) and a capture.
+// 1. An owner is a tensor or a workspace, as Python read it between a mark (Session::mark) and a
+//    capture.
 // 2. A block is named only if it was live from the mark to the capture: whatever was at its address
 //    meanwhile was in that block. A block that is younger than the mark is `too_new`.
-// 3. A tensor that does not lie within one block names none.
+// 3. An owner that does not lie within one block names none.
 // 4. Of several owners of exactly the same bytes, the first one counts; if owners of other bytes in
 //    a block have another category, the block is `mixed`.
 // 5. Constant once made; any thread.
@@ -18,8 +19,16 @@
 namespace pytracer {
 
 // The names are in owners.cpp, and in pytracer/owners/.
-enum class Category : uint8_t { unknown, parameter, buffer, gradient, optimizer_state, mixed };
-constexpr uint8_t kCategories = 6;
+enum class Category : uint8_t {
+  unknown,
+  parameter,
+  buffer,
+  gradient,
+  optimizer_state,
+  mixed,
+  workspace,
+};
+constexpr uint8_t kCategories = 7;
 
 // Why a block has its category.
 enum class Rule : uint8_t {
@@ -29,8 +38,9 @@ enum class Rule : uint8_t {
   optimizer,  // a parameter of an optimizer, or a tensor of its state
   grad,       // a parameter's `grad`
   several,    // owners of different categories
+  cublas,     // a workspace that torch keeps for cuBLAS
 };
-constexpr uint8_t kRules = 6;
+constexpr uint8_t kRules = 7;
 
 extern const char* const kCategoryNames[kCategories];
 extern const char* const kRuleNames[kRules];

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 
 from pytracer.backends.hook_cache import HookCache
@@ -37,6 +38,8 @@ _BACKEND_FLAGS = {
     "cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",),
     AUTOGRAD: ("-DAT_PER_OPERATOR_HEADERS",),
 }
+# What leaves parts out of a hook, for a torch whose headers do not compile with these parts.
+_DISPENSABLE = {"cuda": ("-DPYTRACER_NO_WORKSPACES",)}
 _LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu"), HOST: ("-lc10", "-ltorch_cpu")}
 
 
@@ -249,8 +252,9 @@ class HookCompiler:
         if options is None:
             options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
-        for standard in self._standards:
-            flags = [*compiler_flags(backend), f"-std={standard}", *options]
+        variants = product([(), _DISPENSABLE.get(backend, ())], self._standards)
+        for without, standard in dict.fromkeys(variants):
+            flags = [*compiler_flags(backend), f"-std={standard}", *without, *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
                 return

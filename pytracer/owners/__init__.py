@@ -1,1 +1,1 @@
-"""The owners of live memory: parameters, gradients, buffers and optimizers' states."""
+"""The owners of live memory: parameters, gradients, buffers, optimizers' states, and cuBLAS."""

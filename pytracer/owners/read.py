@@ -1,4 +1,4 @@
-"""Reads which tensors own memory now."""
+"""Reads which tensors, and which workspaces of cuBLAS, own memory now."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -17,10 +17,12 @@ MAX_OWNERS = 200_000
 Owner = tuple[int, int, int, int, int, str]
 """Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
 
-_PARAMETER, _BUFFER, _GRADIENT, _STATE = map(
-    _core.CATEGORIES.index, ("parameter", "buffer", "gradient", "optimizer_state")
+_PARAMETER, _BUFFER, _GRADIENT, _STATE, _WORKSPACE = map(
+    _core.CATEGORIES.index, ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 )
-_MODULE, _OPTIMIZER, _GRAD = map(_core.CATEGORY_RULES.index, ("module", "optimizer", "grad"))
+_MODULE, _OPTIMIZER, _GRAD, _CUBLAS = map(
+    _core.CATEGORY_RULES.index, ("module", "optimizer", "grad", "cublas")
+)
 
 
 class OwnersNow:
@@ -45,6 +47,7 @@ class OwnersNow:
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with self._torch._C.DisableTorchFunction():
             self._read()
+        self._attempt(self._workspaces)
 
     def _read(self) -> None:
         parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
@@ -72,12 +75,27 @@ class OwnersNow:
 
     def _add(self, tensor: Any, category: int, rule: int, name: str) -> None:
         for address, size_bytes, device, _ in memory_of(self._torch, tensor):
-            if device not in self._devices:
-                continue
-            if len(self.owners) < MAX_OWNERS:
-                self.owners.append((address, size_bytes, device, category, rule, name))
-            else:
-                self.unread += 1
+            self._add_owner((address, size_bytes, device, category, rule, name))
+
+    def _add_owner(self, owner: Owner) -> None:
+        if owner[2] not in self._devices:
+            return
+        if len(self.owners) < MAX_OWNERS:
+            self.owners.append(owner)
+        else:
+            self.unread += 1
+
+    def _workspaces(self) -> None:
+        """Add the workspaces of cuBLAS.
+
+        Before torch 2.13, torch does not keep their sizes. A workspace is all of a block, so its
+        first byte names the block.
+        """
+        found, unread = _core.workspaces()
+        self.unread += unread
+        for address, device, is_lt in found:
+            name = "cuBLASLt workspace" if is_lt else "cuBLAS workspace"
+            self._add_owner((address, 1, device, _WORKSPACE, _CUBLAS, name))
 
     def _of_modules(self) -> Iterator[tuple[str, Any]]:
         """Add what modules have; yield the parameters."""

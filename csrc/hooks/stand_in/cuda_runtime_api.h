@@ -1,7 +1,8 @@
 // Replaces the CUDA toolkit's header of this name, so that the CUDA hook compiles without a toolkit.
-// It declares what inline functions in c10/cuda's headers use. The hook calls none of these
-// functions, so nothing here is ever defined, and the functions take any arguments. Handles are
-// pointers and enumerations integers, as in the CUDA runtime API.
+// It declares what c10/cuda's headers and ATen/cuda/CUDAContextLight.h use; the stand-ins for the
+// headers of CUDA's libraries include it. The hook calls none of these functions, so nothing here is
+// ever defined, and the functions take any arguments. Handles are pointers and enumerations
+// integers, as in the CUDA runtime API.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,11 @@ using cudaGraphNode_t = struct CUgraphNode_st*;
 using cudaUserObject_t = struct CUuserObject_st*;
 using cudaGraphConditionalHandle = unsigned long long;
 using cudaHostFn_t = void (*)(void*);
+using cublasHandle_t = struct cublasContext*;
+using cublasLtHandle_t = struct cublasLtContext*;
+using cusolverDnHandle_t = struct cusolverDnContext*;
+using cusparseHandle_t = struct cusparseContext*;
+struct cudaDeviceProp;
 
 enum cudaError_t : unsigned { cudaSuccess = 0, cudaErrorNotReady = 600 };
 enum cudaMemcpyKind : unsigned { cudaMemcpyDefault = 4 };

@@ -38,8 +38,8 @@ _BACKEND_FLAGS = {
     "cuda": ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",),
     AUTOGRAD: ("-DAT_PER_OPERATOR_HEADERS",),
 }
-# What leaves parts out of a hook, for a torch whose headers do not compile with these parts.
-_DISPENSABLE = {"cuda": ("-DPYTRACER_NO_WORKSPACES",)}
+# Flags that leave a part out of a hook, for a torch whose headers do not compile with this part.
+_WITHOUT_PARTS = {"cuda": ["-DPYTRACER_NO_WORKSPACES"]}
 _LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu"), HOST: ("-lc10", "-ltorch_cpu")}
 
 
@@ -252,9 +252,9 @@ class HookCompiler:
         if options is None:
             options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
-        variants = product([(), _DISPENSABLE.get(backend, ())], self._standards)
-        for without, standard in dict.fromkeys(variants):
-            flags = [*compiler_flags(backend), f"-std={standard}", *without, *options]
+        parts = [[], *([flag] for flag in _WITHOUT_PARTS.get(backend, []))]
+        for left_out, standard in product(parts, self._standards):
+            flags = [*compiler_flags(backend), f"-std={standard}", *left_out, *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
                 return

@@ -85,6 +85,21 @@ def test_a_torch_with_another_action(tmp_path: Path, old: str, new: str, builds:
     )
 
 
+@pytest.mark.slow
+def test_a_torch_whose_header_of_workspaces_does_not_compile(tmp_path: Path) -> None:
+    # GIVEN a torch whose header needs another header of the CUDA toolkit
+    patched = tmp_path / "include" / "ATen/cuda/CUDAContextLight.h"
+    patched.parent.mkdir(parents=True)
+    patched.write_text("#include <cublas_of_the_future.h>\n")
+    compiler = PatchedCompiler(tmp_path / "include")
+    # WHEN / THEN the hook compiles without this part
+    compiler.compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+    assert b"handle_stream_to_workspace" not in (tmp_path / "hook.so").read_bytes()
+    # AND for the torch as it is, the hook has it
+    HookCompiler().compile(compiler.find_command(), "cuda", tmp_path / "hook.so")
+    assert b"handle_stream_to_workspace" in (tmp_path / "hook.so").read_bytes()
+
+
 def test_old_compiler_gets_the_older_standard(world: World) -> None:
     # GIVEN
     (world.root / "old").touch()

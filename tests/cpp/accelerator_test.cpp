@@ -43,6 +43,7 @@ struct Allocator {
   std::function<void()> after_markers = [] {};  // called inside its snapshot()
   bool fails = false;
   int64_t time = 1000;  // the time of its clock
+  int64_t workspaces = 0;  // how many it keeps; -1: another thread changes them
 };
 Allocator g_allocator;
 
@@ -76,8 +77,15 @@ int32_t take_snapshot(const pytracer_state_sink* sink, char* message, size_t siz
   return PYTRACER_DONE;
 }
 
+int64_t read_workspaces(pytracer_workspace* found, int64_t room) {
+  for (int64_t i = 0; i < std::min(g_allocator.workspaces, room); ++i) {
+    found[i] = {static_cast<uint64_t>(4096 + i), 1, i % 2 == 1};
+  }
+  return g_allocator.workspaces;
+}
+
 const pytracer_hook g_hook = {PYTRACER_HOOK_ABI, "cuda", nullptr, &allocator_time, &take_snapshot,
-                              nullptr};
+                              nullptr, &read_workspaces};
 
 // A recording session of the imitated allocator.
 struct Recording {
@@ -131,6 +139,25 @@ TEST(an_accelerator_is_cut_at_its_marker) {
   g_allocator.after_markers = [] {};
   const DeviceView later = recording.session.view().devices[0];
   CHECK(later.capture.end == 6 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
+}
+
+TEST(workspaces_are_read_as_far_as_the_hook_can) {
+  Recording recording;
+  Registry& registry = Registry::instance();
+  CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 0);
+  g_allocator.workspaces = 3;
+  const Registry::Workspaces some = registry.workspaces();
+  CHECK(some.found.size() == 3 && some.unread == 0);
+  CHECK(some.found[1].address == 4097 && some.found[1].device == 1 && some.found[1].is_lt == 1);
+  g_allocator.workspaces = 5000;
+  CHECK(registry.workspaces().found.size() == 4096 && registry.workspaces().unread == 904);
+  g_allocator.workspaces = -1;
+  CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 1);
+  pytracer_hook without = g_hook;
+  without.workspaces = nullptr;
+  registry.set_accelerator(without);
+  CHECK(registry.workspaces().found.empty() && registry.workspaces().unread == 0);
+  registry.set_accelerator(g_hook);
 }
 
 TEST(unrequested_markers_begin_no_capture) {

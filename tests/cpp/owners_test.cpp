@@ -1,5 +1,6 @@
 #include "view/owners.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,17 @@ TEST(the_largest_owner_names_a_block) {
   const LiveBlock live{100, 100, 0, 0, 0, 0};
   CHECK(owners.find(100, 100, &live, {}, 0).first->name == "large");
   CHECK(owners.count() == 3 && owners.missing().gradients == 2);
+}
+
+TEST(a_block_that_is_a_workspace_has_it_as_its_owner) {
+  const Owners owners({{0, kEpoch, 0}},
+                      {{100, 1, 0, Category::workspace, Rule::cublas, "cuBLAS workspace"}}, {});
+  const LiveBlock live{100, 512, 0, 0, 0, 0};
+  const Owners::Found found = owners.find(100, 512, &live, {}, 0);
+  CHECK(found.category == Category::workspace && found.rule == Rule::cublas);
+  CHECK(found.first->name == "cuBLAS workspace" && found.count == 1);
+  CHECK(std::string(kCategoryNames[static_cast<int>(Category::workspace)]) == "workspace");
+  CHECK(std::string(kRuleNames[static_cast<int>(Rule::cublas)]) == "cublas");
 }
 
 TEST(a_block_that_may_be_younger_than_the_owners_has_none) {

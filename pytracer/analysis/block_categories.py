@@ -1,8 +1,8 @@
 """What each block of a trace was for, with the rule that decided.
 
-The file has the categories of the blocks that tensors owned when it was written. The categories of
-other blocks follow from when they were allocated and freed (docs/explanation/owners.md has the
-rules). Without such a fact, a block is "unknown".
+The file has the categories of the blocks that tensors and cuBLAS owned when it was written. The
+categories of other blocks follow from when they were allocated and freed
+(docs/explanation/owners.md has the rules). Without such a fact, a block is "unknown".
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from pytracer.reading.metadata import only_phase, read_number, step_boundaries, 
 from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, INACTIVE, Column, Snapshot
 
 UNKNOWN = "unknown"
+WORKSPACE = "workspace"
+"""Blocks that torch keeps for cuBLAS. Only a file has this category, not the life of a block."""
 
 _KINDS = (
     (UNKNOWN, "no_fact"),

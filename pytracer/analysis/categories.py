@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.block_categories import FROM_FORWARD, UNKNOWN, rows_at_end
+from pytracer.analysis.block_categories import FROM_FORWARD, UNKNOWN, WORKSPACE, rows_at_end
 from pytracer.analysis.call_sites import active_at, sum_by_key
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
@@ -17,7 +17,8 @@ class Owner:
 
     Attributes:
         name: The largest tensor in the blocks, as in "layers.3.attn.q_proj.weight", "grad of
-            layers.3.attn.q_proj.weight", or "exp_avg of layers.3.attn.q_proj.weight".
+            layers.3.attn.q_proj.weight", or "exp_avg of layers.3.attn.q_proj.weight";
+            or "cuBLAS workspace".
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
@@ -35,8 +36,8 @@ class CategoryUsage:
 
     Attributes:
         category: "parameter", "gradient", "optimizer_state", "buffer", "activation", "temporary",
-            "communication", "input" or "output"; "mixed" for blocks with tensors of several of the
-            first four; "unknown" if no fact decides.
+            "communication", "input", "output" or "workspace"; "mixed" for blocks with tensors of
+            several of the first four; "unknown" if no fact decides.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
         count: The number of blocks.
@@ -132,7 +133,9 @@ def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: C
     exists = row >= 0
     category = snapshot.blocks.category[row[exists]]
     owned = [
-        key for key in np.unique(category).tolist() if snapshot.strings[key] not in ("", UNKNOWN)
+        key
+        for key in np.unique(category).tolist()
+        if snapshot.strings[key] not in ("", UNKNOWN, WORKSPACE)
     ]
     is_owned = np.zeros(len(row), bool)
     is_owned[exists] = np.isin(category, owned)

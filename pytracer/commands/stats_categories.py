@@ -24,6 +24,7 @@ _WORDS = {
     "activation": "activations",
     "input": "inputs",
     "output": "outputs",
+    "workspace": "workspaces",
 }
 _LEAST_SHARE = 0.01
 
@@ -102,7 +103,7 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
             "the training's wrote the file, and torch allows no other thread to read them."
         )
     if unread := read_number(tensors, "unread"):
-        yield f"{number(unread, 'tensor')} could not be read, so their blocks are unknown."
+        yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
     if tensors.get("all_modules_found") is False:
         yield (
             "The search for modules that are older than the recording was cut short: their "

@@ -122,6 +122,19 @@ def test_memory_released_after_the_last_step() -> None:
     assert observed(step, begin=begin, end=end_of_program).verdict == "leak"
 
 
+@pytest.mark.parametrize(
+    ("category", "rule", "verdict"),
+    [("optimizer_state", "optimizer", "none"), ("workspace", "cublas", "leak")],
+)
+def test_growth_of_an_owner(category: str, rule: str, verdict: str) -> None:
+    # GIVEN memory that grows, and that has an owner at the end: a model's part is no leak, but a
+    # program that makes streams without end has ever more workspaces
+    def step(program: Program, number: int) -> None:
+        program.own(program.alloc(SIZE, LINE), category, rule, "name")
+
+    assert observed(step).verdict == verdict
+
+
 def test_a_step_that_ran_out_of_memory_does_not_count() -> None:
     # GIVEN a program that frees the memory of each step, and runs out of memory in a step
     def step(program: Program, number: int) -> None:

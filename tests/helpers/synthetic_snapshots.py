@@ -74,6 +74,11 @@ class Program:
         for action in ("free_requested", "free_completed"):
             self._event(action, address, block["requested_size"], [], phase)
 
+    def own(self, address: int, category: str, rule: str, owner: str) -> None:
+        """Name the owner of a live block."""
+        about = {"category": category, "category_rule": rule, "owner": owner, "owners": 1}
+        self._alive[address] |= about
+
     def release_free_segments(self) -> None:
         """Release the segments without live blocks. The program must not allocate afterwards."""
         used = {address // SEGMENT for address in self._alive}

@@ -1,5 +1,5 @@
-// The workspaces that torch keeps for cuBLAS and cuBLASLt: one for each handle and stream, allocated
-// by the caching allocator and listed in two maps of torch.
+// The workspaces that torch keeps for cuBLAS and cuBLASLt: one for each handle and stream, from the
+// caching allocator. torch lists them in two maps.
 //
 // 1. The hook is linked with c10 alone, so torch's functions are looked up when it is attached. If
 //    torch has no such functions, there are no workspaces here, and all else works.

@@ -1,4 +1,4 @@
-// Who owns the memory of live blocks: parameters, gradients, buffers, optimizers' states, and cuBLAS.
+// Who owns the memory of live blocks: parameters, gradients, buffers, optimizers' states, cuBLAS.
 //
 // 1. An owner is a tensor or a workspace, as Python read it between a mark (Session::mark) and a
 //    capture.

@@ -43,14 +43,14 @@ class WorkspaceMap {
  public:
   // Under the lock of attach().
   void find(void* library, const char* function) noexcept {
-    function_ = reinterpret_cast<Result (*)()>(dlsym(library, function));
+    if constexpr (kHasLock) function_ = reinterpret_cast<Result (*)()>(dlsym(library, function));
   }
 
   // Appends the workspaces to `found`, which has `count` of them and room for `room`. Returns how
   // many there are now; -1: another thread changes the map.
   int64_t append(bool is_lt, pytracer_workspace* found, int64_t count,
                  int64_t room) const noexcept {
-    if constexpr (has_mutex<std::remove_reference_t<Result>>::value) {
+    if constexpr (kHasLock) {
       if (function_ == nullptr || count < 0) return count;
       auto& workspaces = function_();
       const std::shared_lock lock(workspaces.mutex, std::try_to_lock);
@@ -69,6 +69,9 @@ class WorkspaceMap {
   }
 
  private:
+  // False too if torch has no such function.
+  static constexpr bool kHasLock = has_mutex<std::remove_reference_t<Result>>::value;
+
   template <class Entry>  // since torch 2.13 a pair: the workspace and its size
   static const c10::DataPtr& data_of(const Entry& entry) noexcept {
     if constexpr (std::is_same_v<Entry, c10::DataPtr>) {
@@ -78,7 +81,7 @@ class WorkspaceMap {
     }
   }
 
-  Result (*function_)() = nullptr;  // null: torch has no such function
+  Result (*function_)() = nullptr;  // null: it was not found
 };
 
 WorkspaceMap<decltype(at::cuda::cublas_handle_stream_to_workspace())> g_cublas;

@@ -33,7 +33,9 @@ def test_cublaslt_has_workspaces_of_its_own(tmp_path: Path) -> None:
     check("cublas_and_cublaslt", folder=tmp_path, TORCH_CUBLASLT_UNIFIED_WORKSPACE="0")
 
 
-@pytest.mark.parametrize("name", ["nothing_is_made", "map_in_use", "changing_threads"])
+@pytest.mark.parametrize(
+    "name", ["out_of_memory", "nothing_is_made", "map_in_use", "changing_threads"]
+)
 def test_reading(tmp_path: Path, name: str) -> None:
     check(name, folder=tmp_path)
 

@@ -5,10 +5,13 @@
 Each is a process of its own, because torch reads the variables of cuBLAS once.
 """
 
+import contextlib
 import ctypes
 import os
+import pickle
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +91,17 @@ def cublas_and_cublaslt() -> None:
     assert found.keys() == truth
     names = sorted(block["owner"] for block in found.values())
     assert names == ["cuBLAS workspace", "cuBLASLt workspace"]
+
+
+def out_of_memory() -> None:
+    """The file of an out-of-memory, which is written inside of the allocation, has them."""
+    with pytracer.Tracer("files", device="cuda"):
+        multiply()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        truth = clear()
+    (path,) = Path("files").glob("oom_*/*.pickle")
+    assert workspaces(pickle.loads(path.read_bytes())).keys() == truth
 
 
 def nothing_is_made() -> None:

@@ -45,6 +45,9 @@ class Registry {
   // The same for the pinned host memory.
   void set_host(const pytracer_hook& hook);
 
+  // The same, of the library that reads autograd's state; `engine` as in ForwardStacks.
+  void set_autograd(const pytracer_autograd& autograd, const void* engine);
+
   // Any thread, not under control(). The workspaces that torch keeps for cuBLAS; none where the
   // attached hook cannot tell. `unread`: how many more there are, or 1 if another thread changes
   // them now. Throws std::bad_alloc.
@@ -53,9 +56,6 @@ class Registry {
     uint64_t unread;
   };
   Workspaces workspaces();
-
-  // The same, of the library that reads autograd's state; `engine` as in ForwardStacks.
-  void set_autograd(const pytracer_autograd& autograd, const void* engine);
 
   // Under control(), all below.
   struct Resources {

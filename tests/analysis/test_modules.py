@@ -189,6 +189,24 @@ def test_a_block_of_several_tensors_has_no_owners_module() -> None:
     assert ("", FORWARD) in _modules(_load(content))[weight]
 
 
+def test_a_workspace_belongs_to_the_module_that_ran() -> None:
+    # GIVEN a block that a module's call allocated, and that torch keeps for cuBLAS
+    content = _record(_linear, torch.ones(53, 31))
+    owners = {"": "Sequential", "0": "0"}  # what is around no module is the model's
+    content["pytracer"]["module_phases"]["paths_of_owners"] = owners
+    output = 4 * 53 * 37
+    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
+    blocks = [block for block in blocks if block["requested_size"] == output]
+    before = _modules(_load(content))[output]
+    assert ("0", FORWARD) in before
+    for block in blocks:
+        block |= {"category": "workspace", "category_rule": "cublas"}
+        block |= {"owner": "cuBLAS workspace", "owners": 1}
+    # THEN its owner's name is not taken for a tensor's
+    assert blocks
+    assert _modules(_load(content))[output] == before
+
+
 @pytest.mark.parametrize(
     "names", [None, 3, [], {"models": 3, "paths": {}}, {"paths": [3, [], "x"]}]
 )

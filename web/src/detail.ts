@@ -16,6 +16,7 @@ const RULES: Readonly<Record<string, string>> = {
   optimizer: "an optimizer has the tensor",
   grad: "the tensor is the gradient of a parameter",
   several: "the block has tensors of different categories",
+  cublas: "torch keeps the block as a workspace of cuBLAS",
   no_owner: "no known tensor is in the block",
   too_new: "the block was allocated while the owners were read",
   batch: "a DataLoader or a distributed module made the block",

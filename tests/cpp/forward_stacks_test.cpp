@@ -136,6 +136,35 @@ Shown of_block(const View& view, uint64_t address) {
 
 }  // namespace
 
+TEST(both_events_of_a_free_name_the_node_that_freed) {
+  Recording recording;
+  Session session({{0}, 100, 32, 1 << 20, Context::all, true});
+  session.start();
+  const auto record = [](uint8_t action, uint64_t address) {
+    pytracer_event event{};
+    event.action = action;
+    event.address = address;
+    event.size = kBytes;
+    Recorder::record(&event);
+  };
+  run_frames({frame_at(1, 1), frame_at(2, 2)});
+  for (const uint64_t address : {64, 128}) record(PYTRACER_ALLOC, address);
+  t_autograd.type = kMul;
+  record(PYTRACER_FREE_REQUESTED, 64);
+  record(PYTRACER_FREE_COMPLETED, 64);
+  record(PYTRACER_FREE_REQUESTED, 128);
+  t_autograd.type = nullptr;
+  run_frames({frame_at(3, 3)});  // completed by a later call, outside of the node
+  record(PYTRACER_FREE_COMPLETED, 128);
+  const View view = session.events();
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  CHECK(events.size() == 5 && events[2].action == kFree);
+  CHECK(shown(view, events[2].stack) == (Shown{2, std::nullopt, "MulBackward0", false}));
+  CHECK(shown(view, events[3].stack).node == "MulBackward0");
+  CHECK(shown(view, events[4].stack) == (Shown{1, std::nullopt, "", false}));
+  run_frames({});
+}
+
 TEST(a_node_has_the_stack_of_the_first_allocation_after_it_was_made) {
   Recording recording(8);
   const uint64_t forward = t_autograd.thread;

@@ -162,7 +162,7 @@ def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dic
     number = STACKS // 2 if stacks == "shared" else pairs
     # The frames of the module and of this function are the other two.
     paths = allocating_paths(number, frames - 2, allocate, release)
-    ring = entries * 2 // 3 if who == OURS and device != "cpu" else entries
+    ring = math.ceil(entries * 2 / 3) if who == OURS and device != "cpu" else entries
     if who == OURS:
         more = {"max_stack_bytes": ENOUGH_STACK_BYTES} if stacks == "different" else {}
         tracer = pytracer.Tracer(

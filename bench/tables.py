@@ -118,8 +118,8 @@ def ring() -> str:
     for what, (key, form, scale) in figures.items():
         found = [recorded[size, 40, "shared"][key] for size in sizes for recorded in (ours, native)]
         rows.append([what, *(format(figure["median"] * scale, form) for figure in found)])
-    head = (f"{size:,} events{who}" for size in sizes for who in ("", ", torch's own recorder"))
-    return table(["a full ring of", *head], rows)
+    head = (f"{size:,} entries{who}" for size in sizes for who in ("", ", torch's own recorder"))
+    return table(["a full ring with room for", *head], rows)
 
 
 def goals() -> str:
@@ -165,11 +165,11 @@ def goals() -> str:
         for figure in ("resident_bytes", "dump_extra_bytes")
     )
     rows += [
-        at_most("resident, full ring of 100,000, 40 frames", 8, resident, ".1f", " MB"),
-        at_most("dump of 100,000", 0.02, small["dump_s"], ".3f", " s"),
+        at_most("resident, full ring for 100,000 entries, 40 frames", 8, resident, ".1f", " MB"),
+        at_most("dump of 100,000 entries", 0.02, small["dump_s"], ".3f", " s"),
         at_most("that, relative to torch's", 0.1, summary([small["of_native"]["dump_s"]]), ".3f"),
         at_most("additional memory of that dump", 10, extra, ".1f", " MB"),
-        at_most("dump of 1,000,000", 0.2, large["dump_s"], ".3f", " s"),
+        at_most("dump of 1,000,000 entries", 0.2, large["dump_s"], ".3f", " s"),
     ]
     largest = max(
         entry["file_bytes"]["max"] / native[key]["file_bytes"]["min"]

@@ -39,12 +39,15 @@ class View:
     """What a session sees at one instant. It stays valid after the session is gone.
 
     Attributes:
+        accelerator_entries: How many entries the traces of accelerators and of pinned memory have
+            in the file. Each access looks at all events.
         used_devices: The devices with events or memory.
         overwritten: The number of the session's events that have been overwritten in the ring.
         has_events: Whether the view has events other than the markers of snapshots.
         problem: Why the accelerator's segments are missing; empty: they are there.
     """
 
+    accelerator_entries: int
     used_devices: set[int]
     overwritten: int
     has_events: bool

@@ -82,6 +82,9 @@ void register_view(py::module_& core) {
             return events;
           })
       .def_property_readonly(
+          "accelerator_entries",
+          [](const View& view) { return outside_gil([&] { return accelerator_entries(view); }); })
+      .def_property_readonly(
           "used_devices",
           [](const View& view) {
             std::set<int> used;

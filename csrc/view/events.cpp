@@ -20,6 +20,21 @@ bool has_events(const View& view) {
   return false;
 }
 
+uint64_t accelerator_entries(const View& view) {
+  uint64_t entries = 0;
+  Event event;
+  for (const DeviceView& device : view.devices) {
+    if (device.is_cpu()) continue;
+    for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
+      const bool is_held = device.capture.ring->copy(sequence, sequence + 1, &event) == sequence;
+      const bool is_marker = device.is_host() && event.action == PYTRACER_SNAPSHOT;
+      if (!is_held || is_marker || !view.shows(event.phase)) continue;
+      entries += event.action == kFree ? 2 : 1;
+    }
+  }
+  return entries;
+}
+
 uint32_t visible_stack(const Event& event, Context context) noexcept {
   if (context == Context::all) return event.stack;
   if (context != Context::alloc) return 0;

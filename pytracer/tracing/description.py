@@ -69,7 +69,7 @@ def report_file(
         return
     _reporting_pid = os.getpid()
     with contextlib.suppress(Exception):
-        events = _events(recording)
+        events = _events(recording, view)
         if overwritten := _sum(recording, "overwritten"):
             events += f" ({overwritten:,} older ones were overwritten)"
         parts = [f"{text.END_LINE}{text.printable(str(_shown(path)))}: {events}"]
@@ -80,17 +80,18 @@ def report_file(
         log.print_line(", ".join(parts))
 
 
-def _events(recording: DeviceRecording) -> str:
-    """Return how many events are held.
+def _events(recording: DeviceRecording, view: _core.View | None) -> str:
+    """Return how many events are in the file, or in the ring, if it is not known what the file has.
 
-    The events of the CPU are counted as allocations and frees, because a file has two or three
-    events for each of them.
+    Events are counted as `pytracer stats` counts them. Those of the CPU are counted as allocations
+    and frees, because a file has two or three events for each of them.
     """
     devices = recording.session.stats()["devices"]
     on_cpu = sum(each["held"] for each in devices if each["device"] == _core.CPU_DEVICE)
     counts = []
     if {*recording.indices} != {"cpu"}:
-        counts = [text.number(_sum(recording, "held") - on_cpu, "event")]
+        held = _sum(recording, "held") - on_cpu
+        counts = [text.number(held if view is None else view.accelerator_entries, "event")]
     if "cpu" in recording.indices:
         where = " on the CPU" if counts else ""
         counts += [text.number(on_cpu, "allocation or free", "allocations and frees") + where]

@@ -1,6 +1,7 @@
 """Tests of the texts that describe a tracer: `repr`, `dir(pytracer)`, the line about the file."""
 
 import os
+import pickle
 import re
 import socket
 import subprocess
@@ -190,10 +191,10 @@ def test_the_line_after_an_exception(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("indices", "counts", "peak"),
     [
         ({"cpu": [-1]}, "3 allocations and frees", "peak 10 B allocated on the CPU"),
-        ({"cuda": [0]}, "2 events", None),
+        ({"cuda": [0]}, "3 events", None),
         (
             {"cuda": [0], "cpu": [-1]},
-            "2 events and 3 allocations and frees on the CPU",
+            "3 events and 3 allocations and frees on the CPU",
             "peak 10 B allocated on the CPU",
         ),
     ],
@@ -210,11 +211,17 @@ def test_counts_and_the_cpus_peak(
     alloc, free = ACTIONS.index("alloc"), ACTIONS.index("free_completed")
     for device, sizes in {-1: (10, 5), 0: (1000,)}.items():
         for address, size in enumerate(sizes if device in devices else ()):
-            for action in (alloc, free) if address == 0 else (alloc,):
-                _core.testing.record(action, 4096 * (address + 1), size, device)
+            _core.testing.record(alloc, 4096 * (address + 1), size, device)
+            if address == 0 and device == 0:
+                _core.testing.record_free(4096, size, device)
+            elif address == 0:
+                _core.testing.record(free, 4096, size, device)
     session.stop()
     # THEN the line counts the events as the file does, and gives the peak of the CPU
-    assert description._events(recording) == counts
+    view = session.view()
+    trace = pickle.loads(view.to_bytes({}, {}))["device_traces"][0]
+    assert description._events(recording, view) == counts
+    assert counts.startswith(f"{len(trace)} events") or devices == [-1]
     assert description._cpu_peak(recording, is_cleared=False) == peak
 
 

@@ -26,11 +26,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, in_own_process, save, summary
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
 FIGURES = {
     ("unset", "pth_line_s"): "each interpreter's start",
     ("unset", "entry_point_s"): "import torch",
@@ -115,6 +110,12 @@ def unbuilt(device: str) -> dict[str, float]:
 
 
 def main() -> None:
+    # A measured process imports nothing else: each object more is work for the garbage collector.
+    from harness import arguments, in_own_process, save, summary
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
     options = arguments(__doc__, "startup_{device}.json", devices=("cpu", "cuda", "npu"))
     in_own_process(__file__, options.device, "code")  # builds the hook if it is not in the cache
     modes = tuple(dict.fromkeys(mode for mode, _ in FIGURES))

@@ -13,6 +13,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def read_index(directory: Path) -> list[ReadyHook]:
             )
             for entry in index["hooks"]
         ]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return []
 
 
@@ -242,8 +243,10 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
 
 
 def _without(headers: list[str], numbers: list[int]) -> tuple[str, ...]:
-    left_out = set(numbers)
-    return tuple(name for number, name in enumerate(headers) if number not in left_out)
+    is_in = bytearray(b"\1") * len(headers)
+    for number in numbers:
+        is_in[number] = 0
+    return tuple(compress(headers, is_in))
 
 
 def _hash_of(path: Path) -> str:

@@ -206,7 +206,7 @@ def test_memory_that_runs_out(backend: str, tmp_path: Path, real: bool) -> None:
 
 
 @pytest.mark.once_per_backend
-@pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1500)], ids=["late", "ring"])
+@pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1000)], ids=["late", "ring"])
 def test_the_deviation_of_an_incomplete_recording_is_reported(
     backend: str, tmp_path: Path, options: tuple[object, ...]
 ) -> None:

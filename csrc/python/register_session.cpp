@@ -75,12 +75,10 @@ py::array_t<EventRecord> events_of(Session& session) {
                         own(visible_stack(event, view.context)),
                         view.context < Context::alloc ? 0 : own(event.alloc_stack), pool.high,
                         pool.low, step, event.phase, event.action, event.device};
-        if (event.action == kFree) {
-          row.action = PYTRACER_FREE_REQUESTED;
+        for (const uint8_t action : entry_actions(event, false)) {
+          row.action = action;
           rows.push_back(row);
-          row.action = PYTRACER_FREE_COMPLETED;
         }
-        rows.push_back(row);
       }
     }
     if (view.devices.size() > 1) {

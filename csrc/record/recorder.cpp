@@ -35,7 +35,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
   uint32_t stack = 0;
   if (log->wants_stack(action)) {
     ForwardStacks* const forward = forward_.load(std::memory_order_acquire);
-    stack = forward == nullptr ? stack_of_event(given, action, *slot)
+    stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
                                : attributed_stack(given, action, *slot, *forward);
   }
   log->record(given, action, stack, phases_.phase_of(*slot), slot->queue);
@@ -61,18 +61,14 @@ DeviceLog* Recorder::log(int device) const noexcept {
 // An allocator that completes a free at once reports both events in one call. Then the completion
 // has its request's stack, and no second walk is needed. docs/explanation/recorder.md says what else
 // looks like one call.
-inline bool Recorder::completes_request(const pytracer_event& event, uint8_t action,
-                                        const ThreadSlot& slot) noexcept {
-  return action == PYTRACER_FREE_COMPLETED && slot.requested_free == event.address &&
-         slot.requested_on == event.device;
-}
-
-inline uint32_t Recorder::stack_of_event(const pytracer_event& event, uint8_t action,
-                                         ThreadSlot& slot) noexcept {
-  const bool is_same_call = completes_request(event, action, slot);
+inline bool Recorder::note_call(const pytracer_event& event, uint8_t action,
+                                ThreadSlot& slot) noexcept {
+  const bool is_same_call = action == PYTRACER_FREE_COMPLETED &&
+                            slot.requested_free == event.address &&
+                            slot.requested_on == event.device;
   slot.requested_free = action == PYTRACER_FREE_REQUESTED ? event.address : 0;
   slot.requested_on = event.device;
-  return stack_of_thread(slot.walks, is_same_call);
+  return is_same_call;
 }
 
 inline uint32_t Recorder::stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept {
@@ -98,8 +94,8 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   if (stacks == nullptr || !walking_.load(std::memory_order_acquire)) return 0;
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
-  const bool is_same_call = completes_request(event, action, slot);
-  const uint32_t own = stack_of_event(event, action, slot);
+  const bool is_same_call = note_call(event, action, slot);
+  const uint32_t own = stack_of_thread(slot.walks, is_same_call);
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
     return forward.attribute(*stacks, slot, event, own, era, seed);
   }

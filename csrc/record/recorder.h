@@ -71,10 +71,9 @@ class Recorder {
   __attribute__((cold)) void record_marker(const pytracer_event& marker, ThreadSlot& slot,
                                            DeviceLog& log) noexcept;
   DeviceLog* log(int device) const noexcept;
-  // Whether the event comes from the same call of the allocator as the thread's last event.
-  static bool completes_request(const pytracer_event& event, uint8_t action,
-                                const ThreadSlot& slot) noexcept;
-  uint32_t stack_of_event(const pytracer_event& event, uint8_t action, ThreadSlot& slot) noexcept;
+  // Returns whether the event completes the free that the thread requested last, in the same call of
+  // the allocator.
+  static bool note_call(const pytracer_event& event, uint8_t action, ThreadSlot& slot) noexcept;
   // The calling thread's stack. `is_same_call`: the last walk was for the request of the free that
   // this event completes, so it is taken over if the innermost frame has not moved on.
   uint32_t stack_of_thread(WalkMemo& walks, bool is_same_call) noexcept;

@@ -85,27 +85,15 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
   return true;
 }
 
-// Expands a free that was completed at once, and a CPU event to the events that an allocator with
-// segments would give.
 void SnapshotWriter::write_events(const Event& event, uint64_t sequence,
                                   const DeviceView& device) {
   const int64_t time_us = WallClock::to_wall_ns(*device.clock, event.ticks) / 1000;
-  if (device.is_cpu() && event.action == PYTRACER_ALLOC) {
-    const std::string* parameter = parameters_.at_event(event.stack, device.device, sequence);
-    write_event(event, PYTRACER_SEGMENT_ALLOC, device, time_us, parameter);
-    write_event(event, PYTRACER_ALLOC, device, time_us, parameter);
-  } else if (device.is_cpu() && event.action == PYTRACER_FREE_COMPLETED) {
-    write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
-    write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
-    write_event(event, PYTRACER_SEGMENT_FREE, device, time_us);
-  } else if (event.action == kFree) {
-    write_event(event, PYTRACER_FREE_REQUESTED, device, time_us);
-    write_event(event, PYTRACER_FREE_COMPLETED, device, time_us);
-  } else {
-    // The stack of a free may be that of the allocation, which may be older than the parameter.
-    const bool is_own = event.action == PYTRACER_ALLOC || event.action == PYTRACER_OOM;
-    write_event(event, event.action, device, time_us,
-                is_own ? parameters_.at_event(event.stack, device.device, sequence) : nullptr);
+  // The stack of a free may be that of the allocation, which may be older than the parameter.
+  const bool is_own = event.action == PYTRACER_ALLOC || event.action == PYTRACER_OOM;
+  const std::string* parameter =
+      is_own ? parameters_.at_event(event.stack, device.device, sequence) : nullptr;
+  for (const uint8_t action : entry_actions(event, device.is_cpu())) {
+    write_event(event, action, device, time_us, parameter);
   }
 }
 

@@ -71,7 +71,7 @@ class SnapshotWriter {
   bool write_trace(const DeviceView& device, WrittenTrace& written, bool copy_first);
   void write_events(const Event& event, uint64_t sequence, const DeviceView& device);
   void write_event(const Event& event, uint8_t action, const DeviceView& device, int64_t time_us,
-                   const std::string* parameter = nullptr);
+                   const std::string* parameter);
 
   // metadata.cpp
   void write_metadata();

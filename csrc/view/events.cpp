@@ -1,5 +1,7 @@
 #include "view/events.h"
 
+#include <algorithm>
+
 namespace pytracer {
 
 std::vector<Event> copy_events(const DeviceView& device) {
@@ -9,28 +11,49 @@ std::vector<Event> copy_events(const DeviceView& device) {
   return events;
 }
 
-bool has_events(const View& view) {
+EntryActions entry_actions(const Event& event, bool is_cpu) noexcept {
+  if (event.action == kFree) return {{PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED}, 2};
+  if (is_cpu && event.action == PYTRACER_ALLOC) {
+    return {{PYTRACER_SEGMENT_ALLOC, PYTRACER_ALLOC}, 2};
+  }
+  if (is_cpu && event.action == PYTRACER_FREE_COMPLETED) {
+    return {{PYTRACER_FREE_REQUESTED, PYTRACER_FREE_COMPLETED, PYTRACER_SEGMENT_FREE}, 3};
+  }
+  return {{event.action}, 1};
+}
+
+namespace {
+
+// Calls `is_wanted` with the events of a device that the view shows. Returns whether it was true; then
+// it was not called again.
+template <class Predicate>
+bool any_shown(const View& view, const DeviceView& device, Predicate is_wanted) {
   Event event;
-  for (const DeviceView& device : view.devices) {
-    for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
-      const bool is_held = device.capture.ring->copy(sequence, sequence + 1, &event) == sequence;
-      if (is_held && event.action != PYTRACER_SNAPSHOT && view.shows(event.phase)) return true;
-    }
+  for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
+    const bool is_held = device.capture.ring->copy(sequence, sequence + 1, &event) == sequence;
+    if (is_held && view.shows(event.phase) && is_wanted(event)) return true;
   }
   return false;
 }
 
+}  // namespace
+
+bool has_events(const View& view) {
+  const auto is_no_marker = [](const Event& event) { return event.action != PYTRACER_SNAPSHOT; };
+  return std::any_of(view.devices.begin(), view.devices.end(), [&](const DeviceView& device) {
+    return any_shown(view, device, is_no_marker);
+  });
+}
+
 uint64_t accelerator_entries(const View& view) {
   uint64_t entries = 0;
-  Event event;
   for (const DeviceView& device : view.devices) {
     if (device.is_cpu()) continue;
-    for (uint64_t sequence = device.first; sequence < device.capture.end; ++sequence) {
-      const bool is_held = device.capture.ring->copy(sequence, sequence + 1, &event) == sequence;
-      const bool is_marker = device.is_host() && event.action == PYTRACER_SNAPSHOT;
-      if (!is_held || is_marker || !view.shows(event.phase)) continue;
-      entries += event.action == kFree ? 2 : 1;
-    }
+    any_shown(view, device, [&](const Event& event) {
+      const bool is_left_out = device.is_host() && event.action == PYTRACER_SNAPSHOT;
+      if (!is_left_out) entries += entry_actions(event, false).count;
+      return false;
+    });
   }
   return entries;
 }

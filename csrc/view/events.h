@@ -1,6 +1,7 @@
 // The events of a view, as its session may see them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -10,6 +11,16 @@ namespace pytracer {
 
 // Copies a device's events. Returns those that were not overwritten meanwhile: a suffix.
 std::vector<Event> copy_events(const DeviceView& device);
+
+// The actions of the entries that an event has in a file, in order. A free that was completed at once
+// has two. With `is_cpu`, the event has those that an allocator with segments would give.
+struct EntryActions {
+  std::array<uint8_t, 3> actions;
+  uint32_t count;
+  const uint8_t* begin() const noexcept { return actions.data(); }
+  const uint8_t* end() const noexcept { return actions.data() + count; }
+};
+EntryActions entry_actions(const Event& event, bool is_cpu) noexcept;
 
 // Whether the view shows an event other than the markers of snapshots.
 bool has_events(const View& view);

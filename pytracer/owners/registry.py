@@ -150,7 +150,7 @@ class Registry:
             some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
             # Without a line of Python for each of some 100,000 objects.
             is_wanted = map(wanted.__contains__, map(id, map(type, some)))
-            for thing in list(compress(some, is_wanted)):
+            for thing in compress(some, is_wanted):
                 if id(type(thing)) in optimizers:
                     self._add_older(thing)
                 elif id(thing) not in self._modules:

@@ -16,9 +16,9 @@ CASES = {
     "accelerator, without stacks": (449, []),
     "accelerator, 5 frames": (812, [5, 5]),
     "accelerator, 40 frames": (1364, [40, 40]),
-    "accelerator, 5 frames, forward stacks": (1069, [5, 5]),
-    "accelerator, 5 frames, forward stacks, a new node": (1201, [5, 5]),
-    "accelerator, 5 frames, forward stacks, in a node": (1101, [5, 5]),
+    "accelerator, 5 frames, forward stacks": (1051, [5, 5]),
+    "accelerator, 5 frames, forward stacks, a new node": (1183, [5, 5]),
+    "accelerator, 5 frames, forward stacks, in a node": (1083, [5, 5]),
     "new stacks, 20 frames": (2253, [20] * 500),  # those of the 1,000 events in the ring
 }
 COUNTERS = ["hardware", pytest.param("callgrind", marks=pytest.mark.slow)]

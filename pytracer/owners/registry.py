@@ -1,7 +1,8 @@
 """The modules and optimizers of this process, found as they are made and used.
 
 Torch reports each parameter, buffer and submodule when a module gets it, and each optimizer when it
-steps. Modules and optimizers that are older than the first tracer are found once, when it starts.
+steps. What torch did not report is found once, when modules are first asked for: what is older than
+the first tracer, and copies.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ MAX_MODULES = 2**18
 """How many modules, and how many optimizers, are known at most. Later ones are counted."""
 
 MAX_SEARCH_SECONDS = 0.5
-"""How long the search for older modules and optimizers may take, without the listing itself."""
+"""How long the search for unreported modules may take, without the listing itself."""
 
 _OBJECTS_BETWEEN_CLOCKS = 2**16
 _MAX_MAKERS = 1024
@@ -36,12 +37,15 @@ class Registry:
         names: The names that parameters had.
         makers: The threads that make modules or start tracers.
         dropped: How many modules and optimizers found no room.
-        is_complete: False if the search for older ones ran out of time, or failed.
+        is_complete: False if the search for unreported ones could not examine all objects, or
+            failed.
     """
 
     def __init__(self) -> None:
         """Know nothing yet, and do not follow torch."""
         self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        # Those that are older than all that torch reported.
+        self._older_modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # The thread that stepped an optimizer last; None: it has not stepped yet.
         self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
         self._handles: list[Any] = []
@@ -50,6 +54,7 @@ class Registry:
         self.makers: set[int] = set()
         self.dropped = 0
         self.is_complete = True
+        self._is_searched = False
 
     def follow(self) -> None:
         """Have torch report modules and optimizers from now on.
@@ -88,13 +93,13 @@ class Registry:
             (optimizers.register_optimizer_step_pre_hook, self._steps),
         ):
             self._handles.append(register(hook))
-        self.is_complete = self._search(modules.Module, optimizers.Optimizer)
 
     def _end(self) -> None:
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 handle.remove()
         self._handles.clear()
+        self._is_searched = False
 
     def _note_maker(self) -> None:
         if len(self.makers) < _MAX_MAKERS:
@@ -104,9 +109,9 @@ class Registry:
         """Note a module, on the thread that gives it a parameter, a buffer or a submodule."""
         if is_compiled():  # torch would not compile what follows
             return
-        if id(module) not in self._modules:
+        if not self._knows_module(module):
             self._note_maker()
-            self._add_module(module)
+            self._add_module(module, self._modules)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
@@ -121,10 +126,13 @@ class Registry:
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
 
-    def _add_module(self, module: Any) -> None:
-        if len(self._modules) < MAX_MODULES:
+    def _knows_module(self, module: Any) -> bool:
+        return id(module) in self._modules or id(module) in self._older_modules
+
+    def _add_module(self, module: Any, modules: "WeakValueDictionary[int, Any]") -> None:
+        if len(self._modules) + len(self._older_modules) < MAX_MODULES:
             with contextlib.suppress(TypeError):  # a class without weak references
-                self._modules[id(module)] = module
+                modules[id(module)] = module
                 return
         self.dropped += 1
 
@@ -135,15 +143,43 @@ class Registry:
                 return
         self.dropped += 1
 
+    def _search_once(self) -> None:
+        """Find what torch did not report, the first time that something is asked for.
+
+        Not as the first tracer starts: this takes longer than all else that a start does, and the
+        first step of an optimizer is slow anyway.
+        """
+        if self._is_searched:
+            return
+        with self._changing:
+            if self._is_searched or not self._handles:
+                return
+            try:
+                modules = sys.modules["torch.nn.modules.module"]
+                optimizers = sys.modules["torch.optim.optimizer"]
+                self.is_complete = self._search(modules.Module, optimizers.Optimizer)
+            except Exception as error:
+                self.is_complete = False
+                warn_once(
+                    f"some blocks of parameters and optimizers may have no names: the search for "
+                    f"older modules failed ({error!r}). Everything else is recorded",
+                    "owners: search",
+                )
+            finally:
+                self._is_searched = True
+
     def _search(self, module: type, optimizer: type) -> bool:
-        """Find what is older than this call; return whether everything was examined.
+        """Find what torch did not report; return whether everything was examined.
 
         Only the types of objects are looked at, so hardly any code of the program runs.
         """
         begin = time.monotonic()
-        modules, optimizers = _subclasses(module), _subclasses(optimizer)
-        wanted = modules | optimizers
-        objects = gc.get_objects()
+        optimizers = _subclasses(optimizer)
+        wanted = _subclasses(module) | optimizers
+        objects = gc.get_objects(generation=2)  # the oldest come first
+        objects += gc.get_objects(generation=1)
+        objects += gc.get_objects(generation=0)
+        place = self._older_modules
         for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
             if time.monotonic() - begin > MAX_SEARCH_SECONDS:
                 return False
@@ -153,9 +189,11 @@ class Registry:
             for thing in compress(some, is_wanted):
                 if id(type(thing)) in optimizers:
                     self._add_older(thing)
-                elif id(thing) not in self._modules:
-                    self._add_module(thing)
-        return True
+                elif id(thing) in self._modules:
+                    place = self._modules  # what follows is younger
+                elif not self._knows_module(thing):
+                    self._add_module(thing, place)
+        return gc.get_freeze_count() == 0  # what is frozen is in no list
 
     def _add_older(self, optimizer: Any) -> None:
         try:
@@ -165,11 +203,13 @@ class Registry:
             self.dropped += 1
 
     def modules(self) -> list[Any]:
-        """Return the modules that exist, in the order in which they were found."""
-        return _alive(self._modules.valuerefs())
+        """Return the modules that exist, in the order in which they were made, as far as known."""
+        self._search_once()
+        return _alive((*self._older_modules.valuerefs(), *self._modules.valuerefs()))
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that exist, in the order in which they were found."""
+        self._search_once()
         return _alive(self._optimizers.keyrefs())
 
     def stepping_thread(self, optimizer: Any) -> int | None:

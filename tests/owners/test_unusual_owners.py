@@ -106,6 +106,7 @@ def test_a_forked_child_has_names_of_its_own() -> None:
         if child == 0:
             status = 1
             try:
+                torch.set_num_threads(1)  # the threads with which torch multiplies did not fork
                 # WHEN the child traces anew, THEN its blocks have names
                 with pytracer.Tracer(device="cpu", phases="auto") as tracer, torch.no_grad():
                     other = nn.Linear(50, 40)

@@ -20,7 +20,7 @@ BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | 
 .DELETE_ON_ERROR:
 
 demo: .venv/torch
-	.venv/bin/pip install $(PIP_FLAGS) .
+	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation .
 	.venv/bin/pytracer demo
 
 # Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
@@ -78,7 +78,7 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 
 wheel: .venv/torch ready-hooks
 	rm -rf build/wheel
-	.venv/bin/pip wheel $(PIP_FLAGS) --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
+	.venv/bin/pip wheel $(PIP_FLAGS) --no-build-isolation --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
 	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
 	.venv/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
 
@@ -115,15 +115,13 @@ same-wheel:
 	$(@D)/bin/pip install $(PIP_FLAGS) -r .ci/wheels/requirements.txt
 	touch $@
 
-# The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not. The
-# build's tools are installed beside, because with tools of a new place each time all would be compiled again.
+# The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
 dev: .venv-dev/torch
-	.venv-dev/bin/pip install $(PIP_FLAGS) $(BUILD_TOOLS)
 	.venv-dev/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[test]'
 	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: .venv/torch
-	.venv/bin/pip install $(PIP_FLAGS) '.[test,docs]'
+	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[test,docs]'
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -160,10 +158,12 @@ BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.
 	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps $(FRAMEWORKS))
 HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print(1)')
 
-# torch comes first and by itself, so that installing pytracer finds it and looks for no other.
+# torch comes first and by itself, so that installing pytracer finds it and looks for no other. The build's
+# tools are beside it, because with tools of a new place each time, all would be compiled again.
 .venv/torch .venv-dev/torch: %/torch:
 	$(PYTHON) -m venv $*
 	$*/bin/pip install $(PIP_FLAGS) '$(TORCH)' numpy
+	$*/bin/pip install $(PIP_FLAGS) $(BUILD_TOOLS)
 	touch $@
 
 # torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;

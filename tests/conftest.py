@@ -69,6 +69,15 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_module_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the paths of a test's modules out of the files of other tests in this process."""
+    from pytracer.tracing import snapshot_writer, training_phases
+
+    monkeypatch.setattr(training_phases, "MODULE_PHASES", training_phases.ModulePhases())
+    monkeypatch.setattr(snapshot_writer, "MODULE_PHASES", training_phases.MODULE_PHASES)
+
+
+@pytest.fixture
 def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Be the only rank of a process group."""
     from torch import distributed as dist

@@ -18,7 +18,6 @@ from pytracer.analysis.device_data import device_data
 from pytracer.owners import uses
 from pytracer.owners.tensors import tensors_in
 from pytracer.reading.reader import load
-from pytracer.tracing import snapshot_writer, training_phases
 
 INPUT, OUTPUT = ("input", "argument"), ("output", "result")
 DEEP = 500  # more frames than pytest has
@@ -26,11 +25,7 @@ Kinds = dict[int, set[tuple[str, str]]]
 """The categories and rules of blocks by the number of their float32 elements."""
 
 
-@pytest.fixture(autouse=True)
-def own_module_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the paths of these modules out of the files of later tests in this process."""
-    monkeypatch.setattr(training_phases, "MODULE_PHASES", training_phases.ModulePhases())
-    monkeypatch.setattr(snapshot_writer, "MODULE_PHASES", training_phases.MODULE_PHASES)
+pytestmark = pytest.mark.usefixtures("own_module_phases")
 
 
 def kinds_of(content: dict[str, Any]) -> Kinds:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytracer import Tracer, annotate, annotate_modules
 from pytracer.errors import ConfigError
-from pytracer.tracing import snapshot_writer, training_phases
+from pytracer.tracing import training_phases
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
 
@@ -279,9 +279,8 @@ def test_modules_have_phases() -> None:
         assert phases_of(tracer, 1002) == [("Sequential", "0")]
 
 
+@pytest.mark.usefixtures("own_module_phases")
 def test_a_snapshot_names_the_phases_that_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_phases, "MODULE_PHASES", training_phases.ModulePhases())
-    monkeypatch.setattr(snapshot_writer, "MODULE_PHASES", training_phases.MODULE_PHASES)
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
     with Tracer(device="cpu") as tracer:
         assert tracer.snapshot()["pytracer"]["module_phases"] == {

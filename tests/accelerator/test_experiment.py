@@ -217,6 +217,7 @@ def test_the_output(finished: Finished) -> None:
     assert finished.report["conclusions"][0] in finished.done.stdout
 
 
+@pytest.mark.once
 def test_a_failed_run_does_not_stop_the_experiment(
     backend: str, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_failed_run_does_not_stop_the_experiment(
         assert f'{ON}: the program itself changed the settings to "{OFF}"' in content["notes"][0]
 
 
+@pytest.mark.once
 def test_an_interrupted_experiment(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a program that hangs in its second run
     program = TRAINING + (
@@ -333,6 +335,7 @@ def test_a_typo_is_reported_immediately(backend: str, env: dict[str, str], tmp_p
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.once
 def test_ranks(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN two ranks, the second of which uses more memory
     program = TRAINING + "import os\ntrain(3 + 4 * int(os.environ['RANK']))"

@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30
 LOGITS_BYTES = 7_500 * 128_256 * 4
 
-pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.fixture

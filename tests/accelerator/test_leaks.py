@@ -1,31 +1,35 @@
 """Test `pytracer leaks` on an accelerator: the cases of tests/commands/test_leaks_command.py."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import leak_cases
-import processes
 import pytest
 
 from pytracer.analysis import find_leaks
 from pytracer.analysis.leaks import DeviceLeaks
 from pytracer.reading import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
-def search(case: str, backend: str, path: Path, *numbers: int) -> DeviceLeaks:
-    """Record a case in a process of its own, and search it."""
-    imports = "import torch_npu\n" if backend == "npu" else ""
-    program = f"{imports}import sys, leak_cases\nleak_cases.main()\n"
-    done = processes.run(program, case, backend, path, *numbers, cwd=path.parent)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def recordings(backend: str) -> Iterator[leak_cases.Recordings]:
+    found = leak_cases.Recordings(backend)
+    yield found
+    found.end()
+
+
+def search(path: Path) -> DeviceLeaks:
     (device,) = find_leaks(load(path)).devices
     return device
 
 
 @pytest.mark.parametrize("case", leak_cases.LEAKS)
-def test_each_leak_is_named(case: str, backend: str, tmp_path: Path) -> None:
-    device = search(case, backend, tmp_path / "a.pickle")
+def test_each_leak_is_named(
+    case: str, backend: str, recordings: leak_cases.Recordings, tmp_path: Path
+) -> None:
+    device = search(recordings.record(case, tmp_path / "a.pickle"))
     assert (device.verdict, device.device) == ("leak", f"{backend}:0")
     assert leak_cases.LEAKS[case] in [frame.line for frame in device.growths[0].frames]
     assert all(any(frame.name == case for frame in growth.frames) for growth in device.growths)
@@ -36,16 +40,20 @@ def test_each_leak_is_named(case: str, backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", leak_cases.INNOCENTS)
-def test_no_innocent_is_accused(case: str, backend: str, tmp_path: Path) -> None:
-    device = search(case, backend, tmp_path / "a.pickle")
+def test_no_innocent_is_accused(
+    case: str, recordings: leak_cases.Recordings, tmp_path: Path
+) -> None:
+    device = search(recordings.record(case, tmp_path / "a.pickle"))
     expected = {"none", "unknown"} if case == "growing_batches" else {"none"}
     assert device.verdict in expected, device.growths
 
 
 @pytest.mark.parametrize("case", ["list_of_activations", "every_seventh_step", "replay_buffer"])
-def test_a_ring_that_lost_the_beginning(case: str, backend: str, tmp_path: Path) -> None:
+def test_a_ring_that_lost_the_beginning(
+    case: str, recordings: leak_cases.Recordings, tmp_path: Path
+) -> None:
     # GIVEN a ring that has only the last of 200 steps
-    device = search(case, backend, tmp_path / "a.pickle", 200, 12_000)
+    device = search(recordings.record(case, tmp_path / "a.pickle", 200, 12_000))
     assert device.first is not None
     assert 20 < device.first < 190
     # THEN the verdict is the same

@@ -1,7 +1,9 @@
 """Compare replays, by the real allocator and by the simulator, with the recorded program."""
 
+import functools
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +47,34 @@ def real(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def record(
-    folder: Path, backend: str, settings: str, seed: int, *options: object, **env: str
-) -> dict[str, Any]:
-    """Run the program with these settings; it writes its snapshot to `folder`/recorded.pickle."""
-    env = environment(**{VARIABLES[backend]: settings}, **env)
-    arguments = (backend, folder / "recorded.pickle", seed, EVENTS, *options)
-    done = run_python(HERE / "replayable.py", *arguments, cwd=folder, env=env)
-    assert done.returncode == 0, done.stderr
-    statistics: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return statistics
+Record = Callable[..., tuple[Path, dict[str, Any]]]
 
 
-def replayed_trace(folder: Path, backend: str, settings: str) -> Trace:
-    """Run a replay's process, and return its trace."""
-    requests = extract_recording(load(folder / "recorded.pickle"), 0).requests
+@pytest.fixture(scope="module")
+def record(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return a function that runs the program, once with the same arguments.
+
+    It takes settings, a seed, options, and variables by name, and returns the snapshot's path, and
+    the allocator's statistics.
+    """
+
+    @functools.cache
+    def record_once(
+        settings: str, seed: int, *options: object, **env: str
+    ) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("recorded")
+        env = environment(**{VARIABLES[backend]: settings}, **env)
+        arguments = (backend, folder / "recorded.pickle", seed, EVENTS, *options)
+        done = run_python(HERE / "replayable.py", *arguments, cwd=folder, env=env)
+        assert done.returncode == 0, done.stderr
+        return folder / "recorded.pickle", json.loads(done.stdout.splitlines()[-1])
+
+    return record_once
+
+
+def replayed_trace(path: Path, folder: Path, backend: str, settings: str) -> Trace:
+    """Run a replay's process for a recording, in a folder, and return its trace."""
+    requests = extract_recording(load(path), 0).requests
     np.savez(folder / "requests.npz", **{name: getattr(requests, name) for name in REQUEST_COLUMNS})
     env = environment(**{VARIABLES[backend]: settings})
     done = run_python(
@@ -100,12 +115,12 @@ def peaks(done: Replay, place: int) -> tuple[int | None, int | None]:
 
 @pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
 def test_a_replay_from_an_empty_allocator_equals_the_recording(
-    backend: str, tmp_path: Path, real: bool, settings: str
+    record: Record, backend: str, tmp_path: Path, real: bool, settings: str
 ) -> None:
     # GIVEN a program that was recorded from its beginning, with pools and delayed frees
-    statistics = record(tmp_path, backend, settings, 31, "--delays", "--pools")
+    path, statistics = record(settings, 31, "--delays", "--pools")
     # WHEN it is replayed with its own settings
-    done = replay(tmp_path / "recorded.pickle", [], real=real, device=0)
+    done = replay(path, [], real=real, device=0)
     # THEN the replay reserves the same memory after each request, and has the same events
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
@@ -118,15 +133,15 @@ def test_a_replay_from_an_empty_allocator_equals_the_recording(
     assert np.array_equal(own.allocated_bytes, done.recorded_curve.allocated_bytes)
     (outcome,) = done.replayed[0].setting.outcomes
     assert outcome.peak_allocated_bytes == statistics["peak_allocated_bytes"]
-    recorded = load(tmp_path / "recorded.pickle").traces[0]
-    assert events(replayed_trace(tmp_path, backend, settings)) == events(recorded)
+    recorded = load(path).traces[0]
+    assert events(replayed_trace(path, tmp_path, backend, settings)) == events(recorded)
 
 
-def test_a_recording_by_torch(backend: str, tmp_path: Path, real: bool) -> None:
+def test_a_recording_by_torch(record: Record, real: bool) -> None:
     # GIVEN a recording by torch's own recorder, with expandable segments
-    statistics = record(tmp_path, backend, EXPANDABLE, 32, "--native")
+    path, statistics = record(EXPANDABLE, 32, "--native")
     # WHEN it is replayed
-    done = replay(tmp_path / "recorded.pickle", [], real=real, device=0)
+    done = replay(path, [], real=real, device=0)
     # THEN the replay equals the program
     assert done.deviation is not None
     assert done.deviation.equal == done.deviation.requests > 1000
@@ -139,16 +154,15 @@ def test_a_recording_by_torch(backend: str, tmp_path: Path, real: bool) -> None:
     [(SEGMENTS, EXPANDABLE), (EXPANDABLE, SEGMENTS), (SEGMENTS, "max_split_size_mb:21")],
 )
 def test_a_replay_with_other_settings_equals_the_program_with_them(
-    backend: str, tmp_path: Path, real: bool, before: str, after: str
+    record: Record, real: bool, before: str, after: str
 ) -> None:
     # GIVEN a program, recorded with two settings
-    record(tmp_path, backend, before, 33)
-    (tmp_path / "other").mkdir()
-    statistics = record(tmp_path / "other", backend, after, 33)
+    path, _ = record(before, 33)
+    other, statistics = record(after, 33)
     # WHEN the first recording is replayed with the second settings
-    done = replay(tmp_path / "recorded.pickle", [after], real=real, device=0)
+    done = replay(path, [after], real=real, device=0)
     # THEN it reserves what the program reserved there, after each allocation and free
-    expected = extract_recording(load(tmp_path / "other" / "recorded.pickle"), 0)
+    expected = extract_recording(load(other), 0)
     counts = count_events(expected.trace, is_cpu=False)
     assert peaks(done, 1) == (statistics["peak_reserved_bytes"], counts.device_allocs)
     curve = done.replayed[1].curve
@@ -161,10 +175,11 @@ def test_a_replay_with_other_settings_equals_the_program_with_them(
     assert not np.array_equal(curve.reserved_bytes, done.recorded_curve.reserved_bytes)
 
 
-def test_memory_that_runs_out(backend: str, tmp_path: Path, real: bool) -> None:
+@pytest.mark.once_per_backend
+def test_memory_that_runs_out(record: Record, real: bool) -> None:
     # GIVEN a program that ran out of memory
-    assert record(tmp_path, backend, SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")["oom"]
-    path = tmp_path / "recorded.pickle"
+    path, statistics = record(SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")
+    assert statistics["oom"]
     device = int(np.argmax([np.any(trace.action == OOM) for trace in load(path).traces]))
     # WHEN it is replayed with the same memory, with twice the memory, and with less
     own = replay(path, [], real=real, device=device)
@@ -208,16 +223,16 @@ def test_memory_that_runs_out(backend: str, tmp_path: Path, real: bool) -> None:
 @pytest.mark.once_per_backend
 @pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1000)], ids=["late", "ring"])
 def test_the_deviation_of_an_incomplete_recording_is_reported(
-    backend: str, tmp_path: Path, options: tuple[object, ...]
+    record: Record, backend: str, tmp_path: Path, options: tuple[object, ...]
 ) -> None:
     # GIVEN a recording that began late, or that lost its first events
-    record(tmp_path, backend, SEGMENTS, 34, *options)
+    path, _ = record(SEGMENTS, 34, *options)
     # WHEN it is replayed
-    done = replay(tmp_path / "recorded.pickle", [], real=True, device=0)
+    done = replay(path, [], real=True, device=0)
     # THEN the reported deviation is the difference of the two traces
-    recorded = load(tmp_path / "recorded.pickle")
+    recorded = load(path)
     trace = recorded.traces[0]
-    replay_trace = replayed_trace(tmp_path, backend, SEGMENTS)
+    replay_trace = replayed_trace(path, tmp_path, backend, SEGMENTS)
     end_bytes = recorded.segments.size_bytes[recorded.segments.device == 0].sum()
     recorded_bytes = reserved_after(trace)
     recorded_bytes += end_bytes - recorded_bytes[-1]
@@ -243,6 +258,7 @@ def test_the_deviation_of_an_incomplete_recording_is_reported(
     assert "Smaller differences between settings mean nothing." in done.fidelity()
 
 
+@pytest.mark.once_per_backend
 def test_training(backend: str, tmp_path: Path, real: bool) -> None:
     # GIVEN a training loop, recorded from its beginning
     arguments = (HERE / "training.py", backend, tmp_path / "recorded.pickle")
@@ -258,10 +274,9 @@ def test_training(backend: str, tmp_path: Path, real: bool) -> None:
 
 
 @pytest.mark.once_per_backend
-def test_recordings_and_options_that_cannot_be_replayed(backend: str, tmp_path: Path) -> None:
+def test_recordings_and_options_that_cannot_be_replayed(record: Record) -> None:
     # GIVEN a recording
-    record(tmp_path, backend, SEGMENTS, 31)
-    path = tmp_path / "recorded.pickle"
+    path, _ = record(SEGMENTS, 31)
     # WHEN a setting has a typo, this device is too small, or the file has no such device
     # THEN the error names the reason
     with pytest.raises(ConfigError, match="expandable_segment"):
@@ -290,6 +305,7 @@ def replay_requests(
     return answer
 
 
+@pytest.mark.once_per_backend
 def test_delayed_frees_complete_early_if_memory_is_needed(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that needs as much memory again while a free is delayed
     requests = [(ALLOCATE, 0, 60, 0), (LEAVE, 0, 0, 0), (ALLOCATE, 1, 60, 0), (FREE, 0, 0, 0)]
@@ -314,6 +330,7 @@ def test_without_nvml(tmp_path: Path, backend: str) -> None:
     assert (answer["backend"], answer["failed_request"]) == (backend, None)
 
 
+@pytest.mark.once_per_backend
 def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
     # GIVEN requests that end in a pool, and requests that run out of memory there
     ends, fails = [(ALLOCATE, 0, 30, 1)], [(ALLOCATE, 0, 30, 1), (ALLOCATE, 1, 90, 1)]
@@ -322,6 +339,7 @@ def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
     assert replay_requests(tmp_path, fails, 100)["failed_request"] == 1
 
 
+@pytest.mark.once_per_backend
 def test_the_limit_is_exact_to_the_byte(backend: str, tmp_path: Path) -> None:
     # GIVEN a device whose size is not a power of two, so that no float represents a share exactly
     requests, env = [(ALLOCATE, 0, 1000, 0)], {"SIMULATED_CAPACITY_MB": "15999"}
@@ -333,15 +351,15 @@ def test_the_limit_is_exact_to_the_byte(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.once_per_backend
 def test_a_smaller_device_and_the_users_own_tracing(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a recording of a device of 16 GiB, and tracing switched off by the environment
-    statistics = record(tmp_path, backend, SEGMENTS, 31)
+    path, statistics = record(SEGMENTS, 31)
     monkeypatch.setenv("PYTRACER", "0")
     monkeypatch.setenv("PYTRACER_OUTPUT", str(tmp_path / "own.pickle"))
     # WHEN it is replayed on a device with less memory, but enough
     monkeypatch.setenv("SIMULATED_CAPACITY_MB", "1024")
-    done = replay(tmp_path / "recorded.pickle", [], real=True, device=0)
+    done = replay(path, [], real=True, device=0)
     # THEN a note reports the memory of the replays
     assert done.capacity_bytes == 1 << 30
     assert any("the device here has 1 GiB free" in note for note in done.notes)

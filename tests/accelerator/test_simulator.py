@@ -138,7 +138,10 @@ def simulate(requests: dict[str, Any], rules: dict[str, Any], limits: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("run", range(RUNS))
+@pytest.mark.parametrize(
+    "run",
+    [0, *(pytest.param(run, marks=pytest.mark.once_per_backend) for run in range(1, RUNS))],
+)
 def test_each_request(
     tmp_path: Path, backend: str, counts: Counter[str], settings: str, run: int
 ) -> None:

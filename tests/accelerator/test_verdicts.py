@@ -18,7 +18,7 @@ from pytracer.reading import load
 PROGRAM = Path(__file__).parent / "oom_programs.py"
 CAPACITY_MIB = 4 << 10
 
-pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
+pytestmark = [pytest.mark.slow, pytest.mark.once]
 
 
 @pytest.fixture(autouse=True)

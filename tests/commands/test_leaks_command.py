@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import leak_cases
@@ -22,13 +23,11 @@ MAIN = ("/home/me/train.py", "main", 90)
 MIB = 1 << 20
 
 
-def record(case: str, path: Path, *numbers: int, **variables: str) -> Path:
-    """Record a case on the CPU, in a process of its own."""
-    arguments = (leak_cases.__file__, case, "cpu", path, *numbers)
-    env = processes.environment(**variables)
-    done = processes.run_python(*arguments, cwd=path.parent, env=env)
-    assert done.returncode == 0, done.stderr
-    return path
+@pytest.fixture(scope="module")
+def recordings() -> Iterator[leak_cases.Recordings]:
+    found = leak_cases.Recordings("cpu")
+    yield found
+    found.end()
 
 
 def verdict_on_page(case: str) -> str:
@@ -40,8 +39,8 @@ def verdict_on_page(case: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", leak_cases.LEAKS)
-def test_each_leak_is_named(case: str, tmp_path: Path) -> None:
-    path = record(case, tmp_path / "a.pickle")
+def test_each_leak_is_named(case: str, recordings: leak_cases.Recordings, tmp_path: Path) -> None:
+    path = recordings.record(case, tmp_path / "a.pickle")
     output = invoke("leaks", path).output
     # THEN the first line has the verdict
     assert output.startswith("Leak: ")
@@ -59,8 +58,10 @@ def test_each_leak_is_named(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", leak_cases.INNOCENTS)
-def test_no_innocent_is_accused(case: str, tmp_path: Path) -> None:
-    path = record(case, tmp_path / "a.pickle")
+def test_no_innocent_is_accused(
+    case: str, recordings: leak_cases.Recordings, tmp_path: Path
+) -> None:
+    path = recordings.record(case, tmp_path / "a.pickle")
     result = invoke("leaks", path)
     expected = {
         "none": "No leak found in steps 1 to 60: ",
@@ -185,7 +186,10 @@ def test_one_of_four_processes_leaks(tmp_path: Path) -> None:
     # GIVEN four processes of a job, of which rank 2 keeps memory
     for rank in range(4):
         case = next(iter(leak_cases.LEAKS)) if rank == 2 else leak_cases.INNOCENTS[0]
-        record(case, tmp_path, RANK=str(rank), WORLD_SIZE="4", PYTRACER_ALL_RANKS="1")
+        env = processes.environment(RANK=str(rank), WORLD_SIZE="4", PYTRACER_ALL_RANKS="1")
+        arguments = (leak_cases.__file__, case, "cpu", tmp_path)
+        done = processes.run_python(*arguments, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
     # THEN the first line names the rank
     first, *_ = invoke("leaks", tmp_path).output.splitlines()
     assert first.startswith("On rank 2 of 4 ranks: Leak: ")

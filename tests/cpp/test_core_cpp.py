@@ -43,7 +43,7 @@ def built(program: str, sanitizer: str) -> Path:
     """Build a program of tests/cpp; the build is kept, and other test runs wait for it."""
     build = ROOT / "build" / f"cpp-{sanitizer or 'plain'}"
     options = ["-DPYTRACER_TESTS_ONLY=ON", "-DPYTRACER_WERROR=ON"]
-    options += [f"-DPYTRACER_SANITIZER={sanitizer}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+    options += [f"-DPYTRACER_SANITIZER={sanitizer}", "-DCMAKE_BUILD_TYPE=Release"]
     build.mkdir(parents=True, exist_ok=True)
     with open(build / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

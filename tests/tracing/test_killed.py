@@ -12,7 +12,7 @@ from processes import start
 
 from pytracer import Tracer
 
-RUNS = 30
+RUNS = 15
 PAIRS = 60_000  # large enough for dumps of some tens of milliseconds
 
 # The program dumps repeatedly to few names, so that files are replaced too. It starts fast without

@@ -28,7 +28,7 @@ from pytracer import Tracer
 pytestmark = pytest.mark.once_per_backend
 
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
-CUTS = 100  # in each test that takes many
+CUTS = 50  # in each test that takes many
 BURST = 400  # pairs of each C++ thread, allowed directly before a cut
 PAGE = 2 << 20  # the unit of expandable segments
 

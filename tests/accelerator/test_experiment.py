@@ -323,6 +323,7 @@ def await_file(path: Path, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.once
 def test_a_typo_is_reported_immediately(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN an unknown setting after a valid one
     arguments = ("--set", "current", "--set", "expandable_segment:True")
@@ -380,6 +381,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.once
 def test_a_function(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a function of the main module, in a Python without pytracer's start-up hook
     source = {**env, "PYTHONPATH": processes.environment()["PYTHONPATH"]}

@@ -107,13 +107,14 @@ FORMS = {
     ),
 }
 QUICK = ("script", "command", "fork")
-forms = pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(form, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, form in FORMS.items()
-    ],
-)
+
+
+def forms(*names: str) -> pytest.MarkDecorator:
+    cases = [
+        pytest.param(FORMS[name], id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in names
+    ]
+    return pytest.mark.parametrize("form", cases)
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def assert_done(done: processes.Done) -> None:
     assert "done" in done.stdout
 
 
-@forms
+@forms(*FORMS)
 def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN the environment requests tracing
     env["PYTRACER"] = "1"
@@ -184,7 +185,7 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}
 
 
-@forms
+@forms("script", "command", "fork", "torch's spawn", "loader, forkserver", "torchrun")
 def test_a_bad_variable_disables_tracing_only(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN a variable has an invalid value
     env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")

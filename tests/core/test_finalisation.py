@@ -78,7 +78,7 @@ libc.on_exit(libc._exit, None)  # C's first exit handler, called with the exit s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "runs", "snapshots"), [(CORE, 100, 0), (TORCH, 20, 20)], ids=["core", "torch"]
+    ("program", "runs", "snapshots"), [(CORE, 50, 0), (TORCH, 10, 10)], ids=["core", "torch"]
 )
 def test_threads_that_record_while_the_interpreter_finalises(
     tmp_path: Path, program: str, runs: int, snapshots: int

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -176,23 +176,31 @@ class Registry:
         begin = time.monotonic()
         optimizers = _subclasses(optimizer)
         wanted = _subclasses(module) | optimizers
-        objects = gc.get_objects(generation=2)  # the oldest come first
-        objects += gc.get_objects(generation=1)
-        objects += gc.get_objects(generation=0)
         place = self._older_modules
-        for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
-            if time.monotonic() - begin > MAX_SEARCH_SECONDS:
-                return False
-            some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
-            # Without a line of Python for each of some 100,000 objects.
-            is_wanted = map(wanted.__contains__, map(id, map(type, some)))
-            for thing in compress(some, is_wanted):
-                if id(type(thing)) in optimizers:
-                    self._add_older(thing)
-                elif id(thing) in self._modules:
-                    place = self._modules  # what follows is younger
-                elif not self._knows_module(thing):
-                    self._add_module(thing, place)
+        # A list that is in itself would keep all objects alive: so no list grows by the next one.
+        oldest = gc.get_objects(generation=2)
+        middle = gc.get_objects(generation=1)
+        youngest = gc.get_objects(generation=0)
+        try:
+            for objects in (oldest, middle, youngest):
+                things = iter(objects)
+                # Without a line of Python for each of some 100,000 objects.
+                is_wanted = map(wanted.__contains__, map(id, map(type, objects)))
+                for _ in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
+                    if time.monotonic() - begin > MAX_SEARCH_SECONDS:
+                        return False
+                    some = islice(things, _OBJECTS_BETWEEN_CLOCKS)
+                    for thing in compress(some, islice(is_wanted, _OBJECTS_BETWEEN_CLOCKS)):
+                        if id(type(thing)) in optimizers:
+                            self._add_older(thing)
+                        elif id(thing) in self._modules:
+                            place = self._modules  # what follows is younger
+                        elif not self._knows_module(thing):
+                            self._add_module(thing, place)
+        finally:
+            # On Python 3.10, this call's frame is in a list, and refers to it.
+            for objects in (oldest, middle, youngest):
+                objects.clear()
         return gc.get_freeze_count() == 0  # what is frozen is in no list
 
     def _add_older(self, optimizer: Any) -> None:

@@ -146,6 +146,26 @@ def test_a_search_that_fails_is_logged_and_does_not_end_the_job(
     REGISTRY._end()  # for later tests
 
 
+def test_a_search_keeps_nothing_alive() -> None:
+    # GIVEN objects of all generations, and no collector
+    gc.collect()
+    gc.disable()
+    try:
+        model, tensor = nn.Linear(8, 8), torch.ones(100)
+        alive = [weakref.ref(model), weakref.ref(model.weight), weakref.ref(tensor)]
+        # WHEN a search ends, and one is cut short, THEN the program's objects are freed at once
+        registry = Registry()
+        assert registry._search(nn.Module, torch.optim.Optimizer)
+        assert any(model is module for module in registry.modules())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pytracer.owners.registry.MAX_SEARCH_SECONDS", -1.0)
+            assert not Registry()._search(nn.Module, torch.optim.Optimizer)
+        del model, tensor
+        assert [reference() for reference in alive] == [None, None, None]
+    finally:
+        gc.enable()
+
+
 def test_frozen_objects_are_no_complete_search() -> None:
     registry = Registry()
     assert registry._search(nn.Module, torch.optim.Optimizer)

@@ -23,7 +23,8 @@ demo: .venv/torch
 	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation .
 	.venv/bin/pytracer demo
 
-# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
+# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone, and
+# with `nice`, because with -j the tests of the CPU take longest.
 test: test-cpu $(ACCELERATORS:%=test-%)
 
 # Tests of compiling need a package without ready hooks.
@@ -34,12 +35,12 @@ test-cpu: wheel
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
 	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
+	PYTRACER_BUILD=never nice tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
 		$(if $(filter cuda-$*,$(SECOND_VERSIONS)),-m 'not once and not once_per_backend')
 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
 	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
+	PYTRACER_BUILD=never nice tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
 		-m 'not once$(if $(filter npu-$*,$(SECOND_VERSIONS)), and not once_per_backend)'
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.

@@ -19,7 +19,7 @@ BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | 
 .PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
-demo: .venv/torch
+demo: .venv/build-tools
 	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation .
 	.venv/bin/pytracer demo
 
@@ -77,7 +77,7 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
 	done
 
-wheel: .venv/torch ready-hooks
+wheel: .venv/build-tools ready-hooks
 	rm -rf build/wheel
 	.venv/bin/pip wheel $(PIP_FLAGS) --no-build-isolation --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
 	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
@@ -117,11 +117,11 @@ same-wheel:
 	touch $@
 
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
-dev: .venv-dev/torch
+dev: .venv-dev/build-tools
 	.venv-dev/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[test]'
 	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-lint: .venv/torch
+lint: .venv/build-tools
 	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[test,docs]'
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -129,14 +129,14 @@ lint: .venv/torch
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # The documentation as a site, in build/site. A link that does not resolve is an error.
-docs: .venv/torch
-	.venv/bin/pip install $(PIP_FLAGS) '.[docs]'
+docs: .venv/build-tools
+	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[docs]'
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.
-bench: .venv/torch .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
-	.venv/bin/pip install $(PIP_FLAGS) '.[plot]'
+bench: .venv/build-tools .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
+	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[plot]'
 	.venv/bin/python bench
 	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench --device cuda
@@ -159,11 +159,14 @@ BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.
 	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps $(FRAMEWORKS))
 HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print(1)')
 
-# torch comes first and by itself, so that installing pytracer finds it and looks for no other. The build's
-# tools are beside it, because with tools of a new place each time, all would be compiled again.
+# torch comes first and by itself, so that installing pytracer finds it and looks for no other.
 .venv/torch .venv-dev/torch: %/torch:
 	$(PYTHON) -m venv $*
 	$*/bin/pip install $(PIP_FLAGS) '$(TORCH)' numpy
+	touch $@
+
+# pip's own environments for a build are in a new folder each time, which makes CMake compile everything again.
+.venv/build-tools .venv-dev/build-tools: %/build-tools: %/torch pyproject.toml
 	$*/bin/pip install $(PIP_FLAGS) $(BUILD_TOOLS)
 	touch $@
 

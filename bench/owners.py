@@ -7,7 +7,7 @@
 - read: the seconds in which the owners are read, of a model with 480 parameters, their gradients,
   and AdamW's state.
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
-- search: the seconds of the search for modules and optimizers that torch did not report.
+- search: the seconds of the search for older modules and optimizers.
 
 What is compared runs by turns in one process. Each figure is the fastest of all turns, because
 other programs on the machine only add time. For steps, there is also the median of the differences

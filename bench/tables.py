@@ -178,10 +178,6 @@ def goals() -> str:
     )
     what = "the largest file, relative to torch's"
     rows.append(at_most(what, 1, summary([largest]), ".2f"))
-    code = results("startup", "cuda")["figures"]["code"].values()
-    start = {key: 1000 * sum(part[key] for part in code) for key in ("median", "min", "max")}
-    what = "import and first start of a tracer, with the hook compiled before"
-    rows.append(at_most(what, 60, start, ".0f", " ms"))
     return table(["what", "goal", "measured", "met"], rows)
 
 

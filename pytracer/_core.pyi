@@ -32,7 +32,7 @@ class Owners:
         owners: list[tuple[int, int, int, int, int, str]],
         unread: int,  # how many more owners there are
         unread_gradients: int,  # how many gradients this thread may not read
-        has_all_modules: bool,  # whether all objects were searched for older ones
+        has_all_modules: bool,  # whether all older modules and optimizers were looked for
     ) -> None: ...
 
 class View:

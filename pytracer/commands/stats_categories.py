@@ -106,9 +106,8 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
         yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
     if tensors.get("all_modules_found") is False:
         yield (
-            "Not all Python objects could be searched for modules that are older than the "
-            "recording, so the blocks of such modules may be unknown. Start the tracer before the "
-            "model is made."
+            "The search for modules that are older than the recording was cut short: their "
+            "blocks may be unknown. Start the tracer before the model is made."
         )
 
 

@@ -1,8 +1,7 @@
 """The modules and optimizers of this process, found as they are made and used.
 
 Torch reports each parameter, buffer and submodule when a module gets it, and each optimizer when it
-steps. What torch did not report is found once, when modules are first asked for: what is older than
-the first tracer, and copies.
+steps. Modules and optimizers that are older than the first tracer are found once, when it starts.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from itertools import compress, islice
+from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -24,7 +23,7 @@ MAX_MODULES = 2**18
 """How many modules, and how many optimizers, are known at most. Later ones are counted."""
 
 MAX_SEARCH_SECONDS = 0.5
-"""How long the search for unreported modules may take, without the listing itself."""
+"""How long the search for older modules and optimizers may take, without the listing itself."""
 
 _OBJECTS_BETWEEN_CLOCKS = 2**16
 _MAX_MAKERS = 1024
@@ -37,15 +36,12 @@ class Registry:
         names: The names that parameters had.
         makers: The threads that make modules or start tracers.
         dropped: How many modules and optimizers found no room.
-        is_complete: False if the search for unreported ones could not examine all objects, or
-            failed.
+        is_complete: False if the search for older ones ran out of time, or failed.
     """
 
     def __init__(self) -> None:
         """Know nothing yet, and do not follow torch."""
         self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # Those that are older than all that torch reported.
-        self._older_modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # The thread that stepped an optimizer last; None: it has not stepped yet.
         self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
         self._handles: list[Any] = []
@@ -54,7 +50,6 @@ class Registry:
         self.makers: set[int] = set()
         self.dropped = 0
         self.is_complete = True
-        self._is_searched = False
 
     def follow(self) -> None:
         """Have torch report modules and optimizers from now on.
@@ -93,13 +88,16 @@ class Registry:
             (optimizers.register_optimizer_step_pre_hook, self._steps),
         ):
             self._handles.append(register(hook))
+        self.is_complete = False  # also if a signal's handler ends the search
+        self.is_complete = _is_being_imported() or self._search(
+            modules.Module, optimizers.Optimizer
+        )
 
     def _end(self) -> None:
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 handle.remove()
         self._handles.clear()
-        self._is_searched = False
 
     def _note_maker(self) -> None:
         if len(self.makers) < _MAX_MAKERS:
@@ -109,9 +107,9 @@ class Registry:
         """Note a module, on the thread that gives it a parameter, a buffer or a submodule."""
         if is_compiled():  # torch would not compile what follows
             return
-        if not self._knows_module(module):
+        if id(module) not in self._modules:
             self._note_maker()
-            self._add_module(module, self._modules)
+            self._add_module(module)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
@@ -126,13 +124,10 @@ class Registry:
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
 
-    def _knows_module(self, module: Any) -> bool:
-        return id(module) in self._modules or id(module) in self._older_modules
-
-    def _add_module(self, module: Any, modules: "WeakValueDictionary[int, Any]") -> None:
-        if len(self._modules) + len(self._older_modules) < MAX_MODULES:
+    def _add_module(self, module: Any) -> None:
+        if len(self._modules) < MAX_MODULES:
             with contextlib.suppress(TypeError):  # a class without weak references
-                modules[id(module)] = module
+                self._modules[id(module)] = module
                 return
         self.dropped += 1
 
@@ -143,65 +138,27 @@ class Registry:
                 return
         self.dropped += 1
 
-    def _search_once(self) -> None:
-        """Find what torch did not report, the first time that something is asked for.
-
-        Not as the first tracer starts: this takes longer than all else that a start does, and the
-        first step of an optimizer is slow anyway.
-        """
-        if self._is_searched:
-            return
-        with self._changing:
-            if self._is_searched or not self._handles:
-                return
-            try:
-                modules = sys.modules["torch.nn.modules.module"]
-                optimizers = sys.modules["torch.optim.optimizer"]
-                self.is_complete = self._search(modules.Module, optimizers.Optimizer)
-            except Exception as error:
-                self.is_complete = False
-                warn_once(
-                    f"some blocks of parameters and optimizers may have no names: the search for "
-                    f"older modules failed ({error!r}). Everything else is recorded",
-                    "owners: search",
-                )
-            finally:
-                self._is_searched = True
-
     def _search(self, module: type, optimizer: type) -> bool:
-        """Find what torch did not report; return whether everything was examined.
+        """Find what is older than this call; return whether everything was examined.
 
         Only the types of objects are looked at, so hardly any code of the program runs.
         """
         begin = time.monotonic()
-        optimizers = _subclasses(optimizer)
-        wanted = _subclasses(module) | optimizers
-        place = self._older_modules
-        # A list that is in itself would keep all objects alive: so no list grows by the next one.
-        oldest = gc.get_objects(generation=2)
-        middle = gc.get_objects(generation=1)
-        youngest = gc.get_objects(generation=0)
-        try:
-            for objects in (oldest, middle, youngest):
-                things = iter(objects)
-                # Without a line of Python for each of some 100,000 objects.
-                is_wanted = map(wanted.__contains__, map(id, map(type, objects)))
-                for _ in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
-                    if time.monotonic() - begin > MAX_SEARCH_SECONDS:
-                        return False
-                    some = islice(things, _OBJECTS_BETWEEN_CLOCKS)
-                    for thing in compress(some, islice(is_wanted, _OBJECTS_BETWEEN_CLOCKS)):
-                        if id(type(thing)) in optimizers:
-                            self._add_older(thing)
-                        elif id(thing) in self._modules:
-                            place = self._modules  # what follows is younger
-                        elif not self._knows_module(thing):
-                            self._add_module(thing, place)
-        finally:
-            # On Python 3.10, this call's frame is in a list, and refers to it.
-            for objects in (oldest, middle, youngest):
-                objects.clear()
-        return gc.get_freeze_count() == 0  # what is frozen is in no list
+        modules, optimizers = _subclasses(module), _subclasses(optimizer)
+        wanted = modules | optimizers
+        objects = gc.get_objects()
+        for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
+            if time.monotonic() - begin > MAX_SEARCH_SECONDS:
+                return False
+            some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
+            # Without a line of Python for each of some 100,000 objects.
+            is_wanted = map(wanted.__contains__, map(id, map(type, some)))
+            for thing in compress(some, is_wanted):
+                if id(type(thing)) in optimizers:
+                    self._add_older(thing)
+                elif id(thing) not in self._modules:
+                    self._add_module(thing)
+        return True
 
     def _add_older(self, optimizer: Any) -> None:
         try:
@@ -211,18 +168,22 @@ class Registry:
             self.dropped += 1
 
     def modules(self) -> list[Any]:
-        """Return the modules that exist, in the order in which they were made, as far as known."""
-        self._search_once()
-        return _alive((*self._older_modules.valuerefs(), *self._modules.valuerefs()))
+        """Return the modules that exist, in the order in which they were found."""
+        return _alive(self._modules.valuerefs())
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that exist, in the order in which they were found."""
-        self._search_once()
         return _alive(self._optimizers.keyrefs())
 
     def stepping_thread(self, optimizer: Any) -> int | None:
         """Return the thread that stepped an optimizer last; None: it has not stepped yet."""
         return self._optimizers.get(optimizer)
+
+
+def _is_being_imported() -> bool:
+    """Return whether torch is just being imported, as with `PYTRACER=1`: nothing is older then."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))  # set by importlib
 
 
 def _subclasses(kind: type) -> set[int]:

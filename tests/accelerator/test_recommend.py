@@ -18,7 +18,7 @@ OOM_PROGRAMS = HERE / "oom_programs.py"
 CAPACITY_MIB = 4 << 10
 
 pytestmark = [
-    pytest.mark.once,
+    pytest.mark.once_per_backend,
     pytest.mark.skipif(not simulated.active(), reason="needs a device of a chosen capacity"),
 ]
 

@@ -52,7 +52,7 @@ Record = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def record(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return a function that runs the program, once with the same arguments.
+    """Return a function that runs the program once for each set of arguments.
 
     It takes settings, a seed, options, and variables by name, and returns the snapshot's path, and
     the allocator's statistics.

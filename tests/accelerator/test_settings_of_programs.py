@@ -26,7 +26,7 @@ TIGHT = {"varying_lengths": (1.228, 1.14), "transformer": (1.2, 1.07), "reinforc
 """The capacities as multiples of what the program allocates; some settings fit, others do not."""
 
 pytestmark = [
-    pytest.mark.once,
+    pytest.mark.once_per_backend,
     pytest.mark.skipif(not simulated.active(), reason="needs a device of a chosen capacity"),
 ]
 

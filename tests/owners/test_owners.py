@@ -1,10 +1,8 @@
 """Test the categories and owners of live blocks against what the program itself knows."""
 
-import copy
 import gc
 import logging
 import pickle
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -88,64 +86,6 @@ def test_a_model_that_is_older_than_the_tracer() -> None:
     assert (state["category"], state["category_rule"]) == ("optimizer_state", "optimizer")
 
 
-def test_modules_that_torch_did_not_report_are_in_order() -> None:
-    # GIVEN a model that is older than the tracer, one that is younger, and a copy of the younger
-    REGISTRY._end()
-    older = nn.Linear(8, 8)
-    with pytracer.Tracer(device="cpu") as tracer:
-        younger = nn.Linear(8, 8)
-        duplicate = copy.deepcopy(younger)
-        # WHEN they are first asked for
-        blocks = blocks_in(tracer.snapshot())
-    # THEN all have names, and the names are numbered in the order in which they were made
-    known = [thing for thing in REGISTRY.modules() if thing in (older, younger, duplicate)]
-    assert [id(thing) for thing in known] == [id(older), id(younger), id(duplicate)]
-    assert all(
-        re.fullmatch(r"Linear#\d+\.weight", block_of(module.weight, blocks)["owner"])
-        for module in (younger, duplicate)
-    )
-
-
-def test_the_search_for_older_modules_waits_until_they_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    searches = []
-    search = Registry._search
-    monkeypatch.setattr(
-        Registry, "_search", lambda *arguments: searches.append(1) or search(*arguments)
-    )
-    REGISTRY._end()
-    parameter = nn.Parameter(torch.ones(100))
-    with pytracer.Tracer(device="cpu") as tracer:
-        # WHEN a tracer has started, THEN nothing was searched for
-        assert searches == []
-        # WHEN an optimizer steps, and snapshots are taken, THEN it was, once
-        parameter.grad = torch.ones(100)
-        torch.optim.SGD([parameter]).step()
-        assert searches == [1]
-        tracer.snapshot()
-    assert searches == [1]
-
-
-def test_a_search_that_fails_is_logged_and_does_not_end_the_job(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    searches = []
-
-    def fail(*_: object) -> bool:
-        searches.append(1)
-        raise RuntimeError("no search today")
-
-    monkeypatch.setattr(Registry, "_search", fail)
-    REGISTRY._end()
-    with pytracer.Tracer(device="cpu") as tracer, caplog.at_level(logging.WARNING, "pytracer"):
-        counts = [tracer.snapshot()["pytracer"]["tensors"] for _ in range(2)]
-    assert [count["all_modules_found"] for count in counts] == [False, False]
-    assert len([text for text in caplog.messages if "no search today" in text]) == 1
-    assert searches == [1]
-    REGISTRY._end()  # for later tests
-
-
 def test_a_search_keeps_nothing_alive() -> None:
     # GIVEN objects of all generations, and no collector
     gc.collect()
@@ -166,14 +106,23 @@ def test_a_search_keeps_nothing_alive() -> None:
         gc.enable()
 
 
-def test_frozen_objects_are_no_complete_search() -> None:
+def test_nothing_is_searched_for_while_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = []
+    monkeypatch.setattr(Registry, "_search", lambda *_: not searches.append(1))
+    # WHEN a tracer starts at the end of torch's import, as with PYTRACER=1
+    monkeypatch.setattr(torch.__spec__, "_initializing", True)
     registry = Registry()
-    assert registry._search(nn.Module, torch.optim.Optimizer)
-    gc.freeze()
-    try:
-        assert not registry._search(nn.Module, torch.optim.Optimizer)
-    finally:
-        gc.unfreeze()
+    registry.follow()
+    registry._end()
+    # THEN nothing is searched for, because nothing is older
+    assert (searches, registry.is_complete) == ([], True)
+    # WHEN it starts later, THEN older modules are searched for
+    monkeypatch.setattr(torch.__spec__, "_initializing", False)
+    registry.follow()
+    registry._end()
+    assert (searches, registry.is_complete) == ([1], True)
 
 
 def test_parameters_without_a_module() -> None:

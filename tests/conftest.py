@@ -3,11 +3,15 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import processes
 import pytest
 import simulated
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import leak_cases
 
 # The same examples in every run, so that a commit that passed once passes again. A busy machine is
 # slow, which is no failure. `--hypothesis-profile=explore` looks for new examples.
@@ -66,6 +70,16 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def recordings(request: pytest.FixtureRequest) -> Iterator["leak_cases.Recordings"]:
+    """Return a process that records the cases of leaks on the tests' device."""
+    import leak_cases  # it imports torch, which must not come before torch_npu
+
+    found = leak_cases.Recordings(request.config.getoption("--device"))
+    yield found
+    found.end()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Test `pytracer leaks` on an accelerator: the cases of tests/commands/test_leaks_command.py."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import leak_cases
@@ -11,13 +10,6 @@ from pytracer.analysis.leaks import DeviceLeaks
 from pytracer.reading import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
-
-
-@pytest.fixture(scope="module")
-def recordings(backend: str) -> Iterator[leak_cases.Recordings]:
-    found = leak_cases.Recordings(backend)
-    yield found
-    found.end()
 
 
 def search(path: Path) -> DeviceLeaks:

@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import leak_cases
@@ -21,13 +20,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "leaks.md"
 TRAIN = ("/home/me/train.py", "train_step", 41)
 MAIN = ("/home/me/train.py", "main", 90)
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def recordings() -> Iterator[leak_cases.Recordings]:
-    found = leak_cases.Recordings("cpu")
-    yield found
-    found.end()
 
 
 def verdict_on_page(case: str) -> str:

@@ -3,8 +3,6 @@
 python tests/helpers/leak_table.py
 """
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,15 +20,16 @@ VERDICTS = {"leak": "leak", "none": "none", "unknown": "can't tell"}
 def rows() -> list[str]:
     """Run each case in a process of its own, and return its row."""
     found = ["| case | what is kept | growth per step | verdict |", "|---|---|---|---|"]
+    recordings = leak_cases.Recordings("cpu")
     for case in (*leak_cases.LEAKS, *leak_cases.INNOCENTS):
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "a.pickle")
-            subprocess.run([sys.executable, leak_cases.__file__, case, "cpu", path], check=True)
+            path = recordings.record(case, Path(folder, "a.pickle"))
             (device,) = find_leaks(load(path)).devices
         per_step = size(round(device.bytes_per_step)) if device.verdict == "leak" else ""
         what = " ".join((leak_cases.CASES[case].__doc__ or "").split())
         name = case.replace("_", " ")
         found.append(f"| {name} | {what} | {per_step} | {VERDICTS[device.verdict]} |")
+    recordings.end()
     return found
 
 

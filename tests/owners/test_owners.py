@@ -106,6 +106,18 @@ def test_a_search_keeps_nothing_alive() -> None:
         gc.enable()
 
 
+def test_a_search_that_is_interrupted_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Registry, "_search", interrupt)
+    registry = Registry()
+    with pytest.raises(KeyboardInterrupt):
+        registry.follow()
+    registry._end()
+    assert not registry.is_complete
+
+
 def test_nothing_is_searched_for_while_torch_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,7 @@
 """Define `--device`, which selects the real or simulated accelerator for tests/accelerator."""
 
 import gc
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING
 import processes
 import pytest
 import simulated
+from amount import LONG
+from devices_of_tests import runs_here
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -35,6 +38,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # Import the backend before anything imports torch, as user programs do.
     if config.getoption("--device") == "npu":
         import torch_npu  # noqa: F401
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests, and those that other devices run (helpers/devices_of_tests.py)."""
+    backend = config.getoption("--device")
+    left_out = [item for item in items if not LONG and item.get_closest_marker("long")]
+    if backend != "cpu" and simulated.active():
+        torch = importlib.import_module("torch")
+        version = str(torch.__version__).split("+")[0]
+        left_out += [
+            item
+            for item in items
+            if item.path.parent.name == "accelerator"
+            and not runs_here(item.path.stem, item.name.split("[")[0], backend, version)
+        ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,8 +7,6 @@ import processes
 import pytest
 from processes import run
 
-pytestmark = pytest.mark.once_per_backend
-
 JOB = """
 import inspect, sys
 def work(size):

@@ -22,13 +22,12 @@ import pytest
 import simulated
 import torch
 from accelerator.extension import Churn, Extension
+from amount import amount
 
 from pytracer import Tracer
 
-pytestmark = pytest.mark.once_per_backend
-
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
-CUTS = 50  # in each test that takes many
+CUTS = amount(20, 50)  # in each test that takes many
 BURST = 400  # pairs of each C++ thread, allowed directly before a cut
 PAGE = 2 << 20  # the unit of expandable segments
 

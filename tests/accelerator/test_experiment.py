@@ -16,8 +16,6 @@ import pytest
 from commands import cells
 from processes import HANG_S, Done
 
-pytestmark = pytest.mark.once_per_backend
-
 MIB = 1 << 20
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
 
@@ -217,7 +215,6 @@ def test_the_output(finished: Finished) -> None:
     assert finished.report["conclusions"][0] in finished.done.stdout
 
 
-@pytest.mark.once
 def test_a_failed_run_does_not_stop_the_experiment(
     backend: str, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -261,7 +258,6 @@ def test_a_failed_run_does_not_stop_the_experiment(
         assert f'{ON}: the program itself changed the settings to "{OFF}"' in content["notes"][0]
 
 
-@pytest.mark.once
 def test_an_interrupted_experiment(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a program that hangs in its second run
     program = TRAINING + (
@@ -323,7 +319,6 @@ def await_file(path: Path, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.once
 def test_a_typo_is_reported_immediately(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN an unknown setting after a valid one
     arguments = ("--set", "current", "--set", "expandable_segment:True")
@@ -336,7 +331,6 @@ def test_a_typo_is_reported_immediately(backend: str, env: dict[str, str], tmp_p
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.once
 def test_ranks(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN two ranks, the second of which uses more memory
     program = TRAINING + "import os\ntrain(3 + 4 * int(os.environ['RANK']))"
@@ -381,7 +375,6 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.once
 def test_a_function(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a function of the main module, in a Python without pytracer's start-up hook
     source = {**env, "PYTHONPATH": processes.environment()["PYTHONPATH"]}

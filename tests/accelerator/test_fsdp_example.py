@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30
 LOGITS_BYTES = 7_500 * 128_256 * 4
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -81,7 +81,10 @@ def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize(("shape", "expandable"), [("3b", True), ("8b", True), ("8b", False)])
+@pytest.mark.parametrize(
+    ("shape", "expandable"),
+    [("3b", True), *(pytest.param("8b", on, marks=pytest.mark.long) for on in (True, False))],
+)
 def test_other_models_and_settings_fit(shape: str, expandable: bool, tmp_path: Path) -> None:
     # WHEN the smaller model trains with expandable segments, or the larger one with any segments
     done = run_example(tmp_path, shape, expandable=expandable)

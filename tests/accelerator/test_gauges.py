@@ -6,8 +6,6 @@ import torch
 import pytracer
 from pytracer.integrations import gauges
 
-pytestmark = pytest.mark.once_per_backend
-
 
 def figures(tracer: pytracer.Tracer) -> dict[str, dict[str, float]]:
     return {metric.name: dict(gauges.read(tracer, metric)) for metric in gauges.METRICS}

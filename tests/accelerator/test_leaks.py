@@ -9,7 +9,7 @@ from pytracer.analysis import find_leaks
 from pytracer.analysis.leaks import DeviceLeaks
 from pytracer.reading import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.once]
+pytestmark = pytest.mark.slow
 
 
 def search(path: Path) -> DeviceLeaks:

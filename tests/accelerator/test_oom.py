@@ -140,7 +140,6 @@ def test_whether_it_was_fragmentation(backend: str, tmp_path: Path, is_fragmente
     assert len(held) == 4
 
 
-@pytest.mark.once_per_backend
 def test_the_number_of_snapshots_is_limited(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -167,7 +166,6 @@ def test_the_number_of_snapshots_is_limited(
     assert len(list(tmp_path.glob("*.oom-*"))) == 2
 
 
-@pytest.mark.once_per_backend
 def test_the_first_and_the_last_of_fifty_files_remain(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -185,7 +183,6 @@ def test_the_first_and_the_last_of_fifty_files_remain(
         assert actions.count("oom") == 50
 
 
-@pytest.mark.once_per_backend
 @pytest.mark.parametrize(("chosen", "files"), [([5], 1), ([0, 4], 0), (None, 1)])
 def test_oom_ranks(
     backend: str,
@@ -215,7 +212,6 @@ def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path:
     assert pickle.loads(path.read_bytes())["pytracer"]["oom"]["requested_bytes"] >= HUGE
 
 
-@pytest.mark.once_per_backend
 def test_a_dump_that_fails(
     backend: str,
     ask_for_too_much: Callable[[], str],
@@ -250,7 +246,6 @@ def test_a_dump_that_fails(
     assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
 
 
-@pytest.mark.once_per_backend
 def test_the_log_explains_the_out_of_memory(
     backend: str,
     device: ModuleType,
@@ -290,7 +285,6 @@ def test_the_log_explains_the_out_of_memory(
     assert held.numel()
 
 
-@pytest.mark.once_per_backend
 @pytest.mark.parametrize("is_large", [True, False])
 def test_an_explanation_that_is_not_possible(
     backend: str,
@@ -321,7 +315,6 @@ def test_an_explanation_that_is_not_possible(
     assert len(failures) <= (0 if is_large else 1)
 
 
-@pytest.mark.once_per_backend
 def test_a_log_that_fails(
     backend: str, ask_for_too_much: Callable[[], str], tmp_path: Path
 ) -> None:

@@ -30,7 +30,6 @@ def test_leak():
 
 
 @pytest.mark.slow
-@pytest.mark.once_per_backend
 def test_markers_check_the_accelerator(backend: str, tmp_path: Path) -> None:
     imports = "import torch_npu" if backend == "npu" else ""
     text = TESTS.replace("BACKEND", backend).replace("IMPORT", imports)

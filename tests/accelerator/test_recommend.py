@@ -5,6 +5,7 @@ from pathlib import Path
 import processes
 import pytest
 import simulated
+from amount import amount
 from commands import invoke
 
 from pytracer.reading import load
@@ -17,10 +18,9 @@ HERE = Path(__file__).parent
 OOM_PROGRAMS = HERE / "oom_programs.py"
 CAPACITY_MIB = 4 << 10
 
-pytestmark = [
-    pytest.mark.once_per_backend,
-    pytest.mark.skipif(not simulated.active(), reason="needs a device of a chosen capacity"),
-]
+pytestmark = pytest.mark.skipif(
+    not simulated.active(), reason="needs a device of a chosen capacity"
+)
 
 
 def variable(backend: str) -> str:
@@ -82,7 +82,7 @@ def run_programs(backend: str, folder: Path, *names: object, **more: str) -> dic
 @pytest.mark.slow
 def test_explanations_name_the_settings_that_fit(backend: str, tmp_path: Path) -> None:
     # GIVEN programs that allocate and free at random until memory runs out
-    seeds = range(200, 224)
+    seeds = range(200, amount(208, 224))
     capacity = {"SIMULATED_CAPACITY_MB": str(CAPACITY_MIB)}
     run_programs(backend, tmp_path, *seeds, OUTPUT=str(tmp_path), **capacity)
     numbers = {

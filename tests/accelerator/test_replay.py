@@ -175,7 +175,6 @@ def test_a_replay_with_other_settings_equals_the_program_with_them(
     assert not np.array_equal(curve.reserved_bytes, done.recorded_curve.reserved_bytes)
 
 
-@pytest.mark.once_per_backend
 def test_memory_that_runs_out(record: Record, real: bool) -> None:
     # GIVEN a program that ran out of memory
     path, statistics = record(SEGMENTS, 31, SIMULATED_CAPACITY_MB="150")
@@ -220,7 +219,6 @@ def test_memory_that_runs_out(record: Record, real: bool) -> None:
         assert done.deviation.equal == done.deviation.requests > 100
 
 
-@pytest.mark.once_per_backend
 @pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1000)], ids=["late", "ring"])
 def test_the_deviation_of_an_incomplete_recording_is_reported(
     record: Record, backend: str, tmp_path: Path, options: tuple[object, ...]
@@ -258,7 +256,6 @@ def test_the_deviation_of_an_incomplete_recording_is_reported(
     assert "Smaller differences between settings mean nothing." in done.fidelity()
 
 
-@pytest.mark.once_per_backend
 def test_training(backend: str, tmp_path: Path, real: bool) -> None:
     # GIVEN a training loop, recorded from its beginning
     arguments = (HERE / "training.py", backend, tmp_path / "recorded.pickle")
@@ -273,7 +270,6 @@ def test_training(backend: str, tmp_path: Path, real: bool) -> None:
     assert peaks(replayed, 0)[0] == statistics["stats"]["reserved_bytes.all.peak"]
 
 
-@pytest.mark.once_per_backend
 def test_recordings_and_options_that_cannot_be_replayed(record: Record) -> None:
     # GIVEN a recording
     path, _ = record(SEGMENTS, 31)
@@ -305,7 +301,6 @@ def replay_requests(
     return answer
 
 
-@pytest.mark.once_per_backend
 def test_delayed_frees_complete_early_if_memory_is_needed(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that needs as much memory again while a free is delayed
     requests = [(ALLOCATE, 0, 60, 0), (LEAVE, 0, 0, 0), (ALLOCATE, 1, 60, 0), (FREE, 0, 0, 0)]
@@ -321,7 +316,6 @@ def test_delayed_frees_complete_early_if_memory_is_needed(backend: str, tmp_path
     assert (both["ooms"], one["ooms"], none["ooms"]) == ([], [-1], [0])
 
 
-@pytest.mark.once_per_backend
 def test_without_nvml(tmp_path: Path, backend: str) -> None:
     # GIVEN a container where NVML does not answer, but torch finds the device
     requests = [(ALLOCATE, 0, 30, 0)]
@@ -330,7 +324,6 @@ def test_without_nvml(tmp_path: Path, backend: str) -> None:
     assert (answer["backend"], answer["failed_request"]) == (backend, None)
 
 
-@pytest.mark.once_per_backend
 def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
     # GIVEN requests that end in a pool, and requests that run out of memory there
     ends, fails = [(ALLOCATE, 0, 30, 1)], [(ALLOCATE, 0, 30, 1), (ALLOCATE, 1, 90, 1)]
@@ -339,7 +332,6 @@ def test_a_replay_that_ends_in_a_pool(backend: str, tmp_path: Path) -> None:
     assert replay_requests(tmp_path, fails, 100)["failed_request"] == 1
 
 
-@pytest.mark.once_per_backend
 def test_the_limit_is_exact_to_the_byte(backend: str, tmp_path: Path) -> None:
     # GIVEN a device whose size is not a power of two, so that no float represents a share exactly
     requests, env = [(ALLOCATE, 0, 1000, 0)], {"SIMULATED_CAPACITY_MB": "15999"}
@@ -349,7 +341,6 @@ def test_the_limit_is_exact_to_the_byte(backend: str, tmp_path: Path) -> None:
     assert replay_requests(tmp_path, requests, room - 2, **env)["failed_request"] == 0
 
 
-@pytest.mark.once_per_backend
 def test_a_smaller_device_and_the_users_own_tracing(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

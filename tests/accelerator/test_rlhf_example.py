@@ -3,10 +3,7 @@
 import pickle
 from pathlib import Path
 
-import pytest
 from rlhf_example import check_files, run_example
-
-pytestmark = pytest.mark.once
 
 
 def test_each_phase_has_a_snapshot(backend: str, tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ SETTINGS = {
 }
 TIGHT = {"varying_lengths": (1.228, 1.14), "transformer": (1.2, 1.07), "reinforcement": (1.2, 1.05)}
 """The capacities as multiples of what the program allocates; some settings fit, others do not."""
+SHORTEST = "varying_lengths"
 
-pytestmark = [
-    pytest.mark.once_per_backend,
-    pytest.mark.skipif(not simulated.active(), reason="needs a device of a chosen capacity"),
-]
+pytestmark = pytest.mark.skipif(
+    not simulated.active(), reason="needs a device of a chosen capacity"
+)
 
 
 def run_program(
@@ -42,7 +42,10 @@ def run_program(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TIGHT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == SHORTEST else pytest.mark.long) for name in TIGHT],
+)
 def test_the_simulator_equals_the_program(backend: str, tmp_path: Path, name: str) -> None:
     # GIVEN a recording with more memory than needed, and the program itself under other settings,
     # on devices where only some settings fit

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simulated
+from amount import amount
 from processes import environment, run_python
 
 from pytracer.analysis.allocator_rules import UNIT_BYTES, UNLIMITED
@@ -36,7 +37,7 @@ from pytracer.variables import VARIABLE
 MIB = 2**20
 NO_LIMIT = UNLIMITED
 REQUESTS = int(os.environ.get("SIMULATOR_REQUESTS", "10000"))
-RUNS = int(os.environ.get("SIMULATOR_RUNS", "3"))
+RUNS = int(os.environ.get("SIMULATOR_RUNS", amount(1, 3)))
 FIRST_SEED = int(os.environ.get("SIMULATOR_SEED", "0"))
 RESULTS = os.environ.get("SIMULATOR_RESULTS")
 SETTINGS = [
@@ -138,10 +139,7 @@ def simulate(requests: dict[str, Any], rules: dict[str, Any], limits: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(
-    "run",
-    [0, *(pytest.param(run, marks=pytest.mark.once_per_backend) for run in range(1, RUNS))],
-)
+@pytest.mark.parametrize("run", range(RUNS))
 def test_each_request(
     tmp_path: Path, backend: str, counts: Counter[str], settings: str, run: int
 ) -> None:

@@ -18,7 +18,7 @@ from pytracer.reading import load
 PROGRAM = Path(__file__).parent / "oom_programs.py"
 CAPACITY_MIB = 4 << 10
 
-pytestmark = [pytest.mark.slow, pytest.mark.once_per_backend]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,6 @@ def test_the_file_at_the_end_of_a_program_that_survived(backend: str, tmp_path: 
 SEEDS = range(100, 150)
 
 
-@pytest.mark.once
 def test_random_programs(backend: str, tmp_path: Path) -> None:
     # GIVEN programs that allocate and free at random until memory runs out, in other ways under
     # expandable segments and on a larger device

@@ -16,8 +16,6 @@ from processes import environment, run
 from pytracer import Tracer, annotate, patch_torch, text, unpatch_torch
 from pytracer.tracing import description
 
-pytestmark = pytest.mark.once_per_backend
-
 Snapshot = dict[str, Any]
 
 STEPS = 4

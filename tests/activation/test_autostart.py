@@ -107,13 +107,14 @@ FORMS = {
     ),
 }
 QUICK = ("script", "command", "fork")
+LONG = ("no device used", "forkserver", "torch's spawn", "loader, spawn", "loader, forkserver")
+"""The forms that start like another form, or take longest."""
 
 
 def forms(*names: str) -> pytest.MarkDecorator:
-    cases = [
-        pytest.param(FORMS[name], id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in names
-    ]
+    marks = {name: pytest.mark.slow for name in FORMS if name not in QUICK}
+    marks |= dict.fromkeys(LONG, pytest.mark.long)
+    cases = [pytest.param(FORMS[name], id=name, marks=marks.get(name, ())) for name in names]
     return pytest.mark.parametrize("form", cases)
 
 
@@ -185,7 +186,7 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
     assert {Path(name).parent for name in found} <= {Path("outputs/profile/exit")}
 
 
-@forms("script", "command", "fork", "torch's spawn", "loader, forkserver", "torchrun")
+@forms("script", "fork", "torch's spawn", "loader, forkserver")
 def test_a_bad_variable_disables_tracing_only(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN a variable has an invalid value
     env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amount import amount
 from click.testing import CliRunner
 
 from pytracer.analysis import explain, fragmentation, who_holds
@@ -184,17 +185,18 @@ def count_results(rng: random.Random, cases: int, folder: Path) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(amount(6, 30)))
 def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
     count_results(random.Random(seed), 15, tmp_path)
 
 
 @pytest.mark.slow
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
-    # GIVEN a hundred distorted files, THEN each command has a result for many of them
-    counts = count_results(random.Random("answers"), 100, tmp_path)
+    # GIVEN distorted files, THEN each command has a result for many of them
+    files = amount(40, 100)
+    counts = count_results(random.Random("answers"), files, tmp_path)
     assert len(counts) == 23
-    assert counts.pop("stacks at oom") > 5  # only some of the files have an out-of-memory
+    assert counts.pop("stacks at oom") > files / 20  # only some files have an out-of-memory
     for name in ("recommend", "replay"):  # only some of the files are of an accelerator
-        assert counts.pop(name) > 20
-    assert min(counts.values()) > 100 / 3, counts
+        assert counts.pop(name) > files / 5
+    assert min(counts.values()) > files / 3, counts

@@ -128,7 +128,10 @@ def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path:
     ("victim", "crash", "ending"),
     [
         ("c10::DataPtr block = allocate", "*reinterpret_cast<volatile int*>(8) = 0;", "SIGSEGV"),
-        ("c10::DataPtr block = allocate", "__builtin_trap();", "SIG(ILL|TRAP)"),
+        pytest.param(
+            *("c10::DataPtr block = allocate", "__builtin_trap();", "SIG(ILL|TRAP)"),
+            marks=pytest.mark.long,
+        ),
         ("g_record(&event);", "__builtin_trap();", "SIG(ILL|TRAP)"),
     ],
 )
@@ -176,7 +179,7 @@ def test_error_of_the_compiler_is_quoted(hooks: Hooks, source: Path, tmp_path: P
     assert list((tmp_path / "cache" / "pytracer").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_standards_compile(env: dict[str, str], tmp_path: Path) -> None:
     for standard in STANDARDS:
         # GIVEN
@@ -223,7 +226,7 @@ def upgrade_torch(tmp_path: Path) -> Path:
     return fake.parent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_upgraded_torch_gets_its_own_hook(env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a hook for the previous torch
     assert run(ATTACH, env, tmp_path).returncode == 0

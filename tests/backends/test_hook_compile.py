@@ -56,7 +56,7 @@ class PatchedCompiler(HookCompiler):
 @pytest.mark.parametrize(
     ("old", "new", "builds"),
     [
-        ("SEGMENT_MAP,", "RESIZED, SEGMENT_MAP,", False),
+        pytest.param("SEGMENT_MAP,", "RESIZED, SEGMENT_MAP,", False, marks=pytest.mark.long),
         ("ALLOC,", "NOTHING, ALLOC,", False),
         (" OOM", " OOM, LATER", True),
     ],

@@ -1,8 +1,8 @@
 """Check that no stack is walked once thread states may be freed (rule 5).
 
 Daemon threads run in C, without the GIL and under deep Python stacks. They keep recording while the
-interpreter finalises under PYTHONMALLOC=debug, which overwrites freed memory. 100 runs use the core
-without torch. Only 20 use torch, because its import takes most of the time.
+interpreter finalises under PYTHONMALLOC=debug, which overwrites freed memory. Most runs use the
+core without torch, because the import of torch takes most of the time.
 
 The threads must not return from C. A thread that asks for the GIL during finalisation is ended in
 the middle of a C++ destructor, and torch then aborts, traced or not. For a similar reason the
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from amount import amount
 from processes import environment, run
 
 CONCURRENT_RUNS = 2
@@ -78,7 +79,9 @@ libc.on_exit(libc._exit, None)  # C's first exit handler, called with the exit s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "runs", "snapshots"), [(CORE, 50, 0), (TORCH, 10, 10)], ids=["core", "torch"]
+    ("program", "runs", "snapshots"),
+    [(CORE, amount(10, 50), 0), (TORCH, amount(2, 10), amount(2, 10))],
+    ids=["core", "torch"],
 )
 def test_threads_that_record_while_the_interpreter_finalises(
     tmp_path: Path, program: str, runs: int, snapshots: int

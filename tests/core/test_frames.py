@@ -239,7 +239,7 @@ def test_an_event_of_module_level_code_has_one_frame(tmp_path: Path) -> None:
         "_core.testing.record(0, 64, 1)\n"
         "print([frame[1:] for frame in o.frames(int(o.events()['stack'][0]))])\n"
     )
-    done = run(program, cwd=tmp_path)
+    done = run(program, cwd=tmp_path, new=True)
     assert (done.stdout, done.stderr) == ("[('<module>', 4)]\n", "")
 
 

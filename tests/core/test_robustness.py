@@ -315,7 +315,7 @@ if __name__ == "__main__":
     main()
 """
     # WHEN the loop runs
-    done = run(program, method, cwd=tmp_path)
+    done = run(program, method, cwd=tmp_path, new=True)  # `spawn` runs the program again
     # THEN the training works, only the parent writes a snapshot, and it has no worker's events
     assert (done.returncode, done.stderr) == (0, "")
     assert files(tmp_path) == ["snapshot.pickle"]

@@ -7,14 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
+from amount import amount
 
 ROOT = Path(__file__).parents[2]
-# The first two can be in one program; the thread sanitizer cannot be beside the others.
-SANITIZERS = ["", "address,undefined", "thread"]
+# The first two sanitizers can be in one program; the thread sanitizer cannot be with others.
+# Without a sanitizer, the code is optimised as in the package.
+PLAIN = pytest.param("", id="optimised", marks=pytest.mark.long)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", [PLAIN, "address,undefined", "thread"])
 def test_core(sanitizer: str) -> None:
     # GIVEN the C++ tests, built with the sanitizer
     tests = built("core_tests", sanitizer)
@@ -25,11 +27,11 @@ def test_core(sanitizer: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", SANITIZERS[:2])
+@pytest.mark.parametrize("sanitizer", [PLAIN, "address,undefined"])
 def test_the_reader_survives_any_file(sanitizer: str) -> None:
     # GIVEN all golden files, and a fixed seed, except in `make fuzz`
     files = sorted(map(str, (ROOT / "tests" / "golden").rglob("*.pickle")))
-    count = int(os.environ.get("FUZZ_FILES", 20_000))
+    count = int(os.environ.get("FUZZ_FILES", amount(3_000, 20_000)))
     seed = time.time_ns() // 1000 if "FUZZ_FILES" in os.environ else 0
     # WHEN mutations of them are read and replayed
     output = run(str(built("fuzz_reader", sanitizer)), str(count), str(seed), *files)

@@ -135,7 +135,7 @@ def test_a_quiet_run_accuses_nobody(tmp_path: Path) -> None:
     assert not report.settings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_planted_fact_is_named_in_2048_files(tmp_path: Path) -> None:
     plan = planned(ranks=256, steps=8, seed=1)
     check_planted(fleet_report(collected(tmp_path, plan)), plan)

@@ -1,6 +1,8 @@
 """Run Python programs in separate processes, for the tests."""
 
+import atexit
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -10,10 +12,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from warm_python import WarmPython
+
 import pytracer
 from pytracer.text import END_LINE
 
 Done = subprocess.CompletedProcess[str]
+
+FORKS_MAY_WARN = ("-W", "ignore::DeprecationWarning")
+"""Since Python 3.12, a fork in a process with threads warns, and torch starts threads."""
 
 HANG_S = 900
 """The time after which a program hangs. A busy machine is slow, which is no failure."""
@@ -54,32 +61,81 @@ def default_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
+@functools.cache
+def warm_python() -> WarmPython:
+    """Return the process that is forked for programs; it ends with the tests."""
+    warm = WarmPython(environment())
+    atexit.register(warm.end)
+    return warm
+
+
 def run(
     program: str,
     *arguments: object,
     cwd: Path,
     env: dict[str, str] | None = None,
     timeout: int = HANG_S,
+    new: bool = False,
 ) -> Done:
     """Run the text of a program, written to a file in `cwd`, to its end."""
-    return run_python(*_command(program, arguments, cwd)[1:], cwd=cwd, env=env, timeout=timeout)
+    options = _command(program, arguments, cwd)[1:]
+    return run_python(*options, cwd=cwd, env=env, timeout=timeout, new=new)
 
 
 def run_python(
-    *arguments: object, cwd: Path, env: dict[str, str] | None = None, timeout: int = HANG_S
+    *arguments: object,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    timeout: int = HANG_S,
+    new: bool = False,
 ) -> Done:
-    """Run Python with these arguments to its end; the end line is taken out of its stderr."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=environment() if env is None else env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    """Run Python with these arguments to its end; the end line is taken out of its stderr.
+
+    Args:
+        arguments: Options of Python, a script or `-m` and a module or `-c` and code, and the
+            program's arguments.
+        cwd: The program's folder.
+        env: Its environment; None: `environment()`.
+        timeout: The seconds after which it is killed.
+        new: Whether it runs in a new process, in place of a fork of `warm_python()`. A program
+            that is started with variables of Python's, torch's import or pytracer's start, or with
+            options, always does.
+    """
+    command = [*map(str, arguments)]
+    if command[:2] == list(FORKS_MAY_WARN):
+        command = command[2:]
+    changes = _changes(env)
+    if new or changes is None or (command[0].startswith("-") and command[0] not in ("-c", "-m")):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=cwd,
+            env=environment() if env is None else env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    else:
+        done = warm_python().run(command, str(cwd), changes, timeout)
     done.stderr = without_end_line(done.stderr)
     return done
+
+
+READ_LATE = ("SIMULATED_", "PYTORCH_")
+"""The variables that a program reads after it has imported torch, whose value may be any."""
+
+
+def _changes(env: dict[str, str] | None) -> dict[str, str | None] | None:
+    """Return how `env` differs from `environment()`; None: in what is read with torch's import."""
+    if env is None:
+        return {}
+    usual = environment()
+    changed = {
+        name: env.get(name)
+        for name in usual.keys() | env.keys()
+        if env.get(name) != usual.get(name)
+    }
+    return changed if all(name.startswith(READ_LATE) for name in changed) else None
 
 
 def without_end_line(text: str) -> str:
@@ -104,9 +160,7 @@ def start(program: str, *, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 def _command(program: str, arguments: tuple[object, ...], cwd: Path) -> list[str]:
     file = cwd / "program.py"
     file.write_text(program)
-    # Since Python 3.12, a fork in a process with threads warns, and torch starts threads.
-    options = ["-W", "ignore::DeprecationWarning"]
-    return [sys.executable, *options, file.name, *map(str, arguments)]
+    return [sys.executable, *FORKS_MAY_WARN, file.name, *map(str, arguments)]
 
 
 def installed(folder: Path, **changes: str) -> dict[str, str]:

@@ -186,7 +186,13 @@ def test_lightning_writes_the_snapshot_if_fit_raises(tmp_path: Path) -> None:
     assert "forward" in phases(snapshot(tmp_path, "out/exit/*.pickle"))
 
 
-@pytest.mark.parametrize("program", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(TRANSFORMERS, id="transformers"),
+        pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.long),
+    ],
+)
 def test_two_ranks(tmp_path: Path, program: str) -> None:
     # GIVEN a training on two ranks, of which each has half of the batches
     for package in ("transformers", "accelerate") if program == TRANSFORMERS else ("lightning",):

@@ -26,7 +26,14 @@ def example() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["off", "metrics", "applied"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("off", marks=pytest.mark.long),
+        pytest.param("metrics", marks=pytest.mark.long),
+        "applied",
+    ],
+)
 def test_each_phase_is_in_the_snapshots(mode: str, tmp_path: Path) -> None:
     # WHEN the example runs for two steps
     done = run_example(tmp_path, "cpu", mode)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from amount import amount
 from processes import environment, run
 from thread_failures import failures_of
 
@@ -379,7 +380,7 @@ while not tracer.stats()["oom_snapshots"]:
 libc.on_exit(libc._exit, None)  # runs before torch's static objects are destroyed
 """
     # WHEN the process ends, many times
-    for _ in range(5):
+    for _ in range(amount(2, 5)):
         done = run(program, cwd=tmp_path, env=environment(PYTHONMALLOC="debug"))
         # THEN it ends normally, and all written files are complete
         assert done.returncode == 0, done.stderr

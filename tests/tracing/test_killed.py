@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from amount import amount
 from processes import start
 
 from pytracer import Tracer
 
-RUNS = 15
+RUNS = amount(5, 15)
 PAIRS = 60_000  # large enough for dumps of some tens of milliseconds
 
 # The program dumps repeatedly to few names, so that files are replaced too. It starts fast without

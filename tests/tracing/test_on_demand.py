@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from amount import amount
 from processes import run, start, without_end_line
 
 from pytracer import ConfigError, Tracer
@@ -755,7 +756,7 @@ kept = [torch.empty(n + 1) for n in range(2000)]
 print("recording", flush=True)
 input()
 """
-    for _ in range(5):
+    for _ in range(amount(2, 5)):
         with start(program, cwd=tmp_path) as process:
             assert process.stdout is not None
             assert process.stdin is not None

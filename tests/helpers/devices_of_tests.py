@@ -1,0 +1,77 @@
+"""On which of the four simulated accelerators each test runs, and why.
+
+A test runs on each version if torch's own code decides what it shows: the binary interface of a
+hook, the events of the allocator, its settings, the format of its snapshots. It runs on one version
+of each backend if only the backend matters, and once, on CUDA, if it shows something of pytracer's
+own code that needs some accelerator. On a real device, all tests run.
+"""
+
+EACH_VERSION, EACH_BACKEND, ONCE = "each version", "each backend", "once"
+
+FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
+"""The version of torch, by backend, on which the tests of each backend run."""
+
+WHERE = {
+    "test_attach": (EACH_VERSION, "the hook's binary interface"),
+    "test_autostart": (EACH_BACKEND, "how the backend is imported"),
+    "test_block_categories": (ONCE, "rules of the analysis"),
+    "test_cuts": (EACH_BACKEND, "the allocator's lock while a snapshot is taken"),
+    "test_experiment": (EACH_BACKEND, "the backend's statistics"),
+    "test_experiment::test_a_failed_run_does_not_stop_the_experiment": (ONCE, "processes"),
+    "test_experiment::test_an_interrupted_experiment": (ONCE, "processes"),
+    "test_experiment::test_a_typo_is_reported_immediately": (ONCE, "options"),
+    "test_experiment::test_ranks": (ONCE, "processes"),
+    "test_experiment::test_a_function": (ONCE, "processes"),
+    "test_forward_stacks": (EACH_VERSION, "the autograd library's binary interface"),
+    "test_frameworks": (EACH_BACKEND, "the frameworks, which are installed once for each backend"),
+    "test_frameworks::test_verls_workers_under_ray": (ONCE, "verl's processes"),
+    "test_frameworks::test_verls_steps_under_ray": (ONCE, "verl's processes"),
+    "test_frameworks::test_the_document_describes_this_verl": (ONCE, "a page"),
+    "test_fsdp_example": (ONCE, "an example"),
+    "test_gauges": (ONCE, "the gauges' own code"),
+    "test_generated_code": (ONCE, "the frame walk"),
+    "test_gil": (EACH_BACKEND, "which locks the allocator holds"),
+    "test_history": (EACH_BACKEND, "the allocator's order of events"),
+    "test_instruction_counts": (EACH_BACKEND, "the hook's code"),
+    "test_leaks": (ONCE, "rules of the analysis"),
+    "test_oom": (EACH_VERSION, "the observer of out-of-memory errors"),
+    "test_oom::test_the_number_of_snapshots_is_limited": (ONCE, "files"),
+    "test_oom::test_the_first_and_the_last_of_fifty_files_remain": (ONCE, "files"),
+    "test_oom::test_oom_ranks": (ONCE, "files"),
+    "test_oom::test_a_dump_that_fails": (EACH_BACKEND, "exceptions in the observer"),
+    "test_oom::test_the_log_explains_the_out_of_memory": (EACH_BACKEND, "the device's totals"),
+    "test_oom::test_an_explanation_that_is_not_possible": (ONCE, "the log"),
+    "test_oom::test_a_log_that_fails": (EACH_BACKEND, "exceptions in the observer"),
+    "test_owners": (EACH_BACKEND, "the backend's allocators of workspaces and caches"),
+    "test_parity": (EACH_VERSION, "the events, next to torch's own recorder"),
+    "test_parity_processes": (EACH_VERSION, "the events, next to torch's own recorder"),
+    "test_pinned_memory": (EACH_VERSION, "the interface of the allocator of pinned memory"),
+    "test_pytest_plugin": (ONCE, "the plugin's own code"),
+    "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
+    "test_recommend": (EACH_BACKEND, "the allocator's settings"),
+    "test_replay": (EACH_BACKEND, "the allocator's rules"),
+    "test_replay::test_a_replay_from_an_empty_allocator_equals_the_recording": (
+        EACH_VERSION,
+        "the allocator's rules, which change between versions",
+    ),
+    "test_rlhf_example": (ONCE, "an example"),
+    "test_settings": (EACH_VERSION, "the allocator's settings and their parser"),
+    "test_settings_of_programs": (EACH_BACKEND, "the allocator's settings"),
+    "test_simulator": (EACH_VERSION, "the allocator's rules, which change between versions"),
+    "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
+    "test_torch_patch": (EACH_VERSION, "the functions of torch's recorder"),
+    "test_training": (EACH_BACKEND, "the allocator's events in a training"),
+    "test_verdicts": (EACH_BACKEND, "the backend's errors"),
+    "test_verdicts::test_random_programs": (ONCE, "rules of the analysis"),
+    "test_windows": (EACH_BACKEND, "the devices' peaks"),
+    "test_workspaces": (EACH_VERSION, "torch's list of cuBLAS's workspaces"),
+}
+"""The tests by module, or module and function, which comes first; and what decides."""
+
+
+def runs_here(module: str, function: str, backend: str, version: str) -> bool:
+    """Return whether a test runs on the simulated devices of a version of torch."""
+    place, _ = WHERE.get(f"{module}::{function}") or WHERE[module]
+    if place == ONCE and backend != "cuda":
+        return False
+    return place == EACH_VERSION or version == FIRST_VERSIONS[backend]

@@ -38,7 +38,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
     stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
                                : attributed_stack(given, action, *slot, *forward);
   }
-  log->record(given, action, stack, phases_.phase_of(*slot), slot->queue);
+  log->record(given, action, stack, phase_of(*slot), slot->queue);
 }
 
 void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
@@ -50,7 +50,22 @@ void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
       capture = slot.captures->capture[index];
     }
   }
-  log.record_marker(marker, phases_.phase_of(slot), capture);
+  log.record_marker(marker, phase_of(slot), capture);
+}
+
+inline uint16_t Recorder::phase_of(ThreadSlot& slot) noexcept {
+  const uint16_t own = slot.phase.load(std::memory_order_relaxed);
+  if (own != 0) return own;
+  const uint16_t process = phases_.process_phase();
+  return process == 0 || inherits_phase(slot) ? process : uint16_t{0};
+}
+
+// A thread of autograd has no Python frames, except while a node runs Python code. So a thread that
+// has been seen without frames inherits from then on. Where frames cannot be read, every thread does.
+bool Recorder::inherits_phase(ThreadSlot& slot) noexcept {
+  if (slot.is_native || !walking_.load(std::memory_order_acquire)) return true;
+  slot.is_native = !runs_python(slot.walks);
+  return slot.is_native;
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {

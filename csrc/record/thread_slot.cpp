@@ -56,6 +56,7 @@ ThreadSlot* detail::claim_slot() noexcept {
   }
   if (slot != nullptr) {
     slot->walks.forget();
+    slot->is_native = false;
   } else {
     slot = new (std::nothrow) ThreadSlot;
     if (slot == nullptr) return nullptr;

@@ -30,6 +30,7 @@ struct ThreadSlot {
   // The block that the thread's last event requested to be freed, if its stack was walked; else 0.
   uint64_t requested_free = 0;
   int16_t requested_on = 0;  // the block's device
+  bool is_native = false;    // the thread has had an event outside of Python code
   PendingCaptures* captures = nullptr;  // while the thread asks an allocator for its state
   EventQueue queue;  // events for the CPU's log
   ForwardCursor forward;

@@ -216,6 +216,34 @@ TEST(events_carry_phase_and_size_of_freed_blocks) {
   CHECK(device.capture.counts.unknown_frees == 1);
 }
 
+TEST(only_a_thread_that_runs_no_python_inherits_a_phase) {
+  Recorder::instance().set_walking(true);
+  Session session(options(10, Context::none));
+  session.start();
+  run_frames({frame_at(1, 1)});
+  const Phases::Entered entered = Phases::instance().enter("module");
+  // GIVEN a thread of autograd, which has no frames, except while a node runs Python code
+  std::thread autograd([] {
+    run_frames({});
+    alloc(64, 1);
+    run_frames({frame_at(2, 1)});
+    alloc(128, 1);
+  });
+  autograd.join();
+  // AND a thread of the program, in no phase, which gets the same slot
+  std::thread prefetch([] {
+    run_frames({frame_at(3, 1)});
+    alloc(192, 1);
+  });
+  prefetch.join();
+  Phases::instance().leave(entered.entry);
+  // THEN autograd's thread inherits the phase, and the program's does not
+  const std::vector<Event> events = copy_events(session.view().devices[0]);
+  CHECK(events.size() == 3 && entered.phase != 0);
+  CHECK(events[0].phase == entered.phase && events[1].phase == entered.phase);
+  CHECK(events[2].phase == 0);
+}
+
 TEST(times_are_in_the_order_of_events) {
   Recorder::instance().set_walking(true);
   Session session(options(1 << 20));

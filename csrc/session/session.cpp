@@ -122,8 +122,15 @@ void Session::stop() {
   // Recording ends in any case; without memory for the live blocks, they are not kept.
   std::exception_ptr failure;
   try {
-    final_stacks_ = StackTable::pinned(stacks_);
+    const auto pinned = StackTable::pinned(stacks_);
     failure = capture(final_captures_, final_state_);
+    std::vector<uint32_t> ids;
+    for (DeviceLog::Capture& capture : final_captures_) {
+      capture.ring.reset();  // device_view() takes the log's, which may have replaced it
+      for (const LiveBlock& block : capture.blocks) ids.push_back(block.stack);
+      for (const LiveBlock& segment : capture.segments) ids.push_back(segment.stack);
+    }
+    final_stacks_ = StackTable::holding(stacks_, std::move(ids));
   } catch (...) {
     failure = std::current_exception();
     final_captures_.clear();
@@ -168,7 +175,7 @@ DeviceLog::Position Session::position_of(size_t device) const {
 DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const {
   const Cursor& cursor = cursors_[index];
   // Other sessions' queued events are written, so that `first` and the ring are of one instant.
-  if (stopped()) cursor.log->position();
+  if (stopped()) capture.ring = cursor.log->position().ring;
   const uint64_t end = capture.end;
   const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
   DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};
@@ -288,6 +295,11 @@ void Session::add_devices(View& view, std::vector<DeviceLog::Capture> captures) 
 std::shared_ptr<StackTable> Session::stacks() {
   std::lock_guard lock(registry_.control());
   return is_ours() ? StackTable::pinned(stacks_) : nullptr;
+}
+
+std::shared_ptr<StackTable> Session::hold_returned(std::vector<uint32_t> ids) {
+  std::lock_guard lock(registry_.control());
+  return returned_stacks_ = StackTable::holding(stacks_, std::move(ids));
 }
 
 Session::Stats Session::stats() {

@@ -228,16 +228,16 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
 }
 
-void DeviceLog::ensure_ring(uint32_t capacity) {
-  if (capacity <= ring_->capacity()) return;
+void DeviceLog::resize_ring(uint32_t capacity) {
+  if (capacity == ring_->capacity()) return;
   // The bulk is copied while writers continue; they wait for the copy of the rest alone.
-  auto grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  auto resized = std::make_shared<RingBuffer>(capacity, *ring_);
   std::unique_lock lock(writer_lock_);
-  if (!grown->catch_up(*ring_)) {  // writers overtook the copy: hold them up
-    grown = std::make_shared<RingBuffer>(capacity, *ring_);
-    grown->catch_up(*ring_);
+  if (!resized->catch_up(*ring_)) {  // writers overtook the copy: hold them up
+    resized = std::make_shared<RingBuffer>(capacity, *ring_);
+    resized->catch_up(*ring_);
   }
-  ring_.swap(grown);
+  ring_.swap(resized);
   lock.unlock();  // before the old ring is destroyed
 }
 

@@ -112,7 +112,9 @@ class DeviceLog {
   // Control thread (under the registry's control lock), all below.
   // The live tables start empty when the mode was off: frees were not seen meanwhile.
   void set_mode(Mode mode, Context context);
-  void ensure_ring(uint32_t capacity);
+  // Makes the ring that large or small. It keeps as many of the newest events as fit; who reads the ring
+  // that it replaces shares it. Throws Error or std::bad_alloc.
+  void resize_ring(uint32_t capacity);
   Position position() noexcept;
   Mark mark() noexcept;
   // Begins a capture of this instant.

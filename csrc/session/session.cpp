@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 namespace pytracer {
 
@@ -30,7 +31,8 @@ Session::Wish Session::wish(int device) const noexcept {
   // Without history nobody sees the stacks of frees.
   const Context context =
       mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
-  return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.forward_stacks};
+  return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.max_entries,
+          options_.forward_stacks};
 }
 
 void Session::start(bool history) {
@@ -108,8 +110,13 @@ void Session::keep_last_step() {
 void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
-  for (const Cursor& cursor : cursors_) registry_.ensure_ring(*cursor.log, max_entries);
-  options_.max_entries = max_entries;
+  const uint32_t before = std::exchange(options_.max_entries, max_entries);
+  try {
+    registry_.fit_rings();
+  } catch (...) {
+    options_.max_entries = before;
+    throw;
+  }
   options_.stack_depth = stack_depth;
   options_.context = context;
   registry_.apply_wishes();

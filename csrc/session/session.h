@@ -49,7 +49,8 @@ class Session {
   // Does nothing unless the session records.
   void pause();
   void stop();
-  // Changes the options from now on, for events and blocks alike. The ring never shrinks.
+  // Changes the options from now on, for events and blocks alike. A smaller
+  // ring keeps the newest events.
   void change(uint32_t max_entries, uint32_t stack_depth, Context context);
   // Without `history` the view has no events. With a phase it has only the phase's events, and those
   // of phases within it.
@@ -93,6 +94,7 @@ class Session {
     Mode mode;
     Context context;
     uint32_t stack_depth;
+    uint32_t max_entries;  // also after the session has stopped, because it still shows events
     bool forward_stacks;
   };
   // What is to be recorded of a device for this session. For the registry, under the control lock.

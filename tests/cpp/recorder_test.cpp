@@ -94,6 +94,33 @@ TEST(sessions_do_not_disturb_each_other) {
   CHECK(large.view().devices[0].begin == 17 && large.view().devices[0].capture.end == 18);
 }
 
+TEST(a_ring_shrinks_when_its_largest_owner_is_gone) {
+  Session small(options(4));
+  small.start();
+  const auto ring_bytes = [&] { return small.stats().devices[0].max_ring_bytes; };
+  // GIVEN a session that has enlarged the ring, and a reader of it
+  auto large = std::make_unique<Session>(options(1000));
+  large->start();
+  for (uint64_t i = 1; i <= 100; ++i) alloc(i * 64, i);
+  const View view = large->view();
+  large->stop();
+  CHECK(ring_bytes() == 1000 * sizeof(Event));  // the stopped session still shows its events
+  // WHEN the session is gone
+  large.reset();
+  // THEN the ring has the size of the other one, with its newest events
+  CHECK(ring_bytes() == 4 * sizeof(Event));
+  std::vector<Event> events = copy_events(small.view().devices[0]);
+  CHECK(events.size() == 4 && events[0].size == 97 && events[3].size == 100);
+  alloc(101 * 64, 101);
+  events = copy_events(small.view().devices[0]);
+  CHECK(events.size() == 4 && events[0].size == 98 && events[3].size == 101);
+  // AND the reader still has all of its own
+  CHECK(copy_events(view.devices[0]).size() == 100);
+  // WHEN a session asks for less, THEN the ring shrinks too
+  small.change(2, 32, Context::all);
+  CHECK(ring_bytes() == 2 * sizeof(Event) && copy_events(small.view().devices[0])[0].size == 100);
+}
+
 TEST(context_decides_which_stacks_are_seen) {
   Recorder::instance().set_walking(true);
   for (const Context context : {Context::none, Context::state, Context::alloc, Context::all}) {

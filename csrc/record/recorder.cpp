@@ -38,7 +38,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
     stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
                                : attributed_stack(given, action, *slot, *forward);
   }
-  log->record(given, action, stack, phase_of(*slot), slot->queue);
+  log->record(given, action, stack, phase_of(*slot), *slot);
 }
 
 void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,

@@ -385,6 +385,38 @@ TEST(a_reader_sees_what_threads_have_queued) {
   }
 }
 
+TEST(only_the_queues_of_threads_that_have_events_are_looked_at) {
+  Session session(options(1000));
+  session.start();
+  // GIVEN many threads that existed at the same time, recorded an event, and have ended or wait
+  constexpr uint64_t kThreads = 60;
+  std::atomic<uint64_t> ready{0};
+  std::atomic<bool> end{false}, more{false};
+  std::vector<std::thread> waiting, ended;
+  for (uint64_t t = 1; t <= kThreads; ++t) {
+    (t % 2 == 0 ? waiting : ended).emplace_back([&, t] {
+      alloc(64 * t, 1);
+      ++ready;
+      while (ready < kThreads || (t % 2 == 0 && !more)) std::this_thread::yield();
+      if (t % 2 == 0) alloc(64 * (kThreads + t), 1);
+    });
+  }
+  for (std::thread& thread : ended) thread.join();
+  // WHEN one thread goes on
+  for (uint64_t i = 0; i < 20'000; ++i) {
+    alloc(64 * 1000, 1);
+    release(64 * 1000);
+  }
+  // THEN hardly any other queue is looked at
+  uint64_t listed = 0;
+  for (const ThreadSlot* slot = listed_slots(); slot; slot = slot->next_listed) ++listed;
+  CHECK(listed <= 2);
+  // AND when the waiting threads go on, no event is lost
+  more = true;
+  for (std::thread& thread : waiting) thread.join();
+  CHECK(session.stats().devices[0].live_blocks == kThreads + kThreads / 2);
+}
+
 // Events wait in the queues of two threads, in the order of time by turns.
 TEST(queued_events_are_written_in_the_order_of_time) {
   Session session(options(1000));

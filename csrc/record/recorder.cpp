@@ -110,14 +110,19 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
   const bool is_same_call = note_call(event, action, slot);
-  const uint32_t own = stack_of_thread(slot.walks, is_same_call);
+  uint32_t id = stack_of_thread(slot.walks, is_same_call);
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
-    return forward.attribute(*stacks, slot, event, own, era, seed);
+    id = forward.attribute(*stacks, slot, event, id, era, seed);
+  } else if (is_same_call) {
+    id = ForwardStacks::attribute_completion(slot, id, seed);
+  } else {
+    const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+    const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
+    if (is_free) id = forward.attribute_free(*stacks, slot, id, seed);
   }
-  if (is_same_call) return ForwardStacks::attribute_completion(slot, own, seed);
-  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
-  const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
-  return is_free ? forward.attribute_free(*stacks, slot, own, seed) : own;
+  // Links fill the table too, and the walks of a training that has gone on for a while are all known.
+  if (stacks->wants_collection()) collector_.step(*stacks, logs_, kMaxDevices);
+  return id;
 }
 
 // Not inlined, so that the path of a walk that repeats is short.

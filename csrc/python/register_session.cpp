@@ -109,8 +109,7 @@ py::list frames_of(Session& session, int64_t stack) {
       !table->has_stack(static_cast<uint32_t>(stack)) ||
       !table->is_held(static_cast<uint32_t>(stack))) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
-                          "; the newest events() has the stacks that frames() knows, and 0 stands for "
-                          "none");
+                          "; events() has the stacks that frames() knows, and 0 stands for none");
   }
   StackTable& stacks = *table;
   stacks.resolve();

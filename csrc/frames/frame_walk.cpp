@@ -53,6 +53,8 @@ bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
   return frame != nullptr && memo.is_at<FrameAccess>(frame, depth, seed);
 }
 
+bool runs_python(WalkMemo& memo) noexcept { return innermost_frame_here(memo) != nullptr; }
+
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
   RawFrame* next = out;
   RawFrame* const end = out + depth;

@@ -38,6 +38,9 @@ FrameChange compare_frames(WalkMemo& memo, uint32_t depth, uint64_t seed) noexce
 // and seed. Outer frames are not compared. Any thread, in a hook.
 bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept;
 
+// Whether the thread is inside of Python code. Any thread, in a hook.
+bool runs_python(WalkMemo& memo) noexcept;
+
 // Writes the innermost `depth` frames, innermost first. Any thread, in a hook.
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept;
 

@@ -43,19 +43,25 @@ struct EventRecord {
   int8_t device;
 };
 
-// Python keeps the ids as plain numbers, so their stacks have to stay.
-void keep_stacks(const std::vector<EventRecord>& rows, StackTable& stacks) {
+// What an array of events is a view of. Python has the ids as plain numbers, so their stacks are held.
+struct Rows {
+  std::vector<EventRecord> rows;
+  std::shared_ptr<StackTable> stacks;
+};
+
+std::vector<uint32_t> stacks_of(const std::vector<EventRecord>& rows) {
   std::vector<uint32_t> ids;
   ids.reserve(2 * rows.size());
   for (const EventRecord& row : rows) {
     ids.push_back(row.stack);
     ids.push_back(row.alloc_stack);
   }
-  stacks.keep(ids);
+  return ids;
 }
 
 py::array_t<EventRecord> events_of(Session& session) {
-  std::vector<EventRecord> rows;
+  auto owned = std::make_unique<Rows>();
+  std::vector<EventRecord>& rows = owned->rows;
   {
     OutsideGil outside;
     const View view = session.events();
@@ -86,9 +92,11 @@ py::array_t<EventRecord> events_of(Session& session) {
         return a.time_ns < b.time_ns;
       });
     }
-    if (view.stacks) keep_stacks(rows, *view.stacks);
+    if (view.stacks) owned->stacks = session.hold_returned(stacks_of(rows));
   }
-  return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data());
+  const py::capsule owner(owned.get(), [](void* done) { delete static_cast<Rows*>(done); });
+  owned.release();
+  return py::array_t<EventRecord>(static_cast<py::ssize_t>(rows.size()), rows.data(), owner);
 }
 
 // Returns the frames of a stack: [(filename, name, line), ...], innermost first.
@@ -98,7 +106,8 @@ py::list frames_of(Session& session, int64_t stack) {
   const uint32_t depth = outside_gil([&] { return session.options().stack_depth; });
   if (stack == 0) return frames;
   if (stack < 0 || stack > UINT32_MAX || !table ||
-      !table->has_stack(static_cast<uint32_t>(stack))) {
+      !table->has_stack(static_cast<uint32_t>(stack)) ||
+      !table->is_held(static_cast<uint32_t>(stack))) {
     throw py::index_error("this tracer has no stack " + std::to_string(stack) +
                           "; events() has the stacks that frames() knows, and 0 stands for none");
   }

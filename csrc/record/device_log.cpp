@@ -12,6 +12,9 @@ namespace pytracer {
 
 namespace {
 
+// To look at so many queues takes longer than to unlist those that are idle.
+constexpr uint32_t kManyEmptyQueues = 4096;
+
 // The actions whose events get the stack of their thread, one bit each.
 uint32_t stack_actions(Context context) noexcept {
   constexpr uint32_t kAll = (1u << PYTRACER_ACTION_COUNT) - 1;
@@ -41,9 +44,11 @@ DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
 // Not inlined: an accelerator's event needs nothing of this.
 __attribute__((noinline)) void DeviceLog::queue_event(const pytracer_event& given, uint8_t action,
                                                       uint32_t stack, uint16_t phase,
-                                                      EventQueue& queue) noexcept {
+                                                      ThreadSlot& slot) noexcept {
+  EventQueue& queue = slot.queue;
   const uint32_t waiting =
       queue.push({given.address, given.size, ordered_ticks(), stack, phase, action});
+  if (!slot.is_listed.load(std::memory_order_relaxed)) list_slot(slot);
   if (waiting < EventQueue::kEnough) return;
   if (waiting == EventQueue::kCapacity) {
     writer_lock_.lock();
@@ -84,10 +89,17 @@ __attribute__((noinline)) void DeviceLog::write_queued(int64_t at_least) noexcep
   const int64_t now = std::max(ordered_ticks(), at_least);
   order_after_ticks();  // the queues are looked at after `now`
   EventQueue* waiting = nullptr;
-  for (ThreadSlot* slot = all_thread_slots(); slot != nullptr; slot = slot->next) {
-    if (!slot->queue.begin_pass()) continue;
+  for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {
+    if (!slot->queue.begin_pass()) {
+      ++empty_queues_;
+      continue;
+    }
     slot->queue.following = waiting;
     waiting = &slot->queue;
+  }
+  if (empty_queues_ > kManyEmptyQueues) {
+    empty_queues_ = 0;
+    unlist_idle_slots();
   }
   while (waiting != nullptr) {
     // Which queue has the earliest event, and until when the others have none.
@@ -228,16 +240,16 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
 }
 
-void DeviceLog::ensure_ring(uint32_t capacity) {
-  if (capacity <= ring_->capacity()) return;
+void DeviceLog::resize_ring(uint32_t capacity) {
+  if (capacity == ring_->capacity()) return;
   // The bulk is copied while writers continue; they wait for the copy of the rest alone.
-  auto grown = std::make_shared<RingBuffer>(capacity, *ring_);
+  auto resized = std::make_shared<RingBuffer>(capacity, *ring_);
   std::unique_lock lock(writer_lock_);
-  if (!grown->catch_up(*ring_)) {  // writers overtook the copy: hold them up
-    grown = std::make_shared<RingBuffer>(capacity, *ring_);
-    grown->catch_up(*ring_);
+  if (!resized->catch_up(*ring_)) {  // writers overtook the copy: hold them up
+    resized = std::make_shared<RingBuffer>(capacity, *ring_);
+    resized->catch_up(*ring_);
   }
-  ring_.swap(grown);
+  ring_.swap(resized);
   lock.unlock();  // before the old ring is destroyed
 }
 

@@ -19,13 +19,14 @@
 
 #include "record/device_names.h"
 #include "record/event.h"
-#include "record/event_queue.h"
 #include "record/live_table.h"
 #include "record/ring_buffer.h"
 #include "record/tensor_uses.h"
 #include "support/spin_lock.h"
 
 namespace pytracer {
+
+struct ThreadSlot;
 
 // What is recorded of a device: the strongest wish of the sessions.
 enum class Mode : uint8_t {
@@ -86,10 +87,10 @@ class DeviceLog {
     return (stack_actions_.load(std::memory_order_relaxed) >> action & 1) != 0;
   }
 
-  // Any thread, in a hook, with its own queue. Not for the markers of snapshots. In
+  // Any thread, in a hook, with its own slot. Not for the markers of snapshots. In
   // device_log_record.h.
   void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
-              EventQueue& queue) noexcept;
+              ThreadSlot& slot) noexcept;
   // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot;
   // finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
@@ -112,7 +113,9 @@ class DeviceLog {
   // Control thread (under the registry's control lock), all below.
   // The live tables start empty when the mode was off: frees were not seen meanwhile.
   void set_mode(Mode mode, Context context);
-  void ensure_ring(uint32_t capacity);
+  // Makes the ring that large or small. It keeps as many of the newest events as fit; who reads the ring
+  // that it replaces shares it. Throws Error or std::bad_alloc.
+  void resize_ring(uint32_t capacity);
   Position position() noexcept;
   Mark mark() noexcept;
   // Begins a capture of this instant.
@@ -147,7 +150,7 @@ class DeviceLog {
                                                 uint16_t phase) noexcept;
   // Without the lock.
   void queue_event(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
-                   EventQueue& queue) noexcept;
+                   ThreadSlot& slot) noexcept;
   Known update_tables(const pytracer_event& given, uint8_t action, int64_t ticks, uint32_t stack,
                       uint16_t phase) noexcept;
   __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
@@ -175,6 +178,7 @@ class DeviceLog {
   TensorUses uses_;
   uint64_t readable_ = 0;  // the ring's events before this number may be read, and do not change
   bool used_ = false;
+  uint32_t empty_queues_ = 0;  // that write_queued() has looked at since unlist_idle_slots()
   int64_t last_ticks_ = 0;  // on the CPU: of the last event, or of a reader after it
   std::atomic<uint64_t> unknown_frees_{0};
   std::atomic<uint64_t> live_dropped_{0};

@@ -13,8 +13,8 @@ namespace pytracer {
 __attribute__((always_inline)) inline void DeviceLog::record(const pytracer_event& given,
                                                              uint8_t action, uint32_t stack,
                                                              uint16_t phase,
-                                                             EventQueue& queue) noexcept {
-  if (is_cpu()) return queue_event(given, action, stack, phase, queue);
+                                                             ThreadSlot& slot) noexcept {
+  if (is_cpu()) return queue_event(given, action, stack, phase, slot);
   writer_lock_.lock();  // its allocator has a lock of its own, so threads hardly ever meet here
   // An accelerator's hook has read the clock under the allocator's lock.
   write(given, action, given.ticks != 0 ? given.ticks : now_ticks(), stack, phase);

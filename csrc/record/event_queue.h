@@ -40,6 +40,9 @@ class alignas(64) EventQueue {  // apart from what its thread writes at each eve
     return end + 1 - begin_.load(std::memory_order_acquire);
   }
 
+  bool is_empty() const noexcept {
+    return end_.load(std::memory_order_acquire) == begin_.load(std::memory_order_relaxed);
+  }
   // Begins a pass over the events that wait now. Returns whether there are any.
   bool begin_pass() noexcept {
     at_ = begin_.load(std::memory_order_relaxed);

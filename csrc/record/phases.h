@@ -1,8 +1,7 @@
 // The phases that a program enters and leaves: forward, rollout, ...
 //
-// 1. A thread's events carry its innermost phase. The events of a thread that is in no phase carry
-//    the process's phase: the one that was entered last, on any thread, and not left yet. So the
-//    events of autograd's threads carry the phase that started them.
+// 1. A thread's events carry its innermost phase. The recorder decides which threads in no phase
+//    inherit the process's phase: the one that was entered last, on any thread, and not left yet.
 // 2. Phases may be left in any order, on any thread. When a thread ends, so do its phases.
 // 3. A phase's number stands for its name and the names of the phases around it on its thread, for
 //    the life of the process. A phase nested in itself keeps its number. Bounded: 65,535 numbers,
@@ -43,10 +42,9 @@ class Phases {
   void leave(uint64_t entry) noexcept;  // any thread
   bool is_entered(uint64_t entry) noexcept;  // entered and not left
 
-  // The phase of a thread's events. In a hook, without a lock.
-  uint16_t phase_of(const ThreadSlot& slot) const noexcept {
-    const uint16_t own = slot.phase.load(std::memory_order_relaxed);
-    return own != 0 ? own : process_phase_.load(std::memory_order_relaxed);
+  // The phase of the process. In a hook, without a lock.
+  uint16_t process_phase() const noexcept {
+    return process_phase_.load(std::memory_order_relaxed);
   }
 
   // Any thread, not in a hook. The names live as long as the process.

@@ -38,7 +38,7 @@ __attribute__((always_inline)) inline void Recorder::record(const pytracer_event
     stack = forward == nullptr ? stack_of_thread(slot->walks, note_call(given, action, *slot))
                                : attributed_stack(given, action, *slot, *forward);
   }
-  log->record(given, action, stack, phases_.phase_of(*slot), slot->queue);
+  log->record(given, action, stack, phase_of(*slot), *slot);
 }
 
 void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
@@ -50,7 +50,22 @@ void Recorder::record_marker(const pytracer_event& marker, ThreadSlot& slot,
       capture = slot.captures->capture[index];
     }
   }
-  log.record_marker(marker, phases_.phase_of(slot), capture);
+  log.record_marker(marker, phase_of(slot), capture);
+}
+
+inline uint16_t Recorder::phase_of(ThreadSlot& slot) noexcept {
+  const uint16_t own = slot.phase.load(std::memory_order_relaxed);
+  if (own != 0) return own;
+  const uint16_t process = phases_.process_phase();
+  return process == 0 || inherits_phase(slot) ? process : uint16_t{0};
+}
+
+// A thread of autograd has no Python frames, except while a node runs Python code. So a thread that
+// has been seen without frames inherits from then on. Where frames cannot be read, every thread does.
+bool Recorder::inherits_phase(ThreadSlot& slot) noexcept {
+  if (slot.is_native || !walking_.load(std::memory_order_acquire)) return true;
+  slot.is_native = !runs_python(slot.walks);
+  return slot.is_native;
 }
 
 DeviceLog* Recorder::log(int device) const noexcept {
@@ -95,14 +110,19 @@ __attribute__((noinline)) uint32_t Recorder::attributed_stack(const pytracer_eve
   const uint64_t era = stacks->era();
   const uint64_t seed = stacks->seed();
   const bool is_same_call = note_call(event, action, slot);
-  const uint32_t own = stack_of_thread(slot.walks, is_same_call);
+  uint32_t id = stack_of_thread(slot.walks, is_same_call);
   if (action == PYTRACER_ALLOC || action == PYTRACER_OOM) {
-    return forward.attribute(*stacks, slot, event, own, era, seed);
+    id = forward.attribute(*stacks, slot, event, id, era, seed);
+  } else if (is_same_call) {
+    id = ForwardStacks::attribute_completion(slot, id, seed);
+  } else {
+    const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
+    const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
+    if (is_free) id = forward.attribute_free(*stacks, slot, id, seed);
   }
-  if (is_same_call) return ForwardStacks::attribute_completion(slot, own, seed);
-  const bool is_cpu = event.device == PYTRACER_CPU_DEVICE;
-  const bool is_free = action == (is_cpu ? PYTRACER_FREE_COMPLETED : PYTRACER_FREE_REQUESTED);
-  return is_free ? forward.attribute_free(*stacks, slot, own, seed) : own;
+  // Links fill the table too, and the walks of a training that has gone on for a while are all known.
+  if (stacks->wants_collection()) collector_.step(*stacks, logs_, kMaxDevices);
+  return id;
 }
 
 // Not inlined, so that the path of a walk that repeats is short.

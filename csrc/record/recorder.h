@@ -10,6 +10,8 @@
 //    thread states are freed. Recording goes on without stacks.
 // 5. An allocation in an autograd node has the stack of its thread and, where it is known, that of
 //    the forward call that made the node (forward_stacks.h).
+// 6. An event has the innermost phase of its thread. If the thread is in no phase, and is none of
+//    those that run Python code, as autograd's threads, the event has the process's phase (phases.h).
 #pragma once
 
 #include <atomic>
@@ -71,6 +73,9 @@ class Recorder {
   __attribute__((cold)) void record_marker(const pytracer_event& marker, ThreadSlot& slot,
                                            DeviceLog& log) noexcept;
   DeviceLog* log(int device) const noexcept;
+  // The phase of the calling thread's event: its own one, or that of the process.
+  uint16_t phase_of(ThreadSlot& slot) noexcept;
+  __attribute__((cold, noinline)) bool inherits_phase(ThreadSlot& slot) noexcept;
   // Returns whether the event completes the free that the thread requested last, in the same call of
   // the allocator.
   static bool note_call(const pytracer_event& event, uint8_t action, ThreadSlot& slot) noexcept;

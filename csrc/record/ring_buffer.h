@@ -24,9 +24,10 @@ namespace pytracer {
 class RingBuffer {
  public:
   explicit RingBuffer(uint32_t capacity) : RingBuffer(capacity, uint64_t{0}) {}
-  // Takes over the events of a smaller ring, with their numbers, as a reader of that ring: all but
-  // the newest. catch_up() has to follow.
-  RingBuffer(uint32_t capacity, const RingBuffer& other) : RingBuffer(capacity, other.held()) {}
+  // Takes over the newest events of another ring, with their numbers, as a reader of that ring: all but
+  // the very last one. catch_up() has to follow.
+  RingBuffer(uint32_t capacity, const RingBuffer& other)
+      : RingBuffer(capacity, other.held(capacity)) {}
 
   // Appends what `other` got since, while it has no writer. False: some of that was overwritten.
   bool catch_up(const RingBuffer& other) noexcept {
@@ -104,9 +105,9 @@ class RingBuffer {
     uint64_t first;
     std::vector<Event> events;
   };
-  Held held() const {
+  Held held(uint32_t most) const {
     const uint64_t end = std::max(head(), first_ + 1) - 1;  // without the newest: contract 5
-    const uint64_t begin = std::min(oldest(), end);
+    const uint64_t begin = std::max(std::min(oldest(), end), end > most ? end - most : 0);
     std::vector<Event> events(end - begin);
     const uint64_t first = copy(begin, end, events.data());
     events.erase(events.begin(), events.end() - static_cast<ptrdiff_t>(end - first));

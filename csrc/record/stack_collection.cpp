@@ -39,6 +39,7 @@ void StackTable::begin_collection() noexcept {
 void StackTable::clear_stale() noexcept {
   std::lock_guard lock(mutex_);
   marks_are_stale_ = false;
+  next_held_ = next_held_id_ = 0;
 }
 
 uint32_t StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
@@ -47,6 +48,20 @@ uint32_t StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
   for (uint32_t i = 0; i < count; ++i) marked += stacks_.mark(ids[i]);
   marked_ids_ += count;
   return marked;
+}
+
+bool StackTable::mark_held() noexcept {
+  std::lock_guard lock(mutex_);
+  for (uint32_t left = kBurst; next_held_ < held_.size(); ++next_held_, next_held_id_ = 0) {
+    const Held& held = *held_[next_held_];
+    if (held.released.load(std::memory_order_acquire)) continue;
+    for (; next_held_id_ < held.ids.size(); ++next_held_id_) {
+      if (left-- == 0) return false;
+      stacks_.mark(held.ids[next_held_id_]);
+      ++marked_ids_;
+    }
+  }
+  return true;
 }
 
 StackTable::Sweep StackTable::sweep() noexcept {
@@ -80,11 +95,45 @@ std::shared_ptr<StackTable> StackTable::pinned(std::shared_ptr<StackTable> table
           }};
 }
 
-void StackTable::keep(const std::vector<uint32_t>& ids) {
-  for (size_t begin = 0; begin < ids.size(); begin += kBurst) {
-    std::lock_guard lock(mutex_);
-    for (size_t i = begin; i < std::min(ids.size(), begin + kBurst); ++i) stacks_.keep(ids[i]);
+std::shared_ptr<StackTable> StackTable::holding(std::shared_ptr<StackTable> table,
+                                                std::vector<uint32_t> ids) {
+  if (!table) return nullptr;
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  StackTable* const pointer = table.get();
+  auto fresh = std::make_unique<Held>();
+  fresh->ids = ids;
+  // As the end of a pin, this takes no mutex.
+  std::shared_ptr<StackTable> result(
+      pointer, [owner = std::move(table), held = fresh.get()](StackTable*) {
+        held->released.store(true, std::memory_order_release);
+      });
+  std::vector<std::unique_ptr<Held>>& all = pointer->held_;
+  {
+    std::lock_guard lock(pointer->mutex_);
+    const auto place = std::find_if(all.begin(), all.end(), [](const auto& held) {
+      return held->released.load(std::memory_order_acquire);
+    });
+    if (place != all.end()) {
+      place->swap(fresh);
+    } else {
+      all.push_back(std::move(fresh));
+    }
   }
+  // A collection may have looked at that place already.
+  for (size_t begin = 0; begin < ids.size(); begin += kBurst) {
+    const size_t count = std::min<size_t>(ids.size() - begin, kBurst);
+    pointer->mark(&ids[begin], static_cast<uint32_t>(count));
+  }
+  return result;
+}
+
+bool StackTable::is_held(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(held_.begin(), held_.end(), [id](const auto& held) {
+    return !held->released.load(std::memory_order_acquire) &&
+           std::binary_search(held->ids.begin(), held->ids.end(), id);
+  });
 }
 
 void StackTable::make_marks_stale() {

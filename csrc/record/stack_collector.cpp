@@ -57,7 +57,10 @@ bool StackCollector::mark(StackTable& stacks, const std::atomic<DeviceLog*>* log
       log = nullptr;
       scan_ = {};
     }
-    if (log == nullptr) return true;
+    if (log == nullptr) {
+      if (stacks.mark_held()) return true;
+      continue;
+    }
     marked += stacks.mark(ids, log->copy_stacks(scan_, ids));
   }
   return false;

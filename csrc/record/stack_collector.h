@@ -5,7 +5,8 @@
 //    thread is in step(), or something is not finished, it returns.
 // 2. First the table's marks and its seed change: each stack that a hook uses from then on is
 //    interned, which marks it. Then the hooks end that began before and may have ids in hand. Then
-//    the stacks of the live tables and rings are marked. Then the table frees what is unmarked.
+//    the stacks of the live tables and rings are marked, and those that are held (StackTable::holding).
+//    Then the table frees what is unmarked.
 // 3. So the id of a freed stack is in no ring, no live table, no queue and no hook. Captures and views are
 //    copies of rings and live tables. Their owner pins the table, which then frees nothing.
 // 4. A ring that replaces another one may hold events that were overwritten in the old ring before

@@ -12,7 +12,7 @@
 //    none, because it is far longer than usual, is empty.
 // 5. When places for stacks run low, a collection frees the stacks that nothing refers to
 //    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring,
-//    a live table, a queue or a hook has it, while the table is pinned, and for ever after keep().
+//    a live table, a queue or a hook has it, while the table is pinned, and while it is held.
 // More than 150 lines: collections (stack_collection.cpp) share the mutex and the counts.
 #pragma once
 
@@ -81,13 +81,18 @@ class StackTable {
   void clear_stale() noexcept;
   // Returns how many stacks were not marked before.
   uint32_t mark(const uint32_t* ids, uint32_t count) noexcept;
+  // The same for a part of the held stacks, from the first one on after clear_stale(). Returns whether
+  // that were all.
+  bool mark_held() noexcept;
   enum class Sweep { unfinished, done, marks_are_stale };
   Sweep sweep() noexcept;  // a part of the table; nothing while it is pinned
 
   // Any thread, not in a hook. As long as the result or a copy of it exists, no stack is freed.
   static std::shared_ptr<StackTable> pinned(std::shared_ptr<StackTable> table);
-  // For ids that were in a ring or a live table when the table was pinned.
-  void keep(const std::vector<uint32_t>& ids);
+  // As long as the result or a copy of it exists, these stacks are not freed. While pinned, for ids that
+  // were in a ring or a live table since. `table` itself is not what pins it. Throws std::bad_alloc.
+  static std::shared_ptr<StackTable> holding(std::shared_ptr<StackTable> table,
+                                             std::vector<uint32_t> ids);
   // While pinned: an old ring's ids were copied to where a collection may have looked already.
   void make_marks_stale();
 
@@ -99,7 +104,7 @@ class StackTable {
   uint32_t resolved_frames() const noexcept { return resolved_frames_; }
 
   // Any thread, without a lock, for ids that were given out before the last resolve(), while the
-  // table is pinned or the stack is kept. Stack 0 has no frames.
+  // table is pinned or the stack is held. Stack 0 has no frames.
   const Stack& stack(uint32_t id) const noexcept { return stacks_.stack(id); }
   // An event's stack without links, and what they say.
   Backward backward(uint32_t id) const noexcept;
@@ -110,6 +115,7 @@ class StackTable {
 
   // Any thread.
   bool has_stack(uint32_t id) const;  // whether an event may have it
+  bool is_held(uint32_t id) const;
   Stats stats() const;
 
  private:
@@ -173,6 +179,12 @@ class StackTable {
   std::atomic<uint32_t> pins_{0};  // grows under the mutex alone
   uint64_t since_collection_ = 0;  // stacks added or dropped since the last collection began
   uint64_t marked_ids_ = 0;        // how many ids that collection has marked
+  struct Held {
+    std::vector<uint32_t> ids;  // sorted
+    std::atomic<bool> released{false};
+  };
+  std::vector<std::unique_ptr<Held>> held_;  // the place of a released one is used again
+  size_t next_held_ = 0, next_held_id_ = 0;  // of mark_held()
   // Guarded by the GIL, not by mutex_.
   uint32_t resolved_frames_ = 1;  // frames below this have their lines
   std::unordered_map<std::string, uint32_t> string_ids_;

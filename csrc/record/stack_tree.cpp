@@ -10,10 +10,6 @@ StackTree::Swept StackTree::sweep(uint32_t most) noexcept {
   for (; swept_ < stop; ++swept_) {
     Stack& stack = stacks_[swept_];
     if ((stack.state & kUsed) == 0 || is_marked(stack)) continue;
-    if ((stack.state & kKept) != 0) {
-      stack.state ^= kMark;
-      continue;
-    }
     index_.erase(swept_);
     if ((stack.state & kWalk) != 0) {
       ++swept.walks;

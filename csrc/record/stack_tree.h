@@ -4,7 +4,7 @@
 //    outermost frame inwards. Ids are places in an array; find(), add() and stack() take constant
 //    time. A link (stack_link.h) in the place of a frame adds what is known of an autograd node.
 // 2. A collection has two parts. unmark_all() makes every stack unmarked, and mark() marks a stack
-//    with its callers. sweep() then frees the stacks that are still unmarked and not kept. Outside a
+//    with its callers. sweep() then frees the stacks that are still unmarked. Outside a
 //    collection every stack is marked. Until a sweep begins, a marked stack has marked callers.
 // 3. The place of a freed stack is used again only after the sweep has ended. Until then a stack
 //    that is not yet swept may name a freed one as its caller.
@@ -55,13 +55,6 @@ class StackTree {
     stacks_[id].state |= kWalk;
     return is_new;
   }
-  // Makes this stack and its callers stay for ever.
-  void keep(uint32_t id) noexcept {
-    for (; id != 0 && (stacks_[id].state & kKept) == 0; id = stacks_[id].outer) {
-      stacks_[id].state |= kKept;
-      if (const uint32_t forward = StackLink::forward_of(stacks_[id].frame)) keep(forward);
-    }
-  }
 
   void unmark_all() noexcept {
     mark_ ^= kMark;
@@ -91,8 +84,7 @@ class StackTree {
   enum State : uint8_t {
     kUsed = 1,
     kWalk = 2,  // an event may have it; other stacks are only callers
-    kKept = 4,
-    kMark = 8,  // marked, if this bit is as in mark_
+    kMark = 4,  // marked, if this bit is as in mark_
   };
   struct Items {
     StackTree& tree;

@@ -26,7 +26,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
     const auto found = std::find_if(logs.begin(), logs.end(),
                                     [&](const auto& log) { return log->device() == device; });
     if (found != logs.end()) {
-      ensure_ring(**found, options.max_entries);
+      resize_ring(**found, std::max(options.max_entries, (*found)->ring()->capacity()));
       resources.logs.push_back(*found);
     } else {
       logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries));
@@ -41,16 +41,34 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
   return resources;
 }
 
-void Registry::ensure_ring(DeviceLog& log, uint32_t max_entries) {
+void Registry::resize_ring(DeviceLog& log, uint32_t max_entries) {
+  if (max_entries == log.ring()->capacity()) return;
   const auto pinned = StackTable::pinned(stacks_);
-  log.ensure_ring(max_entries);
+  log.resize_ring(max_entries);
   if (pinned) pinned->make_marks_stale();
+}
+
+void Registry::fit_rings() {
+  for (const auto& log : logs_) {
+    uint32_t most = 0;
+    for (const Session* session : sessions_) {
+      most = std::max(most, session->wish(log->device()).max_entries);
+    }
+    if (most != 0) resize_ring(*log, most);
+  }
 }
 
 void Registry::remove(Session& session) noexcept {
   sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), &session), sessions_.end());
   apply_wishes();
-  if (!sessions_.empty()) return;
+  if (!sessions_.empty()) {
+    try {
+      fit_rings();
+    } catch (...) {
+      // Without memory for a smaller ring, the larger one stays.
+    }
+    return;
+  }
   recorder_.withdraw();
   logs_.clear();
   stacks_.reset();

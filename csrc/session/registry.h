@@ -65,8 +65,9 @@ class Registry {
   // Throws Error or std::bad_alloc; the session is not added then.
   Resources add(Session& session, const SessionOptions& options);
   void remove(Session& session) noexcept;
-  // Makes room for so many events. Throws std::bad_alloc.
-  void ensure_ring(DeviceLog& log, uint32_t max_entries);
+  // Makes each ring as large as the sessions that record its device ask for. Throws Error or
+  // std::bad_alloc.
+  void fit_rings();
   // Gives each device the strongest wish of all sessions that record it.
   void apply_wishes();
   // Captures each log at an instant of its own, and the allocators' state at those instants.
@@ -81,6 +82,7 @@ class Registry {
 
  private:
   Registry();
+  void resize_ring(DeviceLog& log, uint32_t max_entries);
   static void after_fork_in_child() noexcept;  // session/fork.cpp
 
   Recorder& recorder_ = Recorder::instance();

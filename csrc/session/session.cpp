@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 namespace pytracer {
 
@@ -30,7 +31,8 @@ Session::Wish Session::wish(int device) const noexcept {
   // Without history nobody sees the stacks of frees.
   const Context context =
       mode_ == Mode::on ? options_.context : std::min(options_.context, Context::alloc);
-  return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.forward_stacks};
+  return {mode_, paused_ ? Context::none : context, options_.stack_depth, options_.max_entries,
+          options_.forward_stacks};
 }
 
 void Session::start(bool history) {
@@ -108,8 +110,13 @@ void Session::keep_last_step() {
 void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
-  for (const Cursor& cursor : cursors_) registry_.ensure_ring(*cursor.log, max_entries);
-  options_.max_entries = max_entries;
+  const uint32_t before = std::exchange(options_.max_entries, max_entries);
+  try {
+    registry_.fit_rings();
+  } catch (...) {
+    options_.max_entries = before;
+    throw;
+  }
   options_.stack_depth = stack_depth;
   options_.context = context;
   registry_.apply_wishes();
@@ -122,8 +129,15 @@ void Session::stop() {
   // Recording ends in any case; without memory for the live blocks, they are not kept.
   std::exception_ptr failure;
   try {
-    final_stacks_ = StackTable::pinned(stacks_);
+    const auto pinned = StackTable::pinned(stacks_);
     failure = capture(final_captures_, final_state_);
+    std::vector<uint32_t> ids;
+    for (DeviceLog::Capture& capture : final_captures_) {
+      capture.ring.reset();  // device_view() takes the log's, which may have replaced it
+      for (const LiveBlock& block : capture.blocks) ids.push_back(block.stack);
+      for (const LiveBlock& segment : capture.segments) ids.push_back(segment.stack);
+    }
+    final_stacks_ = StackTable::holding(stacks_, std::move(ids));
   } catch (...) {
     failure = std::current_exception();
     final_captures_.clear();
@@ -168,7 +182,7 @@ DeviceLog::Position Session::position_of(size_t device) const {
 DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const {
   const Cursor& cursor = cursors_[index];
   // Other sessions' queued events are written, so that `first` and the ring are of one instant.
-  if (stopped()) cursor.log->position();
+  if (stopped()) capture.ring = cursor.log->position().ring;
   const uint64_t end = capture.end;
   const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
   DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};
@@ -288,6 +302,11 @@ void Session::add_devices(View& view, std::vector<DeviceLog::Capture> captures) 
 std::shared_ptr<StackTable> Session::stacks() {
   std::lock_guard lock(registry_.control());
   return is_ours() ? StackTable::pinned(stacks_) : nullptr;
+}
+
+std::shared_ptr<StackTable> Session::hold_returned(std::vector<uint32_t> ids) {
+  std::lock_guard lock(registry_.control());
+  return returned_stacks_ = StackTable::holding(stacks_, std::move(ids));
 }
 
 Session::Stats Session::stats() {

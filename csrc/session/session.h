@@ -49,7 +49,8 @@ class Session {
   // Does nothing unless the session records.
   void pause();
   void stop();
-  // Changes the options from now on, for events and blocks alike. The ring never shrinks.
+  // Changes the options from now on, for events and blocks alike. A smaller
+  // ring keeps the newest events.
   void change(uint32_t max_entries, uint32_t stack_depth, Context context);
   // Without `history` the view has no events. With a phase it has only the phase's events, and those
   // of phases within it.
@@ -68,6 +69,9 @@ class Session {
   void clear();
   // The table of its events' stack ids, pinned; null before start().
   std::shared_ptr<StackTable> stacks();
+  // Holds stacks of events() until the next call, and as long as the result exists. Their view still
+  // exists. Throws std::bad_alloc.
+  std::shared_ptr<StackTable> hold_returned(std::vector<uint32_t> ids);
   SessionOptions options();
   // Started and not stopped; true while paused too.
   bool recording() const noexcept { return mode_ != Mode::off && is_ours(); }
@@ -90,6 +94,7 @@ class Session {
     Mode mode;
     Context context;
     uint32_t stack_depth;
+    uint32_t max_entries;  // also after the session has stopped, because it still shows events
     bool forward_stacks;
   };
   // What is to be recorded of a device for this session. For the registry, under the control lock.
@@ -133,9 +138,10 @@ class Session {
   std::deque<Step> steps_;
   uint32_t step_ = 0;
   int64_t begun_, ended_ = 0;  // the window; ticks
-  std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next
+  std::vector<DeviceLog::Capture> final_captures_;  // once stopped, as the next; without rings
   std::shared_ptr<const AllocatorState> final_state_;
-  std::shared_ptr<StackTable> final_stacks_;  // pins the stacks of final_captures_
+  std::shared_ptr<StackTable> final_stacks_;  // holds the stacks of final_captures_
+  std::shared_ptr<StackTable> returned_stacks_;  // holds those of hold_returned()
   std::shared_ptr<StackTable> stacks_;
 };
 

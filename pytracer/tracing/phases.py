@@ -43,9 +43,10 @@ class annotate:  # noqa: N801
     """A phase, as a context manager or a decorator: `with pytracer.annotate("rollout"):`.
 
     Phases nest. An event belongs to the innermost phase of its thread. An event of a thread that is
-    in no phase belongs to the phase that was entered last on any thread and not left yet, so that
-    the work of autograd's threads belongs to the phase that started it. In a snapshot the
-    `user_metadata` of an event is its phase, unless torch's own metadata was set for the event.
+    in no phase and runs no Python code belongs to the phase that was entered last on any thread and
+    not left yet, so that the work of autograd's threads belongs to the phase that started it. In a
+    snapshot the `user_metadata` of an event is its phase, unless torch's own metadata was set for
+    the event.
 
     A decorated coroutine function or generator function, async or not, is in the phase while its
     body runs, but not while it awaits or after it has yielded, when others run on its thread. A

@@ -299,6 +299,9 @@ class Tracer(LiveAnswers):
     def frames(self, stack: int) -> list[dict[str, Any]]:
         """Return the frames of a `stack` of `events()`, innermost first: dicts as in a snapshot.
 
+        The number belongs to the last call of `events()`, or to an earlier array that still exists.
+        Numbers of arrays that are gone may be given to other stacks.
+
         Raises:
             IndexError: This tracer has no such stack. Stack 0 means no stack, and has no frames.
         """

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from core_events import ALLOC, CONTEXTS, FREE
 
 from pytracer import _core
@@ -21,7 +22,7 @@ def many_stacks(leaf: Callable[[], None], calls: int = 25) -> Callable[[], None]
     return run
 
 
-def test_stacks_of_returned_events_are_never_given_up() -> None:
+def test_stacks_of_returned_events_are_not_given_up() -> None:
     # GIVEN a small stack table, and events that were read
     addresses = itertools.count(1)
 
@@ -46,3 +47,44 @@ def test_stacks_of_returned_events_are_never_given_up() -> None:
     assert stats["bytes"] <= BOUND
     assert stacks == {stack: session.frames(stack) for stack in stacks}
     assert all(session.frames(int(stack)) for stack in session.events()["stack"])
+
+
+def test_polls_do_not_fill_the_table() -> None:
+    # GIVEN a small stack table, a stopped session that still exists, and one that records
+    addresses = itertools.count(1)
+
+    def pair() -> None:
+        address = next(addresses) * 64
+        _core.testing.record(ALLOC, address, 8)
+        _core.testing.record(FREE, address, 0)
+
+    stopped = _core.Session([_core.CPU_DEVICE], 50, 32, BOUND, CONTEXTS["all"])
+    stopped.start()
+    _core.testing.record(ALLOC, 8, 8)
+    stopped.stop()
+    session = _core.Session([_core.CPU_DEVICE], 500, 32, BOUND, CONTEXTS["all"])
+    session.start()
+    old: list[int] = []
+
+    def poll() -> None:
+        pair()
+        if next(calls) % 250 == 0:
+            old.append(int(session.events()["stack"][-1]))
+
+    # WHEN the events are read many times, with new stacks each time
+    calls = itertools.count()
+    run = many_stacks(poll)
+    for _ in range(2):
+        run()
+    # THEN no event lost its stack
+    assert session.stats()["stacks"]["dropped"] == 0
+    assert all(session.frames(int(stack)) for stack in session.events()["stack"])
+    # AND a number that nobody holds is refused, or is that of an event of the last call
+    newest = session.events()
+    held = {*newest["stack"].tolist(), *newest["alloc_stack"].tolist()}
+    refused = 0
+    for stack in {*old} - held:
+        with pytest.raises(IndexError, match="no stack"):
+            session.frames(stack)
+        refused += 1
+    assert refused > 0

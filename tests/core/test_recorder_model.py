@@ -40,7 +40,6 @@ class ModelSession:
     unknown_before: int = 0
     unknown_end: int = 0
     live_at_stop: dict[int, int] = field(default_factory=dict)
-    oldest_kept: int | None = None  # set when a larger ring replaced the stopped session's ring
 
     @property
     def recording(self) -> bool:
@@ -80,7 +79,6 @@ class Recorder(RuleBasedStateMachine):
         if not self.recording():
             self.live = {}  # frees since the last recording were not seen
         changed.mode = mode
-        changed.oldest_kept = None
         self.begin_window(changed)
 
     def begin_window(self, changed: ModelSession) -> None:
@@ -91,17 +89,12 @@ class Recorder(RuleBasedStateMachine):
         """Return three event numbers: the session's first, the first still held, and the end."""
         end = len(self.events) if session.recording else session.end
         begin = session.begin if session.mode in (Mode.OFF, Mode.EVENTS) else end
-        oldest = self.oldest if session.oldest_kept is None else session.oldest_kept
-        return begin, min(end, max(begin, end - session.bound, oldest)), end
+        return begin, min(end, max(begin, end - session.bound, self.oldest)), end
 
     @rule(bound=st.integers(1, 12))
     def start_session(self, bound: int) -> None:
         if len(self.sessions) == 4:
             return
-        if bound > self.capacity:
-            for session in self.sessions:
-                if not session.recording and session.oldest_kept is None:
-                    session.oldest_kept = self.oldest
         self.capacity = max(self.capacity, bound)
         started = ModelSession(bound, started_session(bound))
         self.change_mode(started, Mode.EVENTS)
@@ -165,7 +158,9 @@ class Recorder(RuleBasedStateMachine):
         self.sessions.remove(dropped)
         dropped.real = None  # the last reference
         if not self.sessions:
-            self.forget()
+            return self.forget()
+        self.capacity = max(session.bound for session in self.sessions)
+        self.oldest = max(self.oldest, len(self.events) - self.capacity)
 
     @rule(block=st.integers(1, 8), size=st.integers(1, 1 << 40))
     def allocate(self, block: int, size: int) -> None:

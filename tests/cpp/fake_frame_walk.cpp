@@ -43,6 +43,8 @@ bool is_at_last_walk(WalkMemo& memo, uint32_t depth, uint64_t seed) noexcept {
   return !t_frames.empty() && memo.is_at<FrameAccess>(t_frames.data(), depth, seed);
 }
 
+bool runs_python(WalkMemo&) noexcept { return !t_frames.empty(); }
+
 Walk walk_frames(RawFrame* out, uint32_t depth) noexcept {
   const uint32_t frames = std::min(depth, static_cast<uint32_t>(t_frames.size()));
   std::copy_n(t_frames.begin(), frames, out);

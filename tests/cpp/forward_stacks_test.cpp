@@ -439,6 +439,20 @@ TEST(a_collection_of_stacks_makes_no_forward_stack_wrong) {
   CHECK(exact > runs / 2 && exact < runs);
 }
 
+TEST(links_alone_start_a_collection) {
+  // GIVEN a table with room for some 4,000 stacks, and walks that are all known
+  Recording recording(100, 1 << 17);
+  // WHEN many more stacks with links are recorded than fit
+  for (uint64_t parameter = 1; parameter <= 12'000; ++parameter) {
+    t_autograd.parameter = parameter << 20;
+    backward(kAccumulate, 0, UINT64_MAX, 64, {frame_at(5, 1)});
+    release(64);
+  }
+  // THEN unused ones are given up, and no event lacks its stack
+  const StackTable::Stats stats = recording.session().stats().stacks;
+  CHECK(stats.freed > 4'000 && stats.dropped == 0);
+}
+
 TEST(without_the_option_events_have_their_own_stacks_alone) {
   Recording recording(100, 1 << 20, false);
   const uint64_t forward = t_autograd.thread;

@@ -16,7 +16,11 @@ using namespace pytracer;
 namespace {
 
 Phases& phases() { return Phases::instance(); }
-std::string current() { return std::string(phases().name(phases().phase_of(*thread_slot()))); }
+// The thread's phase, or the one that it inherits if it runs no Python code.
+std::string current() {
+  const uint16_t own = thread_slot()->phase;
+  return std::string(phases().name(own != 0 ? own : phases().process_phase()));
+}
 
 template <class Work>
 void on_another_thread(Work work) {

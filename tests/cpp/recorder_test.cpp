@@ -94,6 +94,33 @@ TEST(sessions_do_not_disturb_each_other) {
   CHECK(large.view().devices[0].begin == 17 && large.view().devices[0].capture.end == 18);
 }
 
+TEST(a_ring_shrinks_when_its_largest_owner_is_gone) {
+  Session small(options(4));
+  small.start();
+  const auto ring_bytes = [&] { return small.stats().devices[0].max_ring_bytes; };
+  // GIVEN a session that has enlarged the ring, and a reader of it
+  auto large = std::make_unique<Session>(options(1000));
+  large->start();
+  for (uint64_t i = 1; i <= 100; ++i) alloc(i * 64, i);
+  const View view = large->view();
+  large->stop();
+  CHECK(ring_bytes() == 1000 * sizeof(Event));  // the stopped session still shows its events
+  // WHEN the session is gone
+  large.reset();
+  // THEN the ring has the size of the other one, with its newest events
+  CHECK(ring_bytes() == 4 * sizeof(Event));
+  std::vector<Event> events = copy_events(small.view().devices[0]);
+  CHECK(events.size() == 4 && events[0].size == 97 && events[3].size == 100);
+  alloc(101 * 64, 101);
+  events = copy_events(small.view().devices[0]);
+  CHECK(events.size() == 4 && events[0].size == 98 && events[3].size == 101);
+  // AND the reader still has all of its own
+  CHECK(copy_events(view.devices[0]).size() == 100);
+  // WHEN a session asks for less, THEN the ring shrinks too
+  small.change(2, 32, Context::all);
+  CHECK(ring_bytes() == 2 * sizeof(Event) && copy_events(small.view().devices[0])[0].size == 100);
+}
+
 TEST(context_decides_which_stacks_are_seen) {
   Recorder::instance().set_walking(true);
   for (const Context context : {Context::none, Context::state, Context::alloc, Context::all}) {
@@ -216,6 +243,34 @@ TEST(events_carry_phase_and_size_of_freed_blocks) {
   CHECK(device.capture.counts.unknown_frees == 1);
 }
 
+TEST(only_a_thread_that_runs_no_python_inherits_a_phase) {
+  Recorder::instance().set_walking(true);
+  Session session(options(10, Context::none));
+  session.start();
+  run_frames({frame_at(1, 1)});
+  const Phases::Entered entered = Phases::instance().enter("module");
+  // GIVEN a thread of autograd, which has no frames, except while a node runs Python code
+  std::thread autograd([] {
+    run_frames({});
+    alloc(64, 1);
+    run_frames({frame_at(2, 1)});
+    alloc(128, 1);
+  });
+  autograd.join();
+  // AND a thread of the program, in no phase, which gets the same slot
+  std::thread prefetch([] {
+    run_frames({frame_at(3, 1)});
+    alloc(192, 1);
+  });
+  prefetch.join();
+  Phases::instance().leave(entered.entry);
+  // THEN autograd's thread inherits the phase, and the program's does not
+  const std::vector<Event> events = copy_events(session.view().devices[0]);
+  CHECK(events.size() == 3 && entered.phase != 0);
+  CHECK(events[0].phase == entered.phase && events[1].phase == entered.phase);
+  CHECK(events[2].phase == 0);
+}
+
 TEST(times_are_in_the_order_of_events) {
   Recorder::instance().set_walking(true);
   Session session(options(1 << 20));
@@ -328,6 +383,38 @@ TEST(a_reader_sees_what_threads_have_queued) {
     CHECK(session.events().devices[0].capture.end == 2 * round);
     CHECK(session.stats().devices[0].live_blocks == 2 * round);
   }
+}
+
+TEST(only_the_queues_of_threads_that_have_events_are_looked_at) {
+  Session session(options(1000));
+  session.start();
+  // GIVEN many threads that existed at the same time, recorded an event, and have ended or wait
+  constexpr uint64_t kThreads = 60;
+  std::atomic<uint64_t> ready{0};
+  std::atomic<bool> end{false}, more{false};
+  std::vector<std::thread> waiting, ended;
+  for (uint64_t t = 1; t <= kThreads; ++t) {
+    (t % 2 == 0 ? waiting : ended).emplace_back([&, t] {
+      alloc(64 * t, 1);
+      ++ready;
+      while (ready < kThreads || (t % 2 == 0 && !more)) std::this_thread::yield();
+      if (t % 2 == 0) alloc(64 * (kThreads + t), 1);
+    });
+  }
+  for (std::thread& thread : ended) thread.join();
+  // WHEN one thread goes on
+  for (uint64_t i = 0; i < 20'000; ++i) {
+    alloc(64 * 1000, 1);
+    release(64 * 1000);
+  }
+  // THEN hardly any other queue is looked at
+  uint64_t listed = 0;
+  for (const ThreadSlot* slot = listed_slots(); slot; slot = slot->next_listed) ++listed;
+  CHECK(listed <= 2);
+  // AND when the waiting threads go on, no event is lost
+  more = true;
+  for (std::thread& thread : waiting) thread.join();
+  CHECK(session.stats().devices[0].live_blocks == kThreads + kThreads / 2);
 }
 
 // Events wait in the queues of two threads, in the order of time by turns.

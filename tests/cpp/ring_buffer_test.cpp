@@ -52,6 +52,21 @@ TEST(ring_grows_with_its_events_and_numbers) {
   for (uint64_t i = 0; i < 20; ++i) CHECK(whole(out[i], 20 + i));
 }
 
+TEST(ring_shrinks_to_its_newest_events) {
+  for (const uint64_t events : {0, 1, 3, 12, 13, 50}) {
+    RingBuffer large(20);
+    for (uint64_t n = 0; n < events; ++n) large.append(numbered(n));
+    RingBuffer small(5, large);
+    CHECK(small.catch_up(large) && small.head() == events);
+    CHECK(small.oldest() == (events > 5 ? events - 5 : 0));
+    for (uint64_t n = events; n < events + 3; ++n) small.append(numbered(n));
+    std::vector<Event> out(5);
+    const uint64_t begin = small.oldest(), end = small.head();
+    CHECK(small.copy(begin, end, out.data()) == begin);
+    for (uint64_t n = begin; n < end; ++n) CHECK(whole(out[n - begin], n));
+  }
+}
+
 TEST(ring_grows_while_its_writer_writes) {
   for (int round = 0; round < 20; ++round) {
     RingBuffer small(1000);

@@ -134,27 +134,47 @@ TEST(a_stack_of_a_stopped_session_is_not_given_up) {
   stopped.stop();
   Session session(options());
   session.start();
-  alloc_and_free(1000, kManyStacks);
-  CHECK(check_stacks(stopped.view()) == 0);
+  for (int round = 0; round < 3; ++round) {
+    alloc_and_free(1000, kManyStacks);
+    CHECK(check_stacks(stopped.view()) == 0);
+    session.change(100 + 50 * round, 32, Context::all);  // replaces the ring
+  }
+  // It keeps no other stack than its own.
+  CHECK(stacks_of(session).freed > kManyStacks && stacks_of(session).dropped == 0);
   CHECK(stopped.view().devices[0].capture.blocks.size() == 1);
   stopped.start();  // forgets the blocks of the stop
   alloc_and_free(1000, kManyStacks);
   CHECK(stacks_of(session).freed > 0 && check_stacks(session.view()) == 0);
 }
 
-TEST(a_kept_stack_is_not_given_up) {
+TEST(a_held_stack_is_not_given_up) {
   Recorder::instance().set_walking(true);
   Session session(options());
   session.start();
+  // GIVEN events of two calls, of which the first ones are held, and those of many others
+  const auto hold_newest = [&] {
+    const View view = session.events();
+    const uint32_t id = copy_events(view.devices[0]).back().stack;
+    return std::pair(id, session.hold_returned({id}));
+  };
   alloc_and_free(7, 1);
-  uint32_t id;
-  {
-    const View view = session.view();
-    id = copy_events(view.devices[0])[0].stack;
-    view.stacks->keep({id});
+  auto [first, held] = hold_newest();
+  for (uint64_t call = 0; call < 10'000; ++call) {
+    alloc_and_free(1000 + call, 1);
+    hold_newest();
   }
+  alloc_and_free(8, 1);
+  const uint32_t newest = hold_newest().first;
+  // WHEN many more stacks are recorded than fit
   for (int i = 0; i < 3; ++i) alloc_and_free(1000, kManyStacks);
-  CHECK(stacks_of(session).freed > kManyStacks && number_of(*session.stacks(), id) == 7);
+  // THEN the table still has those of the first and of the newest call, and has room for all others
+  CHECK(stacks_of(session).freed > kManyStacks && stacks_of(session).dropped == 0);
+  CHECK(number_of(*session.stacks(), first) == 7 && number_of(*session.stacks(), newest) == 8);
+  CHECK(session.stacks()->is_held(first) && session.stacks()->is_held(newest));
+  // AND what nobody holds is given up
+  held.reset();
+  for (int i = 0; i < 3; ++i) alloc_and_free(1000, kManyStacks);
+  CHECK(!session.stacks()->is_held(first) && number_of(*session.stacks(), newest) == 8);
 }
 
 TEST(nothing_is_given_up_before_hooks_have_ended) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 
@@ -31,6 +32,60 @@ TEST(a_wait_for_hooks_ends_although_the_thread_is_always_in_a_hook) {
   stop = true;
   recording.join();
   CHECK(fewest <= 2);
+}
+
+TEST(events_are_found_while_idle_slots_are_unlisted) {
+  init_thread_slots();
+  const bool worked = detail::membarrier_works;
+  for (const bool works : {worked, false}) {
+    detail::membarrier_works = works;
+    // GIVEN threads that queue events, with pauses
+    constexpr uint64_t kThreads = 3, kEvents = 20'000;
+    std::atomic<uint64_t> queued[kThreads] = {}, written[kThreads] = {}, ready{0};
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        ThreadSlot& slot = *thread_slot();
+        for (++ready; ready < kThreads;) std::this_thread::yield();  // each has a slot of its own
+        for (uint64_t i = 1; i <= kEvents; ++i) {
+          while (i - written[t] > EventQueue::kCapacity) std::this_thread::yield();
+          {
+            const HookScope scope(slot);
+            slot.queue.push({t, 0, 0, 0, 0, 0});
+            if (!slot.is_listed.load(std::memory_order_relaxed)) list_slot(slot);
+          }
+          queued[t] = i;
+          if (i % 64 == 0) std::this_thread::yield();
+        }
+      });
+    }
+    // WHEN another thread takes idle slots off the list all the time
+    uint64_t all = 0; ThreadSlot* visited[16] = {}; int visits = 0;
+    while (all < kThreads * kEvents) {
+      visits = 0; uint64_t before[kThreads];
+      for (uint64_t t = 0; t < kThreads; ++t) before[t] = queued[t];
+      for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {
+        { static int z; visited[visits++ % 16] = slot; (void)z; }
+        if (!slot->queue.begin_pass()) continue;
+        uint64_t found[kThreads] = {};
+        for (; const QueuedEvent* event = slot->queue.next(INT64_MAX); slot->queue.advance()) {
+          ++found[event->address];
+        }
+        slot->queue.end_pass();
+        for (uint64_t t = 0; t < kThreads; ++t) {
+          written[t] += found[t];
+          all += found[t];
+        }
+      }
+      // THEN it finds each event whose hook has returned
+      for (uint64_t t = 0; t < kThreads; ++t) if (written[t] < before[t]) { for (int v = 0; v < visits; ++v) std::fprintf(stderr, "visited %p\n", (void*)visited[v]);  std::fprintf(stderr,"works %d t %lu written %lu before %lu queued %lu\n", works, t, written[t].load(), before[t], queued[t].load()); for (ThreadSlot* x = listed_slots(); x; x = x->next_listed) std::fprintf(stderr, "in list %p\n", (void*)x); for (ThreadSlot* x = all_thread_slots(); x; x = x->next) std::fprintf(stderr, "%p listed %d empty %d scopes %u\n", (void*)x, x->is_listed.load(), x->queue.is_empty(), x->scopes.load()); CHECK(false);}
+      unlist_idle_slots();
+    }
+    for (std::thread& thread : threads) thread.join();
+    unlist_idle_slots();
+    CHECK(listed_slots() == nullptr);
+  }
+  detail::membarrier_works = worked;
 }
 
 TEST(hooks_are_waited_for_without_membarrier) {

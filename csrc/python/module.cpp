@@ -2,7 +2,7 @@
 // know pybind11.
 #include <pybind11/pybind11.h>
 
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "session/registry.h"
 

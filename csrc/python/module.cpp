@@ -2,7 +2,7 @@
 // know pybind11.
 #include <pybind11/pybind11.h>
 
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "session/registry.h"
 
@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, core) {
   core.attr("HOST_DEVICE") = PYTRACER_HOST_DEVICE;
   core.attr("MAX_STACK_DEPTH") = kMaxStackDepth;
   register_errors();
+  register_objects(core);
   register_owners(core);
   register_view(core);
   register_session(core);

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "record/node_types.h"
 #include "session/hook_loader.h"

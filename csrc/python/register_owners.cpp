@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "record/recorder.h"
 #include "session/registry.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "session/session.h"
 #include "view/events.h"

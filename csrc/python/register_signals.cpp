@@ -17,6 +17,7 @@ void register_signals(py::module_& core) {
   core.def("wake", &wake);
   core.def("watch_signal", &watch_signal, py::arg("number"));
   core.def("unwatch_signal", &unwatch_signal, py::arg("number"));
+  core.def("has_signal_handler", &has_signal_handler, py::arg("number"));
   core.def("take_signals", [] {
     std::set<int> numbers;
     uint64_t signals = take_signals();

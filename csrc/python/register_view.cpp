@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "python/encode.h"
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "snapshot/file_sink.h"
 #include "snapshot/memory_sink.h"

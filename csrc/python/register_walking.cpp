@@ -4,7 +4,7 @@
 
 #include "frames/code_objects.h"
 #include "frames/frame_walk.h"
-#include "python/gil.h"
+#include "support/python/gil.h"
 #include "python/registers.h"
 #include "record/recorder.h"
 

@@ -6,6 +6,7 @@
 namespace pytracer {
 
 void register_errors();
+void register_objects(pybind11::module_& core);
 void register_owners(pybind11::module_& core);
 void register_view(pybind11::module_& core);
 void register_session(pybind11::module_& core);

@@ -18,6 +18,7 @@ constexpr uint64_t kMostSkipped = 4096;  // nodes without an allocation of their
 
 ForwardStacks::ForwardStacks(const pytracer_autograd& autograd, const void* engine)
     : autograd_(autograd), engine_(engine) {
+  ParameterNumbers::make();
   for (uint32_t i = 0; i < kTables; ++i) tables_[i].nodes = &nodes_[size_t{i} * kNodes];
 }
 
@@ -89,7 +90,7 @@ uint32_t ForwardStacks::attribute_completion(const ThreadSlot& slot, uint32_t ow
 __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node) const noexcept {
   int32_t device = PYTRACER_CPU_DEVICE;
   const uint64_t address = autograd_.accumulates_into(node, &device);
-  return address != 0 ? ParameterNumbers::instance().number_of(address, device) : 0;
+  return address != 0 ? ParameterNumbers::instance()->number_of(address, device) : 0;
 }
 
 bool ForwardStacks::fits(const Forward& forward, const void* node,

@@ -1,13 +1,21 @@
 #include "record/parameter_numbers.h"
 
+#include <atomic>
 #include <mutex>
-#include <new>
 
 namespace pytracer {
 
-ParameterNumbers& ParameterNumbers::instance() noexcept {
+namespace {
+std::atomic<ParameterNumbers*> g_numbers{nullptr};
+}  // namespace
+
+void ParameterNumbers::make() {
   static ParameterNumbers* const numbers = new ParameterNumbers;
-  return *numbers;
+  g_numbers.store(numbers, std::memory_order_release);
+}
+
+ParameterNumbers* ParameterNumbers::instance() noexcept {
+  return g_numbers.load(std::memory_order_acquire);
 }
 
 uint32_t ParameterNumbers::number_of(uint64_t address, int32_t device) noexcept {
@@ -26,7 +34,11 @@ uint32_t ParameterNumbers::count() const noexcept {
   return count_;
 }
 
-// The pages are leaked: another thread may have been in number_of().
-void ParameterNumbers::reset_after_fork() noexcept { new (this) ParameterNumbers; }
+// Another thread may have been in number_of().
+void ParameterNumbers::reset_after_fork() noexcept {
+  index_.clear();
+  count_ = 0;
+  lock_.unlock();
+}
 
 }  // namespace pytracer

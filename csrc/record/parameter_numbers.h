@@ -25,14 +25,17 @@ class ParameterNumbers {
     uint32_t next;
   };
 
-  static ParameterNumbers& instance() noexcept;  // never destroyed, as the recorder
+  // Not in a hook. Once made, the instance is never destroyed, as the recorder. Throws Error (no
+  // address space) or std::bad_alloc.
+  static void make();
+  static ParameterNumbers* instance() noexcept;  // null before make()
 
   uint32_t number_of(uint64_t address, int32_t device) noexcept;
   // For a number that was given out before the view that is being written.
   const Place& place(uint32_t number) const noexcept { return places_[number]; }
   uint32_t count() const noexcept;
 
-  void reset_after_fork() noexcept;
+  void reset_after_fork() noexcept;  // allocates nothing
 
  private:
   ParameterNumbers() = default;

@@ -209,7 +209,7 @@ void Recorder::reset_after_fork() noexcept {
   forward_.store(nullptr, std::memory_order_relaxed);
   if (known_forward_ != nullptr) known_forward_->reset_after_fork();
   node_types_.reset_after_fork();
-  ParameterNumbers::instance().reset_after_fork();
+  if (ParameterNumbers* const numbers = ParameterNumbers::instance()) numbers->reset_after_fork();
   for (auto& log : logs_) log.store(nullptr, std::memory_order_relaxed);
   stacks_.store(nullptr, std::memory_order_relaxed);
   collector_.reset();

@@ -11,8 +11,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <memory>
+#include <new>
 
 #include "frames/walk_key.h"
 #include "support/reserved_array.h"
@@ -66,12 +66,8 @@ class WalkCache {
   uint64_t reserve(uint64_t entries) noexcept {
     const uint64_t sets = sets_for(entries);
     if (sets == 0) return 0;
-    std::unique_ptr<Table> grown;
-    try {
-      grown = std::make_unique<Table>(sets);
-    } catch (const std::exception&) {
-      return 0;
-    }
+    std::unique_ptr<Table> grown(new (std::nothrow) Table(sets));
+    if (grown == nullptr || !grown->entries.has_memory()) return 0;
     grown->older = std::move(newest_);
     newest_ = std::move(grown);
     table_.store(newest_.get(), std::memory_order_release);
@@ -88,7 +84,8 @@ class WalkCache {
     std::atomic<uint32_t> version;
   };
   struct Table {
-    explicit Table(uint64_t set_count) : entries(set_count * kWays), sets(set_count) {}
+    explicit Table(uint64_t set_count) noexcept
+        : entries(set_count * kWays, std::nothrow), sets(set_count) {}
     Entry* set_of(const WalkKey& key) noexcept {
       return &entries[((key.a ^ key.b) & (sets - 1)) * kWays];
     }

@@ -81,7 +81,8 @@ bool Allocator::release_oversize(BlockPool& pool, uint64_t size, uint64_t stream
 }
 
 // Applies above the collection threshold: gives back large blocks that are not split and that have
-// not been used for longer than the average, until the reserved bytes are below the threshold.
+// not been used for longer than the average, until the reserved bytes are below the threshold. Free
+// blocks that fill an expandable segment count in the average, and stay.
 void Allocator::collect() {
   const auto threshold = static_cast<uint64_t>(rules_.collection_threshold *
                                                static_cast<double>(rules_.limit_bytes));
@@ -100,7 +101,8 @@ void Allocator::collect() {
     has_freed = false;
     for (auto place = pool.free.begin(); place != pool.free.end();) {
       Block* block = *place++;
-      if (block->is_split() || static_cast<double>(pool.age(block)) < average) continue;
+      if (block->is_split() || block->expands()) continue;
+      if (static_cast<double>(pool.age(block)) < average) continue;
       has_freed = true;
       reclaimed += block->size;
       ages -= pool.age(block);

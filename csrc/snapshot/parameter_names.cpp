@@ -24,13 +24,14 @@ ParameterNames::ParameterNames(const View& view) : view_(view), allocated_(view.
 }
 
 void ParameterNames::find_places() {
-  const ParameterNumbers& known = ParameterNumbers::instance();
-  const uint32_t count = known.count();
+  const ParameterNumbers* const known = ParameterNumbers::instance();
+  if (known == nullptr) return;
+  const uint32_t count = known->count();
   std::vector<std::pair<Place, uint32_t>> found;
   for (const DeviceView& device : view_.devices) {
     const std::vector<LiveBlock>& blocks = device.capture.blocks;
     for (uint32_t number = 1; number <= count; ++number) {
-      const auto& [address, owner_device, next] = known.place(number);
+      const auto& [address, owner_device, next] = known->place(number);
       if (owner_device != device.device) continue;
       const Owner* owner = view_.owners->parameter_at(address, owner_device);
       if (owner == nullptr) continue;

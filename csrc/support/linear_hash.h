@@ -48,6 +48,13 @@ class LinearHash {
     --size_;
   }
 
+  // Forgets all items. In a fork handler too.
+  void clear() noexcept {
+    heads_.clear();
+    buckets_ = 1;
+    mask_ = size_ = 0;
+  }
+
   uint64_t bytes() const noexcept { return uint64_t{buckets_} * sizeof(uint32_t); }
 
  private:

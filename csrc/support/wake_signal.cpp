@@ -1,8 +1,8 @@
 #include "support/wake_signal.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,30 +19,66 @@ namespace {
 
 constexpr int kSignals = 64;
 
-std::atomic<int> g_event{-1};
-struct stat g_event_file{};  // identifies the eventfd
+// The ends of a pipe: to read from, to write to. Each pipe has an inode of its own.
+std::atomic<int> g_ends[2]{{-1}, {-1}};
+struct stat g_pipe{};
 std::atomic<uint64_t> g_watched{0};  // bits, as take_signals() gives them
 std::atomic<uint64_t> g_came{0};
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "used in a signal handler");
 struct sigaction g_before[kSignals];  // by number - 1, for signals that have our handler
+// The signals whose earlier handler the thread runs. In the thread's own block, as this_thread in
+// record/thread_slot.h is: the first access to any other variable of a thread may allocate.
+__thread uint64_t t_in_earlier __attribute__((tls_model("initial-exec"))) = 0;
 
 uint64_t bit(int number) noexcept { return uint64_t{1} << (number - 1); }
 
-void handle(int number) {
-  if ((g_watched & bit(number)) == 0) return;  // the handler was left behind or inherited
+bool is_ours(int end) noexcept {
+  struct stat now{};
+  return fstat(end, &now) == 0 && now.st_dev == g_pipe.st_dev && now.st_ino == g_pipe.st_ino;
+}
+
+void close_ends() noexcept {
+  for (std::atomic<int>& end : g_ends) {
+    if (is_ours(end)) close(end);
+    end = -1;
+  }
+}
+
+bool has_handler(const struct sigaction& action) noexcept {
+  if ((action.sa_flags & SA_SIGINFO) != 0) return action.sa_sigaction != nullptr;
+  return action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN;
+}
+
+void call_earlier(int number, siginfo_t* info, void* context) noexcept {
+  const struct sigaction& earlier = g_before[number - 1];
+  // The earlier handler may itself call the one that it found, which is this one.
+  if (!has_handler(earlier) || (t_in_earlier & bit(number)) != 0) return;
+  t_in_earlier |= bit(number);
+  if ((earlier.sa_flags & SA_SIGINFO) != 0) {
+    earlier.sa_sigaction(number, info, context);
+  } else {
+    earlier.sa_handler(number);
+  }
+  t_in_earlier &= ~bit(number);
+}
+
+void handle(int number, siginfo_t* info, void* context) {
   const int interrupted = errno;
-  g_came.fetch_or(bit(number));
-  wake();
+  if ((g_watched & bit(number)) != 0) {  // otherwise the handler was left behind or inherited
+    g_came.fetch_or(bit(number));
+    wake();
+  }
+  errno = interrupted;
+  call_earlier(number, info, context);
   errno = interrupted;
 }
 
 bool is_ours(const struct sigaction& action) noexcept {
-  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == &handle;
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &handle;
 }
 
 void reset_after_fork() noexcept {
-  if (has_wake_event()) close(g_event);
-  g_event = -1;
+  close_ends();
   g_watched = 0;
   g_came = 0;
 }
@@ -58,11 +94,13 @@ const int g_at_fork = pthread_atfork(nullptr, nullptr, &reset_after_fork);
 int wake_event() {
   if (g_at_fork != 0) throw Error("out of memory");
   if (!has_wake_event()) {
-    const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (event < 0 || fstat(event, &g_event_file) != 0) fail("eventfd");
-    g_event = event;
+    close_ends();  // the program may have closed one of them
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0 || fstat(ends[0], &g_pipe) != 0) fail("pipe");
+    g_ends[0] = ends[0];
+    g_ends[1] = ends[1];
   }
-  return g_event;
+  return g_ends[0];
 }
 
 void watch_signal(int number) {
@@ -70,9 +108,14 @@ void watch_signal(int number) {
   struct sigaction now{};
   if (sigaction(number, nullptr, &now) != 0) fail("sigaction");
   if (!is_ours(now)) {
+    constexpr int kOfEarlier = SA_RESTART | SA_ONSTACK | SA_NODEFER;
     struct sigaction ours{};
-    ours.sa_handler = &handle;
-    ours.sa_flags = SA_RESTART | SA_ONSTACK;
+    ours.sa_sigaction = &handle;
+    ours.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+    if (has_handler(now)) {  // it runs under the conditions that it asked for
+      ours.sa_mask = now.sa_mask;
+      ours.sa_flags = SA_SIGINFO | (now.sa_flags & kOfEarlier);
+    }
     g_before[number - 1] = now;
     if (sigaction(number, &ours, nullptr) != 0) fail("sigaction");
   }
@@ -82,32 +125,30 @@ void watch_signal(int number) {
 void unwatch_signal(int number) noexcept {
   g_watched.fetch_and(~bit(number));
   g_came.fetch_and(~bit(number));
-  struct sigaction now{};
   const struct sigaction& before = g_before[number - 1];
-  if (sigaction(number, nullptr, &now) == 0 && is_ours(now) && before.sa_handler != SIG_DFL) {
-    sigaction(number, &before, nullptr);
-  }
+  const bool is_default = (before.sa_flags & SA_SIGINFO) == 0 && before.sa_handler == SIG_DFL;
+  if (has_signal_handler(number) && !is_default) sigaction(number, &before, nullptr);
+}
+
+bool has_signal_handler(int number) noexcept {
+  struct sigaction now{};
+  return sigaction(number, nullptr, &now) == 0 && is_ours(now);
 }
 
 uint64_t take_signals() noexcept {
-  uint64_t times = 0;
-  // The event is read first: a signal that is noted after the exchange makes it readable again.
-  if (has_wake_event()) {
-    [[maybe_unused]] const ssize_t size = read(g_event, &times, sizeof(times));
+  char wakes[256];
+  // The pipe is read first: a signal that is noted after the exchange makes it readable again.
+  while (has_wake_event() && read(g_ends[0], wakes, sizeof(wakes)) == sizeof(wakes)) {
   }
   return g_came.exchange(0);
 }
 
-bool has_wake_event() noexcept {
-  struct stat now{};
-  return fstat(g_event, &now) == 0 && now.st_dev == g_event_file.st_dev &&
-         now.st_ino == g_event_file.st_ino;
-}
+// A pipe without a reader would raise SIGPIPE.
+bool has_wake_event() noexcept { return is_ours(g_ends[0]) && is_ours(g_ends[1]); }
 
 void wake() noexcept {
-  const uint64_t once = 1;
   if (!has_wake_event()) return;
-  [[maybe_unused]] const ssize_t size = write(g_event, &once, sizeof(once));
+  [[maybe_unused]] const ssize_t size = write(g_ends[1], "", 1);  // a full pipe is readable already
 }
 
 }  // namespace pytracer

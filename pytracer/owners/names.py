@@ -4,10 +4,11 @@ A path leaves out wrappers, such as the `module` of DistributedDataParallel and 
 torch.compile, so a tensor has one name with and without them.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 
 class Named(NamedTuple):
@@ -144,18 +145,19 @@ class RememberedNames:
         self._names: WeakKeyDictionary[Any, dict[tuple[int, int], tuple[int, str]]]
         self._names = WeakKeyDictionary()
 
-    def remember(self, named: Iterable[Named], optimizers: list[Any]) -> None:
-        """Remember the names of what optimizers have, and forget what they do not have any more."""
-        names: dict[int, str] = {}
-        for name, tensor, is_buffer in named:
-            if not is_buffer:
-                names.setdefault(id(tensor), name)
+    def remember(self, name_of: Callable[[Any], str], optimizers: list[Any]) -> None:
+        """Remember the names of what optimizers have, and forget what they do not have any more.
+
+        Args:
+            name_of: Returns the name of a parameter; "" if no module has the parameter.
+            optimizers: The optimizers.
+        """
         for optimizer in optimizers:
             known = self._names.get(optimizer, {})
             self._names[optimizer] = {
                 place: found
                 for place, parameter in _places(optimizer)
-                if (found := (id(parameter), names.get(id(parameter), "")))[1]
+                if (found := (id(parameter), name_of(parameter)))[1]
                 or (found := known.get(place, (0, "")))[0] == id(parameter)
             }
 
@@ -169,6 +171,31 @@ class RememberedNames:
         """
         known, name = self._names.get(optimizer, {}).get(place, (0, None))
         return name if known == id(parameter) else None
+
+
+class ParameterPaths:
+    """The names of the parameters that modules have, at one moment. Keeps nothing alive."""
+
+    def __init__(self, modules: list[Any]) -> None:
+        """Find the names; `modules` are the known modules, as for `named_modules`."""
+        self._found: dict[int, tuple[str, ref[Any], str]] = {}
+        for path, module in named_modules(modules):
+            with contextlib.suppress(TypeError):  # a class without weak references
+                reference = ref(module)
+                for key, parameter in _items(module, "_parameters"):
+                    name = f"{path}.{key}" if path else key
+                    self._found.setdefault(id(parameter), (name, reference, key))
+
+    def name_of(self, parameter: Any) -> str:
+        """Return the name of a parameter; "" if its module does not have it any more."""
+        name, reference, key = self._found.get(id(parameter), ("", None, ""))
+        module = reference() if reference is not None else None
+        is_same = module is not None and module._parameters.get(key) is parameter
+        return name if is_same else ""
+
+    def has_all(self, optimizer: Any) -> bool:
+        """Return whether each parameter of an optimizer has a name."""
+        return all(self.name_of(parameter) for _, parameter in _places(optimizer))
 
 
 def _places(optimizer: Any) -> Iterator[tuple[tuple[int, int], Any]]:

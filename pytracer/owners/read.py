@@ -101,7 +101,15 @@ class OwnersNow:
         """Add what modules have; yield the parameters."""
         named: list[Any] = []
         self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
-        self._attempt(REGISTRY.names.remember, named, REGISTRY.optimizers())
+        names: dict[int, str] = {}
+        for name, tensor, is_buffer in named:
+            if not is_buffer:
+                names.setdefault(id(tensor), name)
+        self._attempt(
+            REGISTRY.names.remember,
+            lambda parameter: names.get(id(parameter), ""),
+            REGISTRY.optimizers(),
+        )
         for name, tensor, is_buffer in named:
             category = _BUFFER if is_buffer else _PARAMETER
             self._attempt(self._add, tensor, category, _MODULE, name)

@@ -5,27 +5,21 @@ steps. Modules and optimizers that are older than the first tracer are found onc
 """
 
 import contextlib
-import gc
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterable
-from itertools import compress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
+from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.log import warn_once
-from pytracer.owners.names import RememberedNames, named_tensors
+from pytracer.owners.names import ParameterPaths, RememberedNames
 
 MAX_MODULES = 2**18
 """How many modules, and how many optimizers, are known at most. Later ones are counted."""
 
-MAX_SEARCH_SECONDS = 0.5
-"""How long the search for older modules and optimizers may take, without the listing itself."""
-
-_OBJECTS_BETWEEN_CLOCKS = 2**16
 _MAX_MAKERS = 1024
 
 
@@ -36,7 +30,7 @@ class Registry:
         names: The names that parameters had.
         makers: The threads that make modules or start tracers.
         dropped: How many modules and optimizers found no room.
-        is_complete: False if the search for older ones ran out of time, or failed.
+        is_complete: False if the search for older ones failed.
     """
 
     def __init__(self) -> None:
@@ -46,6 +40,9 @@ class Registry:
         self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()
         self._handles: list[Any] = []
         self._changing = threading.RLock()  # a signal handler may start or stop a tracer
+        self._changes = 0  # how often a module got a parameter, a buffer or a submodule
+        self._named_at = -1  # the changes when `_paths` was made
+        self._paths = ParameterPaths([])
         self.names = RememberedNames()
         self.makers: set[int] = set()
         self.dropped = 0
@@ -89,9 +86,9 @@ class Registry:
         ):
             self._handles.append(register(hook))
         self.is_complete = False  # also if a signal's handler ends the search
-        self.is_complete = _is_being_imported() or self._search(
-            modules.Module, optimizers.Optimizer
-        )
+        if not _is_being_imported():
+            self._search(modules.Module, optimizers.Optimizer)
+        self.is_complete = True
 
     def _end(self) -> None:
         for handle in self._handles:
@@ -107,6 +104,7 @@ class Registry:
         """Note a module, on the thread that gives it a parameter, a buffer or a submodule."""
         if is_compiled():  # torch would not compile what follows
             return
+        self._changes += 1
         if id(module) not in self._modules:
             self._note_maker()
             self._add_module(module)
@@ -120,9 +118,21 @@ class Registry:
             if stepped != thread:
                 self._add_optimizer(optimizer, thread)
             if stepped is None:
-                self.names.remember(named_tensors(self.modules()), self.optimizers())
+                self._remember_names(optimizer)
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
+
+    def _remember_names(self, optimizer: Any) -> None:
+        """Remember the names of an optimizer's parameters.
+
+        All modules are named at once, for all optimizers that step for the first time, and anew
+        only if a parameter is missing and modules have changed: a program may have an optimizer for
+        each parameter.
+        """
+        if self._named_at != self._changes and not self._paths.has_all(optimizer):
+            self._named_at = self._changes
+            self._paths = ParameterPaths(self.modules())
+        self.names.remember(self._paths.name_of, [optimizer])
 
     def _add_module(self, module: Any) -> None:
         if len(self._modules) < MAX_MODULES:
@@ -138,27 +148,17 @@ class Registry:
                 return
         self.dropped += 1
 
-    def _search(self, module: type, optimizer: type) -> bool:
-        """Find what is older than this call; return whether everything was examined.
+    def _search(self, module: type, optimizer: type) -> None:
+        """Find what is older than this call.
 
         Only the types of objects are looked at, so hardly any code of the program runs.
         """
-        begin = time.monotonic()
-        modules, optimizers = _subclasses(module), _subclasses(optimizer)
-        wanted = modules | optimizers
-        objects = gc.get_objects()
-        for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
-            if time.monotonic() - begin > MAX_SEARCH_SECONDS:
-                return False
-            some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
-            # Without a line of Python for each of some 100,000 objects.
-            is_wanted = map(wanted.__contains__, map(id, map(type, some)))
-            for thing in compress(some, is_wanted):
-                if id(type(thing)) in optimizers:
-                    self._add_older(thing)
-                elif id(thing) not in self._modules:
-                    self._add_module(thing)
-        return True
+        self._changes += 1
+        for thing in _core.live_instances(module):
+            if id(thing) not in self._modules:
+                self._add_module(thing)
+        for thing in _core.live_instances(optimizer):
+            self._add_older(thing)
 
     def _add_older(self, optimizer: Any) -> None:
         try:
@@ -184,19 +184,6 @@ def _is_being_imported() -> bool:
     """Return whether torch is just being imported, as with `PYTRACER=1`: nothing is older then."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))  # set by importlib
-
-
-def _subclasses(kind: type) -> set[int]:
-    """Return the ids of a class and of all classes that inherit from it."""
-    found = {id(kind)}
-    waiting = [kind]
-    while waiting:
-        subclasses: list[type] = type.__subclasses__(waiting.pop())
-        for subclass in subclasses:
-            if id(subclass) not in found:
-                found.add(id(subclass))
-                waiting.append(subclass)
-    return found
 
 
 def _alive(references: "Iterable[ref[Any]]") -> list[Any]:

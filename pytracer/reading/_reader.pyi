@@ -9,16 +9,20 @@ class _File(Protocol):
 class ReadError(Exception):
     """A file cannot be read. `args` are a key of `_MESSAGES` in reader.py, and the reason."""
 
+class ExitingError(RuntimeError):
+    """The interpreter is about to exit: only content in an `io.BytesIO` can be read."""
+
 def read(file: _File, allowed_bytes: Callable[[], int]) -> dict[str, Any]:
     """Read the columns of a snapshot; reader.py makes a `Snapshot` of them.
 
     Args:
         file: The file's content, decompressed.
         allowed_bytes: Returns how many bytes the columns and values may take. Called after each
-            read.
+            read. Once the interpreter is about to exit, it must not run Python code.
 
     Raises:
         ReadError: The file cannot be read.
+        ExitingError: Nothing was read yet.
     """
 
 class ContradictionError(Exception):

@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def load(source: str | Path | bytes, name: str = "the snapshot") -> Snapshot:
             _decompressed(file, counted, path) as content,
         ):
             times = _MOST_MEMORY if content is file else _MOST_MEMORY_COMPRESSED
-            tables = _reader.read(content, lambda: _SPARE_BYTES + times * counted.bytes)
+            tables = _read(content, lambda: _SPARE_BYTES + times * counted.bytes)
     except _reader.ReadError as error:
         kind, what = error.args
         remedy = "; decompress it yourself if you trust it" if times > _MOST_MEMORY else ""
@@ -96,6 +97,15 @@ def load(source: str | Path | bytes, name: str = "the snapshot") -> Snapshot:
     except MemoryError as error:
         raise PytracerError(f"{path} does not fit into this machine's memory") from error
     return _snapshot(path, tables)
+
+
+def _read(content: Any, allowed_bytes: Callable[[], int]) -> dict[str, Any]:
+    try:
+        return _reader.read(content, allowed_bytes)
+    except _reader.ExitingError:
+        # A thread that waits for the GIL in Python code which C++ code calls would end the process.
+        content = io.BytesIO(content.read())
+        return _reader.read(content, allowed_bytes().__index__)
 
 
 def estimated_bytes(path: Path) -> int:

@@ -4,11 +4,10 @@ Each guard looks at what is imported, and asks no driver. Its warning is logged 
 """
 
 import contextlib
-import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytracer.log import warn_once
@@ -84,9 +83,9 @@ def _pluggable_pool(backend: str) -> str | None:
         return None
     memory = _memory(backend)
     pluggable = getattr(memory, f"{backend.upper()}PluggableAllocator")
-    pools = list(_instances(memory.MemPool))
+    pools = _instances(memory.MemPool)
     if any(getattr(pool, "allocator", None) is not None for pool in pools) or (
-        pools and any(True for _ in _instances(pluggable))  # newer pools hide their allocator
+        pools and _instances(pluggable)  # newer pools hide their allocator
     ):
         return (
             f"a MemPool has an allocator of its own: {_OWN_ALLOCATOR}; {_SWITCH_OFF} while the "
@@ -141,7 +140,7 @@ def _registered_graphs(backend: str) -> str | None:
         "nccl" not in str(distributed.get_backend())
         or not cuda.is_initialized()
         or cuda.get_device_capability() >= (10, 0)
-        or not any(True for _ in _instances(cuda.CUDAGraph))
+        or not _instances(cuda.CUDAGraph)
     ):
         return None
     return f"CUDA graphs are used with NCCL: {_GRAPHS}"
@@ -165,6 +164,7 @@ def _memory(backend: str) -> Any:
     return getattr(sys.modules["torch"], backend).memory
 
 
-def _instances(kind: type) -> Iterator[object]:
-    # isinstance() would run the __class__ property of proxy objects.
-    return (found for found in gc.get_objects() if issubclass(type(found), kind))
+def _instances(kind: type) -> list[Any]:
+    from pytracer import _core  # hazards of a recording are listed where there is no recorder
+
+    return _core.live_instances(kind)

@@ -2,8 +2,9 @@
 
 One thread of the process waits for both while there is any watch. It needs nothing of the main
 thread, which may be stuck in C for ever, for example in a collective that hangs: the signal's
-handler, in C++, only wakes the thread. The dumps run on the thread, and so never inside of an
-allocator. (A thread that is stuck in C and holds the GIL stops this thread too.)
+handler, in C++, only wakes the thread, and calls the program's own handler. The dumps run on the
+thread, and so never inside of an allocator. (A thread that is stuck in C and holds the GIL stops
+this thread too.)
 
 Any number of processes may watch one file. Each looks at it about once a second, and none deletes
 it.
@@ -111,6 +112,23 @@ class _Watcher:
             signals = _core.take_signals()
             for watch in self._all():
                 self._look(watch, signals)
+                self._notice_another_handler(watch)
+
+    def _notice_another_handler(self, watch: _Watch) -> None:
+        if watch.number is None or _core.has_signal_handler(watch.number):
+            return
+        with self._changing:  # the end of a watch restores the program's handler
+            is_over = self._watches.get(watch.dump) is not watch
+            if is_over or _core.has_signal_handler(watch.number):
+                return
+        name = signal.Signals(watch.number).name
+        warn_once(
+            f"the program installed a handler of its own for {name} after the tracer had started: "
+            "the signal writes a snapshot only if that handler calls the one before it. The job "
+            "and its recording continue. Install the program's handler before the tracer starts, "
+            "then both run, or choose another signal",
+            f"another handler of {name}",
+        )
 
     def _is_over(self) -> bool:
         with self._changing:

@@ -259,7 +259,7 @@ _ALL = (
     Option(
         *("dump_signal", None, "SIGNAL", str, check_signal),
         'The signal on which a snapshot is written: a name such as `"SIGUSR2"`, or a number. '
-        "pytracer replaces the signal's handler.",
+        "A handler that the program has installed before the tracer starts runs too.",
     ),
     Option(
         *("trigger_file", None, "FILE", str),

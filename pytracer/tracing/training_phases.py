@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -119,6 +120,13 @@ class _TrainingPhases:
         self._undo = [handle.remove for handle in removable]
         for name in ("backward", "grad"):
             self._undo.append(_replace(torch.autograd, name, self._in_backward))
+        if hasattr(module, "_has_any_global_hook"):
+            # A call of torch.compile(module) warns of hooks of all modules. Those above do nothing
+            # in compiled code and may run twice, so only those of others are worth a warning.
+            ours = {handle.id for handle in removable[:2]}
+            self._undo.append(
+                _replace(module, "_has_any_global_hook", lambda _: lambda: _has_hooks(module, ours))
+            )
 
     def _remove(self) -> None:
         for undo in self._undo:
@@ -178,6 +186,15 @@ class _TrainingPhases:
             return result
 
         return in_backward
+
+
+_GLOBAL_HOOKS = re.compile(r"_global_(?:for|back)ward_\w*hooks\w*")
+
+
+def _has_hooks(module: Any, ours: set[int]) -> bool:
+    """Return whether torch has hooks of all modules, next to `ours`."""
+    tables = (hooks for name, hooks in vars(module).items() if _GLOBAL_HOOKS.fullmatch(name))
+    return any(set(hooks) - ours for hooks in tables)
 
 
 def _replace(
@@ -254,6 +271,17 @@ _TRAINING = _FORWARD, _BACKWARD, _OPTIMIZER = (
 TRAINING_PHASES = _TrainingPhases()
 
 
+class _Hook(functools.partial[None]):
+    """A hook of a module, in whose place a copy of the module has one that does nothing.
+
+    So the module can be copied, pickled, and sent to processes that lack pytracer. A partial object
+    adds no frame of Python.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # ignores its arguments
+
+
 class annotate_modules:  # noqa: N801
     """Phases for the modules of a model: each call of a module is a phase named by its path.
 
@@ -271,7 +299,8 @@ class annotate_modules:  # noqa: N801
     wrapper, such as DistributedDataParallel, where there is one.
 
     Phases are marked from the construction until `remove()`, or the end of the `with` statement.
-    Each call of a module takes some 7 µs of host time more.
+    Each call of a module takes some 7 µs of host time more. Copies of the model, also those that
+    are pickled, have no phases.
 
     Args:
         model: A `torch.nn.Module`.
@@ -288,8 +317,10 @@ class annotate_modules:  # noqa: N801
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"depth={depth!r} is not an integer from 0, or None for all levels")
         self._handles = [
-            model.register_forward_pre_hook(self._note_arguments, prepend=True, with_kwargs=True),
-            model.register_forward_hook(self._note_results),
+            model.register_forward_pre_hook(
+                _Hook(self._note_arguments), prepend=True, with_kwargs=True
+            ),
+            model.register_forward_hook(_Hook(self._note_results)),
         ]
         for path, module in submodules(model):
             is_wrapper = wrapped_module(module) is not None
@@ -298,8 +329,8 @@ class annotate_modules:  # noqa: N801
                 MODULE_PHASES.add(path, name, module)
                 phase = annotate(name)
                 self._handles += [
-                    module.register_forward_pre_hook(self._begins(phase), prepend=True),
-                    module.register_forward_hook(self._ends, always_call=True),
+                    module.register_forward_pre_hook(_Hook(self._begins(phase)), prepend=True),
+                    module.register_forward_hook(_Hook(self._ends), always_call=True),
                 ]
 
     def _note_arguments(self, module: object, args: Any, kwargs: Any) -> None:

@@ -1,4 +1,5 @@
 // Allocations in autograd nodes get the stack of the forward call that made the node, or none.
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include "cpu_events.h"
 #include "fake_frame_walk.h"
 #include "record/node_types.h"
+#include "record/parameter_numbers.h"
 #include "session/session.h"
 #include "snapshot/parameter_names.h"
 #include "view/events.h"
@@ -481,3 +483,27 @@ TEST(a_forked_child_knows_no_nodes_of_its_parent) {
   int status = 0;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+TEST(a_fork_needs_no_address_space) {
+  // GIVEN forward stacks, the number of a parameter, and no address space
+  Recording recording;
+  CHECK(ParameterNumbers::instance()->number_of(64, PYTRACER_CPU_DEVICE) != 0);
+  rlimit before{};
+  CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+  const rlimit none{4096, before.rlim_max};
+  CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+  // WHEN the process forks
+  const pid_t child = fork();
+  if (child == 0) {
+    // THEN the child has forgotten the numbers, and can give them out anew
+    ParameterNumbers& numbers = *ParameterNumbers::instance();
+    if (numbers.count() != 0) _exit(1);
+    if (numbers.number_of(128, PYTRACER_CPU_DEVICE) != 1) _exit(2);
+    _exit(numbers.number_of(64, PYTRACER_CPU_DEVICE) == 2 ? 0 : 3);
+  }
+  CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+#endif

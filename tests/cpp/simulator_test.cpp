@@ -211,6 +211,23 @@ TEST(a_collection_that_waits_frees_left_blocks) {
   CHECK(!is_reused(false));
 }
 
+TEST(a_collection_leaves_expandable_segments_alone) {
+  // GIVEN expandable segments of 400 MiB each, and a collection above 300 MiB
+  Rules rules;
+  rules.expandable = true;
+  rules.range_bytes = 400 * kMiB;
+  rules.collection_threshold = 0.3;
+  rules.limit_bytes = rules.device_bytes = rules.total_bytes = 1000 * kMiB;
+  // WHEN a free block fills its segment, and another stream needs memory
+  Program program;
+  program.free(program.allocate(400 * kMiB));
+  program.allocate(100 * kMiB, 1);
+  const Simulated done = program.run(rules);
+  // THEN the block stays, as in torch
+  CHECK(done.counts.device_frees == 0 && done.counts.unmaps == 0);
+  CHECK(done.counts.reserved_bytes == 500 * kMiB);
+}
+
 TEST(requests_that_no_program_makes_are_refused) {
   const int64_t large = INT64_MAX;
   for (const int64_t block : {int64_t{-1}, INT64_MIN, large}) {

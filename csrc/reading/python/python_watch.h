@@ -9,18 +9,20 @@
 
 #include "reading/read_error.h"
 #include "reading/watch.h"
+#include "support/python/gil.h"
 
 namespace pytracer::reading {
 
 class PythonWatch final : public Watch {
  public:
-  // `allowed_bytes()` returns how much memory the work may take; see update_bound().
-  explicit PythonWatch(pybind11::object allowed_bytes = pybind11::none())
-      : allowed_bytes_(std::move(allowed_bytes)) {}
+  // `scope` is that of the call that does the work. `allowed_bytes()` returns how much memory the work
+  // may take; see update_bound().
+  explicit PythonWatch(const GilScope& scope, pybind11::object allowed_bytes = pybind11::none())
+      : scope_(scope), allowed_bytes_(std::move(allowed_bytes)) {}
 
   // At most every kPause, lets Python handle signals and other threads run. With or without the GIL.
   void check_signals() override {
-    if (Clock::now() < next_) return;
+    if (!scope_ || Clock::now() < next_) return;
     const pybind11::gil_scoped_acquire gil;
     { const pybind11::gil_scoped_release others_run; }
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
@@ -38,6 +40,7 @@ class PythonWatch final : public Watch {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kPause{20};
 
+  const GilScope& scope_;
   pybind11::object allowed_bytes_;
   uint64_t allowed_ = 0;
   Clock::time_point next_;

@@ -2,6 +2,8 @@
 #include <pybind11/stl.h>
 
 #include <exception>
+#include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "arrays.h"
@@ -15,6 +17,11 @@ namespace py = pybind11;
 namespace pytracer::reading {
 
 namespace {
+
+// The interpreter is about to exit, so no Python code may be called.
+struct ExitingError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // A Python file.
 class PythonSource final : public ByteSource {
@@ -66,14 +73,20 @@ py::tuple to_arrays(BlockColumns& blocks) {
                         to_array(blocks.owners));
 }
 
-py::dict read(const py::object& file, const py::object& allowed_bytes) {
+py::dict read(const py::object& file, const py::object& allowed_bytes,
+              const py::handle& in_memory) {
   using namespace py::literals;
-  PythonWatch watch(allowed_bytes);
+  const GilScope scope;  // of the call, because readinto() and allowed_bytes() are Python code
+  if (!scope && !py::type::handle_of(file).is(in_memory)) {
+    throw ExitingError("the interpreter exits, and the content is not in memory");
+  }
+  PythonWatch watch(scope, allowed_bytes);
   Tables tables(watch);
   PythonSource source(file, watch);
   ByteReader in(source);
   {
-    const py::gil_scoped_release outside;
+    std::optional<py::gil_scoped_release> outside;
+    if (scope) outside.emplace();
     read_snapshot(in, tables, watch);
   }
   PythonValues values(tables, in.position(), watch);
@@ -131,7 +144,14 @@ void register_read(py::module_& m) {
       PyErr_SetObject(read_error.ptr(), arguments.ptr());
     }
   });
-  m.def("read", &read, py::arg("file"), py::arg("allowed_bytes"));
+  py::register_local_exception<ExitingError>(m, "ExitingError", PyExc_RuntimeError);
+  m.def(
+      "read",
+      [in_memory = py::object(py::module_::import("io").attr("BytesIO")).release()](
+          const py::object& file, const py::object& allowed_bytes) {
+        return read(file, allowed_bytes, in_memory);
+      },
+      py::arg("file"), py::arg("allowed_bytes"));
 }
 
 }  // namespace pytracer::reading

@@ -66,11 +66,10 @@ py::tuple replay_arrays(const Input<uint8_t>& action, const Input<int64_t>& addr
       block_address.data(),          block_size.data(),
       requested.data(),              is_pending.data()};
   const AllocatorRules allocator_rules = to_rules(rules);
-  PythonWatch watch;
-  History history = [&] {
-    const py::gil_scoped_release outside;
-    return replay(trace, final_state, allocator_rules, watch);
-  }();
+  const GilScope scope;
+  PythonWatch watch(scope);
+  History history =
+      outside_gil([&] { return replay(trace, final_state, allocator_rules, watch); });
   return py::make_tuple(to_arrays(history.usage), to_arrays(history.blocks), history.exact_from);
 }
 

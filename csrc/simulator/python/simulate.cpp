@@ -70,11 +70,10 @@ py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block
                                      size_bytes.data(),           stream.data(), pool.data()};
   const simulator::Rules its_rules = to_rules(rules);
   const simulator::Options options{with_curve, with_calls, continues};
-  PythonWatch watch;
-  simulator::Simulated result = [&] {
-    const py::gil_scoped_release outside;
-    return simulator::simulate(requests, its_rules, options, watch);
-  }();
+  const GilScope scope;
+  PythonWatch watch(scope);
+  simulator::Simulated result = outside_gil(
+      [&] { return simulator::simulate(requests, its_rules, options, watch); });
   const simulator::Counts& counts = result.counts;
   py::dict values("peak_reserved_bytes"_a = counts.peak_reserved_bytes,
                   "peak_allocated_bytes"_a = counts.peak_allocated_bytes,

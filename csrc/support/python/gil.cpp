@@ -1,4 +1,4 @@
-#include "python/gil.h"
+#include "support/python/gil.h"
 
 #include <pthread.h>
 

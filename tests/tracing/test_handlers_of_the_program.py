@@ -1,0 +1,66 @@
+"""What becomes of the program's own handler of the signal for snapshots on demand?"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytracer import Tracer, log
+from pytracer.tracing import on_demand
+
+SIGNAL = signal.SIGUSR2
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look often, log each message anew, and restore the signal's handler."""
+    monkeypatch.setattr(on_demand, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(log, "_logged", set())
+    before = signal.getsignal(SIGNAL)
+    yield
+    signal.signal(SIGNAL, before or signal.SIG_DFL)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition is still false after {seconds} s"
+        time.sleep(0.01)
+
+
+def test_a_handler_that_the_program_has_runs_too(tmp_path: Path) -> None:
+    # GIVEN a program with a handler of its own
+    came: list[int] = []
+    signal.signal(SIGNAL, lambda number, _: came.append(number))
+    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL):
+        for count in (1, 2):
+            # WHEN the signal comes
+            os.kill(os.getpid(), SIGNAL)
+            # THEN the handler runs, and a snapshot is written
+            wait_until(lambda count=count: len([*tmp_path.glob("demand_*/*")]) == count)
+            wait_until(lambda count=count: len(came) == count)
+    # AND after the tracer, the handler alone remains
+    os.kill(os.getpid(), SIGNAL)
+    wait_until(lambda: len(came) == 3)
+
+
+def test_a_handler_that_the_program_installs_later_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "pytracer")
+    with (
+        Tracer(tmp_path / "a", device="cpu", dump_signal=SIGNAL),
+        Tracer(tmp_path / "b", device="cpu", dump_signal=SIGNAL),
+    ):
+        time.sleep(0.1)
+        assert "handler of its own" not in caplog.text
+        # WHEN the program installs a handler while tracers watch the signal
+        signal.signal(SIGNAL, lambda *_: None)
+        # THEN this is logged once
+        wait_until(lambda: "handler of its own for SIGUSR2" in caplog.text)
+        time.sleep(0.1)
+    assert caplog.text.count("handler of its own") == 1

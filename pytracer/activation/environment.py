@@ -42,7 +42,7 @@ _begin_in_child: Callable[[], None] | None = None
 
 
 def begin(begin_in_child: Callable[[], None]) -> None:
-    """Do what the environment asks for; idempotent. A wrong variable is logged, not raised.
+    """Do what the environment asks for; idempotent. A failure is logged, not raised.
 
     Args:
         begin_in_child: Called in each child of `multiprocessing`, once the child knows its work.
@@ -56,7 +56,7 @@ def begin(begin_in_child: Callable[[], None]) -> None:
 def _begin(begin_in_child: Callable[[], None]) -> None:
     if _is_compile_worker():
         return
-    traced, patched = options.switch(options.SWITCH), options.switch(options.PATCH_TORCH)
+    traced, patched = _switch(options.SWITCH), _switch(options.PATCH_TORCH)
     if traced is False or not (traced or patched):
         return
     _follow_children(begin_in_child)
@@ -72,6 +72,15 @@ def _begin(begin_in_child: Callable[[], None]) -> None:
         from pytracer.torch_recorder.patch import patch_torch
 
         patch_torch()
+
+
+def _switch(name: str) -> bool | None:
+    """Return the value of a switch; a wrong one is logged, and does not end the other."""
+    try:
+        return options.switch(name)
+    except ConfigError as error:
+        warn_once(f"{error}. The variable has no effect")
+        return None
 
 
 def _trace() -> None:

@@ -152,7 +152,7 @@ class HookBuilder:
         Raises:
             HookError: The hook can be neither found nor built.
         """
-        self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is an error even if nothing is compiled
+        self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is logged even if nothing is compiled
         name_of = self._name_of(backend)
         if found := self._search(backend, name_of):
             self.compiler.cache.write()

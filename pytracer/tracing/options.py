@@ -5,7 +5,7 @@ docstring of `Tracer`, `pytracer run --help` and the table in the documentation 
 (`pytracer.tracing.option_docs`).
 
 An option that is not given is read from its variable, `PYTRACER_` and the option's name in
-capitals. Without a variable, or if the variable is empty, the option has its default.
+capitals. Without a variable, or if the variable is blank or wrong, the option has its default.
 """
 
 import os
@@ -288,13 +288,19 @@ OTHER_VARIABLES = (
 )
 
 
+def variable_text(name: str) -> str:
+    """Return the text of a variable; "": it is not set, or blank."""
+    text = os.environ.get(name, "")
+    return text if text.strip() else ""
+
+
 def switch(name: str) -> bool | None:
     """Return the value of `PYTRACER` or `PYTRACER_PATCH_TORCH`; None: the variable is not set.
 
     Raises:
         ConfigError: The variable is not a boolean.
     """
-    text = os.environ.get(name, "")
+    text = variable_text(name)
     return check_bool(name, parse_bool(text)) if text else None
 
 

@@ -42,6 +42,7 @@ from pathlib import Path
 
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.text import brief
 from pytracer.tracing import ranks
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.step_windows import Window
@@ -135,14 +136,14 @@ class Files:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"output={self._options.output!r} cannot be written: {directory}: "
+                f"output={brief(self._options.output)} cannot be written: {directory}: "
                 f"{error.strerror}; give a path in a directory that exists and is writable, or "
                 "None to write nothing"
             ) from None
         if self._is_file and self._output.is_dir():
             raise ConfigError(
-                f"output={self._options.output!r} is a directory: give another file name, or a "
-                "directory whose name does not end in .pickle"
+                f"output={brief(self._options.output)} is a directory: give another file name, or "
+                "a directory whose name does not end in .pickle"
             )
 
     def at_the_end(self) -> Path | None:

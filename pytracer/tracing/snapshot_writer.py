@@ -7,7 +7,7 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, warn_once
-from pytracer.text import printable
+from pytracer.text import brief, printable
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
+from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
@@ -70,14 +71,18 @@ class SnapshotWriter:
         written: How many files were written, those of `Tracer.dump()` included.
     """
 
-    def __init__(self, recording: DeviceRecording, only_if_used: bool) -> None:
+    def __init__(
+        self, recording: DeviceRecording, default_output: str | None, only_if_used: bool
+    ) -> None:
         """Open no file yet.
 
         Args:
             recording: What the snapshots are taken of; it has the options.
+            default_output: The output that takes the place of one in a variable that is wrong.
             only_if_used: Whether a process that used no device leaves nothing on the disk.
         """
         self._recording = recording
+        self._default_output = default_output
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
@@ -93,12 +98,26 @@ class SnapshotWriter:
         Raises:
             ConfigError: The output cannot be written to, or `on_snapshot` names no function.
         """
-        if self._recording.options.output is None:
+        options = self._recording.options
+        if options.output is None:
             return
-        self.files = self.files or Files(self._recording.options)
-        self.files.prepare(make=not self._only_if_used)
-        self.files.begin()
+        try:
+            self._prepare(options)
+        except ConfigError as error:
+            if "output" in options.given or options.output == self._default_output:
+                raise
+            shown = brief(self._default_output)
+            warn_once(f"{variable('output')}{str(error)[6:]}. The default, {shown}, is used")
+            self._recording.options = replace(options, output=self._default_output)
+            self.open(function_is_given)
+            return
         self._check_function(function_is_given)
+
+    def _prepare(self, options: Options) -> None:
+        files = self.files or Files(options)
+        files.prepare(make=not self._only_if_used)
+        files.begin()
+        self.files = files
 
     def _check_function(self, is_given: bool) -> None:
         """Find out now, not when memory runs out, whether `on_snapshot` names a function.
@@ -113,12 +132,12 @@ class SnapshotWriter:
         problem = problem_of_function(name, may_import=is_given)
         if problem is not None and is_given:
             raise ConfigError(
-                f"on_snapshot={name!r} cannot be used: {problem}; give a function, or "
+                f"on_snapshot={brief(name)} cannot be used: {problem}; give a function, or "
                 '"package.module:function" of a module that can be imported, or None'
             )
         if problem is not None:
             warn_once(
-                f"{variable('on_snapshot')}={name!r} cannot be used: {problem}. Snapshots are "
+                f"{variable('on_snapshot')}={brief(name)} cannot be used: {problem}. Snapshots are "
                 "written, but no function is called with their paths. Correct the variable, or "
                 "add the module's folder to PYTHONPATH"
             )

@@ -82,7 +82,9 @@ class Tracer(LiveAnswers):
     ) -> None:
         """Check the options; record nothing yet."""
         self._recording = DeviceRecording(Options.checked(self._given, **self._defaults))
-        self._writer = SnapshotWriter(self._recording, self._only_if_used)
+        default_output = self._defaults.get("output")
+        assert default_output is None or isinstance(default_output, str)
+        self._writer = SnapshotWriter(self._recording, default_output, self._only_if_used)
         self._step_recording = StepRecording(self._recording, self._writer)
         self._bodies = 0  # `with` statements whose body runs
         self._is_cleared = False

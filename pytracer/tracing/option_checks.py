@@ -186,9 +186,9 @@ def check_path(name: str, value: object, wanted: str) -> str | None:
 
 def check_output(name: str, output: object) -> str | None:
     """Check a path or None; refuse names that look like a snapshot file of another suffix."""
-    wanted = "give a file name ending in .pickle, a directory, or None to write nothing"
+    wanted = "give a file name ending in .pickle or .pkl, a directory, or None to write nothing"
     path = check_path(name, output, wanted)
-    if path is not None and path.endswith((".pkl", ".pickl", ".pickle.gz", ".pt", ".json")):
+    if path is not None and path.endswith((".pickl", ".pickle.gz", ".pt", ".json")):
         raise ConfigError(f"{name}={brief(output)} is not the name of a snapshot file: {wanted}")
     return path
 

@@ -112,8 +112,8 @@ def _shown(value: object) -> str:
 _ALL = (
     Option(
         *("output", None, "PATH", parse_none, check_output),
-        "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle`, or a "
-        "directory.",
+        "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle` or "
+        "`.pkl`, or a directory.",
     ),
     Option(
         *("device", "auto", "DEVICE[,DEVICE...]", parse_list, check_devices),

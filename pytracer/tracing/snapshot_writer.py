@@ -25,7 +25,7 @@ from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import variable
-from pytracer.tracing.snapshot_files import Files, problem_of_function
+from pytracer.tracing.snapshot_files import Files, note_written, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 8)
@@ -195,6 +195,7 @@ class SnapshotWriter:
         described = {**self._described(view), **more}
         memory, code = self._memory(view), generated_code(view)
         view.write(os.fsencode(path), described, memory, code, cell_names())
+        note_written(path)
         self.written += 1
 
     def as_dict(self, more: Metadata) -> dict[str, Any]:

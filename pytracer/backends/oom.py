@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytracer.backends import devices, running_torch
 from pytracer.backends.devices import OomObserver
-from pytracer.log import warn_once
+from pytracer.log import report_once, warn_once
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _notify(event: OutOfMemory) -> None:
     """
     global _notifying
     if _notifying:
-        warn_once(
+        report_once(
             "memory ran out again while the snapshot of an out-of-memory was being written. The "
             "second out-of-memory gets no snapshot of its own"
         )
@@ -115,7 +115,7 @@ def _notify(event: OutOfMemory) -> None:
                 listener(event)
             except Exception as error:
                 kind = f"out-of-memory listener {hash(listener)}"
-                warn_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
+                report_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
     finally:
         _notifying = False
 

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 
 from pytracer import _core
 from pytracer.backends import running_torch
-from pytracer.log import print_line, warn_once
+from pytracer.log import print_line, report_once, warn_once
 
 
 class Registered(Protocol):
@@ -97,7 +97,7 @@ def _at_exit() -> None:
             try:
                 tracer._finish()
             except Exception as failure:  # the other tracers still have to write
-                warn_once(f"no snapshot was written at the end: {failure!r}")
+                report_once(f"no snapshot was written at the end: {failure!r}")
     finally:
         # The interpreter frees thread states soon, so no stack may be walked from here on.
         _core.prepare_for_exit()

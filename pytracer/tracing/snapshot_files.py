@@ -2,7 +2,8 @@
 
 `output` is None (nothing is written), a file name ending in `.pickle` or `.pkl`, or a directory,
 which gets the layout of verl's `torch_memory` profiler. {file} is
-`torch_memory_{who}_pid{P}.pickle`, and {who} is `rank{R}`, of a process without a rank its role, if it was given one, and its host's name:
+`torch_memory_{who}_pid{P}.pickle`, and {who} is `rank{R}`, of a process without a rank its role, if
+it was given one, and its host's name:
 
 | snapshot | in a directory | next to `name.pickle` |
 |---|---|---|

@@ -17,7 +17,7 @@ from pytracer import _core
 from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
-from pytracer.log import print_line, warn_once
+from pytracer.log import print_line, report_once, warn_once
 from pytracer.text import brief, printable
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.cell_names import cell_names
@@ -223,7 +223,7 @@ class SnapshotWriter:
     def fail(self, message: str, kind: str | None = None) -> None:
         """Count a failure and log it once; the job continues."""
         self.failures += 1
-        warn_once(message, kind)
+        report_once(message, kind)
 
     def report_ooms(self) -> None:
         """Report how many out-of-memories there were, and the last, unless each was logged."""
@@ -250,13 +250,13 @@ class SnapshotWriter:
             return
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
-            warn_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
+            report_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
             if event.device >= 0:  # after an out-of-memory of the CPU, reading might fail too
                 oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
-            warn_once(
+            report_once(
                 f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"

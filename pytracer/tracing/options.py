@@ -279,8 +279,11 @@ ENVIRONMENT_OPTIONS = ("output", *STEP_OPTIONS, "dump_signal", "trigger_file")
 tracer in the code would write the same files, or wait for steps that nobody reports to it."""
 
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
-INTEGRATION_VARIABLES = ("PYTRACER_UPLOAD_URL", "PYTRACER_TENSORBOARD_DIR")
-"""Read by the functions of `pytracer.integrations` that `on_snapshot` may name."""
+INTEGRATION_VARIABLES = {
+    "PYTRACER_UPLOAD_URL": "pytracer.integrations.fsspec:upload",
+    "PYTRACER_TENSORBOARD_DIR": "pytracer.integrations.tensorboard:add_peaks",
+}
+"""Variables, and the functions for `on_snapshot` that read them."""
 
 OTHER_VARIABLES = (
     *(SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD"),

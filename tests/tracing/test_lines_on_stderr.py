@@ -1,4 +1,4 @@
-"""Do the lines about out-of-memories and files reach stderr, whatever the program's logging does?"""
+"""Do the lines about out-of-memories and files reach stderr, whatever the program logs?"""
 
 import logging
 import logging.config

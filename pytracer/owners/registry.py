@@ -6,6 +6,7 @@ steps. Modules and optimizers that are older than the first tracer are found onc
 
 import contextlib
 import gc
+import math
 import os
 import sys
 import threading
@@ -50,6 +51,7 @@ class Registry:
         self.makers: set[int] = set()
         self.dropped = 0
         self.is_complete = True
+        self._is_completed = False  # the search was repeated without a limit
 
     def follow(self) -> None:
         """Have torch report modules and optimizers from now on.
@@ -120,6 +122,7 @@ class Registry:
             if stepped != thread:
                 self._add_optimizer(optimizer, thread)
             if stepped is None:
+                self._complete_search()
                 self.names.remember(named_tensors(self.modules()), self.optimizers())
         except Exception:  # code of the program: a hash, or a module that is not like torch's
             self.dropped += 1
@@ -138,17 +141,27 @@ class Registry:
                 return
         self.dropped += 1
 
-    def _search(self, module: type, optimizer: type) -> bool:
+    def _complete_search(self) -> None:
+        """Finish a search that was cut short, once: an optimizer needs the names of older modules."""
+        if self.is_complete or self._is_completed:
+            return
+        self._is_completed = True
+        modules = sys.modules["torch.nn.modules.module"]
+        optimizers = sys.modules["torch.optim.optimizer"]
+        self.is_complete = self._search(modules.Module, optimizers.Optimizer, math.inf)
+
+    def _search(self, module: type, optimizer: type, most_seconds: float | None = None) -> bool:
         """Find what is older than this call; return whether everything was examined.
 
         Only the types of objects are looked at, so hardly any code of the program runs.
         """
+        most_seconds = MAX_SEARCH_SECONDS if most_seconds is None else most_seconds
         begin = time.monotonic()
         modules, optimizers = _subclasses(module), _subclasses(optimizer)
         wanted = modules | optimizers
         objects = gc.get_objects()
         for first in range(0, len(objects), _OBJECTS_BETWEEN_CLOCKS):
-            if time.monotonic() - begin > MAX_SEARCH_SECONDS:
+            if time.monotonic() - begin > most_seconds:
                 return False
             some = objects[first : first + _OBJECTS_BETWEEN_CLOCKS]
             # Without a line of Python for each of some 100,000 objects.

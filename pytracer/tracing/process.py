@@ -19,8 +19,8 @@ class Registered(Protocol):
     def _follow_devices(self) -> None:
         """Look again at which devices there are."""
 
-    def _finish(self) -> None:
-        """Write the snapshot at the end, and stop."""
+    def _finish(self, error: BaseException | None = None) -> None:
+        """Write the snapshot at the end, and stop; `error`: what ended the program."""
 
 
 recording: set[Registered] = set()
@@ -95,7 +95,7 @@ def _at_exit() -> None:
     try:
         for tracer in list(recording):
             try:
-                tracer._finish()
+                tracer._finish(getattr(sys, "last_value", None))  # of the main thread
             except Exception as failure:  # the other tracers still have to write
                 report_once(f"no snapshot was written at the end: {failure!r}")
     finally:

@@ -251,7 +251,8 @@ class SnapshotWriter:
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
             report_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
-            if event.device >= 0:  # after an out-of-memory of the CPU, reading might fail too
+            # After an out-of-memory of the CPU, reading might fail too.
+            if event.device >= 0 and event.requested_bytes:
                 oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots

@@ -142,7 +142,7 @@ class Registry:
         self.dropped += 1
 
     def _complete_search(self) -> None:
-        """Finish a search that was cut short, once: an optimizer needs the names of older modules."""
+        """Finish a search that was cut short, once: an optimizer needs older modules' names."""
         if self.is_complete or self._is_completed:
             return
         self._is_completed = True

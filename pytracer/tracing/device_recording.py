@@ -122,7 +122,8 @@ class DeviceRecording:
         """Warn that a device is not recorded, and remember why."""
         reason = str(error) if isinstance(error, PytracerError) else repr(error)
         self._untraced[name] = reason
-        warn_once(f"not recording {name}: {reason}")
+        rest = "" if self.session.recording else ". The job continues untraced"
+        warn_once(f"not recording {name}: {reason}{rest}")
 
     def start(self, indices: Indices, step: int, history: bool) -> None:
         """Record these devices from now on.

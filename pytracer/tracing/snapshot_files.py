@@ -173,6 +173,28 @@ class Files:
         """Return whether this rank writes the snapshots of steps and at the end."""
         return ranks.current().selected(self._options.ranks, self._options.all_ranks)
 
+    def problem_of_ranks(self) -> str | None:
+        """Return why no rank of the job writes files of some kind; None: one does, or unknown.
+
+        Only rank 0 has an answer, so that it is said once in a job.
+        """
+        rank, options = ranks.current(), self._options
+        if rank.rank != 0 or rank.world_size is None:
+            return None
+        size, problems = rank.world_size, []
+        if options.ranks and not options.all_ranks and min(options.ranks) >= size:
+            problems.append(("ranks", options.ranks, "steps and at the end"))
+        if options.oom_ranks and min(options.oom_ranks) >= size:
+            problems.append(("oom_ranks", options.oom_ranks, "out-of-memory errors"))
+        return (
+            "; ".join(
+                f"no snapshots of {kind} will be written: {name}={brief([*numbers])} selects none "
+                f"of the ranks 0 to {size - 1}"
+                for name, numbers, kind in problems
+            )
+            or None
+        )
+
     def of_window(self, window: Window) -> Path:
         """Return the path of a window's snapshot."""
         return self._unclaimed(window.name, window.name)

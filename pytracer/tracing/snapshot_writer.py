@@ -18,7 +18,7 @@ from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
-from pytracer.text import brief, printable
+from pytracer.text import END_LINE, brief, printable
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
@@ -87,6 +87,7 @@ class SnapshotWriter:
         self.files: Files | None = None
         self.failures = 0
         self.written = 0
+        self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
     def open(self, function_is_given: bool) -> None:
@@ -118,6 +119,8 @@ class SnapshotWriter:
         files.prepare(make=not self._only_if_used)
         files.begin()
         self.files = files
+        if (problem := files.problem_of_ranks()) is not None:
+            warn_once(problem)
 
     def _check_function(self, is_given: bool) -> None:
         """Find out now, not when memory runs out, whether `on_snapshot` names a function.
@@ -266,4 +269,17 @@ class SnapshotWriter:
     def on_demand(self, when: datetime, more: Metadata) -> None:
         """Write a snapshot on the thread that watches for demands; `more`: see `save`."""
         if self._recording.session.recording and self.files is not None:
-            self.save(self.files.on_demand(when), more)
+            path = self.files.on_demand(when)
+            if self.save(path, more):
+                self._report(path)
+
+    def report_steps(self, path: Path) -> None:
+        """Report the first file of a step or a phase on stderr."""
+        if not self._has_reported_steps:
+            self._has_reported_steps = True
+            self._report(path, "; later files of steps are written without a line")
+
+    def _report(self, path: Path, more: str = "") -> None:
+        if self.files is not None and self.files.is_of_first_process:
+            with contextlib.suppress(Exception):  # there may be no stderr
+                print_line(f"{END_LINE}{printable(str(path))}{more}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pytracer import _core
 from pytracer.backends import oom
 from pytracer.tracing import description, on_demand, phases, process
-from pytracer.tracing.cell_names import cell_names
+from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
 from pytracer.tracing.option_checks import OnSnapshot
@@ -115,6 +115,9 @@ class Tracer(LiveAnswers):
         """
         if self._session.recording or not self._session.is_ours:
             return self
+        earlier = earlier_of_cell(self)
+        if earlier is not None and not earlier._bodies:
+            earlier.stop()
         self._is_cleared = False
         if self._options.dump_signal is not None and not switched_off():
             on_demand.defuse(self._options.dump_signal)

@@ -139,7 +139,7 @@ code requests |
 ## A wrong value
 
 In the code, a wrong value raises a `pytracer.ConfigError` that names the value and the remedy. If a
-variable has a wrong value, one warning is logged, and the job continues untraced.
+variable has a wrong value, one warning is logged, and the option has its default.
 """
     return "# Options\n\n" + MADE + head + markdown_table() + tail
 

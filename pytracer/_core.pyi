@@ -110,10 +110,11 @@ def enter_phase(name: bytes) -> tuple[int, int]: ...  # entry, phase number
 def leave_phase(entry: int) -> None: ...  # on any thread
 def is_entered(entry: int) -> bool: ...  # entered and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
-def attach_hook(path: str) -> bool: ...  # False: the device is not initialised
-def attach_autograd(path: str, engine: CodeType | None) -> None: ...  # engine: forward_stacks.h
+def attach_hook(path: str | bytes) -> bool: ...  # False: the device is not initialised
+def attach_autograd(path: str | bytes, engine: CodeType | None) -> None: ...  # forward_stacks.h
 def running_node() -> tuple[str, int, int] | None: ...  # type, thread, number on its thread
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's
+def record_oom(device: int, requested_size: int, free_size: int) -> None: ...
 def wake_event() -> int: ...  # csrc/support/wake_signal.h
 def has_wake_event() -> bool: ...
 def wake() -> None: ...

@@ -19,7 +19,50 @@ def warn_once(message: str, kind: str | None = None) -> None:
     if kind not in _logged:
         _logged.add(kind)
         with contextlib.suppress(Exception):  # a logging handler of the program may raise
+            _end_progress_bar()
             _log.warning("pytracer: %s", message)
+
+
+def report_once(message: str, kind: str | None = None) -> None:
+    """Log a warning as `warn_once` does, and write it to stderr even if the program's logging
+    does not: for lines about files and out-of-memories, which people look for there.
+    """
+    kind = message if kind is None else kind
+    if kind not in _logged:
+        warn_once(message, kind)
+        with contextlib.suppress(Exception):  # there may be no stderr
+            if not _logs_to_stderr():
+                print_line(f"pytracer: {message}")
+
+
+def _logs_to_stderr() -> bool:
+    """Return whether a warning on the logger reaches stderr.
+
+    `logging.config.dictConfig` disables all loggers that exist, if it is not asked to keep them.
+    """
+    if not _log.isEnabledFor(logging.WARNING):  # also if the logger is disabled
+        return False
+    if not _log.hasHandlers():
+        return logging.lastResort is not None
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        for handler in logger.handlers:
+            stream = getattr(handler, "stream", None)
+            if stream is not None and stream is sys.stderr and handler.level <= logging.WARNING:
+                return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def _end_progress_bar() -> None:
+    """End the line of a progress bar of tqdm, so that what follows begins a line of its own."""
+    with contextlib.suppress(Exception):  # another tqdm than expected
+        bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+        if bars is not None and any(
+            bar.fp is sys.stderr or getattr(bar.fp, "_wrapped", None) is sys.stderr
+            for bar in list(bars._instances)
+        ):
+            sys.stderr.write("\n")
 
 
 def print_line(line: str) -> None:
@@ -28,5 +71,6 @@ def print_line(line: str) -> None:
     `print` writes the text and the end of the line by two calls. With `PYTHONUNBUFFERED=1` they
     reach the file one by one, and the lines of several processes become mixed.
     """
+    _end_progress_bar()
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

@@ -6,6 +6,7 @@ END_LINE = "pytracer: wrote "
 """The beginning of the line on stderr that names the snapshot at a tracer's end."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_MOST_QUOTED = 300  # characters
 _DURATIONS = (
     (10**3, 1, "µs"),
     (10**6, 10**3, "ms"),
@@ -65,6 +66,16 @@ def duration(duration_us: int) -> str:
     """Return microseconds to four digits, as in "1.5 ms"."""
     _, unit_us, unit = next(row for row in _DURATIONS if abs(duration_us) < row[0])
     return f"{duration_us / unit_us:.4g} {unit}"
+
+
+def brief(value: object) -> str:
+    """Return a value as Python writes it, shortened: a variable may have 100 KB."""
+    try:
+        shown = repr(value)
+    except Exception as error:  # code of the program; or Python prints no integer of that size
+        return f"(a value whose text raises {type(error).__name__})"
+    half = _MOST_QUOTED // 2
+    return shown if len(shown) <= _MOST_QUOTED else f"{shown[:half]}...{shown[-half:]}"
 
 
 def printable(text: str) -> str:

@@ -41,6 +41,13 @@ def autoload() -> None:
             import logging
 
             logging.getLogger("pytracer").warning("pytracer: not recording: %r", error)
+    elif any(name.startswith("PYTRACER_") for name in os.environ):
+        try:
+            from pytracer.activation import unused_variables
+
+            unused_variables.report_unrecorded()
+        except Exception:  # nothing was asked for
+            pass
 
 
 def _is_requested() -> bool:

@@ -1,6 +1,5 @@
 """The tracer that environment variables ask for, started once torch is imported."""
 
-import difflib
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.util
@@ -9,13 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar
 
+from pytracer.activation import unused_variables
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.tracing import options, process, verl
-from pytracer.tracing.snapshot_files import FIRST_PROCESS
 from pytracer.tracing.tracer import Tracer
-
-PREFIX = "PYTRACER_"
 
 
 class EnvironmentTracer(Tracer):
@@ -42,7 +39,7 @@ _begin_in_child: Callable[[], None] | None = None
 
 
 def begin(begin_in_child: Callable[[], None]) -> None:
-    """Do what the environment asks for; idempotent. A wrong variable is logged, not raised.
+    """Do what the environment asks for; idempotent. A failure is logged, not raised.
 
     Args:
         begin_in_child: Called in each child of `multiprocessing`, once the child knows its work.
@@ -56,7 +53,9 @@ def begin(begin_in_child: Callable[[], None]) -> None:
 def _begin(begin_in_child: Callable[[], None]) -> None:
     if _is_compile_worker():
         return
-    traced, patched = options.switch(options.SWITCH), options.switch(options.PATCH_TORCH)
+    traced, patched = _switch(options.SWITCH), _switch(options.PATCH_TORCH)
+    if not traced:
+        unused_variables.report_unrecorded()
     if traced is False or not (traced or patched):
         return
     _follow_children(begin_in_child)
@@ -74,6 +73,15 @@ def _begin(begin_in_child: Callable[[], None]) -> None:
         patch_torch()
 
 
+def _switch(name: str) -> bool | None:
+    """Return the value of a switch; a wrong one is logged, and does not end the other."""
+    try:
+        return options.switch(name)
+    except ConfigError as error:
+        warn_once(f"{error}. The variable has no effect")
+        return None
+
+
 def _trace() -> None:
     global _tracer
     if _tracer is not None:
@@ -82,7 +90,7 @@ def _trace() -> None:
     _tracer = EnvironmentTracer()
     _tracer.start()
     if _tracer.is_first():  # otherwise the first process has logged the warning
-        _warn_of_unknown_variables()
+        unused_variables.report_unknown()
 
 
 def _is_compile_worker() -> bool:
@@ -120,13 +128,3 @@ def _in_child() -> None:
 def _with_variable_name(message: str) -> str:
     name, equals, rest = message.partition("=")
     return f"{options.variable(name)}{equals}{rest}" if name in options.OPTIONS else message
-
-
-def _warn_of_unknown_variables() -> None:
-    known = {*map(options.variable, options.OPTIONS), *options.OTHER_VARIABLES, FIRST_PROCESS}
-    ends = [name.removeprefix(PREFIX) for name in known]
-    for name in os.environ:
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, 1)
-            hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
-            warn_once(f"{name} is not a variable of pytracer and has no effect{hint}")

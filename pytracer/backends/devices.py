@@ -46,10 +46,9 @@ def automatic_backend() -> str:
             continue
         if count is None:
             warn_once(
-                f'device="auto" records the CPU until torch initialises {backend.upper()}. '
-                "pytracer cannot count the devices before that: counting them would initialise "
-                f'the driver, and forked children could not use it. Set device="{backend}" if the '
-                "job uses it"
+                f"NVML does not answer, so {backend.upper()} is recorded only from its "
+                "initialisation on, and the CPU until then. To avoid this, set "
+                f'device="{backend}" (PYTRACER_DEVICE={backend})'
             )
         elif count > 0:
             return backend

@@ -141,7 +141,6 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
     builder = hooks.builder
     found = None
     try:
-        builder.compiler.is_allowed()  # recording checks PYTRACER_BUILD first too
         if backend in ACCELERATORS:
             devices.indices(backend, None)
         elif backend == HOST:

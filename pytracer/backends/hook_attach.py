@@ -6,6 +6,7 @@ continues without a recording.
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 
@@ -30,6 +31,16 @@ def load_core() -> ModuleType:
         ) from error
     core: ModuleType = _core
     return core
+
+
+def core_path(path: str | os.PathLike[str]) -> str | bytes:
+    """Return a path for the core; as bytes if it has some that are not UTF-8, such as a HOME."""
+    text = os.fspath(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(text)
+    return text
 
 
 class Hooks:
@@ -89,7 +100,7 @@ class Hooks:
         """
         if HOST in self._attached:
             return
-        self.load_core().attach_hook(str(self._find(HOST).path))
+        self.load_core().attach_hook(core_path(self._find(HOST).path))
         self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
@@ -102,7 +113,7 @@ class Hooks:
             return
         with contextlib.suppress(Exception):
             found = self.builder.find_or_build(AUTOGRAD)
-            self.load_core().attach_autograd(str(found.path), running_torch.engine_code())
+            self.load_core().attach_autograd(core_path(found.path), running_torch.engine_code())
             self._attached.add(AUTOGRAD)
 
     @property
@@ -122,7 +133,7 @@ class Hooks:
 
     def _attach(self, found: Found) -> bool:
         """Return whether the hook is attached; False: torch has not initialised the device yet."""
-        if not self.load_core().attach_hook(str(found.path)):
+        if not self.load_core().attach_hook(core_path(found.path)):
             return False
         self._attached.add(found.backend)
         self._late_problems.pop(found.backend, None)

@@ -21,6 +21,8 @@ from pytracer.backends.probe_process import probe_in_child
 from pytracer.backends.ready_hooks import ReadyHooks, public
 from pytracer.backends.running_torch import torch_module
 from pytracer.errors import HookError
+from pytracer.log import warn_once
+from pytracer.text import brief
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -152,7 +154,12 @@ class HookBuilder:
         Raises:
             HookError: The hook can be neither found nor built.
         """
-        self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is an error even if nothing is compiled
+        self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is logged even if nothing is compiled
+        for named in self.folders.named():
+            if not named.directory.is_dir():
+                warn_once(
+                    f"{named.name}={brief(str(named.directory))} is no folder, and is ignored"
+                )
         name_of = self._name_of(backend)
         if found := self._search(backend, name_of):
             self.compiler.cache.write()
@@ -230,6 +237,8 @@ class HookBuilder:
 
     def _build_in_destination(self, backend: str, name: str) -> Found:
         folder = self.folders.destination()
+        release = f"{package_of(backend)} {self.compiler.release(backend)}"
+        warn_once(f"compiling the hook {backend} for {release}, once: this takes about 20 s")
         return Found(backend, self.build(backend, folder.directory, name), folder.name)
 
     @contextlib.contextmanager

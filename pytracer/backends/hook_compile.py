@@ -19,7 +19,8 @@ from pytracer.backends.hook_key import hook_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.errors import HookError
-from pytracer.text import printable
+from pytracer.log import warn_once
+from pytracer.text import brief, printable
 
 COMPILE_SECONDS = 300.0
 MAX_QUOTED_CHARACTERS = 300
@@ -182,18 +183,22 @@ class HookCompiler:
         return f"pytracer_{backend}-{self.key(backend)}.so"
 
     def is_allowed(self) -> bool:
-        """Return whether `PYTRACER_BUILD` lets a hook be compiled here.
+        """Return whether `PYTRACER_BUILD` lets a hook be compiled here; a wrong value is logged."""
+        if (problem := self.mode_problem()) is not None:
+            warn_once(f"{problem}. The default, auto, is used")
+        return self._mode() != "never"
 
-        Raises:
-            HookError: The variable is neither `auto` nor `never`.
-        """
-        mode = self._environment.get("PYTRACER_BUILD") or "auto"
-        if mode not in ("auto", "never"):
-            raise HookError(
-                f"PYTRACER_BUILD is {mode!r}; set it to 'auto' (the default: a missing hook is "
-                "compiled) or 'never'"
-            )
-        return mode == "auto"
+    def mode_problem(self) -> str | None:
+        """Return why the value of `PYTRACER_BUILD` is wrong; None: it is not."""
+        if self._mode() in ("auto", "never"):
+            return None
+        return (
+            f"PYTRACER_BUILD is {brief(self._mode())}; set it to 'auto' (the default: a missing "
+            "hook is compiled) or 'never'"
+        )
+
+    def _mode(self) -> str:
+        return self._environment.get("PYTRACER_BUILD", "").strip() or "auto"
 
     def find_command(self) -> list[str]:
         """Return the C++ compiler's command: `$CXX`, else c++, g++ or clang++ on the PATH.

@@ -5,6 +5,7 @@ under it, and the allocations were reported. `pytracer.backends.probe_process` s
 `PYTRACER=0`, so that nothing else records.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def probe_autograd(path: str) -> None:
     from pytracer.backends.probe_process import PASSED
     from pytracer.backends.running_torch import engine_code
 
-    _attach(_core.attach_autograd, path, engine_code())
+    _attach(_core.attach_autograd, os.fsencode(path), engine_code())
     seen: list[object] = [_core.running_node()]
     inner = torch.ones(3, requires_grad=True).exp()
     outer = inner.log()
@@ -57,7 +58,7 @@ def probe_host(path: str) -> None:
         before = torch.ones(1000, pin_memory=True)
     except Exception as error:
         raise SystemExit(NOT_TRIED) from error
-    _attach(_core.attach_hook, path)
+    _attach(_core.attach_hook, os.fsencode(path))
     del before  # allocated without the hook
     session = _core.Session(
         [_core.HOST_DEVICE], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
@@ -103,7 +104,7 @@ def main(backend: str, path: str) -> None:
         if backend == "cpu":
             raise
         raise SystemExit(NOT_TRIED) from error
-    _attach(_core.attach_hook, path)
+    _attach(_core.attach_hook, os.fsencode(path))
     del before  # this block was allocated without the hook and is freed under it
     work()
     device = _core.CPU_DEVICE if backend == "cpu" else 0

@@ -3,12 +3,12 @@
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytracer.backends import devices, running_torch
 from pytracer.backends.devices import OomObserver
-from pytracer.log import warn_once
+from pytracer.log import report_once, warn_once
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class OutOfMemory:
 
     Attributes:
         device: Index of the device; -1: the CPU.
-        requested_bytes: The size of the allocation, as the allocator rounded it.
+        requested_bytes: The size of the allocation, as the allocator rounded it; 0: unknown.
         total_bytes: How much of the device the process may use.
         free_bytes: How much the device's driver, or the system, had left.
     """
@@ -27,6 +27,9 @@ class OutOfMemory:
     total_bytes: int
     free_bytes: int
 
+
+_HIDDEN = ("NVML_SUCCESS", "INTERNAL ASSERT FAILED", "CUDACachingAllocator")
+_MAX_CAUSES = 10
 
 Listener = Callable[[OutOfMemory], None]
 
@@ -89,6 +92,57 @@ def adopt(backend: str, observer: OomObserver) -> None:
     running_torch.when_initialised(backend, functools.partial(watch, backend))
 
 
+def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
+    """Report an out-of-memory for which torch raised another exception; each once. Never raises.
+
+    Where NVML fails, as in some containers, CUDA's allocator fails an assertion while it writes the
+    message of an out-of-memory, before it reports the out-of-memory to anybody.
+
+    Args:
+        error: An exception that has ended a part of the program; None: there is none.
+        indices: The CUDA devices that are recorded and in use.
+    """
+    try:
+        hidden = _hidden(error)
+        if hidden is None or hasattr(hidden, "_pytracer"):
+            return
+        hidden._pytracer = True  # type: ignore[attr-defined]
+        known = [(devices.memory("cuda", index), index) for index in indices]
+        sizes = [(memory["free_bytes"] or 0, memory["total_bytes"] or 0, i) for memory, i in known]
+        if sizes:
+            from pytracer import _core  # most of the package can be imported without the core
+
+            report_once(
+                f"memory ran out{_place(hidden)}: torch raised an internal assertion instead of "
+                "torch.OutOfMemoryError, because NVML fails. How much was requested is unknown"
+            )
+            free, total, index = min(sizes)  # the exception does not name the device
+            _core.record_oom(index, 0, free)
+            _notify(OutOfMemory(index, 0, total, free))
+    except Exception as failure:
+        warn_once(f"an out-of-memory was not recorded: {failure!r}")
+
+
+def _hidden(error: BaseException | None) -> BaseException | None:
+    """Return the exception that hides an out-of-memory, among an exception and its causes."""
+    for _ in range(_MAX_CAUSES):
+        if isinstance(error, RuntimeError):
+            text = str(error)
+            if all(part in text for part in _HIDDEN):
+                return error
+        error = None if error is None else error.__cause__ or error.__context__
+    return None
+
+
+def _place(error: BaseException) -> str:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return ""
+    return f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+
+
 def mark_snapshot() -> None:
     """Note that this thread takes a snapshot. In an observer it replaces the listeners'."""
     _this_thread.has_snapshot = True
@@ -103,7 +157,7 @@ def _notify(event: OutOfMemory) -> None:
     """
     global _notifying
     if _notifying:
-        warn_once(
+        report_once(
             "memory ran out again while the snapshot of an out-of-memory was being written. The "
             "second out-of-memory gets no snapshot of its own"
         )
@@ -115,7 +169,7 @@ def _notify(event: OutOfMemory) -> None:
                 listener(event)
             except Exception as error:
                 kind = f"out-of-memory listener {hash(listener)}"
-                warn_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
+                report_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
     finally:
         _notifying = False
 

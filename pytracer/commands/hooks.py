@@ -124,11 +124,13 @@ def doctor(
 
     Checks each backend (CPU, CUDA, NPU), and reports what is missing where recording is impossible.
     The exit code is 0 if the devices and their call stacks can be recorded. It is 1 if not, and 1
-    if an environment variable prevents recording. So a job script can check before it starts the
-    job.
+    if an environment variable is wrong or prevents recording. So a job script can check before it
+    starts the job.
     """
-    examination = examine(devices, _hooks(context))
-    problems = [f"anything: {problem}" for problem in _variable_problems()] + examination.problems
+    hooks = _hooks(context)
+    examination = examine(devices, hooks)
+    build_problem = hooks.builder.compiler.mode_problem()
+    problems = _variable_problems(build_problem) + examination.problems
     report = {
         "schema_version": SCHEMA_VERSION,
         "requested": examination.requested,
@@ -151,20 +153,20 @@ def _hooks(context: click.Context) -> Hooks:
     return context.obj if isinstance(context.obj, Hooks) else HOOKS
 
 
-def _variable_problems() -> list[str]:
-    """Return what is wrong with the environment variables, so that no tracer records."""
+def _variable_problems(build_problem: str | None) -> list[str]:
+    """Return what is wrong with the environment variables, after "pytracer cannot record"."""
     problems = []
     try:
         for name in (SWITCH, PATCH_TORCH):
             switch(name)
     except ConfigError as error:
-        problems.append(str(error))
+        problems.append(f"anything: {error}")
     if switched_off():
-        problems.append(f"{SWITCH}=0 switches off tracing; unset {SWITCH}")
+        problems.append(f"anything: {SWITCH}=0 switches off tracing; unset {SWITCH}")
     # The environment's tracer reads all variables, a tracer in the code at most as many.
-    if problem := Options.checked({}, **ENVIRONMENT_DEFAULTS).problem:
-        problems.append(problem)
-    return problems
+    options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
+    wrong = filter(None, (options.problem, build_problem))
+    return problems + [f"with the given options: {problem}" for problem in wrong]
 
 
 def _print(examination: Examination, problems: Sequence[str]) -> None:

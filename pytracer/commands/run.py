@@ -95,6 +95,8 @@ def run(
         ) from None
     variables = {variable(name): text for name, text in texts.items()}
     variables[SWITCH] = "0" if switched_off() else "1"
+    if switched_off():
+        click.echo(f"pytracer: {SWITCH}=0 is set: nothing is recorded", err=True)
     if patch_torch:
         variables[PATCH_TORCH] = "1"
     command = [sys.executable, *(["-m"] if is_module else []), program, *arguments]

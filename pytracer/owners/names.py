@@ -33,7 +33,8 @@ def named_tensors(modules: list[Any]) -> Iterator[Named]:
     """Yield the parameters and buffers of modules; a tensor of several modules more than once.
 
     With several outermost modules, the paths begin with the class of theirs, and a number if two
-    of them have the same class: "Actor.layers.0.weight", "Critic#2.head.weight".
+    of them have the same class: "Actor.layers.0.weight", "Critic#2.head.weight". A module keeps the
+    beginning that it had first: the only outermost module has none, also when a second one comes.
 
     Args:
         modules: The known modules; their submodules may be missing.
@@ -59,16 +60,47 @@ def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any]]:
         if id(root) not in visited:
             tree = [*submodules(root, visited)]
             if any(_has_tensors(module) for _, module in tree):
-                trees.append((type(unwrapped(root)).__name__, tree))
-    classes = Counter(name for name, _ in trees)
-    numbers: Counter[str] = Counter()
-    for name, tree in trees:
-        numbers[name] += 1
-        prefix = ""
-        if len(trees) > 1:
-            prefix = f"{name}#{numbers[name]}" if classes[name] > 1 else name
+                trees.append((unwrapped(root), tree))
+    for prefix, (_, tree) in zip(_PREFIXES.of([root for root, _ in trees]), trees, strict=True):
         for path, module in tree:
             yield f"{prefix}.{path}" if prefix and path else prefix or path, module
+
+
+class _Prefixes:
+    """The beginnings of the paths in outermost modules, which stay as they were first."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Any], str]] = {}  # by the id of the module
+
+    def of(self, roots: list[Any]) -> list[str]:
+        """Return the beginnings of the paths in these modules; "": none."""
+        if len(self._known) > 2 * len(roots) + _SPARE_PREFIXES:
+            self._known = {i: kept for i, kept in self._known.items() if kept[0]() is not None}
+        found = [self._prefix(root) for root in roots]
+        names = [type(root).__name__ for root in roots]
+        used, classes = {*found} - {None}, Counter(names)
+        numbers: Counter[str] = Counter()
+        for position, root in enumerate(roots):
+            if found[position] is not None:
+                continue
+            prefix = name = "" if len(roots) == 1 else names[position]
+            if name and (classes[name] > 1 or name in used):
+                while prefix == name or prefix in used:
+                    numbers[name] += 1
+                    prefix = f"{name}#{numbers[name]}"
+            used.add(prefix)
+            found[position] = prefix
+            with contextlib.suppress(TypeError):  # a class without weak references
+                self._known[id(root)] = ref(root), prefix
+        return [prefix or "" for prefix in found]
+
+    def _prefix(self, root: Any) -> str | None:
+        known, prefix = self._known.get(id(root), (None, None))
+        return prefix if known is not None and known() is root else None
+
+
+_SPARE_PREFIXES = 64
+_PREFIXES = _Prefixes()
 
 
 def submodules(root: Any, visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:

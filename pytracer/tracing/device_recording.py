@@ -1,5 +1,7 @@
 """The recording of one tracer: a session of the core's recorder, and the devices it is on."""
 
+from dataclasses import replace
+
 from pytracer import _core
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS
@@ -12,7 +14,7 @@ from pytracer.settings import change
 from pytracer.tracing import process
 from pytracer.tracing.option_checks import CONTEXTS
 from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import switched_off
+from pytracer.tracing.options import OPTIONS, switched_off
 
 Indices = dict[str, list[int]]
 """Indices of devices by backend; those of the CPU and of pinned host memory are `_core.CPU_DEVICE`
@@ -56,13 +58,10 @@ class DeviceRecording:
         )
 
     def is_forbidden(self) -> bool:
-        """Return whether `PYTRACER=0` or a wrong variable, which is logged, forbids recording."""
-        self._untraced = {}
-        if switched_off():
-            self._untraced = {"all": "PYTRACER=0"}
-        elif self.options.problem is not None:
-            self._untraced = {"all": self.options.problem}
-            warn_once(f"not recording: {self.options.problem}")
+        """Return whether `PYTRACER=0` forbids recording; log variables that are wrong."""
+        self._untraced = {"all": "PYTRACER=0"} if switched_off() else {}
+        if not self._untraced and self.options.problem is not None:
+            warn_once(self.options.problem)
         return bool(self._untraced)
 
     def attach(self) -> Indices:
@@ -123,7 +122,8 @@ class DeviceRecording:
         """Warn that a device is not recorded, and remember why."""
         reason = str(error) if isinstance(error, PytracerError) else repr(error)
         self._untraced[name] = reason
-        warn_once(f"not recording {name}: {reason}")
+        rest = "" if self.session.recording else ". The job continues untraced"
+        warn_once(f"not recording {name}: {reason}{rest}")
 
     def start(self, indices: Indices, step: int, history: bool) -> None:
         """Record these devices from now on.
@@ -139,6 +139,20 @@ class DeviceRecording:
         if self.indices != indices:
             self.indices = indices
             self.session = self.new_session()
+        try:
+            self._start_session(step, history)
+        except ConfigError as error:
+            if "trace_alloc_max_entries" in self.options.given:
+                raise
+            warn_once(f"{error}. The default is used")
+            option = OPTIONS["trace_alloc_max_entries"]
+            entries: int = option.check(option.name, option.default)
+            self.options = replace(self.options, trace_alloc_max_entries=entries)
+            self.session = self.new_session()
+            self._start_session(step, history)
+        REGISTRY.follow()
+
+    def _start_session(self, step: int, history: bool) -> None:
         self.session.begin_step(step)
         try:
             self.session.start(history)
@@ -147,7 +161,6 @@ class DeviceRecording:
             raise ConfigError(
                 f"trace_alloc_max_entries={entries}: {error}; give a smaller number"
             ) from None
-        REGISTRY.follow()
 
     def stop(self) -> None:
         """End the recording.

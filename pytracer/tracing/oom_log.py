@@ -7,7 +7,7 @@ to `pytracer explain`.
 
 from pathlib import Path
 
-from pytracer.log import warn_once
+from pytracer.log import report_once
 
 MOST_BYTES = 16 * 2**20
 """The largest file that is read: about 250,000 events, 0.2 s and 100 MB of host memory."""
@@ -28,11 +28,11 @@ def explain(path: Path, device: int) -> None:
         from pytracer.reading.reader import load
 
         (explanation,) = explain(load(path), device)
-        warn_once("\n  ".join(lines(explanation)))
+        report_once("\n  ".join(lines(explanation)))
     except FileNotFoundError:
         return  # `on_snapshot` has moved the file
     except Exception as error:
-        warn_once(
+        report_once(
             f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
             "read it with `pytracer explain`",
             "out-of-memory not explained",

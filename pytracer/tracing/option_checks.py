@@ -17,6 +17,7 @@ from typing import Any
 
 from pytracer.backends.names import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
+from pytracer.text import brief
 from pytracer.tracing.step_windows import SCHEDULE_ACTIONS, CyclicSchedule, Schedule, last_of
 
 CONTEXTS = (None, "state", "alloc", "all")
@@ -101,10 +102,7 @@ def parse_json(text: str) -> object:
 def check_int(name: str, value: object, least: int, most: int, default: int | None) -> int:
     """Check an integer within bounds; types such as numpy's integers count."""
     wanted = f"give an integer from {least} to {most} (default {default})"
-    try:
-        shown = repr(value)
-    except ValueError:  # Python prints no integer of thousands of digits
-        shown = "(a number of thousands of digits)"
+    shown = brief(value)
     if isinstance(value, bool):
         raise ConfigError(f"{name}={shown} is not an integer: {wanted}")
     try:
@@ -130,14 +128,14 @@ def check_bool(name: str, value: object) -> bool:
     """Check a boolean."""
     if isinstance(value, bool):
         return value
-    raise ConfigError(f"{name}={value!r} is not a boolean: give True or False (1 or 0)")
+    raise ConfigError(f"{name}={brief(value)} is not a boolean: give True or False (1 or 0)")
 
 
 def check_context(name: str, context: object) -> str | None:
     """Check one of `CONTEXTS`."""
     if context is None or (isinstance(context, str) and context in CONTEXTS):
         return context
-    raise ConfigError(f'{name}={context!r} is unknown: give None, "state", "alloc" or "all"')
+    raise ConfigError(f'{name}={brief(context)} is unknown: give None, "state", "alloc" or "all"')
 
 
 def check_devices(name: str, device: object) -> tuple[str, ...]:
@@ -153,21 +151,21 @@ def check_devices(name: str, device: object) -> tuple[str, ...]:
     elif type(device).__module__ == "torch":  # torch.device
         names = (str(device),)
     else:
-        raise ConfigError(f"{name}={device!r} is not a device name: {wanted}")
+        raise ConfigError(f"{name}={brief(device)} is not a device name: {wanted}")
     checked = []
     for item in names:
         backend, _, index = str(item).partition(":")
         if str(item) != "auto" and (
             backend not in BACKENDS or (":" in str(item) and not index.isdecimal())
         ):
-            raise ConfigError(f"{name}={device!r} is unknown: {wanted}")
+            raise ConfigError(f"{name}={brief(device)} is unknown: {wanted}")
         if backend == "cpu":
             if index not in ("", "0"):
-                raise ConfigError(f'{name}={device!r} does not exist: there is one CPU, "cpu"')
+                raise ConfigError(f'{name}={brief(device)} does not exist: there is one CPU, "cpu"')
             index = ""
         if index and int(index) >= MAX_ACCELERATORS:
             raise ConfigError(
-                f"{name}={device!r} does not exist: indices are below {MAX_ACCELERATORS}"
+                f"{name}={brief(device)} does not exist: indices are below {MAX_ACCELERATORS}"
             )
         checked.append(f"{backend}:{int(index)}" if index else backend)
     return tuple(dict.fromkeys(checked))
@@ -182,16 +180,16 @@ def check_path(name: str, value: object, wanted: str) -> str | None:
     except TypeError:
         path = None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(f"{name}={value!r} is not a path: {wanted}")
+        raise ConfigError(f"{name}={brief(value)} is not a path: {wanted}")
     return path
 
 
 def check_output(name: str, output: object) -> str | None:
     """Check a path or None; refuse names that look like a snapshot file of another suffix."""
-    wanted = "give a file name ending in .pickle, a directory, or None to write nothing"
+    wanted = "give a file name ending in .pickle or .pkl, a directory, or None to write nothing"
     path = check_path(name, output, wanted)
-    if path is not None and path.endswith((".pkl", ".pickl", ".pickle.gz", ".pt", ".json")):
-        raise ConfigError(f"{name}={output!r} is not the name of a snapshot file: {wanted}")
+    if path is not None and path.endswith((".pickl", ".pickle.gz", ".pt", ".json")):
+        raise ConfigError(f"{name}={brief(output)} is not the name of a snapshot file: {wanted}")
     return path
 
 
@@ -200,8 +198,8 @@ def check_role(name: str, role: object) -> str | None:
     if role is None or (isinstance(role, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", role)):
         return role
     raise ConfigError(
-        f"{name}={role!r} cannot be part of a file name: give up to 100 letters, digits, _, . and "
-        "-, or None"
+        f"{name}={brief(role)} cannot be part of a file name: give up to 100 letters, digits, _, . "
+        "and -, or None"
     )
 
 
@@ -211,7 +209,7 @@ def check_ranks(name: str, ranks: object) -> tuple[int, ...]:
         with contextlib.suppress(ConfigError):
             return tuple(check_int(name, rank, 0, MAX_RANK, None) for rank in ranks)
     raise ConfigError(
-        f"{name}={ranks!r} is not a list of ranks: give integers from 0 (separated by commas)"
+        f"{name}={brief(ranks)} is not a list of ranks: give integers from 0 (separated by commas)"
     )
 
 
@@ -219,14 +217,17 @@ def check_steps(name: str, steps: object) -> Sequence[int] | None:
     """Check integers from 1, or None; return a tuple, or the range that was given."""
     if steps is None:
         return None
-    wanted = f"give a list of integers from 1 to {MAX_STEP} (separated by commas), [] or None"
+    wanted = (
+        f"give a list of integers from 1 to {MAX_STEP} (separated by commas, as in 10,11,12), [] "
+        "or None"
+    )
     if isinstance(steps, range):
         if not steps or (min(steps[0], steps[-1]) >= 1 and last_of(steps) <= MAX_STEP):
             return steps
     elif isinstance(steps, Iterable) and not isinstance(steps, str):
         with contextlib.suppress(ConfigError):
             return tuple(check_int(name, step, 1, MAX_STEP, None) for step in steps)
-    raise ConfigError(f"{name}={steps!r} is not a list of steps: {wanted}")
+    raise ConfigError(f"{name}={brief(steps)} is not a list of steps: {wanted}")
 
 
 def check_schedule(name: str, schedule: object) -> Schedule | None:
@@ -238,14 +239,16 @@ def check_schedule(name: str, schedule: object) -> Schedule | None:
         'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10": numbers, active from 1)'
     )
     if not callable(schedule):
-        raise ConfigError(f"{name}={schedule!r} is not a schedule: {wanted}")
+        raise ConfigError(f"{name}={brief(schedule)} is not a schedule: {wanted}")
     try:
         answer = schedule(0)
     except Exception as error:
-        raise ConfigError(f"{name}={schedule!r} fails for step 0: {error!r}: {wanted}") from error
+        raise ConfigError(
+            f"{name}={brief(schedule)} fails for step 0: {error!r}: {wanted}"
+        ) from error
     if getattr(answer, "name", None) not in SCHEDULE_ACTIONS:
         raise ConfigError(
-            f"{name}={schedule!r} returns {answer!r} for step 0, which is not a "
+            f"{name}={brief(schedule)} returns {brief(answer)} for step 0, which is not a "
             f"torch.profiler.ProfilerAction: {wanted}"
         )
     return schedule
@@ -258,8 +261,8 @@ def check_step_from(name: str, source: object) -> str | None:
     ):
         return source
     raise ConfigError(
-        f'{name}={source!r} is unknown: give "framework", "optimizer", "optimizer:" and the name '
-        "of its class, or None"
+        f'{name}={brief(source)} is unknown: give "framework", "optimizer", "optimizer:" and the '
+        "name of its class, or None"
     )
 
 
@@ -272,8 +275,8 @@ def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
         if all(isinstance(phase, str) and phase for phase in names):
             return names or False
     raise ConfigError(
-        f"{name}={discrete!r} is not a list of phases: give True, False or names (separated by "
-        "commas)"
+        f"{name}={brief(discrete)} is not a list of phases: give True, False or names (separated "
+        "by commas)"
     )
 
 
@@ -282,7 +285,7 @@ def check_phases(name: str, phases: object) -> str | None:
     if phases is None or phases == "auto":
         return "auto" if phases else None
     raise ConfigError(
-        f'{name}={phases!r} is unknown: give "auto" for the phases forward, backward and '
+        f'{name}={brief(phases)} is unknown: give "auto" for the phases forward, backward and '
         "optimizer, or None for the phases that the program names (pytracer.annotate)"
     )
 
@@ -294,7 +297,8 @@ def check_callback(name: str, callback: object) -> OnSnapshot:
     if isinstance(callback, str) and re.fullmatch(r"[\w.]+:[\w.]+", callback):
         return callback
     raise ConfigError(
-        f'{name}={callback!r} is not a function: give one, or "package.module:function", or None'
+        f'{name}={brief(callback)} is not a function: give one, or "package.module:function", '
+        "or None"
     )
 
 
@@ -309,10 +313,10 @@ def check_signal(name: str, value: object) -> signal.Signals | None:
         else:
             number = signal.Signals(int(value))  # type: ignore[call-overload]
     except (KeyError, ValueError, TypeError):
-        raise ConfigError(f"{name}={value!r} is not a signal: {wanted}") from None
+        raise ConfigError(f"{name}={brief(value)} is not a signal: {wanted}") from None
     if number in UNUSABLE_SIGNALS:
         raise ConfigError(
-            f"{name}={value!r} cannot be used, because it has another purpose: {wanted}"
+            f"{name}={brief(value)} cannot be used, because it has another purpose: {wanted}"
         )
     return number
 
@@ -322,7 +326,10 @@ def check_metadata(name: str, metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        raise ConfigError(f"{name}={metadata!r} is not a dict: give a dict, or None")
+        raise ConfigError(
+            f"{name}={brief(metadata)} is not a dict: give a dict, or None (in the variable JSON, "
+            'such as {"run": 7})'
+        )
     try:
         return {_check_key(key): _check_value(value) for key, value in metadata.items()}
     except RecursionError:
@@ -334,7 +341,7 @@ def check_metadata(name: str, metadata: object) -> dict[str, Any]:
 def _check_key(key: object) -> str:
     if isinstance(key, str):
         return key
-    raise ConfigError(f"metadata has the key {key!r}: keys are strings")
+    raise ConfigError(f"metadata has the key {brief(key)}: keys are strings")
 
 
 def _check_value(value: object) -> Any:
@@ -348,6 +355,6 @@ def _check_value(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_check_value(item) for item in value]
     raise ConfigError(
-        f"metadata holds {value!r}: give None, booleans, 64-bit integers, floats, strings, lists "
-        "and dicts of them"
+        f"metadata holds {brief(value)}: give None, booleans, 64-bit integers, floats, strings, "
+        "lists and dicts of them"
     )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pytracer.errors import ConfigError
+from pytracer.text import brief
 from pytracer.tracing.option_checks import OnSnapshot
-from pytracer.tracing.options import ENVIRONMENT_OPTIONS, OPTIONS, switched_on
+from pytracer.tracing.options import ENVIRONMENT_OPTIONS, OPTIONS, switched_on, variable_text
 from pytracer.tracing.step_windows import Schedule
 
 Output = str | os.PathLike[str] | None
@@ -22,8 +23,8 @@ class Options:
 
     Attributes:
         given: The names of the options that the code gave.
-        problem: What is wrong with a variable and what to do, or None. If there is a problem,
-            nothing may be recorded.
+        problem: What is wrong with variables, whose options have their defaults, and what to do;
+            None: nothing.
 
     The other attributes are the options of `pytracer.tracing.options.OPTIONS`, as their checks
     return them.
@@ -68,13 +69,13 @@ class Options:
         Raises:
             ConfigError: A given option is wrong; the message names it, its value and the remedy.
         """
-        problems: list[str] = []
+        problems: dict[str, str] = {}  # by option
         values: dict[str, Any] = {}
         shown_names: dict[str, str] = {}  # the variable's name if the value comes from it
         for name, option in OPTIONS.items():
             shown_names[name] = name
             values[name] = option.check(name, defaults.get(name, option.default))
-            text = os.environ.get(option.variable, "")
+            text = variable_text(option.variable)
             if name in ENVIRONMENT_OPTIONS and not defaults and switched_on():
                 text = ""
             if name in given:
@@ -84,16 +85,20 @@ class Options:
                 try:
                     values[name] = option.check(option.variable, option.parse(text))
                 except ConfigError as error:
-                    problems.append(str(error))
-        for names, problem in [] if problems else [*_contradictions(values, shown_names)]:
+                    shown = values[name] if name in defaults else option.shown_default
+                    problems[name] = f"{error}. The default, {shown}, is used"
+        lacks_steps = not problems.keys().isdisjoint(("steps", "schedule"))
+        for names, problem in [*_contradictions(values, shown_names)]:
             from_variables = [name for name in names if shown_names[name] != name]
-            if not from_variables:
+            if not from_variables and not lacks_steps:
                 raise ConfigError(problem)
-            if not given.keys() & {*names, "steps", "schedule"}:  # the code overrides variables
-                problems.append(problem)
-            for name in from_variables:
+            # The code overrides variables, and what needs the steps of a wrong variable goes too.
+            if not lacks_steps and not given.keys() & {*names, "steps", "schedule"}:
+                problems[names[0]] = f"{problem}. The defaults are used"
+            for name in from_variables or names:
                 values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
-        return cls(**values, given=frozenset(given), problem="; ".join(problems) or None)
+        text = "; ".join(problems.values())
+        return cls(**values, given=frozenset(given), problem=text or None)
 
 
 def _contradictions(
@@ -102,7 +107,7 @@ def _contradictions(
     """Yield the names of options that do not go together, and a message that says what to do."""
 
     def shown(name: str) -> str:
-        return f"{shown_names[name]}={values[name]!r}"
+        return f"{shown_names[name]}={brief(values[name])}"
 
     if values["steps"] is not None and values["schedule"] is not None:
         problem = f"{shown('steps')} and {shown('schedule')} both select steps: give one of them"

@@ -5,7 +5,7 @@ docstring of `Tracer`, `pytracer run --help` and the table in the documentation 
 (`pytracer.tracing.option_docs`).
 
 An option that is not given is read from its variable, `PYTRACER_` and the option's name in
-capitals. Without a variable, or if the variable is empty, the option has its default.
+capitals. Without a variable, or if the variable is blank or wrong, the option has its default.
 """
 
 import os
@@ -112,8 +112,8 @@ def _shown(value: object) -> str:
 _ALL = (
     Option(
         *("output", None, "PATH", parse_none, check_output),
-        "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle`, or a "
-        "directory.",
+        "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle` or "
+        "`.pkl`, or a directory.",
     ),
     Option(
         *("device", "auto", "DEVICE[,DEVICE...]", parse_list, check_devices),
@@ -279,13 +279,22 @@ ENVIRONMENT_OPTIONS = ("output", *STEP_OPTIONS, "dump_signal", "trigger_file")
 tracer in the code would write the same files, or wait for steps that nobody reports to it."""
 
 SWITCH, PATCH_TORCH = "PYTRACER", "PYTRACER_PATCH_TORCH"
-INTEGRATION_VARIABLES = ("PYTRACER_UPLOAD_URL", "PYTRACER_TENSORBOARD_DIR")
-"""Read by the functions of `pytracer.integrations` that `on_snapshot` may name."""
+INTEGRATION_VARIABLES = {
+    "PYTRACER_UPLOAD_URL": "pytracer.integrations.fsspec:upload",
+    "PYTRACER_TENSORBOARD_DIR": "pytracer.integrations.tensorboard:add_peaks",
+}
+"""Variables, and the functions for `on_snapshot` that read them."""
 
 OTHER_VARIABLES = (
     *(SWITCH, PATCH_TORCH, "PYTRACER_HOOK_DIR", "PYTRACER_BUILD"),
     *INTEGRATION_VARIABLES,
 )
+
+
+def variable_text(name: str) -> str:
+    """Return the text of a variable; "": it is not set, or blank."""
+    text = os.environ.get(name, "")
+    return text if text.strip() else ""
 
 
 def switch(name: str) -> bool | None:
@@ -294,7 +303,7 @@ def switch(name: str) -> bool | None:
     Raises:
         ConfigError: The variable is not a boolean.
     """
-    text = os.environ.get(name, "")
+    text = variable_text(name)
     return check_bool(name, parse_bool(text)) if text else None
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 
 from pytracer import _core
 from pytracer.backends import running_torch
-from pytracer.log import print_line, warn_once
+from pytracer.log import print_line, report_once, warn_once
 
 
 class Registered(Protocol):
@@ -19,8 +19,8 @@ class Registered(Protocol):
     def _follow_devices(self) -> None:
         """Look again at which devices there are."""
 
-    def _finish(self) -> None:
-        """Write the snapshot at the end, and stop."""
+    def _finish(self, error: BaseException | None = None) -> None:
+        """Write the snapshot at the end, and stop; `error`: what ended the program."""
 
 
 recording: set[Registered] = set()
@@ -95,9 +95,9 @@ def _at_exit() -> None:
     try:
         for tracer in list(recording):
             try:
-                tracer._finish()
+                tracer._finish(getattr(sys, "last_value", None))  # of the main thread
             except Exception as failure:  # the other tracers still have to write
-                warn_once(f"no snapshot was written at the end: {failure!r}")
+                report_once(f"no snapshot was written at the end: {failure!r}")
     finally:
         # The interpreter frees thread states soon, so no stack may be walked from here on.
         _core.prepare_for_exit()

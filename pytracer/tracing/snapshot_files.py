@@ -1,8 +1,9 @@
 """Where snapshots go.
 
-`output` is None (nothing is written), a file name ending in `.pickle`, or a directory, which gets
-the layout of verl's `torch_memory` profiler. {file} is `torch_memory_{who}_pid{P}.pickle`, and
-{who} is `rank{R}`, of a process without a rank its role, if it was given one, and its host's name:
+`output` is None (nothing is written), a file name ending in `.pickle` or `.pkl`, or a directory,
+which gets the layout of verl's `torch_memory` profiler. {file} is
+`torch_memory_{who}_pid{P}.pickle`, and {who} is `rank{R}`, of a process without a rank its role, if
+it was given one, and its host's name:
 
 | snapshot | in a directory | next to `name.pickle` |
 |---|---|---|
@@ -17,6 +18,10 @@ With several ranks, each has `name.rank{R}` for `name`. A process that the envir
 `.pid{P}` if a traced process of the same rank, or without a rank like itself, started it. So does a
 forked child whose parent had used the name before the fork.
 
+If another process records into the same file name, or has written a file of the name since the
+recording began, the name gets `.pid{P}` too, and a warning is logged. While a process has a name,
+it holds an abstract Unix socket, which the kernel frees when the process ends, however it ends.
+
 A name that this process has already used gets `_2`: the file of a second tracer, of a tracer that
 was started again, of a step whose number comes again. A second tracer in a directory begins with
 `_2`. A phase's name gets `_2` when the phase occurs again in its step. No directory is listed and
@@ -28,11 +33,14 @@ that were written count, and a file is deleted only after the file that replaces
 """
 
 import contextlib
+import errno
+import hashlib
 import importlib.util
 import itertools
 import operator
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -42,6 +50,7 @@ from pathlib import Path
 
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.text import brief
 from pytracer.tracing import ranks
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.step_windows import Window
@@ -49,11 +58,14 @@ from pytracer.tracing.step_windows import Window
 FIRST_PROCESS = "PYTRACER_FIRST_PROCESS"
 """Variable, "rank:pid:output", that the environment's tracer leaves to the process's children."""
 
+FILE_SUFFIXES = (".pickle", ".pkl")
 MAX_PHASE_LENGTH = 50  # characters of a phase's name in a file name, which may have 255 bytes
 MAX_CLAIMED = 10_000
 
 _directories: dict[str, int] = {}  # how many tracers of this process write to each
 _claimed: dict[Path, object] = {}  # who used a name in this process; the last MAX_CLAIMED
+_written: set[Path] = set()  # by this process; at most MAX_CLAIMED
+_held: set[Path] = set()  # names that no other process of this node has
 _parents_names: frozenset[Path] = frozenset()  # used before this process was forked
 
 
@@ -61,6 +73,8 @@ def _forget_the_parents() -> None:
     global _parents_names
     _parents_names |= _claimed.keys()
     _claimed.clear()
+    _written.clear()
+    _held.clear()
     _directories.clear()
 
 
@@ -103,7 +117,8 @@ class Files:
         ranks.remember_group()
         self._options = options
         self._output = Path(os.path.abspath(options.output))
-        self._is_file = self._output.suffix == ".pickle"
+        self._is_file = self._output.suffix in FILE_SUFFIXES
+        self._begun_ns: int | None = None  # by the clock of the file system
         self._number = 1 if self._is_file else _count(str(self._output))
         self._end_claim = object()  # claims the name of the snapshot at the end
         self._oom_snapshots = 0
@@ -131,18 +146,18 @@ class Files:
                 directory.mkdir(parents=True, exist_ok=True)
             while not directory.exists():
                 directory = directory.parent
-            with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-"):
-                pass
+            with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-") as file:
+                self._begun_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError as error:
             raise ConfigError(
-                f"output={self._options.output!r} cannot be written: {directory}: "
+                f"output={brief(self._options.output)} cannot be written: {directory}: "
                 f"{error.strerror}; give a path in a directory that exists and is writable, or "
                 "None to write nothing"
             ) from None
         if self._is_file and self._output.is_dir():
             raise ConfigError(
-                f"output={self._options.output!r} is a directory: give another file name, or a "
-                "directory whose name does not end in .pickle"
+                f"output={brief(self._options.output)} is a directory: give another file name, or "
+                "a directory whose name does not end in .pickle or .pkl"
             )
 
     def at_the_end(self) -> Path | None:
@@ -157,6 +172,28 @@ class Files:
     def are_wanted(self) -> bool:
         """Return whether this rank writes the snapshots of steps and at the end."""
         return ranks.current().selected(self._options.ranks, self._options.all_ranks)
+
+    def problem_of_ranks(self) -> str | None:
+        """Return why no rank of the job writes files of some kind; None: one does, or unknown.
+
+        Only rank 0 has an answer, so that it is said once in a job.
+        """
+        rank, options = ranks.current(), self._options
+        if rank.rank != 0 or rank.world_size is None:
+            return None
+        size, problems = rank.world_size, []
+        if options.ranks and not options.all_ranks and min(options.ranks) >= size:
+            problems.append(("ranks", options.ranks, "steps and at the end"))
+        if options.oom_ranks and min(options.oom_ranks) >= size:
+            problems.append(("oom_ranks", options.oom_ranks, "out-of-memory errors"))
+        return (
+            "; ".join(
+                f"no snapshots of {kind} will be written: {name}={brief([*numbers])} selects none "
+                f"of the ranks 0 to {size - 1}"
+                for name, numbers, kind in problems
+            )
+            or None
+        )
 
     def of_window(self, window: Window) -> Path:
         """Return the path of a window's snapshot."""
@@ -297,17 +334,61 @@ class Files:
         parts = [self._output.stem]
         if rank.is_one_of_several:
             parts.append(f"rank{rank.rank}")
-        path = self._next_to([*parts, suffix])
-        if self._first_process(rank) in (None, str(pid)) and path not in _parents_names:
+        path, own_path = (
+            self._next_to([*parts, suffix]),
+            self._next_to([*parts, f"pid{pid}", suffix]),
+        )
+        if self._first_process(rank) not in (None, str(pid)) or path in _parents_names:
+            return own_path
+        if _is_held(self._next_to(parts)) and not self._is_of_another(path):
             return path
-        return self._next_to([*parts, f"pid{pid}", suffix])
+        warn_once(
+            f"another process was given the name {path} too: this process writes {own_path}. To "
+            "choose the names, give each process its own output, or a directory",
+            f"another process: {self._output}",
+        )
+        return own_path
+
+    def _is_of_another(self, path: Path) -> bool:
+        """Return whether another process has written the file since this recording began."""
+        if self._begun_ns is None or path in _written:
+            return False
+        try:
+            return path.stat().st_mtime_ns > self._begun_ns
+        except OSError:  # there is no such file
+            return False
 
     def _next_to(self, parts: list[str]) -> Path:
-        return self._output.with_name(".".join(filter(None, parts)) + ".pickle")
+        return self._output.with_name(".".join(filter(None, parts)) + self._output.suffix)
 
 
 def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}_{number}.pickle") if number > 1 else path
+    return path.with_name(f"{path.stem}_{number}{path.suffix}") if number > 1 else path
+
+
+def note_written(path: str | os.PathLike[str]) -> None:
+    """Note that this process has written a file, which it may overwrite."""
+    if len(_written) < MAX_CLAIMED:
+        _written.add(Path(os.path.abspath(os.fsdecode(path))))
+
+
+def _is_held(path: Path) -> bool:
+    """Hold a name until the process ends; return False if another process of this node has it."""
+    if path in _held:
+        return True
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    try:
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0pytracer {digest}")
+        except BaseException:
+            holder.close()
+            raise
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE  # where sockets are forbidden, times have to do
+    holder.detach()  # never closed: the program may have closed the number, and opened its own file
+    _held.add(path)
+    return True
 
 
 def imported(name: str) -> Callable[[str], object]:

@@ -7,7 +7,7 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from pytracer import _core
 from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
-from pytracer.log import print_line, warn_once
-from pytracer.text import printable
+from pytracer.log import print_line, report_once, warn_once
+from pytracer.text import END_LINE, brief, printable
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
+from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import variable
-from pytracer.tracing.snapshot_files import Files, problem_of_function
+from pytracer.tracing.snapshot_files import Files, note_written, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 8)
@@ -70,18 +71,23 @@ class SnapshotWriter:
         written: How many files were written, those of `Tracer.dump()` included.
     """
 
-    def __init__(self, recording: DeviceRecording, only_if_used: bool) -> None:
+    def __init__(
+        self, recording: DeviceRecording, default_output: str | None, only_if_used: bool
+    ) -> None:
         """Open no file yet.
 
         Args:
             recording: What the snapshots are taken of; it has the options.
+            default_output: The output that takes the place of one in a variable that is wrong.
             only_if_used: Whether a process that used no device leaves nothing on the disk.
         """
         self._recording = recording
+        self._default_output = default_output
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
         self.written = 0
+        self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
     def open(self, function_is_given: bool) -> None:
@@ -93,12 +99,28 @@ class SnapshotWriter:
         Raises:
             ConfigError: The output cannot be written to, or `on_snapshot` names no function.
         """
-        if self._recording.options.output is None:
+        options = self._recording.options
+        if options.output is None:
             return
-        self.files = self.files or Files(self._recording.options)
-        self.files.prepare(make=not self._only_if_used)
-        self.files.begin()
+        try:
+            self._prepare(options)
+        except ConfigError as error:
+            if "output" in options.given or options.output == self._default_output:
+                raise
+            shown = brief(self._default_output)
+            warn_once(f"{variable('output')}{str(error)[6:]}. The default, {shown}, is used")
+            self._recording.options = replace(options, output=self._default_output)
+            self.open(function_is_given)
+            return
         self._check_function(function_is_given)
+
+    def _prepare(self, options: Options) -> None:
+        files = self.files or Files(options)
+        files.prepare(make=not self._only_if_used)
+        files.begin()
+        self.files = files
+        if (problem := files.problem_of_ranks()) is not None:
+            warn_once(problem)
 
     def _check_function(self, is_given: bool) -> None:
         """Find out now, not when memory runs out, whether `on_snapshot` names a function.
@@ -113,12 +135,12 @@ class SnapshotWriter:
         problem = problem_of_function(name, may_import=is_given)
         if problem is not None and is_given:
             raise ConfigError(
-                f"on_snapshot={name!r} cannot be used: {problem}; give a function, or "
+                f"on_snapshot={brief(name)} cannot be used: {problem}; give a function, or "
                 '"package.module:function" of a module that can be imported, or None'
             )
         if problem is not None:
             warn_once(
-                f"{variable('on_snapshot')}={name!r} cannot be used: {problem}. Snapshots are "
+                f"{variable('on_snapshot')}={brief(name)} cannot be used: {problem}. Snapshots are "
                 "written, but no function is called with their paths. Correct the variable, or "
                 "add the module's folder to PYTHONPATH"
             )
@@ -176,6 +198,7 @@ class SnapshotWriter:
         described = {**self._described(view), **more}
         memory, code = self._memory(view), generated_code(view)
         view.write(os.fsencode(path), described, memory, code, cell_names())
+        note_written(path)
         self.written += 1
 
     def as_dict(self, more: Metadata) -> dict[str, Any]:
@@ -203,7 +226,7 @@ class SnapshotWriter:
     def fail(self, message: str, kind: str | None = None) -> None:
         """Count a failure and log it once; the job continues."""
         self.failures += 1
-        warn_once(message, kind)
+        report_once(message, kind)
 
     def report_ooms(self) -> None:
         """Report how many out-of-memories there were, and the last, unless each was logged."""
@@ -230,13 +253,14 @@ class SnapshotWriter:
             return
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
-            warn_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
-            if event.device >= 0:  # after an out-of-memory of the CPU, reading might fail too
+            report_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
+            # After an out-of-memory of the CPU, reading might fail too.
+            if event.device >= 0 and event.requested_bytes:
                 oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
-            warn_once(
+            report_once(
                 f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
@@ -245,4 +269,17 @@ class SnapshotWriter:
     def on_demand(self, when: datetime, more: Metadata) -> None:
         """Write a snapshot on the thread that watches for demands; `more`: see `save`."""
         if self._recording.session.recording and self.files is not None:
-            self.save(self.files.on_demand(when), more)
+            path = self.files.on_demand(when)
+            if self.save(path, more):
+                self._report(path)
+
+    def report_steps(self, path: Path) -> None:
+        """Report the first file of a step or a phase on stderr."""
+        if not self._has_reported_steps:
+            self._has_reported_steps = True
+            self._report(path, "; later files of steps are written without a line")
+
+    def _report(self, path: Path, more: str = "") -> None:
+        if self.files is not None and self.files.is_of_first_process:
+            with contextlib.suppress(Exception):  # there may be no stderr
+                print_line(f"{END_LINE}{printable(str(path))}{more}")

@@ -194,7 +194,9 @@ class StepRecording:
                 )
             described = {**asdict(window), "phase": None, "occurrence": None}
             more = {**self.described(), "window": described, "current_step": step, "waiting": False}
-            self._writer.save(self._writer.files.of_window(window), more, view)
+            path = self._writer.files.of_window(window)
+            if self._writer.save(path, more, view):
+                self._writer.report_steps(path)
 
     def _new_session(self) -> _core.Session | None:
         recording = self._recording
@@ -244,4 +246,14 @@ class StepRecording:
                 "no snapshot of the selected steps was written: none of them came, and the "
                 f"recording ended in step {self._steps.current}",
                 "no selected step",
+            )
+        elif (
+            not isinstance(self._recording.options.steps, range)  # which may mean every step
+            and self._steps.last_selected > max(self._steps.current, self._steps.last)
+            and self._writer.writes_steps
+        ):
+            warn_once(
+                f"step {self._steps.last_selected} was selected and never came: the recording "
+                f"ended in step {self._steps.current}",
+                "not all selected steps",
             )

@@ -82,6 +82,8 @@ class Steps:
         current: The number of the current step; 0: none.
         entered: How many steps have begun.
         windows: How many windows have begun.
+        last_selected: The largest step that is selected by number; 0: none.
+        last: The last step that began.
     """
 
     def __init__(
@@ -103,12 +105,12 @@ class Steps:
         self._selected: Collection[int] = (
             selected if isinstance(selected, range) else frozenset(selected or ())
         )
-        self._last_selected = last_of(self._selected)
+        self.last_selected = last_of(self._selected)
         self.windows = 0
         self._per_window = per_window
         self._schedule = schedule
         self._first: int | None = None  # step of the open window
-        self._last = 0  # step of the open window
+        self.last = 0
         self._count = 0  # selected steps of the open window that are over
         self._counted = 0  # the last step in `_count`
 
@@ -126,11 +128,11 @@ class Steps:
         """End the current step and begin another, or none (0); return the window that ends."""
         before, self.current = self.current, step
         ended = self._ended_with(before)
-        if self._first is not None and 0 < step < self._last:  # a framework began to count anew
+        if self._first is not None and 0 < step < self.last:  # a framework began to count anew
             ended = self.cut_short()
         if step:
             self.entered += 1
-            self._last = step
+            self.last = step
             if self._first is None and self._is_selected(step):
                 self._first = step
                 self._count = self._counted = 0
@@ -140,7 +142,7 @@ class Steps:
     def cut_short(self) -> Window | None:
         """End the open window early and return it; None: no window is open."""
         first, self._first = self._first, None
-        return None if first is None else Window(first, self._last, complete=False)
+        return None if first is None else Window(first, self.last, complete=False)
 
     def _ended_with(self, step: int) -> Window | None:
         if self._first is None or not self._is_selected(step):
@@ -162,7 +164,7 @@ class Steps:
     def _is_last(self, step: int) -> bool:
         """Return whether a selected step is the last one of its window."""
         if self._schedule is None:
-            return self._count == self._per_window or step == self._last_selected
+            return self._count == self._per_window or step == self.last_selected
         return self._action(step) == "RECORD_AND_SAVE" or not self._is_selected(step + 1)
 
     def _action(self, step: int) -> str:

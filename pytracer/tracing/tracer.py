@@ -1,6 +1,7 @@
 """The tracer: the class that people use."""
 
 import os
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, ClassVar
@@ -10,9 +11,8 @@ import numpy.typing as npt
 
 from pytracer import _core
 from pytracer.backends import oom
-from pytracer.log import warn_once
 from pytracer.tracing import description, on_demand, phases, process
-from pytracer.tracing.cell_names import cell_names
+from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
 from pytracer.tracing.option_checks import OnSnapshot
@@ -82,7 +82,9 @@ class Tracer(LiveAnswers):
     ) -> None:
         """Check the options; record nothing yet."""
         self._recording = DeviceRecording(Options.checked(self._given, **self._defaults))
-        self._writer = SnapshotWriter(self._recording, self._only_if_used)
+        default_output = self._defaults.get("output")
+        assert default_output is None or isinstance(default_output, str)
+        self._writer = SnapshotWriter(self._recording, default_output, self._only_if_used)
         self._step_recording = StepRecording(self._recording, self._writer)
         self._bodies = 0  # `with` statements whose body runs
         self._is_cleared = False
@@ -113,6 +115,9 @@ class Tracer(LiveAnswers):
         """
         if self._session.recording or not self._session.is_ours:
             return self
+        earlier = earlier_of_cell(self)
+        if earlier is not None and not earlier._bodies:
+            earlier.stop()
         self._is_cleared = False
         if self._options.dump_signal is not None and not switched_off():
             on_demand.defuse(self._options.dump_signal)
@@ -163,29 +168,13 @@ class Tracer(LiveAnswers):
     def stop(self) -> None:
         """End the recording; what was recorded stays readable as long as this tracer lives.
 
-        It writes no snapshot. If nothing else has written one to the output, a warning is logged.
+        With an output, it writes the snapshot, as the end of a `with` statement does. In the body
+        of a `with` statement, the end of the statement writes it.
         """
-        if self._loses_the_end():
-            warn_once(
-                f"stop() writes no snapshot, and nothing was written to "
-                f"output={self._options.output!r}. Call dump() to write what was recorded, or use "
-                'the tracer in a "with" statement, which writes the snapshot at its end',
-                "stop() without a snapshot",
-            )
-        self._stop()
-
-    def _loses_the_end(self) -> bool:
-        """Return whether a snapshot at the end, or of a window of steps, is wanted but missing."""
-        options = self._options
-        on_demand_only = options.dump_signal is not None or options.trigger_file is not None
-        return (
-            self._session.recording
-            and not self._bodies
-            and not self._writer.written
-            and not on_demand_only
-            and (options.steps is None or self._step_recording.are_selected)
-            and self._writer.writes_steps
-        )
+        if self._session.recording and not self._bodies:
+            self._finish(sys.exc_info()[1])  # it may be called because of an exception
+        else:
+            self._stop()
 
     def _stop(self) -> None:
         process.waiting.discard(self)
@@ -219,15 +208,24 @@ class Tracer(LiveAnswers):
         self._bodies += 1
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(
+        self, _kind: object = None, error: BaseException | None = None, _traceback: object = None
+    ) -> None:
         """Stop and write the snapshot, whether the body raised or not."""
         self._bodies -= 1
-        self._finish()
+        self._finish(error)
 
-    def _finish(self) -> None:
-        """Stop and write. A failure is logged and counted, not raised: the job continues."""
+    def _finish(self, error: BaseException | None = None) -> None:
+        """Stop and write. A failure is logged and counted, not raised: the job continues.
+
+        Args:
+            error: What ended the recording; None: nothing raised.
+        """
         if not self._session.is_ours:
             return
+        if error is not None and "cuda" in self._recording.indices and self._session.recording:
+            used = self._recording.view(history=False).used_devices
+            oom.notify_hidden(error, {*self._recording.indices["cuda"]} & {*used})
         view: _core.View | None = None
         try:
             self._step_recording.finish_phases()

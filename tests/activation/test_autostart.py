@@ -187,18 +187,18 @@ def test_a_program_is_traced(form: Form, tmp_path: Path, env: Env) -> None:
 
 
 @forms("script", "fork", "torch's spawn", "loader, forkserver")
-def test_a_bad_variable_disables_tracing_only(form: Form, tmp_path: Path, env: Env) -> None:
+def test_a_bad_variable_means_the_default(form: Form, tmp_path: Path, env: Env) -> None:
     # WHEN a variable has an invalid value
     env.update(PYTRACER="1", PYTRACER_STACK_DEPTH="deep")
     done = python(*form.command, cwd=tmp_path, env=env, program=form.program)
-    # THEN the program runs untraced, and logs the reason
+    # THEN the program is recorded with the default, and logs the reason
     assert done.returncode == 0
     assert_done(done)
     assert set(done.stderr.splitlines()) == {
-        "pytracer: not recording: PYTRACER_STACK_DEPTH='deep' is not an integer: "
-        "give an integer from 1 to 1024 (default 32)"
+        "pytracer: PYTRACER_STACK_DEPTH='deep' is not an integer: "
+        "give an integer from 1 to 1024 (default 32). The default, 32, is used"
     }
-    assert snapshots(tmp_path) == {}
+    assert sorted(snapshots(tmp_path).values()) == form.expected
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
@@ -299,20 +299,22 @@ assert torch.cuda.memory._snapshot is original
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "reason"),
+    ("variable", "value", "reason", "files"),
     [
-        ("PYTRACER", "maybe", "PYTRACER='maybe' is not a boolean: give True or False (1 or 0)"),
-        ("PYTRACER_OUTPUT", "job.py/x", "PYTRACER_OUTPUT='job.py/x' cannot be written: "),
+        ("PYTRACER", "maybe", "PYTRACER='maybe' is not a boolean: give True or False (1 or 0)", 0),
+        ("PYTRACER_PATCH_TORCH", "maybe", "PYTRACER_PATCH_TORCH='maybe' is not a boolean: ", 1),
+        ("PYTRACER_OUTPUT", "job.py/x", "PYTRACER_OUTPUT='job.py/x' cannot be written: ", 1),
     ],
 )
 def test_a_wrong_value_is_reported(
-    tmp_path: Path, env: Env, variable: str, value: str, reason: str
+    tmp_path: Path, env: Env, variable: str, value: str, reason: str, files: int
 ) -> None:
     env.update({"PYTRACER": "1", variable: value})
     done = python("program.py", cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (0, "done\n")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"pytracer: not recording: {reason}")
+    assert line.startswith(f"pytracer: {reason}")
+    assert len(snapshots(tmp_path)) == files
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def executed(cells: list[str], folder: Path, **variables: str) -> subprocess.Com
         ({"PYTRACER": "1"}, [], 1, ""),
         ({}, ["%env PYTRACER=1"], 1, ""),
         ({}, [], 0, ""),
-        ({"PYTRACER": "1", "PYTRACER_ROLE": "a/b"}, [], 0, "PYTRACER_ROLE='a/b' cannot be part of"),
+        ({"PYTRACER": "1", "PYTRACER_ROLE": "a/b"}, [], 1, "PYTRACER_ROLE='a/b' cannot be part of"),
     ],
     ids=["before the kernel", "in a cell", "unset", "bad"],
 )

@@ -1,6 +1,7 @@
 """Test the doctor, and the commands `pytracer doctor` and `pytracer build-hooks`."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -56,7 +57,6 @@ def test_doctor_reports_what_the_first_tracer_will_do(world: World) -> None:
     ("variables", "message"),
     [
         ({"PYTRACER_BUILD": "never"}, "PYTRACER_BUILD=never"),
-        ({"PYTRACER_BUILD": "maybe"}, "PYTRACER_BUILD is 'maybe'"),
         ({"CXX": "", "PATH": "/dev/null"}, "no C++ compiler"),
         ({"XDG_CACHE_HOME": "/dev/null/a", "TMPDIR": "/dev/null/b"}, "/dev/null/b"),
     ],
@@ -74,15 +74,16 @@ def test_doctor_names_what_is_missing(
 
 
 def test_a_wrong_build_variable_counts_next_to_a_hook(world: World) -> None:
-    # GIVEN a hook, and a value for which a tracer records nothing
+    # GIVEN a hook, and a value in place of which a tracer takes the default
     world.put_hook(world.cache)
     world.environment["PYTRACER_BUILD"] = "bogus"
     # WHEN
     report = cpu_report(world.hooks())
+    done = call(hooks.doctor, [], world)
     # THEN
-    assert not report.available
-    assert "PYTRACER_BUILD is 'bogus'" in report.message
-    assert call(hooks.doctor, [], world).exit_code == 1
+    assert report.available
+    assert "record with the given options: PYTRACER_BUILD is 'bogus'; set it to" in done.output
+    assert done.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -108,10 +109,12 @@ def test_the_command_reports_variables_that_prevent_recording(
     to_stdout = call(hooks.doctor, ["--json"], world)
     # THEN
     assert (table.exit_code, to_stdout.exit_code) == (1, 1)
-    assert table.output.startswith(f"pytracer cannot record anything: {message}")
+    assert re.match(
+        f"pytracer cannot record (anything|with .+): {re.escape(message)}", table.output
+    )
     assert "pytracer can record" not in table.output
     (problem,) = json.loads(to_stdout.output)["problems"]
-    assert problem.startswith(f"anything: {message}")
+    assert f": {message}" in problem
 
 
 def test_doctor_reports_what_accelerators_lack(world: World) -> None:

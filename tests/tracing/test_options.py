@@ -133,7 +133,7 @@ def test_an_unknown_option_is_an_error() -> None:
 
 
 BAD = [
-    ("output", "x.pkl", "PYTRACER_OUTPUT='x.pkl' is not the name of a snapshot file: give"),
+    ("output", "x.pt", "PYTRACER_OUTPUT='x.pt' is not the name of a snapshot file: give"),
     ("device", "cuda,tpu", "PYTRACER_DEVICE=['cuda', 'tpu'] is unknown: give "),
     ("trace_alloc_max_entries", "0", "PYTRACER_TRACE_ALLOC_MAX_ENTRIES=0 is out of range: give"),
     ("stack_depth", "deep", "PYTRACER_STACK_DEPTH='deep' is not an integer: give an integer"),

@@ -252,12 +252,10 @@ torch.empty(1001)
 {end}
 """
     done = run(program, cwd=tmp_path)
-    # stop() alone writes nothing
-    assert names(tmp_path) == ([] if end == "stop()" else ["x.step2.pickle"]), done.stderr
-    if end != "stop()":
-        snapshot = load(tmp_path / "x.step2.pickle")
-        assert allocated(snapshot) == [4004]
-        assert snapshot["pytracer"]["window"]["complete"] is False
+    assert names(tmp_path) == ["x.step2.pickle"], done.stderr
+    snapshot = load(tmp_path / "x.step2.pickle")
+    assert allocated(snapshot) == [4004]
+    assert snapshot["pytracer"]["window"]["complete"] is False
 
 
 def test_a_window_cut_short_by_stop_is_written_once(tmp_path: Path) -> None:
@@ -651,45 +649,24 @@ def test_who_is_not_warned_of_steps_that_do_not_come(
     assert "no step has been reported" not in caplog.text
 
 
-def test_stop_that_writes_nothing_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_writes_as_a_with_statement_does(tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
 
-    def run_one(**options: Any) -> Tracer:
-        log._logged.clear()
-        caplog.clear()
-        return Tracer(**{"output": path, "device": "cpu", **options}).start()
-
-    # WHEN a tracer with an output stops and has written nothing, THEN that is logged once
-    for options in ({}, {"steps": [1]}, {"steps": [7]}):
-        tracer = run_one(**options)
+    def stopped(**options: Any) -> list[str]:
+        tracer = Tracer(**{"output": path, "device": "cpu", **options}).start()
+        torch.empty(10)
         for _ in range(2):
             tracer.stop()
-            tracer.start()
-        tracer.stop()
-        (message,) = caplog.messages
-        assert message.startswith("pytracer: stop() writes no snapshot, and nothing was written to")
-        assert f"output={str(path)!r}" in message
-    # AND nothing is logged if no file was due, a file was written, or one is still due
-    run_one(output=None).stop()
-    run_one(steps=[]).stop()
-    run_one(trigger_file=tmp_path / "now").stop()
-    assert caplog.messages == []
-    with run_one() as tracer:
-        tracer.stop()
-    assert caplog.messages == []
-    tracer = run_one()
-    tracer.dump(tmp_path / "own")
-    tracer.stop()
-    assert caplog.messages == []
-    tracer = run_one(steps=[1])
-    job(tracer, 2)
-    tracer.stop()
-    assert caplog.messages == []
-    monkeypatch.setenv("RANK", "1")
-    run_one().stop()
-    assert caplog.messages == []
+        found = names(tmp_path)
+        for name in found:
+            (tmp_path / name).unlink()
+        return found
+
+    # WHEN a tracer with an output stops, and once more, THEN there is one file
+    assert stopped() == ["x.pickle"]
+    assert stopped(steps=[1]) == ["x.step1.pickle"]
+    # AND none if no file was due
+    assert stopped(output=None) == stopped(steps=[]) == stopped(steps=[7]) == []
 
 
 def test_a_stand_in_session_has_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""Variables of pytracer that have no effect: said once in a job, and kept from doing harm."""
+
+import difflib
+import os
+import signal
+
+from pytracer.errors import ConfigError
+from pytracer.log import warn_once
+from pytracer.tracing import options
+from pytracer.tracing.snapshot_files import FIRST_PROCESS
+
+PREFIX = "PYTRACER_"
+
+REPORTED = "PYTRACER_REPORTED"
+"""Variable that tells the children of a process that the variables were reported."""
+
+
+def report_unrecorded() -> None:
+    """Report the variables of a process that `PYTRACER` does not have recorded; defuse the signal.
+
+    Without a handler, the signal would end the job.
+    """
+    _defuse()
+    given = [
+        option.variable
+        for option in options.OPTIONS.values()
+        if options.variable_text(option.variable)
+    ]
+    if options.switched_off() or REPORTED in os.environ:
+        return
+    if given:
+        have = "have" if len(given) > 1 else "has"
+        warn_once(
+            f"PYTRACER=1 is not set, so nothing is recorded, and {', '.join(given)} {have} no "
+            "effect, unless the program uses a pytracer.Tracer. Set PYTRACER=1"
+        )
+    report_unknown()
+
+
+def report_unknown() -> None:
+    """Report misspelt variables, and those that need another variable."""
+    if REPORTED in os.environ:
+        return
+    known = {*map(options.variable, options.OPTIONS), *options.OTHER_VARIABLES, FIRST_PROCESS}
+    ends = [name.removeprefix(PREFIX) for name in known]
+    for name in [*os.environ]:
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, 1)
+            hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
+            warn_once(f"{name} is not a variable of pytracer and has no effect{hint}")
+    for name, function in options.INTEGRATION_VARIABLES.items():
+        on_snapshot = options.variable("on_snapshot")
+        if options.variable_text(name) and not options.variable_text(on_snapshot):
+            warn_once(
+                f"{name} has no effect without a function that uses it: set "
+                f"{on_snapshot}={function}, or give the function in the program"
+            )
+    os.environ[REPORTED] = "1"
+
+
+def _defuse() -> None:
+    text = options.variable_text(options.variable("dump_signal"))
+    option = options.OPTIONS["dump_signal"]
+    try:
+        number = option.check(option.variable, option.parse(text)) if text else None
+    except ConfigError:  # no signal that the variable could have had in mind
+        return
+    if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+        from pytracer.tracing import on_demand
+
+        on_demand.defuse(number)

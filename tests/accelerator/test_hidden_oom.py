@@ -1,0 +1,66 @@
+"""Is an out-of-memory recorded for which torch raises another exception, because NVML fails?"""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import pytracer
+from pytracer import log
+from pytracer.reading import load
+
+ASSERTION = (
+    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+    '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1289, please report a bug to PyTorch.'
+)
+
+
+@pytest.fixture(autouse=True)
+def only_cuda(backend: str) -> None:
+    if backend != "cuda":
+        pytest.skip("only CUDA's allocator asks NVML")
+
+
+def test_the_file_of_an_assertion(
+    device: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_logged", set())
+    # GIVEN a block, and two tracers
+    output = tmp_path / "out"
+
+    def train() -> None:
+        with pytracer.Tracer(output, device="cuda"):
+            held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+            # WHEN the body ends by the assertion, as the cause of another exception
+            try:
+                raise RuntimeError(ASSERTION)
+            except RuntimeError as error:
+                raise ValueError("step 3 failed") from error
+
+    held: list[torch.Tensor] = []
+    with pytracer.Tracer(device="cuda"), pytest.raises(ValueError, match="step 3"):
+        train()
+    # THEN there is one file of an out-of-memory, and the file at the end
+    (file,) = output.glob("oom_*/*.pickle")
+    assert len([*output.glob("exit/*.pickle")]) == 1
+    # AND it has the event, and what was free
+    snapshot = load(file)
+    assert snapshot.metadata["oom"]["free_bytes"] == device.mem_get_info()[0]
+    assert snapshot.metadata["oom"]["device"] == 0
+    assert (snapshot.traces[0].action == pytracer.ACTIONS.index("oom")).sum() == 1
+    assert any(text.startswith(f"memory ran out at {__file__}:") for text in log._logged)
+    assert any(text.startswith(f"out of memory: wrote {file}") for text in log._logged)
+
+
+def test_other_exceptions_leave_no_file(device: ModuleType, tmp_path: Path) -> None:
+    def train() -> None:
+        with pytracer.Tracer(tmp_path, device="cuda"):
+            torch.empty(1, device="cuda")
+            raise RuntimeError("x INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
+
+    # GIVEN / WHEN the body ends by another assertion of torch's
+    with pytest.raises(RuntimeError, match="ASSERT"):
+        train()
+    # THEN
+    assert [path.name for path in tmp_path.iterdir()] == ["exit"]

@@ -1,0 +1,90 @@
+"""What do variables of pytracer do that have no effect?"""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from pytracer import log
+from pytracer.activation import unused_variables
+
+
+@pytest.fixture(autouse=True)
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Return the messages of a test, whose environment has no variable of pytracer."""
+    for name in [*os.environ]:
+        if name.startswith("PYTRACER"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv(unused_variables.REPORTED, "")  # it is restored at the end
+    del os.environ[unused_variables.REPORTED]
+    monkeypatch.setattr(log, "_logged", set())
+    yield log._logged
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+def autoload() -> None:
+    """Do what torch does at the end of its import."""
+    import _torch_pytracer
+
+    _torch_pytracer.autoload()
+
+
+@pytest.mark.parametrize("switch", [None, "0", "maybe"])
+def test_the_signal_does_not_end_the_job(
+    switch: str | None, monkeypatch: pytest.MonkeyPatch, logged: set[str]
+) -> None:
+    # GIVEN a signal for snapshots, and no PYTRACER=1
+    monkeypatch.setenv("PYTRACER_DUMP_SIGNAL", "SIGUSR2")
+    if switch is not None:
+        monkeypatch.setenv("PYTRACER", switch)
+    # WHEN torch was imported, and the signal comes
+    if switch == "maybe":
+        from pytracer.activation import environment
+
+        environment.begin(lambda: None)
+    else:
+        autoload()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    # THEN the process goes on, and says why the variable has no effect, unless that is wanted
+    messages = [text for text in logged if "PYTRACER_DUMP_SIGNAL has no effect" in text]
+    assert len(messages) == (0 if switch == "0" else 1)
+
+
+def test_a_handler_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a program that has a handler of the signal
+    got = []
+    signal.signal(signal.SIGUSR2, lambda *_: got.append(1))
+    monkeypatch.setenv("PYTRACER_DUMP_SIGNAL", "SIGUSR2")
+    # WHEN
+    autoload()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    # THEN
+    assert got == [1]
+
+
+def test_variables_are_reported_once_in_a_job(
+    monkeypatch: pytest.MonkeyPatch, logged: set[str]
+) -> None:
+    # GIVEN options, a misspelt one, and one that needs another, without PYTRACER=1
+    monkeypatch.setenv("PYTRACER_OUTPUT", "x")
+    monkeypatch.setenv("PYTRACER_STEPS", "1")
+    monkeypatch.setenv("PYTRACER_STACK_DEPT", "7")
+    monkeypatch.setenv("PYTRACER_UPLOAD_URL", "s3://x")
+    # WHEN torch was imported
+    autoload()
+    # THEN each is in a message
+    nothing, misspelt, needs = sorted(logged)
+    assert "PYTRACER_OUTPUT, PYTRACER_STEPS have no effect" in nothing
+    assert misspelt.endswith("did you mean PYTRACER_STACK_DEPTH?")
+    assert needs.startswith("PYTRACER_UPLOAD_URL has no effect without")
+    # AND a child says nothing
+    logged.clear()
+    autoload()
+    assert not logged
+
+
+def test_nothing_is_said_without_variables(logged: set[str]) -> None:
+    # WHEN / THEN
+    autoload()
+    assert not logged

@@ -1,5 +1,5 @@
-# make demo | test | dev | lint | docs | wheels | bench | fuzz | reliability | soak |
-# compare-simulator. Each makes what it needs, in virtual environments here.
+# make demo | test | test-long | dev | lint | docs | wheels | bench | hardware | fuzz | reliability |
+# soak | compare-simulator. Each makes what it needs, in virtual environments here.
 PYTHON ?= python3
 # What pip installs as torch: any build in pyproject.toml's range will do, for the CPU too.
 TORCH ?= torch==2.13.0
@@ -7,8 +7,6 @@ TORCH ?= torch==2.13.0
 # What the accelerators' tests run on: torch's real allocators over simulated devices, which need no
 # GPU, no NPU and none of their libraries (tests/devices/README.md).
 ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
-# Tests that show something of pytracer's own code need one version of torch for each backend, or CUDA alone.
-SECOND_VERSIONS := cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
@@ -16,32 +14,36 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 PIP_FLAGS := --disable-pip-version-check --quiet
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
+.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
 	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation .
 	.venv/bin/pytracer demo
 
-# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone, and
-# with `nice`, because with -j the tests of the CPU take longest.
-test: test-cpu $(ACCELERATORS:%=test-%)
+# Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
+# tests/helpers/devices_of_tests.py has the tests of each accelerator. Two suites run at a time, because
+# tests also wait; the output of a suite appears when it ends.
+test:
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%)
+
+# The tests, with the long forms of those that are statistical: many more cases, files and runs.
+test-long: export LONG_TESTS = 1
+test-long: test
 
 # Tests of compiling need a package without ready hooks.
 test-cpu: wheel
 	.venv/bin/pip install $(PIP_FLAGS) $(RAY) $(INTEGRATIONS)
 	rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
-	.venv/bin/pytest
+	.venv/bin/pytest --numprocesses=2 --dist=loadfile
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
 	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never nice tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda \
-		$(if $(filter cuda-$*,$(SECOND_VERSIONS)),-m 'not once and not once_per_backend')
+	PYTRACER_BUILD=never tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda
 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
 	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
-	PYTRACER_BUILD=never nice tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu \
-		-m 'not once$(if $(filter npu-$*,$(SECOND_VERSIONS)), and not once_per_backend)'
+	PYTRACER_BUILD=never tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
 test-viewers: wheel
@@ -173,7 +175,7 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 # torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;
 # what they need beside is listed here.
 BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy pyyaml setuptools
-BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout "pytest-rerunfailures>=16.7"
+BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
 $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 	$(PYTHON) -m venv $(@D)

@@ -43,26 +43,3 @@ def test_numbers_stay() -> None:
 
 def test_two_roots_at_once_have_the_names_of_their_classes() -> None:
     assert names(Actor(), nn.Linear(2, 2, bias=False)) == ["Actor.head.weight", "Linear.weight"]
-
-
-def test_a_search_that_was_cut_short_is_completed_at_the_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # GIVEN a model that is older than the tracer, and a search that finds no time
-    model = Actor()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    registry = Registry()
-    monkeypatch.setattr("pytracer.owners.registry.MAX_SEARCH_SECONDS", -1.0)
-    registry.follow()
-    assert not any(module is model for module in registry.modules())
-    # WHEN the optimizer steps
-    try:
-        model.head(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    finally:
-        registry._end()
-    # THEN the model is known, and the optimizer's parameter has its name
-    assert registry.is_complete
-    assert any(module is model for module in registry.modules())
-    (parameter,) = model.parameters()
-    assert str(registry.names.name_of(optimizer, (0, 0), parameter)).endswith("head.weight")

@@ -5,8 +5,10 @@ save few lines: zombies that a container's first process never reaps must not be
 """
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +36,65 @@ def python_command(module: str, *arguments: str) -> list[str]:
     start = f"import runpy, sys; sys.path[:] = {sys.path!r}; "
     start += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", start, *arguments]
+
+
+_WATCHED = """
+is_child() {
+  while read -r key value; do
+    if [ "$key" = PPid: ]; then [ "$value" = "$1" ]; return; fi
+  done < /proc/$$/status
+}
+parent=$1
+shift
+if is_child "$parent"; then
+  while sleep 1; do is_child "$parent" || kill -KILL 0; done </dev/null >/dev/null 2>&1 &
+fi
+exec "$@"
+"""
+"""A shell that becomes the program. Its process group is killed when the program has ended, or has
+another parent because its own one has ended. `PR_SET_PDEATHSIG` would end the program alone, and
+not what it has started: a compiler consists of several processes."""
+
+
+def run_captured(
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str],
+    directory: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its output. It reads nothing.
+
+    The program and what it has started end with this process, whatever ends this process.
+
+    Raises:
+        OSError: The program cannot be started.
+        subprocess.TimeoutExpired: The program took too long, and was killed.
+    """
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    if shell := shutil.which("sh"):
+        watched = [shell, "-c", _WATCHED, "sh", str(os.getpid()), *command]
+    else:
+        watched = list(command)
+    with subprocess.Popen(
+        watched,
+        env=environment,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise subprocess.TimeoutExpired(list(command), timeout_s) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
 
 
 _RANK = r"(?:\[\w+\]:\s*)?"

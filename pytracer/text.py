@@ -1,5 +1,6 @@
 """Sizes, times and names as text for people, and sizes that people wrote."""
 
+import hashlib
 import re
 
 END_LINE = "pytracer: wrote "
@@ -13,6 +14,19 @@ _DURATIONS = (
     (10**10, 10**6, "s"),
     (10**99, 36 * 10**8, "h"),
 )
+
+
+_LONGEST_FILE_NAME = 200
+"""File systems permit 255 bytes. Prefixes and suffixes need some of them."""
+
+
+def file_name(text: str) -> str:
+    """Return a text as the name of a file: a long one ends with its hash instead."""
+    content = text.encode(errors="backslashreplace")
+    if len(content) <= _LONGEST_FILE_NAME:
+        return text
+    begin = content[:_LONGEST_FILE_NAME].decode(errors="ignore")
+    return f"{begin}-{hashlib.sha256(content).hexdigest()[:20]}"
 
 
 def size(count_bytes: int) -> str:

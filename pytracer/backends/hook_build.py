@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytracer.backends.build_leftovers import remove_leftovers, scratch_prefix
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolder, HookFolders
+from pytracer.backends.hook_file import sealed
+from pytracer.backends.hook_folders import (
+    BUILD_BYTES,
+    PREBUILT_REMEDY,
+    HookFolder,
+    HookFolders,
+    no_folder,
+)
 from pytracer.backends.names import AUTOGRAD, HOST, package_of
 from pytracer.backends.probe_process import probe_in_child
 from pytracer.backends.ready_hooks import ReadyHooks, public
@@ -114,8 +122,8 @@ class HookBuilder:
         self, backend: str, name: Callable[[], str], folders: Sequence[HookFolder]
     ) -> Found | None:
         for folder in folders:
-            if folder.has_loadable(name()):
-                return Found(backend, folder.directory / name(), folder.name)
+            if path := folder.find_hook(name()):
+                return Found(backend, path, folder.name)
         return None
 
     def compiler_for(self, backend: str) -> list[str]:
@@ -190,12 +198,14 @@ class HookBuilder:
         command = self.compiler.find_command()
         target = directory.absolute() / (name or self.compiler.file_name(backend))
         try:
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            _make_folder(target.parent)
+            remove_leftovers(target.parent)
             with tempfile.TemporaryDirectory(
-                prefix=".build-", dir=target.parent, ignore_cleanup_errors=True
+                prefix=scratch_prefix(), dir=target.parent, ignore_cleanup_errors=True
             ) as scratch:
                 fresh = Path(scratch) / target.name
                 self.compiler.compile(command, backend, fresh)
+                fresh.write_bytes(sealed(fresh.read_bytes()))
                 # An image may be built on a machine without the device.
                 if backend in ("cpu", AUTOGRAD) or _has_device(backend):
                     self.probe(backend, fresh)
@@ -215,9 +225,10 @@ class HookBuilder:
         A process that had to wait and finds no hook takes over the reason that the builder left,
         so that not every process repeats the failure.
         """
-        private = self.folders.private()
-        if private.unwritable() is not None:  # several may build at once, and all get a hook
-            return self._build_in_destination(backend, name)
+        try:
+            private = self.folders.private().made()
+        except OSError:  # several may build at once, and all get a hook
+            return self.build_in_chosen(backend, name)
         lock_file = private.directory / f"{name}.lock"
         reason_file = lock_file.with_suffix(".failed")
         with self._turn(backend, lock_file) as waited:
@@ -229,17 +240,40 @@ class HookBuilder:
             with contextlib.suppress(OSError):
                 reason_file.unlink()
             try:
-                return self._build_in_destination(backend, name)
+                return self.build_in_chosen(backend, name)
             except HookError as error:
                 with contextlib.suppress(OSError):
                     reason_file.write_text(str(error), "utf-8", "replace")
                 raise
 
-    def _build_in_destination(self, backend: str, name: str) -> Found:
-        folder = self.folders.destination()
+    def build_in_chosen(self, backend: str, name: str | None = None) -> Found:
+        """Compile and probe the hook, into the first of pytracer's folders that can keep it.
+
+        Args:
+            backend: "cpu", "cuda" or "npu".
+            name: The compiler's `file_name`, where it is known.
+
+        Raises:
+            HookError: As for `build`, or no folder can keep the hook; the message names both.
+        """
         release = f"{package_of(backend)} {self.compiler.release(backend)}"
         warn_once(f"compiling the hook {backend} for {release}, once: this takes about 20 s")
-        return Found(backend, self.build(backend, folder.directory, name), folder.name)
+        problems: dict[HookFolder, str] = {}
+        for folder in self.folders.chosen():
+            try:
+                directory = folder.made(BUILD_BYTES).directory
+                if problems:
+                    reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
+                    warn_once(f"the hook is kept in {directory}, because of {reasons}")
+                return Found(backend, self.build(backend, directory, name), folder.name)
+            except OSError as error:
+                problems[folder] = error.strerror or str(error)
+            except HookError:
+                # The folder may have become full meanwhile. Compilers do not always say so.
+                if (problem := folder.unusable(BUILD_BYTES)) is None:
+                    raise
+                problems[folder] = problem
+        raise no_folder(problems)
 
     @contextlib.contextmanager
     def _turn(self, backend: str, lock_file: Path) -> Iterator[bool]:
@@ -289,6 +323,13 @@ class HookBuilder:
         except Exception:
             return None, False
         return lock, waited
+
+
+def _make_folder(directory: Path) -> None:
+    """Make a folder and those above it, none of which others can write to, whatever the umask."""
+    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o755, exist_ok=True)
 
 
 def _has_device(backend: str) -> bool:

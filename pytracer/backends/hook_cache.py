@@ -51,10 +51,10 @@ class HookCache:
             name: The name of the cache's file, from `cache_name`.
         """
         for folder in self._folders.chosen():
-            if not folder.has_loadable(name):
+            if (content := folder.read(name)) is None:
                 continue
             try:
-                cached = json.loads((folder.directory / name).read_bytes())
+                cached = json.loads(content)
                 key, seen = cached["key"], cached["seen"]
                 if _KEY.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
                     return str(key)

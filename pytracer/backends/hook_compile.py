@@ -18,6 +18,7 @@ from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
 from pytracer.backends.hook_key import hook_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
+from pytracer.child_process import run_captured
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 from pytracer.text import brief, printable
@@ -278,16 +279,8 @@ class HookCompiler:
     def _run(self, command: Sequence[str], scratch: Path) -> subprocess.CompletedProcess[str]:
         """Run the compiler, with its temporary files in a folder that can be written."""
         try:
-            return subprocess.run(
-                command,
-                timeout=self.timeout_s,
-                env={**self._environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            environment = {**self._environment, "TMPDIR": str(scratch), "LC_ALL": "C"}
+            return run_captured(command, self.timeout_s, environment)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HookError(f"the C++ compiler failed: {error}; {PREBUILT_REMEDY}") from error
 

@@ -5,20 +5,27 @@ that pytracer chose is used only if nobody but its owner and root can put a file
 """
 
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytracer.backends.hook_file import is_intact, read_regular
+from pytracer.backends.trusted_folders import check_entry, open_trusted
 from pytracer.errors import HookError
+from pytracer.log import warn_once
 
 PREBUILT_REMEDY = (
     "fill a folder with `pytracer build-hooks --output DIR` on a machine that has the same torch "
     "and a compiler, and set PYTRACER_HOOK_DIR=DIR"
 )
 """The end of most messages: the remedy that needs neither a compiler nor a writable folder."""
+
+BUILD_BYTES = 8 << 20
+"""More than the files of one compilation take."""
+
+_NOEXEC = "the file system is mounted noexec, so that no library can be loaded from it"
 
 
 @dataclass(frozen=True)
@@ -30,38 +37,93 @@ class HookFolder:
         directory: Its path. The folder need not exist.
         forbidden_mode: Permission bits that the folder must not have; None for a folder that is
             trusted because the user or the installer named it.
+        may_be_link: Whether the folder itself may be a symbolic link.
     """
 
     name: str
     directory: Path
     forbidden_mode: int | None = None
+    may_be_link: bool = True
 
-    def has_loadable(self, file_name: str) -> bool:
-        """Return whether the file exists and may be loaded.
+    def find_hook(self, file_name: str) -> Path | None:
+        """Return the path of a hook that may be loaded, or None.
 
-        In a folder that only its owner can write to, nobody replaces the file after this check.
+        Nobody but this user and root can replace the file after this check: see `open_trusted`.
         """
-        path = self.directory / file_name
-        if self.forbidden_mode is not None and (self.distrust() or _distrust(path, 0o022)):
-            return False
-        return os.path.isfile(path) and not _is_truncated(path)
+        if (found := self._read(file_name)) is None:
+            return None
+        path, content = found
+        if not is_intact(content):
+            warn_once(
+                f"the hook {path} is not loaded: it is damaged, or of an older pytracer (its bytes "
+                "do not have the SHA-256 at its end). Another hook is used or compiled instead"
+            )
+        elif _is_noexec(path):
+            warn_once(f"the hook {path} is not loaded: {_NOEXEC}")
+        else:
+            return path
+        return None
 
-    def distrust(self) -> str | None:
-        """Return why the folder must not be used, or None if it may be."""
-        return (
-            None if self.forbidden_mode is None else _distrust(self.directory, self.forbidden_mode)
+    def read(self, file_name: str) -> bytes | None:
+        """Return the content of a file that may be trusted as a hook is, or None."""
+        found = self._read(file_name)
+        return None if found is None else found[1]
+
+    def _read(self, file_name: str) -> tuple[Path, bytes] | None:
+        try:
+            if self.forbidden_mode is None:
+                path = self.directory / file_name
+                found = read_regular(str(path))
+                return None if found is None else (path, found[0])
+            folder, real = self._open(self.forbidden_mode)
+            try:
+                if (found := read_regular(file_name, folder)) is None:
+                    return None
+                check_entry(found[1], 0o022)
+                return Path(real, file_name), found[0]
+            finally:
+                os.close(folder)
+        except OSError as error:
+            if self.forbidden_mode is None and isinstance(error, PermissionError):
+                warn_once(f"the hooks in {self.directory} ({self.name}) are not used: {error}")
+            return None
+
+    def _open(self, forbidden_mode: int, *, make: bool = False) -> tuple[int, str]:
+        return open_trusted(
+            str(self.directory),
+            forbidden_mode=forbidden_mode,
+            follow_last=self.may_be_link,
+            make=make,
         )
 
-    def unwritable(self) -> str | None:
-        """Create the folder if it is missing. Return why it cannot be written, or None."""
+    def made(self, room_bytes: int = 0) -> "HookFolder":
+        """Make the folder if it is missing; return it with its path without symbolic links.
+
+        Args:
+            room_bytes: How much is written to a file that is deleted again. Quotas, and some file
+                systems of other machines, report that they are full only then.
+
+        Raises:
+            OSError: The folder cannot keep hooks; `strerror` says why.
+        """
+        folder, real = self._open(self.forbidden_mode or 0, make=True)
+        os.close(folder)
+        if _is_noexec(Path(real)):
+            raise OSError(0, _NOEXEC)
+        with tempfile.TemporaryFile(dir=real) as file:
+            if room_bytes:
+                file.write(os.urandom(room_bytes))  # zeros may be compressed
+                file.flush()
+                os.fsync(file.fileno())
+        return replace(self, directory=Path(real))
+
+    def unusable(self, room_bytes: int = 0) -> str | None:
+        """Return why `made` fails, or None."""
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if problem := self.distrust():
-                return problem
-            with tempfile.TemporaryFile(dir=self.directory):
-                return None
+            self.made(room_bytes)
         except OSError as error:
-            return error.strerror
+            return error.strerror or str(error)
+        return None
 
 
 class HookFolders:
@@ -105,24 +167,21 @@ class HookFolders:
         """Return the temporary folder that only this user can read, local to this node."""
         temporary = os.path.abspath(self._environment.get("TMPDIR") or "/tmp")
         directory = Path(temporary, f"pytracer-{os.geteuid()}")
-        return HookFolder("the private temporary folder", directory, 0o077)
+        return HookFolder("the private temporary folder", directory, 0o077, may_be_link=False)
 
     def destination(self) -> HookFolder:
-        """Return the user's cache or the private temporary folder, whichever can be written.
+        """Return the user's cache or the private temporary folder, whichever can be used.
 
         Raises:
-            HookError: Neither can be written; the message names both.
+            HookError: Neither can be used; the message names both.
         """
-        problems = []
+        problems = {}
         for folder in self.chosen():
-            problem = folder.unwritable()
-            if problem is None:
-                return folder
-            problems.append(f"{folder.directory}: {problem}")
-        raise HookError(
-            f"no folder can keep the hook ({'; '.join(problems)}); make one of them writable, or "
-            f"{PREBUILT_REMEDY}"
-        )
+            try:
+                return folder.made()
+            except OSError as error:
+                problems[folder] = error.strerror or str(error)
+        raise no_folder(problems)
 
     def chosen(self) -> list[HookFolder]:
         """Return the folders that pytracer chose: the user's cache, and the private folder."""
@@ -133,34 +192,20 @@ class HookFolders:
         if not os.path.isabs(cache):  # the user has no home either
             return [self.private()]
         # A link to the cache is the user's own choice. Its target is what has to be safe.
-        directory = Path(os.path.realpath(os.path.join(cache, "pytracer")))
+        directory = Path(cache, "pytracer")
         return [HookFolder("the user's cache", directory, 0o022), self.private()]
 
 
-def _is_truncated(path: Path) -> bool:
-    """Return whether a library ends before its section headers do, which are its last part.
-
-    The dynamic loader maps such a file, and the process dies of SIGBUS where a page is missing.
-    """
-    with path.open("rb") as file:
-        header = file.read(64)
-        size = os.fstat(file.fileno()).st_size
-    if len(header) < 64 or not header.startswith(b"\x7fELF"):
-        return False  # the loader's message is better
-    begin = int.from_bytes(header[40:48], sys.byteorder)
-    entry_size, count = (int.from_bytes(header[at : at + 2], sys.byteorder) for at in (58, 60))
-    return begin + entry_size * count > size
-
-
-def _distrust(path: Path, forbidden_mode: int) -> str | None:
+def _is_noexec(path: Path) -> bool:
     try:
-        info = path.lstat()
-    except OSError as error:
-        return error.strerror
-    if stat.S_ISLNK(info.st_mode):
-        return "it is a symbolic link"
-    if info.st_uid not in (os.geteuid(), 0):
-        return f"it belongs to another user ({info.st_uid})"
-    if info.st_mode & forbidden_mode:
-        return f"its mode {stat.S_IMODE(info.st_mode):o} gives other users access"
-    return None
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:  # what fails next has the better message
+        return False
+
+
+def no_folder(problems: Mapping[HookFolder, str]) -> HookError:
+    """Return the error for a hook that no folder can keep, with the reason of each folder."""
+    reasons = "; ".join(f"{folder.directory}: {why}" for folder, why in problems.items())
+    return HookError(
+        f"no folder can keep the hook ({reasons}); make one of them usable, or {PREBUILT_REMEDY}"
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pytracer.backends.hook_compile import quoted
 from pytracer.backends.hook_folders import PREBUILT_REMEDY
+from pytracer.child_process import run_captured
 from pytracer.errors import HookError
 
 PROBE_SECONDS = 300.0
@@ -49,16 +50,11 @@ def probe_in_child(
     # The child imports what this process would import, and not what its working directory has.
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     try:
-        child = subprocess.run(
+        child = run_captured(
             [*interpreter, "-m", "pytracer.backends.hook_probe", backend, str(hook)],
-            timeout=timeout_s,
-            env={**os.environ, "PYTHONPATH": path, "PYTRACER": "0"},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
+            timeout_s,
+            {**os.environ, "PYTHONPATH": path, "PYTRACER": "0"},
+            "/",
         )
     except subprocess.TimeoutExpired as error:
         raise HookError(f"{failed} took longer than {timeout_s:g} s; {PREBUILT_REMEDY}") from error

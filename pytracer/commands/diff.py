@@ -157,7 +157,8 @@ def _diff_directories(
     baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
 ) -> tuple[Difference | DirectoryDifference, _Pairs, bool]:
     """Return the difference of two directories, the pairs, and whether a file was unreadable."""
-    matched = match(baseline, new)
+    unsearched: list[PytracerError] = []
+    matched = match(baseline, new, unsearched.append)
     if not matched.pairs:
         raise PytracerError(
             f"no snapshot in {baseline} has a counterpart with the same step, phase and rank in "
@@ -166,7 +167,7 @@ def _diff_directories(
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
     pairs: _Pairs = []
-    errors: list[str] = []
+    errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(
         matched.pairs, results[::2], results[1::2], strict=True
     ):
@@ -182,7 +183,7 @@ def _diff_directories(
         map(str, matched.only_second),
         errors,
     )
-    return report, pairs, print_errors(results)
+    return report, pairs, print_errors([*unsearched, *results])
 
 
 def show(report: Difference | DirectoryDifference, top: int = TOP) -> None:

@@ -86,7 +86,8 @@ def export(
     output = output or Path("-")
     if output.name.endswith(SUFFIXES):
         raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
-    files = find(paths)
+    unsearched: list[PytracerError] = []
+    files = find(paths, unsearched.append)
     if to in ("parquet", "arrow"):
         results = _tables(files, output, memory_bytes, cast(parquet_arrow.Format, to))
     elif to == "collapsed":
@@ -96,7 +97,7 @@ def export(
     for note in results:
         if isinstance(note, str):
             click.echo(printable(note), err=True)
-    if print_errors(results):
+    if print_errors([*unsearched, *results]):
         raise click.exceptions.Exit(1)
 
 

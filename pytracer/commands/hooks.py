@@ -57,9 +57,12 @@ def build_hooks(context: click.Context, output: Path | None, backends: tuple[str
     failures = []
     try:
         for backend in backends or _all_libraries():
-            directory = output or builder.folders.destination().directory
             try:
-                click.echo(f"{backend}: {builder.build(backend, directory)}")
+                if output is None:
+                    path = builder.build_in_chosen(backend).path
+                else:
+                    path = builder.build(backend, output)
+                click.echo(f"{backend}: {path}")
             except HookError as error:
                 if backend in _LACKING and not backends:  # recording works without it
                     click.echo(f"{backend}: not built, {_LACKING[backend]}: {error}", err=True)
@@ -68,7 +71,7 @@ def build_hooks(context: click.Context, output: Path | None, backends: tuple[str
     except HookError as error:
         failures.append(str(error))
     if failures:
-        raise click.ClickException("\n".join(failures))
+        raise click.ClickException("\n".join(dict.fromkeys(failures)))
 
 
 _LACKING = {AUTOGRAD: "so no forward stacks", HOST: "so pinned memory is not recorded"}

@@ -36,7 +36,7 @@ def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
     errors: list[PytracerError] = []
     for path in paths:
         try:
-            found += find([path])
+            found += find([path], errors.append)
         except PytracerError as error:
             errors.append(error)
     return list(dict.fromkeys(found)), errors

@@ -8,6 +8,7 @@ from pathlib import Path
 from pytracer.reading.files import SUFFIXES, Place
 from pytracer.reading.metadata import is_count
 from pytracer.reading.snapshot import Snapshot
+from pytracer.text import file_name
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     for path in absolute:
         text = ".".join(path.relative_to(common).parts)
         suffix = next((suffix for suffix in SUFFIXES if text.endswith(suffix)), "")
-        stem = text.removesuffix(suffix)
+        stem = file_name(text.removesuffix(suffix))
         name, number = stem, 1
         while name in found:
             number += 1

@@ -26,6 +26,8 @@ from pytracer.atomic_file import open_atomically
 from pytracer.errors import PytracerError
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.fleet.tables import Encoded, arrow_schema, decode, pyarrow
+from pytracer.reading.files import is_special
+from pytracer.text import file_name
 
 MARK = "_pytracer_fleet.json"
 """The file that tells a dataset from other folders."""
@@ -248,10 +250,13 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
     """
     mark = path / MARK
     try:
+        if mark.exists() and not mark.is_file():
+            raise OSError(0, "it is not a regular file")
         version = str(json.loads(mark.read_text())["schema_version"])
     except FileNotFoundError:
         is_ours = not path.exists() or not [*_foreign(path)]
         if may_be_new and is_ours:
+            _check_files(path)
             return
         raise PytracerError(
             f"{path} is no dataset of pytracer fleet, which has a file {MARK}: give a new folder "
@@ -266,6 +271,23 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
             f"{path} has tables of version {version}, and this pytracer writes {SCHEMA_VERSION}: "
             "collect into a new folder"
         )
+    _check_files(path)
+
+
+def _check_files(path: Path) -> None:
+    """Check that reading and writing a dataset opens no FIFO, which would wait for ever.
+
+    Raises:
+        PytracerError: The dataset has a special file.
+    """
+    folders = [os.fspath(path)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif is_special(entry) and not os.path.isdir(entry.path):
+                    raise PytracerError(f"{entry.path} is not a regular file: delete it")
 
 
 def _foreign(path: Path) -> Iterator[str]:
@@ -299,7 +321,9 @@ def _by_partition(rows: Any) -> dict[str, Any]:
     for end in range(1, len(keys) + 1):
         if end == len(keys) or keys[end] != keys[begin]:
             run, step = keys[begin]
-            partition = f"run={quote(run, safe=' ')}/step={_NULL if step is None else step}"
+            # Readers take a run's name from the column, never from the folder.
+            folder = file_name(quote(run, safe=" "))
+            partition = f"run={folder}/step={_NULL if step is None else step}"
             found[partition] = rows.slice(begin, end - begin)
             begin = end
     return found

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pytracer.errors import PytracerError
-from pytracer.reading.files import SUFFIXES, find, parse_place, run_folder
+from pytracer.reading.files import SUFFIXES, OnError, find, parse_place, run_folder
 from pytracer.reading.reader import usual_bytes
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
@@ -61,10 +61,10 @@ def find_sources(paths: Iterable[str]) -> tuple[list[Source], list[PytracerError
         paths: Files, directories, patterns such as "run7/step*/", and URLs of any of these.
     """
     found: dict[str, Source] = {}
-    errors = []
+    errors: list[PytracerError] = []
     for path in paths:
         try:
-            sources = _remote(path) if is_url(path) else _local(path)
+            sources = _remote(path) if is_url(path) else _local(path, errors.append)
             found.update((source.name, source) for source in sources)
         except PytracerError as error:
             errors.append(error)
@@ -123,14 +123,14 @@ def _order(source: Source) -> tuple[object, ...]:
     return source.run, step, -1 if place.rank is None else place.rank, source.name
 
 
-def _local(text: str) -> Iterator[Source]:
+def _local(text: str, on_error: OnError) -> Iterator[Source]:
     text = os.path.abspath(_LOCAL.sub("", text))
     paths = [Path(text)]
     if not os.path.exists(text) and glob.has_magic(text):
         paths = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
         if not paths:
             raise PytracerError(f"{text} matches no file: check the pattern")
-    for path in find(paths):
+    for path in find(paths, on_error):
         yield local_source(path)
 
 

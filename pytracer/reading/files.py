@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,13 +70,19 @@ class Place:
         return ", ".join(filter(None, (self.program, f"{when} {self.phase}".strip(), who)))
 
 
-def find(paths: Iterable[Path]) -> list[Path]:
+OnError = Callable[[PytracerError], object]
+"""Called with the error of a folder that cannot be searched."""
+
+
+def find(paths: Iterable[Path], on_error: OnError | None = None) -> list[Path]:
     """Find snapshots.
 
     Args:
         paths: Files, which are returned as they are, and directories, which are searched
-            recursively for names that end in `SUFFIXES`. Names that begin with a dot are left out,
-            so that temporary files of snapshots being written are not found.
+            recursively for regular files whose names end in `SUFFIXES`. Names that begin with a dot
+            are left out, so that temporary files of snapshots being written are not found.
+        on_error: Called for each folder inside a directory that cannot be searched. The others are
+            searched nevertheless. None: such a folder raises the error.
 
     Returns:
         Each path once; those of a directory in natural order, step 2 before step 10.
@@ -94,7 +100,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
             ) from error
         except OSError as error:
             raise PytracerError(f"cannot read {path}: {error.strerror}") from error
-        inside = _inside(path) if is_directory else [path]
+        inside = _inside(path, on_error) if is_directory else [path]
         if not inside:
             raise PytracerError(
                 f"{path} contains no snapshots: their names end in {', '.join(SUFFIXES)}"
@@ -179,7 +185,7 @@ class MatchedFiles:
     only_second: list[Path]
 
 
-def match(first: Path, second: Path) -> MatchedFiles:
+def match(first: Path, second: Path, on_error: OnError | None = None) -> MatchedFiles:
     """Match the snapshots of two directories by their places.
 
     Several files of one place (of several out-of-memories, for example) are matched in order. A run
@@ -187,10 +193,14 @@ def match(first: Path, second: Path) -> MatchedFiles:
     has only one, and so are role and host of processes without a rank, if these files have no
     match and both directories have equally many of them for the place.
 
+    Args:
+        first, second: The directories.
+        on_error: As for `find`.
+
     Raises:
         PytracerError: As for `find`.
     """
-    places = [_files_by_place(root) for root in (first, second)]
+    places = [_files_by_place(root, on_error) for root in (first, second)]
     pairs: list[tuple[Place, Path, Path]] = []
     left: list[dict[Place, list[Path]]] = [{}, {}]
     for place in places[0].keys() | places[1].keys():
@@ -214,8 +224,8 @@ def match(first: Path, second: Path) -> MatchedFiles:
     return MatchedFiles(sorted(pairs, key=lambda pair: _natural(pair[1])), only_first, only_second)
 
 
-def _files_by_place(root: Path) -> dict[Place, list[Path]]:
-    found = {path: parse_place(path, root) for path in find([root])}
+def _files_by_place(root: Path, on_error: OnError | None) -> dict[Place, list[Path]]:
+    found = {path: parse_place(path, root) for path in find([root], on_error)}
     if len({place.program for place in found.values()}) == 1:
         found = {path: replace(place, program="") for path, place in found.items()}
     files = defaultdict(list)
@@ -233,19 +243,43 @@ def _files_without_rank(files: dict[Place, list[Path]]) -> dict[Place, list[Path
     return {place: sorted(paths, key=_natural) for place, paths in merged.items()}
 
 
-def _inside(directory: Path) -> list[Path]:
-    def fail(error: OSError) -> None:
-        raise PytracerError(f"cannot search {error.filename}: {error.strerror}") from error
-
-    found = []
-    for folder, folders, names in os.walk(directory, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(folder, name)
-            for name in names
-            if name.endswith(SUFFIXES) and not name.startswith(".")
-        ]
+def _inside(directory: Path, on_error: OnError | None) -> list[Path]:
+    found, folders = [], [os.fspath(directory)]
+    while folders:
+        folder = folders.pop()
+        try:
+            for entry in _entries(folder):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name.endswith(SUFFIXES) and not is_special(entry):
+                    found.append(Path(entry.path))
+        except OSError as error:
+            problem = PytracerError(f"cannot search {folder}: {error.strerror}")
+            if on_error is None or folder == os.fspath(directory):
+                raise problem from error
+            on_error(problem)
     return sorted(found, key=_natural)
+
+
+def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
+    with os.scandir(folder) as entries:
+        yield from entries
+
+
+def is_special(entry: "os.DirEntry[str]") -> bool:
+    """Return whether an entry of a folder is neither a regular file nor unknown.
+
+    Opening a FIFO waits for its other end. Whoever may write to a folder can put one there. A file
+    whose kind is unknown, such as a link to a missing one, is no special file: reading it fails.
+    """
+    if not entry.is_symlink():
+        return not entry.is_file(follow_symlinks=False)
+    try:
+        return not stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _natural(path: Path) -> list[list[str | int]]:

@@ -20,6 +20,7 @@ from pytracer.experiments.simulated_replay import (
     version_note,
 )
 from pytracer.experiments.what_if import change_requests
+from pytracer.log import warn_once
 from pytracer.reading.files import find
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
@@ -116,7 +117,7 @@ def recommend_sweep(
         recording = extract_recording(snapshot, device)
         return _Loaded(snapshot, recording, *change_requests(snapshot, recording, without, scale))
 
-    files = find([Path(path)])
+    files = find([Path(path)], lambda error: warn_once(str(error)))
     if len(files) == 1:
         one = loaded(files[0])
         return [_of_file(one, capacity, on_progress) for capacity in capacities]

@@ -3,33 +3,14 @@
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hook_world import World
+from hook_world import STRANGER, World, give_away
 
 from pytracer.backends.hook_build import READY, Found
 from pytracer.errors import HookError
-
-STRANGER = 12345  # a user id that no user has
-
-
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give `path` to another user: with `chown` as root, else only in the results of `lstat`."""
-    if os.geteuid() == 0:
-        os.chown(path, STRANGER, STRANGER)
-        return
-    original = Path.lstat
-
-    def lstat(self: Path) -> os.stat_result:
-        info = list(original(self))
-        if self == path:
-            info[stat.ST_UID] = STRANGER
-        return os.stat_result(info)
-
-    monkeypatch.setattr(Path, "lstat", lstat)
 
 
 def test_lookup_order(world: World) -> None:
@@ -202,17 +183,6 @@ def test_named_folder_is_trusted(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.environment["PYTRACER_HOOK_DIR"] = str(path.parent)
     # THEN
     assert world.builder().find("cpu") == Found("cpu", path, "PYTRACER_HOOK_DIR")
-
-
-def test_a_truncated_hook_is_not_found(world: World) -> None:
-    # GIVEN a complete library, and two truncated ones whose missing pages would raise SIGBUS
-    path = world.put_hook(world.cache)
-    library = Path(sys.modules["_ctypes"].__file__ or "").read_bytes()
-    size = len(library)
-    for length, is_found in ((size, True), (size - 1, False), (size // 2, False)):
-        path.write_bytes(library[:length])
-        # WHEN the hook is looked up, THEN only the complete one is found
-        assert (world.builder().find("cpu") is not None) == is_found
 
 
 def test_unwritable_cache_falls_back_to_the_private_folder(world: World) -> None:

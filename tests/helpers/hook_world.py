@@ -3,14 +3,18 @@
 import fcntl
 import hashlib
 import os
+import stat
 import time
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.hook_file import sealed
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, headers_key, write_index
 from pytracer.backends.running_torch import TorchBuild
@@ -34,6 +38,9 @@ if [ -e "{root}/broken" ]; then
 fi
 echo hook > "$output"
 """
+
+
+STRANGER = 12345  # a user id that no user has
 
 
 def accept(backend: str, hook: Path) -> None:
@@ -171,7 +178,7 @@ class World:
         """Write a hook for this environment's torch into `directory`, as `build` would."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / self.hook_name
-        path.write_text("a hook")
+        path.write_bytes(sealed(b"a hook"))
         path.chmod(0o755)
         return path
 
@@ -222,3 +229,21 @@ class OtherBuilder:
         if failure:
             self.reason_file.write_text(failure)
         self._lock.close()
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give `path` to another user: with `chown` as root, else only in the results of `fstat`."""
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+        return
+    original, given = os.fstat, path.lstat()
+
+    def fstat(descriptor: int) -> os.stat_result:
+        info = original(descriptor)
+        if not os.path.samestat(info, given):
+            return info
+        values = list(info)
+        values[stat.ST_UID] = STRANGER
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "fstat", fstat)

@@ -488,8 +488,8 @@ def test_on_snapshot(tmp_path: Path) -> None:
     # WHEN the signal comes, THEN the function is called with the file; it may also stop the tracer
     for number in (1, 2):
         send()
-        wait_until(lambda number=number: len(reported) == number)
-    assert reported == [(str(path), True) for path in on_demand_files(tmp_path)]
+        wait_until(lambda number=number: len(reported) >= number)
+    assert reported[:2] == [(str(path), True) for path in on_demand_files(tmp_path)]
     wait_until(lambda: threads() == [])
     assert not tracer.stats()["recording"]
 

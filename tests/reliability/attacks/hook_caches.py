@@ -2,8 +2,9 @@
 
 The hook for the running torch is in the cache. Then it is truncated, emptied, overwritten, replaced
 by other libraries, by one that runs code when it is loaded, by links, pipes and folders; or the
-file or its folder gets another owner, or a mode that lets others write; or the folder becomes
-read-only, is removed while jobs run, or is a file. In some jobs compiling is forbidden.
+file, its folder or the folder above gets another owner, or a mode that lets others write; or the
+folder becomes read-only, is removed while jobs run, or is a file. In some jobs compiling is
+forbidden.
 """
 
 import ctypes
@@ -20,10 +21,11 @@ from attack import Budget, Outcome
 from jobs import User
 
 from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.hook_file import sealed
 
 PROMISE = (
     "The job runs to its end, recorded or untraced with a reason, and a library that others could "
-    "write, or that lies in a folder that they could write, is never loaded."
+    "write or exchange, or that lies in a folder that they could, is never loaded."
 )
 DEVICE = "cpu"
 SECONDS = 40
@@ -44,6 +46,14 @@ def truncate(hook: Path, rng: random.Random, _: Path) -> None:
 
 def overwrite(hook: Path, rng: random.Random, _: Path) -> None:
     hook.write_bytes(rng.randbytes(rng.choice((0, 1, 64, 5000))))
+
+
+def zero_page(hook: Path, rng: random.Random, _: Path) -> None:
+    """Lose a page, as interrupted copies and bad disks do; the loader would map it."""
+    content = bytearray(hook.read_bytes())
+    begin = rng.randrange(0, len(content), 4096)
+    content[begin : begin + 4096] = bytes(len(content[begin : begin + 4096]))
+    hook.write_bytes(content)
 
 
 def damage_head(hook: Path, rng: random.Random, _: Path) -> None:
@@ -113,6 +123,26 @@ def folder_of_another(hook: Path, _: random.Random, evil: Path) -> None:
     os.chown(hook.parent, OTHERS_ID, OTHERS_ID)
 
 
+def others_may_exchange_folder(hook: Path, rng: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    hook.parent.parent.chmod(rng.choice((0o777, 0o775, 0o722)))
+
+
+def folder_above_of_another(hook: Path, _: random.Random, evil: Path) -> None:
+    shutil.copy(evil, hook)
+    os.chown(hook.parent.parent, OTHERS_ID, OTHERS_ID)
+
+
+def link_of_another(hook: Path, _: random.Random, evil: Path) -> None:
+    """Replace the folder by another user's link to a folder of the user."""
+    elsewhere = evil.parent / f"own{time.monotonic_ns()}"
+    shutil.copytree(hook.parent, elsewhere)
+    shutil.copy(evil, elsewhere / hook.name)
+    shutil.rmtree(hook.parent)
+    hook.parent.symlink_to(elsewhere)
+    os.chown(hook.parent, OTHERS_ID, OTHERS_ID, follow_symlinks=False)
+
+
 def read_only(hook: Path, rng: random.Random, _: Path) -> None:
     hook.parent.chmod(rng.choice((0o500, 0o000, 0o400)))
 
@@ -128,10 +158,22 @@ def vanishing(hook: Path, rng: random.Random, _: Path) -> None:
 
 NEVER_LOADED: tuple[Tamper, ...] = (
     *(link, link_of_folder, others_may_write, others_may_write_in_folder),
-    *(of_another, folder_of_another),
+    others_may_exchange_folder,
+    *(of_another, folder_of_another, folder_above_of_another, link_of_another),
 )
+OF_ANOTHER = (of_another, folder_of_another, folder_above_of_another, link_of_another)
 TAMPERS: tuple[Tamper, ...] = (
-    *(truncate, overwrite, damage_head, other_library, link_to_nothing, pipe, folder, read_only),
+    *(
+        truncate,
+        overwrite,
+        zero_page,
+        damage_head,
+        other_library,
+        link_to_nothing,
+        pipe,
+        folder,
+        read_only,
+    ),
     *(no_folder, vanishing, *NEVER_LOADED),
 )
 
@@ -146,7 +188,10 @@ def evil_library(place: Path) -> tuple[Path, Path]:
     ctypes.CDLL(str(library))
     assert mark.exists(), "the library must leave a mark, but does not"
     mark.unlink()
-    return library, mark
+    # The file that will be loaded has the hash of a good hook. The first file stays mapped here.
+    good = place / "sealed.so"
+    good.write_bytes(sealed(library.read_bytes()))
+    return good, mark
 
 
 def attack(budget: Budget) -> Outcome:
@@ -163,13 +208,15 @@ def attack(budget: Budget) -> Outcome:
     (name,) = (path.name for path in good.glob("pytracer_cpu-*.so"))
     tampers = list(TAMPERS)
     if os.geteuid() != 0:
-        tampers = [tamper for tamper in tampers if tamper not in (of_another, folder_of_another)]
+        tampers = [tamper for tamper in tampers if tamper not in OF_ANOTHER]
         outcome.skipped.append("files of other users: only root can make them")
     recorded = 0
     while outcome.tried == 0 or time.monotonic() < deadline:
         # Both folders that pytracer itself chooses are unchanged, or the private one is empty.
         for place in (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}"):
             _remove(place)
+        os.chown(user.cache.parent, os.geteuid(), -1)
+        user.cache.parent.chmod(0o700)
         shutil.copytree(good, user.cache)
         user.cache.chmod(0o700)
         tamper = tampers[outcome.tried % len(tampers)]

@@ -257,7 +257,7 @@ class HookBuilder:
             HookError: As for `build`, or no folder can keep the hook; the message names both.
         """
         release = f"{package_of(backend)} {self.compiler.release(backend)}"
-        warn_once(f"compiling the hook {backend} for {release}, once: this takes about 20 s")
+        warn_once(f"compiling the hook {backend} for {release}, once: this can take some 20 s")
         problems: dict[HookFolder, str] = {}
         for folder in self.folders.chosen():
             try:

@@ -1,11 +1,9 @@
 """Do the names of tensors stay as they were, and do older modules have names?"""
 
-import pytest
 import torch
 from torch import nn
 
 from pytracer.owners.names import named_tensors
-from pytracer.owners.registry import Registry
 
 
 class Actor(nn.Module):

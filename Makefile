@@ -147,6 +147,13 @@ bench: .venv/build-tools .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 	.venv/bin/python bench/plot.py
 	.venv/bin/python bench/tables.py
 
+# On a machine with a GPU, without a network: with the torch that is installed for PYTHON, and the tools that build
+# pytracer. Within 25 minutes, into bench/results/hardware.md. PROGRAMS is a folder of further programs.
+hardware:
+	$(PYTHON) -m venv --system-site-packages .venv-hardware
+	.venv-hardware/bin/pip install $(PIP_FLAGS) --no-build-isolation --no-deps --no-index .
+	.venv-hardware/bin/python tests/hardware.py $(if $(PROGRAMS),--programs $(PROGRAMS))
+
 # What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save
 # time, and not for every Python.

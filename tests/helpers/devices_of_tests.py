@@ -31,6 +31,8 @@ WHERE = {
     "test_gauges": (ONCE, "the gauges' own code"),
     "test_generated_code": (ONCE, "the frame walk"),
     "test_gil": (EACH_BACKEND, "which locks the allocator holds"),
+    "test_hardware": (ONCE, "a script"),
+    "test_hidden_oom": (ONCE, "an error of CUDA's allocator"),
     "test_history": (EACH_BACKEND, "the allocator's order of events"),
     "test_instruction_counts": (EACH_BACKEND, "the hook's code"),
     "test_leaks": (ONCE, "rules of the analysis"),

@@ -1,0 +1,266 @@
+"""Try pytracer on a real GPU: the accelerator's tests, quick benchmarks, and ten programs.
+
+    make hardware                               # installs into .venv-hardware, needs no network
+    python tests/hardware.py --device cuda      # with the installed pytracer
+    tests/devices/simulate cuda PYTHON tests/hardware.py --device cuda --short
+
+Each part prints as it goes, has a time limit, and leaves the other parts running if it fails; all
+end within 25 minutes. The results are `hardware.json` and `hardware.md` in the folder of
+`--output`. The exit status is 1 if a part failed. `--short` tries each kind of part once.
+`--programs` adds a folder of programs, such as reports of users; they run in a folder that has a
+folder `out`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES, HELPERS = ROOT / "examples", ROOT / "tests" / "helpers"
+SHOWN_LINES = 60
+TOTAL_SECONDS = 24 * 60
+END_SECONDS = 20  # for a part to end, after it was asked to
+
+
+class Part(NamedTuple):
+    """A part of the trial.
+
+    Attributes:
+        name: Its name in the results.
+        arguments: Python's arguments.
+        seconds: Its time limit.
+        answer: A question to pytracer about the snapshots that it leaves; empty: none.
+    """
+
+    name: str
+    arguments: list[str]
+    seconds: float
+    answer: tuple[str, ...] = ()
+
+
+def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Part]:
+    """Return the parts, in the order of their use."""
+    tests = ["-m", "pytest", "-q", f"--device={device}", f"--junitxml={report}", "--timeout=240"]
+    names = ["test_attach", "test_parity", "test_cuts", "test_snapshot", "test_oom"]
+    folder = ROOT / "tests" / "accelerator"
+    first = [str(folder / f"{name}.py") for name in names[: 1 if short else None]]
+    rest = [str(folder), *(f"--ignore={path}" for path in first)]
+    bench = [str(ROOT / "bench"), "--device", device, "--quick"]
+    leaks = ["list_of_activations", "graph_of_losses", "cache_in_a_module", "replay_buffer"]
+    steps = ["12"] if short else []
+    programs = [
+        *(
+            Part(
+                name,
+                [str(HELPERS / "leak_cases.py"), name, device, f"{name}.pickle", *steps],
+                60,
+                ("leaks",),
+            )
+            for name in leaks
+        ),
+        Part(
+            "fsdp_gathers 3b",
+            ["-m", "pytracer", "run", "--output", "fsdp", str(EXAMPLES / "fsdp_gathers.py"), "3b"],
+            90,
+            ("explain",),
+        ),
+        Part(
+            "rlhf_phases",
+            [str(EXAMPLES / "rlhf_phases.py"), "--device", device, "--output", "rlhf"],
+            90,
+            ("stats",),
+        ),
+        Part("memory_by_module", [str(EXAMPLES / "memory_by_module.py")], 60, ("stats",)),
+        Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("stats",)),
+        Part(
+            "plain_training",
+            ["-m", "pytracer", "run", "--output", "plain", str(EXAMPLES / "plain_training.py")],
+            60,
+            ("stats",),
+        ),
+        Part("demo", ["-m", "pytracer", "demo"], 60),
+    ]
+    if extra is not None:
+        programs += [Part(path.stem, [str(path)], 60) for path in sorted(extra.glob("*.py"))]
+    if short:
+        figures = [Part("benchmark dump", [*bench, "dump"], 180)]
+        return [Part("tests", [*tests, *first], 180), *figures, programs[0], programs[6]]
+    figures = [
+        Part(f"benchmark {name}", [*bench, name], 100)
+        for name in ("per_event", "per_step", "dump", "startup")
+    ]
+    return [
+        Part("doctor", ["-m", "pytracer", "doctor"], 120),
+        Part("tests of the hooks", [*tests, *first], 300),
+        *figures,
+        *programs,
+        Part("other tests", [*tests, *rest], 420),
+    ]
+
+
+def run(part: Part, folder: Path) -> dict[str, Any]:
+    """Run a part in a folder, copy its output to ours, and return what is known of it."""
+    print(f"\n=== {part.name}", flush=True)
+    begin = time.monotonic()
+    (folder / "out").mkdir(parents=True)
+    paths = [os.environ.get("PYTHONPATH", ""), str(HELPERS), str(ROOT / "tests")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, *part.arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    is_late = threading.Event()
+
+    def interrupt() -> None:
+        is_late.set()
+        end_of_group(process.pid, signal.SIGINT)
+        time.sleep(END_SECONDS)
+        end_of_group(process.pid, signal.SIGKILL)
+
+    limit = threading.Timer(part.seconds, interrupt)
+    limit.daemon = True
+    limit.start()
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line.rstrip())
+    status = process.wait()
+    limit.cancel()
+    return {
+        "part": part.name,
+        "status": status,
+        "seconds": round(time.monotonic() - begin, 1),
+        "is_late": is_late.is_set(),
+        "output": lines[-SHOWN_LINES:],
+    }
+
+
+def end_of_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a part and to the processes that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def counted(report: Path) -> dict[str, Any]:
+    """Return how many tests passed, failed and were skipped, and the names of the failed ones."""
+    if not report.exists():
+        return {"result": "the tests wrote no report"}
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    passed = len(cases) - len(failed) - len(skipped)
+    return {
+        "result": f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped",
+        "failed": [f"{case.get('classname')}::{case.get('name')}" for case in failed],
+    }
+
+
+def answer(question: tuple[str, ...], folder: Path) -> str:
+    """Return the first line of pytracer's answer about the first snapshot in a folder."""
+    files = sorted(folder.rglob("*.pickle"), key=lambda path: ("oom" not in str(path), path))
+    if not files:
+        return "no snapshot"
+    command = [sys.executable, "-m", "pytracer", *question, str(files[0])]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return next(iter((done.stdout or done.stderr).splitlines()), "no answer")
+
+
+def table(results: list[dict[str, Any]], machine: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    lines = [f"{name}: {value}  " for name, value in machine.items()]
+    lines += ["", "| part | status | seconds | result |", "|---|---|---|---|"]
+    for each in results:
+        status = "late" if each["is_late"] else each["status"]
+        result = each.get("result", "").replace("|", "\\|")
+        lines.append(f"| {each['part']} | {status} | {each['seconds']} | {result} |")
+    for each in results:
+        for name in each.get("failed", []):
+            lines.append(f"\nFailed: `{name}`")
+        if each["part"].startswith("benchmark") or has_failed(each):
+            lines += ["", f"## {each['part']}", "", "```", *each["output"], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def has_failed(result: dict[str, Any]) -> bool:
+    """Return whether a part failed. A program that shall run out of memory ends with 1."""
+    is_wanted = result["part"].startswith("fsdp_gathers") and result["status"] == 1
+    return bool(result["is_late"] or (result["status"] != 0 and not is_wanted))
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Return the machine and the versions."""
+    import torch
+
+    import pytracer
+
+    module = getattr(torch, device)
+    return {
+        "device": module.get_device_name(0) if module.is_available() else "none",
+        "torch": torch.__version__,
+        "pytracer": pytracer.__version__,
+        "python": sys.version.split()[0],
+        "processors": os.cpu_count(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "npu"), default="cuda")
+    parser.add_argument("--short", action="store_true", help="each kind of part once")
+    parser.add_argument("--programs", type=Path, help="a folder of further programs")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results")
+    options = parser.parse_args()
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    extra = options.programs.resolve() if options.programs else None
+    results: list[dict[str, Any]] = []
+    begin = time.monotonic()
+    machine = describe(options.device)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        report = Path(place) / "tests.xml"
+        for number, part in enumerate(parts(options.device, options.short, report, extra)):
+            report.unlink(missing_ok=True)
+            folder = Path(place) / str(number)
+            left = begin + TOTAL_SECONDS - time.monotonic()
+            result = run(part._replace(seconds=max(1, min(part.seconds, left))), folder)
+            if "tests" in part.name:
+                result |= counted(report)
+            elif part.answer:
+                result["result"] = answer(part.answer, folder)
+                print(result["result"], flush=True)
+            results.append(result)
+            # After each part, because the machine may be taken away.
+            content = json.dumps({**machine, "parts": results}, indent=2)
+            (output / "hardware.json").write_text(content + "\n")
+            (output / "hardware.md").write_text(table(results, machine))
+    failed = [each["part"] for each in results if has_failed(each)]
+    print(f"\n{len(results) - len(failed)} of {len(results)} parts succeeded; {output}/hardware.md")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

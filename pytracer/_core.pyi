@@ -55,6 +55,7 @@ class View:
 
     def write(
         self,
+        file: int,
         path: bytes,
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],

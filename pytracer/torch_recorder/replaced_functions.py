@@ -238,7 +238,7 @@ class ReplacedFunctions:
 
     def _dump(
         self,
-        filename: str | os.PathLike[str] = "dump_snapshot.pickle",
+        filename: str | os.PathLike[str] | int = "dump_snapshot.pickle",
         augment_with_fx_traces: bool = False,
     ) -> None:
         oom.mark_snapshot()
@@ -290,7 +290,8 @@ def _bound_arguments(
     return bound.arguments
 
 
-def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str]) -> None:
-    """Write a complete file or none. Viewers read no pickle protocol later than 4."""
-    with open_atomically(Path(os.path.abspath(os.fsdecode(filename)))) as file:
+def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str] | int) -> None:
+    """Write a file as `Tracer.dump` does. Viewers read no pickle protocol later than 4."""
+    path = filename if isinstance(filename, int) else Path(os.fsdecode(filename))
+    with open_atomically(path) as file:
         pickle.dump(snapshot, file, protocol=4)

@@ -71,6 +71,10 @@ void register_view(py::module_& core) {
           },
           py::arg("metadata"), py::arg("devices"),
           py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
+      .def(
+          "keep_last_entries",
+          [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); },
+          py::arg("most"))
       .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))
       .def_property_readonly(
           "overwritten",

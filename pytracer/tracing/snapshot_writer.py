@@ -182,14 +182,14 @@ class SnapshotWriter:
             view.write(file.fileno(), name, described, memory, code, cell_names())
         self.written += 1
 
-    def as_dict(self, more: Metadata) -> dict[str, Any]:
-        """Return the snapshot of the present, as `write` would write it."""
-        content: dict[str, Any] = pickle.loads(self.as_bytes(more))
+    def as_dict(self, more: Metadata, view: _core.View | None = None) -> dict[str, Any]:
+        """Return the snapshot that `write` would write."""
+        content: dict[str, Any] = pickle.loads(self.as_bytes(more, view))
         return content
 
-    def as_bytes(self, more: Metadata) -> bytes:
-        """Return the file of the present, as `write` would write it."""
-        view = self._recording.view()
+    def as_bytes(self, more: Metadata, view: _core.View | None = None) -> bytes:
+        """Return the file that `write` would write."""
+        view = self._recording.view() if view is None else view
         described = {**self._described(view), **more}
         return view.to_bytes(described, self._memory(view), generated_code(view), cell_names())
 

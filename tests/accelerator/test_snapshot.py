@@ -186,7 +186,7 @@ def test_the_state_at_the_stop(backend: str, tmp_path: Path) -> None:
     snapshot = pickle.loads(data)
     check_snapshot(snapshot)
     assert blocks_of(snapshot)[address]["frames"]
-    assert snapshot["device_traces"][0][-1]["action"] == "snapshot"
+    assert snapshot["device_traces"][0][-1]["action"] == "alloc"
     assert "free_requested" not in {event["action"] for event in snapshot["device_traces"][0]}
 
 

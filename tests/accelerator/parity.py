@@ -61,7 +61,7 @@ class Rules:
 
 
 def drop_last_markers(native: Snapshot) -> Snapshot:
-    """Remove the markers of another recorder's snapshot, which no recorder has in the snapshot itself."""
+    """Remove the markers of another recorder's snapshot from the ends of the traces."""
     for trace in native["device_traces"]:
         assert trace.pop()["action"] == "snapshot"
     return native

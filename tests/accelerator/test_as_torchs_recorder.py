@@ -49,8 +49,8 @@ def test_a_snapshot_has_no_marker_of_its_own(memory: Any, native: Any, backend: 
     native["_record_memory_history"]("all", stacks="python")
     memory._record_memory_history(stacks="python")
     block = make_weights(backend)
-    # WHEN snapshots are taken by turns, THEN each ends with what the allocator did last, or with the
-    # marker of an earlier snapshot
+    # WHEN snapshots are taken by turns, THEN each ends with what the allocator did last, or with
+    # the marker of an earlier snapshot
     assert actions(memory) == ["segment_alloc", "alloc"]
     assert [e["action"] for e in native["_snapshot"]()["device_traces"][0]][1:] == [
         "alloc",

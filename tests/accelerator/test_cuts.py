@@ -149,7 +149,7 @@ class Replay:
         assert self.state == State.from_segments(snapshot, self.device)
 
     def _last_known(self, trace: list[Entry]) -> int:
-        """Return the index of the last snapshot's last event, which its marker follows; -1: none."""
+        """Return the index of the last event of the last snapshot, before its marker; -1: none."""
         if self.last is None:
             assert trace[0]["action"] == "snapshot"
             return -1

@@ -16,6 +16,7 @@ within a turn. On simulated devices kernels do nothing, so a step is host time o
 
 import contextlib
 import gc
+import os
 import statistics
 import tempfile
 import time
@@ -29,6 +30,8 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 import pytracer
+from pytracer import _core
+from pytracer.atomic_file import open_atomically
 from pytracer.owners.read import OwnersNow
 from pytracer.owners.registry import REGISTRY, Registry
 from pytracer.owners.uses import note_arguments, note_results
@@ -130,14 +133,19 @@ def measure(device: str) -> dict[str, Any]:
             large.step()
         dumps = {"with owners": float("inf"), "without owners": float("inf")}
         with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder, "x.pickle")).encode()
+            path = Path(folder, "x.pickle")
+
+            def write(view: _core.View) -> None:
+                with open_atomically(path) as file:
+                    view.write(file.fileno(), os.fsencode(path), {}, {})
+
             recording = tracer._recording
             for _ in range(DUMPS):
                 for name, view in (
                     ("with owners", recording.view),
                     ("without owners", recording.session.view),
                 ):
-                    taken = seconds(lambda view=view: view().write(path, {}, {}))
+                    taken = seconds(lambda view=view: write(view()))
                     dumps[name] = min(dumps[name], taken)
 
         search = lambda: Registry()._search(nn.Module, torch.optim.Optimizer)  # noqa: E731

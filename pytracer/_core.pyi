@@ -58,6 +58,7 @@ class View:
 
     def write(
         self,
+        file: int,
         path: bytes,
         metadata: dict[str, Any],
         devices: dict[int, dict[str, Any]],
@@ -71,6 +72,7 @@ class View:
         generated_code: dict[tuple[str, int], list[tuple[str, str, int]]] = ...,
         file_names: dict[str, str] = ...,
     ) -> bytes: ...
+    def keep_last_entries(self, most: int) -> None: ...  # of each device
     def lines_in(self, filenames: set[str], most: int) -> set[tuple[str, int]]: ...
 
 class Session:
@@ -85,7 +87,9 @@ class Session:
         context: int,
         forward_stacks: bool = False,
     ) -> None: ...
-    def start(self, history: bool = True) -> None: ...  # without history: blocks, no events
+    # Without history: blocks, and no events but those so far, if they are kept.
+    def start(self, history: bool = True, keeps_events: bool = False) -> None: ...
+    def stack_of(self, address: int) -> int: ...  # of the live block that begins there; 0: none
     def pause(self) -> None: ...  # keeps the live blocks, asks for no stacks
     def change(self, max_entries: int, stack_depth: int, context: int) -> None: ...
     def stop(self) -> None: ...

@@ -182,7 +182,9 @@ void register_session(py::module_& core) {
            }),
            py::arg("devices"), py::arg("max_entries"), py::arg("stack_depth"),
            py::arg("max_stack_bytes"), py::arg("context"), py::arg("forward_stacks") = false)
-      .def("start", &Session::start, py::arg("history") = true, py::call_guard<OutsideGil>())
+      .def("start", &Session::start, py::arg("history") = true, py::arg("keeps_events") = false,
+           py::call_guard<OutsideGil>())
+      .def("stack_of", &Session::stack_of, py::arg("address"), py::call_guard<OutsideGil>())
       .def("pause", &Session::pause, py::call_guard<OutsideGil>())
       .def(
           "change",

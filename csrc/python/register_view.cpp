@@ -44,19 +44,17 @@ void register_view(py::module_& core) {
   py::class_<View>(core, "View")
       .def(
           "write",
-          [](const View& view, const py::bytes& path, const py::dict& metadata,
+          [](const View& view, int file, const py::bytes& path, const py::dict& metadata,
              const py::dict& devices, const py::dict& generated_code,
              const py::dict& file_names) {
             const SnapshotExtras extras =
                 encode_extras(metadata, devices, generated_code, file_names);
-            const std::string file = path;
-            if (file.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
+            std::string name = path;
             OutsideGil outside;
-            FileSink sink(file);
+            FileSink sink(file, std::move(name));
             write_snapshot(view, extras, sink);
-            sink.commit();
           },
-          py::arg("path"), py::arg("metadata"), py::arg("devices"),
+          py::arg("file"), py::arg("path"), py::arg("metadata"), py::arg("devices"),
           py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
       .def(
           "to_bytes",
@@ -73,6 +71,10 @@ void register_view(py::module_& core) {
           },
           py::arg("metadata"), py::arg("devices"),
           py::arg("generated_code") = py::dict(), py::arg("file_names") = py::dict())
+      .def(
+          "keep_last_entries",
+          [](View& view, uint64_t most) { outside_gil([&] { keep_last_entries(view, most); }); },
+          py::arg("most"))
       .def("lines_in", &lines_in, py::arg("filenames"), py::arg("most"))
       .def_property_readonly(
           "overwritten",

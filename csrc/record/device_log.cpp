@@ -72,11 +72,19 @@ __attribute__((noinline)) void DeviceLog::write_without_ring(const pytracer_even
 void DeviceLog::record_marker(const pytracer_event& marker, uint16_t phase,
                               Capture* capture) noexcept {
   std::lock_guard lock(writer_lock_);
+  // As in torch's own snapshots, the marker is an event after those of its own snapshot.
+  if (capture != nullptr) begin_capture_locked(*capture);
   if (mode_.load(std::memory_order_relaxed) == Mode::on) {
     const int64_t ticks = marker.ticks != 0 ? marker.ticks : now_ticks();
     append(marker, PYTRACER_SNAPSHOT, marker.size, ticks, 0, 0, phase);
   }
-  if (capture != nullptr) begin_capture_locked(*capture);
+}
+
+uint32_t DeviceLog::stack_of(uint64_t address) noexcept {
+  std::lock_guard lock(writer_lock_);
+  write_queued();
+  const LiveBlock* block = tables_->blocks.find(address);
+  return block != nullptr ? block->stack : 0;
 }
 
 // Writes the events that were queued before now, in the order of their times.

@@ -91,8 +91,8 @@ class DeviceLog {
   // device_log_record.h.
   void record(const pytracer_event& given, uint8_t action, uint32_t stack, uint16_t phase,
               ThreadSlot& slot) noexcept;
-  // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot;
-  // finish_capture() has to follow, outside the hook.
+  // Any thread, in a hook. With `capture`, the capture begins at this marker of a snapshot, and does not
+  // have it; finish_capture() has to follow, outside the hook.
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
 
   // Any thread, in a hook's scope but not in a hook. Notes that a tensor is used whose storage begins
@@ -118,6 +118,8 @@ class DeviceLog {
   void resize_ring(uint32_t capacity);
   Position position() noexcept;
   Mark mark() noexcept;
+  // The id of the stack of the live block that begins at an address; 0: none.
+  uint32_t stack_of(uint64_t address) noexcept;
   // Begins a capture of this instant.
   void begin_capture(Capture& capture) noexcept;
   // Once for each capture that was begun. On std::bad_alloc the capture is incomplete.

@@ -35,7 +35,7 @@ Session::Wish Session::wish(int device) const noexcept {
           options_.forward_stacks};
 }
 
-void Session::start(bool history) {
+void Session::start(bool history, bool keeps_events) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
   if (!registered_) {
@@ -45,7 +45,7 @@ void Session::start(bool history) {
     stacks_ = std::move(resources.stacks);
     registered_ = true;
   }
-  set_mode(history ? Mode::on : Mode::state, false);
+  set_mode(history ? Mode::on : Mode::state, false, keeps_events);
 }
 
 void Session::pause() {
@@ -54,14 +54,23 @@ void Session::pause() {
   if (mode_ != Mode::off) set_mode(Mode::state, true);
 }
 
-void Session::set_mode(Mode mode, bool paused) {
+void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   if (mode == mode_ && paused == paused_) return;
   // Cursors move before recording begins, so that they miss no event; they are kept if it begins.
   const int64_t ticks = now_ticks();
+  keeps_events = keeps_events && mode_ != Mode::off && !paused_ &&
+                 std::any_of(cursors_.begin(), cursors_.end(),
+                             [](const Cursor& cursor) { return cursor.has_events(); });
   std::vector<Cursor> cursors = cursors_;
-  for (Cursor& cursor : cursors) cursor.move_to(cursor.log->position());
+  for (Cursor& cursor : cursors) {
+    const DeviceLog::Position position = cursor.log->position();
+    if (!keeps_events || !cursor.has_events()) cursor.move_to(position);
+    cursor.end = mode == Mode::on ? Cursor::kOpen : position.end;
+  }
   std::deque<Step> steps;  // only the current step
-  if (mode_ == Mode::off) {
+  if (keeps_events) {
+    steps = steps_;
+  } else if (mode_ == Mode::off) {
     steps.push_back({step_, ticks, {}});
     for (const Cursor& cursor : cursors) steps.back().begins.push_back(cursor.begin);
   } else {
@@ -83,7 +92,7 @@ void Session::set_mode(Mode mode, bool paused) {
   steps_ = std::move(steps);
   final_captures_.clear();
   final_stacks_.reset();
-  begun_ = ticks;
+  if (!keeps_events) begun_ = ticks;
 }
 
 void Session::begin_step(uint32_t number) {
@@ -143,9 +152,6 @@ void Session::stop() {
     final_captures_.clear();
     final_stacks_.reset();
   }
-  if (mode_ == Mode::state) {  // it had no events of its own
-    for (size_t i = 0; i < final_captures_.size(); ++i) cursors_[i].begin = final_captures_[i].end;
-  }
   mode_ = Mode::off;
   paused_ = false;
   ended_ = now_ticks();
@@ -183,8 +189,9 @@ DeviceView Session::device_view(size_t index, DeviceLog::Capture capture) const 
   const Cursor& cursor = cursors_[index];
   // Other sessions' queued events are written, so that `first` and the ring are of one instant.
   if (stopped()) capture.ring = cursor.log->position().ring;
+  if (cursor.has_events()) capture.end = std::min(capture.end, cursor.end);
   const uint64_t end = capture.end;
-  const uint64_t begin = mode_ == Mode::state ? end : cursor.begin;
+  const uint64_t begin = cursor.has_events() ? cursor.begin : end;
   DeviceView view{cursor.log->device(), begin, 0, std::move(capture), nullptr, {}, {}};
   const uint64_t allowed = end > options_.max_entries ? end - options_.max_entries : 0;
   view.first = std::min(end, std::max({view.begin, allowed, view.capture.ring->oldest()}));
@@ -235,6 +242,16 @@ View Session::end_window(bool history, uint32_t step) {
   set_mode(history ? Mode::on : Mode::state, false);
   if (failure) std::rethrow_exception(failure);
   return view;
+}
+
+uint32_t Session::stack_of(uint64_t address) {
+  if (!is_ours()) return 0;
+  std::lock_guard lock(registry_.control());
+  if (options_.context == Context::none) return 0;
+  for (size_t i = 0; i < cursors_.size() && !stopped(); ++i) {
+    if (const uint32_t stack = cursors_[i].log->stack_of(address)) return stack;
+  }
+  return 0;
 }
 
 // Throws std::bad_alloc.

@@ -5,7 +5,9 @@
 // 2. After stop() a session still shows what it had at that moment: its live blocks, and its events
 //    as far as others have not overwritten them in the ring.
 // 3. A session without history (start(false), pause()) sees the live blocks and no event, whatever
-//    others record. When its history begins again, so do its events; blocks keep their stacks.
+//    others record. When its history begins again, so do its events; blocks keep their stacks. With
+//    start(…, true) the events so far stay, as far as others have not overwritten them, and with the
+//    next history those that others have recorded since.
 // 4. A paused session keeps the live blocks and asks for no stacks: blocks allocated meanwhile have
 //    none, unless another session wants them.
 // 5. Steps are a session's own: numbers that it gives to parts of its record. The last 16,384 are
@@ -45,7 +47,8 @@ class Session {
 
   // Methods that need memory throw Error (out of address space) or std::bad_alloc.
   // Does nothing while the session records the same. Known blocks stay known, unless it was stopped.
-  void start(bool history = true);
+  // With `keeps_events`, so do the events so far, unless it was stopped or paused.
+  void start(bool history = true, bool keeps_events = false);
   // Does nothing unless the session records.
   void pause();
   void stop();
@@ -60,6 +63,8 @@ class Session {
   // Marks this instant on each device: the owners of memory that are read from now on are those of
   // blocks that the next view has with a smaller epoch.
   std::vector<DeviceLog::Mark> mark();
+  // The id of the stack of the live block that begins at an address; 0: none.
+  uint32_t stack_of(uint64_t address);
   // Returns the view of this instant, which ends the session's window. The next window begins at the
   // same instant, so that each event belongs to exactly one. It begins, in `step` and not paused,
   // even if there is no memory for the view. If the session does not record: only the view.
@@ -102,11 +107,15 @@ class Session {
 
  private:
   struct Cursor {
+    static constexpr uint64_t kOpen = UINT64_MAX;
     std::shared_ptr<DeviceLog> log;
     uint64_t begin = 0;
+    uint64_t end = kOpen;  // numbers of events; without history, no event from here on is shown
     DeviceLog::Counts before{};
+    bool has_events() const noexcept { return begin < end; }
     void move_to(const DeviceLog::Position& position) noexcept {
       begin = position.end;
+      if (end != kOpen) end = begin;
       before = position.counts;
     }
   };
@@ -116,7 +125,7 @@ class Session {
     std::vector<uint64_t> begins;  // its first event on each device
   };
   bool stopped() const noexcept { return mode_ == Mode::off && !final_captures_.empty(); }
-  void set_mode(Mode mode, bool paused);
+  void set_mode(Mode mode, bool paused, bool keeps_events = false);
   void add_step(int64_t ticks, std::vector<uint64_t> begins);
   void keep_last_step();
   View snapshot_view();

@@ -9,7 +9,8 @@ class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual void write(const char* data, size_t size) = 0;
-  virtual void restart() = 0;  // drops everything that was written
+  virtual bool can_restart() const { return true; }
+  virtual void restart() = 0;  // drops everything that was written; only if can_restart()
 };
 
 }  // namespace pytracer

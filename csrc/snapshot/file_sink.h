@@ -1,10 +1,11 @@
-// Writes a file that is either complete or absent.
+// Writes to an open file, from where its position is.
 //
-// 1. Bytes go to a hidden file of a unique name in the same directory; commit() renames it.
-// 2. Without commit() the destructor removes the hidden file. After kill -9 the hidden file stays,
-//    but never under the final name.
-// 3. Every error is an IoError that names the final path.
+// 1. The file stays open, and belongs to the caller. pytracer/atomic_file.py opens it and gives it its
+//    name.
+// 2. Every error is an IoError that names the path.
 #pragma once
+
+#include <sys/types.h>
 
 #include <string>
 
@@ -14,21 +15,18 @@ namespace pytracer {
 
 class FileSink final : public ByteSink {
  public:
-  explicit FileSink(const std::string& path);
-  ~FileSink() override;
-  FileSink(const FileSink&) = delete;
-  FileSink& operator=(const FileSink&) = delete;
+  FileSink(int file, std::string path);
 
   void write(const char* data, size_t size) override;
+  bool can_restart() const override { return begin_ >= 0; }
   void restart() override;
-  void commit();
 
  private:
-  [[noreturn]] void fail(int code, const char* operation) const;
+  [[noreturn]] void fail() const;
 
+  const int file_;
   const std::string path_;
-  std::string temporary_;
-  int file_ = -1;
+  off_t begin_ = -1;  // -1: what follows the position must stay, or the file has no positions
 };
 
 }  // namespace pytracer

@@ -10,10 +10,13 @@
 namespace pytracer {
 
 // Traces are read from the ring in chunks, so that a dump needs 192 KiB for events instead of the
-// ring's size. Only if the ring's writer overtakes the dump is the ring copied.
+// ring's size. The ring is copied only if its writer overtakes the dump, or if the dump could not be
+// begun again then.
 void write_snapshot(const View& view, const SnapshotExtras& extras, ByteSink& sink) {
-  if (SnapshotWriter(view, extras, sink).write(false)) return;
-  sink.restart();
+  if (sink.can_restart()) {
+    if (SnapshotWriter(view, extras, sink).write(false)) return;
+    sink.restart();
+  }
   SnapshotWriter(view, extras, sink).write(true);
 }
 

@@ -24,6 +24,11 @@ EntryActions entry_actions(const Event& event, bool is_cpu) noexcept {
 
 namespace {
 
+uint32_t written_entries(const Event& event, const DeviceView& device) noexcept {
+  if (device.is_host() && event.action == PYTRACER_SNAPSHOT) return 0;
+  return entry_actions(event, device.is_cpu()).count;
+}
+
 // Calls `is_wanted` with the events of a device that the view shows. Returns whether it was true; then
 // it was not called again.
 template <class Predicate>
@@ -50,12 +55,31 @@ uint64_t accelerator_entries(const View& view) {
   for (const DeviceView& device : view.devices) {
     if (device.is_cpu()) continue;
     any_shown(view, device, [&](const Event& event) {
-      const bool is_left_out = device.is_host() && event.action == PYTRACER_SNAPSHOT;
-      if (!is_left_out) entries += entry_actions(event, false).count;
+      entries += written_entries(event, device);
       return false;
     });
   }
   return entries;
+}
+
+void keep_last_entries(View& view, uint64_t most) {
+  constexpr uint64_t kChunk = 256;
+  Event chunk[kChunk];
+  for (DeviceView& device : view.devices) {
+    uint64_t first = device.capture.end, entries = 0;
+    while (first > device.first && entries <= most) {
+      const uint64_t end = first;
+      const uint64_t begin = end - std::min(kChunk, end - device.first);
+      const uint64_t held = device.capture.ring->copy(begin, end, chunk);
+      while (first > held) {
+        entries += written_entries(chunk[first - 1 - begin], device);
+        if (entries > most) break;
+        --first;
+      }
+      if (held > begin) break;
+    }
+    device.first = first;
+  }
 }
 
 uint32_t visible_stack(const Event& event, Context context) noexcept {

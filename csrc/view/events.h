@@ -28,6 +28,9 @@ bool has_events(const View& view);
 // How many entries the traces of accelerators and of pinned memory have in the view's file.
 uint64_t accelerator_entries(const View& view);
 
+// Leaves out the oldest events of each device that has more entries in the view's file.
+void keep_last_entries(View& view, uint64_t most);
+
 // The id of the stack that an event shows under `context`; 0: none.
 uint32_t visible_stack(const Event& event, Context context) noexcept;
 

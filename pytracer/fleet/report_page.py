@@ -45,7 +45,7 @@ def write_page(report: FleetReport, path: Path) -> None:
         PytracerError: The file cannot be written, or exists and is no such page.
     """
     try:
-        if path.exists() and not _is_page(path):
+        if path.is_file() and not _is_page(path):
             raise PytracerError(
                 f"{path} exists and is not a page of pytracer fleet report: give another name, or "
                 "remove it"

@@ -2,19 +2,19 @@
 
 `patch_torch()` replaces, on `torch.cuda.memory` and `torch.npu.memory` and wherever else torch
 holds the same functions, `_record_memory_history` (with torch's signature and a `stack_depth`),
-`_snapshot`, `_dump_snapshot` and `memory_snapshot`; and, on `torch._C` and `torch_npu._C`,
-`_{device}_isHistoryEnabled` and `_{device}_attach_out_of_memory_observer`.
+`_snapshot`, `_dump_snapshot`, `memory_snapshot` and `_allocation_traceback`; and, on `torch._C` and
+`torch_npu._C`, `_{device}_isHistoryEnabled` and `_{device}_attach_out_of_memory_observer`.
 
 Each caller has a session of its own: each module of torch that records (inductor, for example) is
 one owner of a session, and the program is another. An owner enables, changes and ends only its own
-session. A caller reads its own session, else the program's, else any that is enabled, and without
-one torch's own recorder.
+session. A caller reads its own session, else the program's, else any that is enabled. Torch's own
+recorder answers if there is none, or if it is on and no session is enabled.
 
 As in torch, a session that is disabled has no events any more, live blocks keep their stacks, and
 blocks allocated until the session is enabled again have none. For that, live blocks stay known,
-without stack walks and without a ring. In the mode "state" there are no events at all (torch shows
-the last one). A `max_entries` beyond pytracer's limit, as torch's default is, means the default of
-`trace_alloc_max_entries`.
+without stack walks and without a ring. In the mode "state" no event is recorded (torch shows the
+last one); those of the mode "all" stay. A `max_entries` beyond pytracer's limit, as torch's default
+is, means the default of `trace_alloc_max_entries`.
 
 Stacks have Python frames only. For what only torch's C++ recorder has (`compile_context`,
 `global_record_annotations`, `record_pinned_host_memory`), torch's recorder is switched on without

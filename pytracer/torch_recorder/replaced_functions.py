@@ -2,11 +2,12 @@
 
 import functools
 import inspect
+import operator
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ RECORD = "_record_memory_history"
 SNAPSHOT = "_snapshot"
 DUMP = "_dump_snapshot"
 SEGMENTS = "memory_snapshot"
+TRACEBACK = "_allocation_traceback"
 
 ONLY_IN_TORCH = ("external_annotations", "host_segments", "host_traces")
 """The keys of a snapshot that only torch's own recorder fills."""
@@ -66,6 +68,8 @@ class ReplacedFunctions:
         self._prepare(self._memory, SNAPSHOT, self._snapshot)
         self._prepare(self._memory, DUMP, self._dump)
         self._prepare(self._memory, SEGMENTS, self._segments)
+        if hasattr(self._memory, TRACEBACK):  # torch 2.12 and newer
+            self._prepare(self._memory, TRACEBACK, self._traceback)
         self._prepare(self._core, self._is_enabled_name, self._is_enabled)
         self._prepare(self._core, self._attach_name, self._attach)
         for holder, name, ours in self._placed:
@@ -127,7 +131,11 @@ class ReplacedFunctions:
         with self._lock:
             if arguments is None:  # torch refuses or serves these arguments
                 torchs()
-                self._torchs_owners.add(owner)
+                self._end_ours(owner)
+                if self._torchs[self._is_enabled_name]():
+                    self._torchs_owners.add(owner)
+                else:
+                    self._torchs_owners.discard(owner)
             elif arguments.enabled is None:
                 self._end(owner, torchs)
             elif not arguments.record_cuda:
@@ -202,13 +210,15 @@ class ReplacedFunctions:
                 self._torchs[RECORD](None)
 
     def _readable(self) -> TorchSession | None:
-        """Return the session that the caller reads.
+        """Return the session that the caller reads; None: torch's own recorder answers.
 
         The lock is not taken, because an observer may read in the middle of a change.
         """
         sessions = dict(self._sessions)
-        enabled = (session for session in sessions.values() if session.enabled)
-        return sessions.get(calling_owner()) or sessions.get(PROGRAM) or next(enabled, None)
+        enabled = next((session for session in sessions.values() if session.enabled), None)
+        if enabled is None and self._torchs[self._is_enabled_name]():
+            return None  # a recording that pytracer does not know, or cannot serve
+        return sessions.get(calling_owner()) or sessions.get(PROGRAM) or enabled
 
     def _snapshot(self, device: Any = None, augment_with_fx_traces: bool = False) -> Snapshot:
         oom.mark_snapshot()
@@ -238,7 +248,7 @@ class ReplacedFunctions:
 
     def _dump(
         self,
-        filename: str | os.PathLike[str] = "dump_snapshot.pickle",
+        filename: str | os.PathLike[str] | int = "dump_snapshot.pickle",
         augment_with_fx_traces: bool = False,
     ) -> None:
         oom.mark_snapshot()
@@ -251,21 +261,28 @@ class ReplacedFunctions:
             session.dump(filename)
 
     def _segments(
-        self, mempool_id: tuple[int, int] | None = None, include_traces: bool = True
+        self, mempool_id: Sequence[int] | None = None, include_traces: bool = True
     ) -> list[dict[str, Any]]:
         session = self._readable()
         if session is not None:
             # torch's own function drops references of the id's numbers (2.12.1, torch_npu 2.13.0).
-            of_all_pools = mempool_id is None or tuple(mempool_id) == (0, 0)
+            pool = (0, 0) if mempool_id is None else (mempool_id[0], mempool_id[1])
             return [
                 segment
                 for segment in session.segments()
-                if of_all_pools or segment["segment_pool_id"] == mempool_id
+                if pool in ((0, 0), segment["segment_pool_id"])
             ]
         # Not every torch has the argument.
         more = {} if include_traces else {"include_traces": False}
         segments: list[dict[str, Any]] = self._torchs[SEGMENTS](mempool_id, **more)
         return segments
+
+    def _traceback(self, data_ptr: int) -> list[dict[str, Any]] | None:
+        session = self._readable()
+        if session is not None:
+            return session.traceback(operator.index(data_ptr))
+        frames: list[dict[str, Any]] | None = self._torchs[TRACEBACK](data_ptr)
+        return frames
 
     def _is_enabled(self) -> bool:
         enabled = any(session.enabled for session in dict(self._sessions).values())
@@ -290,7 +307,8 @@ def _bound_arguments(
     return bound.arguments
 
 
-def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str]) -> None:
-    """Write a complete file or none. Viewers read no pickle protocol later than 4."""
-    with open_atomically(Path(os.path.abspath(os.fsdecode(filename)))) as file:
+def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str] | int) -> None:
+    """Write a file as `Tracer.dump` does. Viewers read no pickle protocol later than 4."""
+    path = filename if isinstance(filename, int) else Path(os.fsdecode(filename))
+    with open_atomically(path) as file:
         pickle.dump(snapshot, file, protocol=4)

@@ -1,13 +1,14 @@
 """The arguments of torch's `_record_memory_history`, and the sessions that they begin."""
 
 import operator
+import os
 import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer import ACTIONS
+from pytracer import ACTIONS, _core
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.tracing.cell_names import cell_names
@@ -125,6 +126,7 @@ class TorchSession(Tracer):
         self._backend = backend
         self._described: dict[str, Any] = {"owner": owner}
         self._skipped: frozenset[str] = frozenset()
+        self._most_entries = MAX_ENTRIES_LIMIT
         self.enabled = False
 
     def begin(self, arguments: RecordArguments, depth: dict[str, Any]) -> str | None:
@@ -138,9 +140,12 @@ class TorchSession(Tracer):
         self.start()
         if not self.stats()["recording"]:
             return self._recording.why_untraced or "the allocator cannot be recorded here"
-        self._session.start(history=arguments.enabled == "all")
+        keeps_events = self.enabled and not arguments.clear_history
+        self._session.start(arguments.enabled == "all", keeps_events)
         if arguments.clear_history:
             self.clear()
+        if arguments.enabled == "all":
+            self._most_entries = max(1, arguments.max_entries)
         self._skipped = frozenset(arguments.skip_actions or ())
         self._described.update(
             enabled=arguments.enabled,
@@ -158,7 +163,9 @@ class TorchSession(Tracer):
             "context": arguments.context,
             **{name: OPTIONS[name].default for name in STEP_OPTIONS},
         }
-        if arguments.max_entries <= MAX_ENTRIES_LIMIT:
+        if arguments.enabled == "state":  # the events so far stay
+            given["trace_alloc_max_entries"] = self.max_entries
+        elif arguments.max_entries <= MAX_ENTRIES_LIMIT:
             given["trace_alloc_max_entries"] = max(1, arguments.max_entries)
         try:
             return Options.checked({**given, **depth})
@@ -183,13 +190,30 @@ class TorchSession(Tracer):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the snapshot without the skipped actions."""
-        snapshot = super().snapshot()
+        snapshot = self._writer.as_dict(self._metadata(), self._bounded_view())
         if self._skipped:
             snapshot["device_traces"] = [
                 [event for event in trace if event["action"] not in self._skipped]
                 for trace in snapshot["device_traces"]
             ]
         return snapshot
+
+    def dump(self, path: str | os.PathLike[str] | int) -> None:
+        """Write the snapshot, with the skipped actions; see `Tracer.dump`."""
+        self._writer.write(path, self._metadata(), self._bounded_view())
+
+    def _bounded_view(self) -> _core.View:
+        """Return the view of the present. A ring event may have several entries in a trace."""
+        view = self._recording.view()
+        view.keep_last_entries(self._most_entries)
+        return view
+
+    def traceback(self, address: int) -> list[dict[str, Any]] | None:
+        """Return the frames of the live block that begins at an address; None: unknown."""
+        try:
+            return self.frames(self._session.stack_of(address)) or None
+        except IndexError:  # the block was freed, and its stack was given up
+            return None
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the segments of a snapshot, without the cost of the events."""

@@ -142,6 +142,14 @@ class Files:
         """
         directory = self._output.parent if self._is_file else self._output
         try:
+            if self._is_file and self._output.exists() and not self._output.is_dir():
+                # A file may be written to in a folder in which no other file can be made.
+                if not os.access(self._output, os.W_OK, effective_ids=True):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                return
+            if self._is_file:
+                # The folder of the file that a link leads to.
+                directory = Path(os.path.realpath(self._output)).parent
             if make:
                 directory.mkdir(parents=True, exist_ok=True)
             while not directory.exists():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytracer
 from pytracer import _core
+from pytracer.atomic_file import open_atomically
 from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
@@ -187,9 +188,9 @@ class SnapshotWriter:
         return True
 
     def write(
-        self, path: str | os.PathLike[str], more: Metadata, view: _core.View | None = None
+        self, path: str | os.PathLike[str] | int, more: Metadata, view: _core.View | None = None
     ) -> None:
-        """Write a file; see `save`.
+        """Write a file as `open_atomically` does; see `save`.
 
         Raises:
             OSError: The file cannot be written.
@@ -197,18 +198,22 @@ class SnapshotWriter:
         view = self._recording.view() if view is None else view
         described = {**self._described(view), **more}
         memory, code = self._memory(view), generated_code(view)
-        view.write(os.fsencode(path), described, memory, code, cell_names())
-        note_written(path)
+        path = path if isinstance(path, int) else Path(os.fsdecode(path))
+        with open_atomically(path) as file:
+            name = os.fsencode(str(path))
+            view.write(file.fileno(), name, described, memory, code, cell_names())
+        if isinstance(path, Path):
+            note_written(path)
         self.written += 1
 
-    def as_dict(self, more: Metadata) -> dict[str, Any]:
-        """Return the snapshot of the present, as `write` would write it."""
-        content: dict[str, Any] = pickle.loads(self.as_bytes(more))
+    def as_dict(self, more: Metadata, view: _core.View | None = None) -> dict[str, Any]:
+        """Return the snapshot that `write` would write."""
+        content: dict[str, Any] = pickle.loads(self.as_bytes(more, view))
         return content
 
-    def as_bytes(self, more: Metadata) -> bytes:
-        """Return the file of the present, as `write` would write it."""
-        view = self._recording.view()
+    def as_bytes(self, more: Metadata, view: _core.View | None = None) -> bytes:
+        """Return the file that `write` would write."""
+        view = self._recording.view() if view is None else view
         described = {**self._described(view), **more}
         return view.to_bytes(described, self._memory(view), generated_code(view), cell_names())
 

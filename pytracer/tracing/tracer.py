@@ -253,10 +253,12 @@ class Tracer(LiveAnswers):
         self._session.clear()
         self._is_cleared = True
 
-    def dump(self, path: str | os.PathLike[str]) -> None:
+    def dump(self, path: str | os.PathLike[str] | int) -> None:
         """Write a PyTorch memory snapshot of what is recorded now, or was recorded at `stop()`.
 
         The file is written under a temporary name and renamed, so that it is complete or missing.
+        If that is impossible, the file is written in place. A pipe or a device is written to. A
+        descriptor is written to and closed.
         Format: `torch.cuda.memory._snapshot()`, and the key `pytracer`
         (docs/reference/snapshot-format.md).
 

@@ -5,6 +5,7 @@ snapshot is taken while no thread allocates. The result must equal the snapshot'
 """
 
 import gc
+import itertools
 import pickle
 import random
 import sys
@@ -118,7 +119,7 @@ class Replay:
     device: int
     state: State
     recorded: int
-    time_us: int  # of the last snapshot's marker
+    last: Entry | None  # the last event of the last snapshot
     cpp_allocations: int = 0  # allocations without frames
     markers: int = 0
 
@@ -126,8 +127,8 @@ class Replay:
     def start(cls, snapshot: dict[str, Any], device: int) -> "Replay":
         """Start with the state of a snapshot that was taken while no thread allocated."""
         recorded = device_metadata(snapshot, device)["recorded"]
-        time_us = snapshot["device_traces"][device][-1]["time_us"]
-        return cls(device, State.from_segments(snapshot, device), recorded, time_us)
+        last = next(reversed(snapshot["device_traces"][device]), None)
+        return cls(device, State.from_segments(snapshot, device), recorded, last)
 
     def check(self, snapshot: dict[str, Any]) -> None:
         """Replay the new events of a snapshot, and compare the result with its segments."""
@@ -135,18 +136,30 @@ class Replay:
         trace = snapshot["device_traces"][self.device]
         new = counts["recorded"] - self.recorded
         held = counts["recorded"] - counts["overwritten"]
-        assert 0 < new < held, "the ring was lapped since the last snapshot"
+        assert 0 < new <= held - (self.last is not None), "the ring was lapped"
         assert (counts["unknown_frees"], counts["live_dropped"]) == (0, 0)
-        assert trace[-1]["action"] == "snapshot"
-        markers = [i for i, event in enumerate(trace) if event["action"] == "snapshot"]
-        last = min(markers, key=lambda i: abs(trace[i]["time_us"] - self.time_us))
+        last = self._last_known(trace)
         # The ring has one event for both entries of a free that completes at once.
         assert new <= len(trace) - (last + 1) <= 2 * new
         for event in trace[last + 1 :]:
             self.apply(event)
         self.recorded += new
-        self.time_us = trace[-1]["time_us"]
+        self.last = trace[-1]
         assert self.state == State.from_segments(snapshot, self.device)
+
+    def _last_known(self, trace: list[Entry]) -> int:
+        """Return the index of the last event of the last snapshot, before its marker; -1: none."""
+        if self.last is None:
+            assert trace[0]["action"] == "snapshot"
+            return -1
+        known = {key: value for key, value in self.last.items() if key not in ("time_us", "frames")}
+        time_us = self.last["time_us"]
+        places = [
+            i
+            for i, (event, following) in enumerate(itertools.pairwise(trace))
+            if following["action"] == "snapshot" and known.items() <= event.items()
+        ]
+        return min(places, key=lambda i: abs(trace[i]["time_us"] - time_us))
 
     def apply(self, event: Entry) -> None:
         state = self.state

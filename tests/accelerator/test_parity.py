@@ -83,9 +83,9 @@ def tracer_for(backend: str, rules: Rules = ALL, entries: int = MAX_ENTRIES) -> 
 
 
 def both_snapshots(device: ModuleType, tracer: Tracer) -> tuple[Snapshot, Snapshot]:
-    """Return PyTorch's snapshot and pytracer's, whose marker PyTorch's contains."""
+    """Return PyTorch's snapshot and pytracer's."""
     traced = tracer.snapshot()
-    return device.memory._snapshot(), traced
+    return parity.drop_last_markers(device.memory._snapshot()), traced
 
 
 def check_seen(seen: Seen, backend: str, device: ModuleType, *, expandable: str = "off") -> None:

@@ -131,14 +131,38 @@ TEST(an_accelerator_is_cut_at_its_marker) {
   };
   const View view = recording.session.view();
   const DeviceView& first = view.devices[0];
-  CHECK(first.capture.end == 2 && copy_events(first)[1].action == PYTRACER_SNAPSHOT);
+  CHECK(first.capture.end == 1 && copy_events(first)[0].action == PYTRACER_ALLOC);
   CHECK(first.capture.blocks.size() == 1 && first.capture.blocks[0].address == 4096 && first.capture.used);
-  CHECK(view.devices[1].capture.end == 1 && !view.devices[1].capture.used);
+  CHECK(view.devices[1].capture.end == 0 && !view.devices[1].capture.used);
   CHECK(view.state->segments.size() == 1 && view.state->blocks.size() == 2);
   CHECK(view.state->segments[0].about.total_size == 2048 && view.state->problem.empty());
   g_allocator.after_markers = [] {};
   const DeviceView later = recording.session.view().devices[0];
-  CHECK(later.capture.end == 6 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
+  CHECK(later.capture.end == 5 && later.capture.blocks.size() == 1 && later.capture.blocks[0].address == 8192);
+  CHECK(copy_events(later)[1].action == PYTRACER_SNAPSHOT);  // the first view's
+}
+
+TEST(the_last_entries_of_each_device_are_kept) {
+  Recording recording;
+  recording.session.change(4096, 32, Context::all);
+  for (uint64_t i = 1; i <= 1000; ++i) {
+    record(0, PYTRACER_ALLOC, i * 4096, 500);
+    record(0, PYTRACER_FREE_REQUESTED, i * 4096, 500);
+    record(0, PYTRACER_FREE_COMPLETED, i * 4096, 500);
+  }
+  record(1, PYTRACER_ALLOC, 4096, 500);
+  const View all = recording.session.view();
+  CHECK(accelerator_entries(all) == 3001 && all.devices[0].overwritten() == 0);
+  const auto kept = [&](uint64_t most) {
+    View view = all;
+    keep_last_entries(view, most);
+    CHECK(view.devices[1].first == (most == 0 ? 1 : 0));
+    CHECK(view.devices[0].overwritten() == view.devices[0].first);
+    return 2000 - view.devices[0].first;
+  };
+  CHECK(kept(0) == 0 && kept(1) == 0 && kept(2) == 1 && kept(3) == 2 && kept(4) == 2);
+  CHECK(kept(5) == 3 && kept(1500) == 1000 && kept(2999) == 1999 && kept(3000) == 2000);
+  CHECK(kept(UINT64_MAX) == 2000);
 }
 
 TEST(workspaces_are_read_as_far_as_the_hook_can) {
@@ -178,7 +202,7 @@ TEST(a_device_without_a_marker_is_cut_too) {
   for (int i = 0; i < 3; ++i) {
     const View view = recording.session.view();
     CHECK(view.devices[1].capture.blocks.size() == 1 && view.devices[2].capture.blocks.size() == 1);
-    CHECK(view.devices[0].capture.end == static_cast<uint64_t>(i) + 1);
+    CHECK(view.devices[0].capture.end == static_cast<uint64_t>(i));
   }
 }
 
@@ -188,7 +212,7 @@ TEST(an_allocator_that_fails_leaves_events_and_a_reason) {
   g_allocator.fails = true;
   const View view = recording.session.view();
   CHECK(view.state->problem == "no mood" && view.state->segments.empty());
-  CHECK(view.devices[0].capture.blocks.size() == 1 && view.devices[0].capture.end == 2);
+  CHECK(view.devices[0].capture.blocks.size() == 1 && view.devices[0].capture.end == 1);
   g_allocator.fails = false;
   CHECK(recording.session.view().state->segments.size() == 1);
   g_allocator.fails = true;
@@ -212,7 +236,7 @@ TEST(an_accelerators_events_are_recorded_as_they_come) {
   record(0, PYTRACER_ALLOC, 64, 9);
   const DeviceView device = recording.session.view().devices[0];
   const std::vector<Event> events = copy_events(device);
-  CHECK(events.size() == 4 && device.capture.counts.unknown_frees == 1);
+  CHECK(events.size() == 3 && device.capture.counts.unknown_frees == 1);
   CHECK(events[0].size == 8 && events[2].action == PYTRACER_ALLOC && events[2].size == 9);
   CHECK(device.capture.blocks.size() == 1 && device.capture.blocks[0].size == 9);
 }
@@ -361,9 +385,9 @@ TEST(a_window_ends_at_each_device_s_marker) {
   const View first = session.end_window(true, 2);
   g_allocator.after_markers = [] {};
   const View second = session.end_window(true, 3);
-  CHECK(actions(first.devices[0]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
-  CHECK(actions(first.devices[1]) == Actions({PYTRACER_ALLOC, PYTRACER_SNAPSHOT}));
-  CHECK(actions(second.devices[0]) == Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}));
+  CHECK(actions(first.devices[0]) == Actions({PYTRACER_ALLOC}));
+  CHECK(actions(first.devices[1]) == Actions({PYTRACER_ALLOC}));
+  CHECK(actions(second.devices[0]) == Actions({PYTRACER_SNAPSHOT, PYTRACER_OOM}));
   CHECK(actions(second.devices[1]) == Actions({PYTRACER_SNAPSHOT}));
   for (const DeviceView& device : second.devices) {
     CHECK(is_only_step(2, device));
@@ -392,7 +416,7 @@ TEST(a_window_begins_without_memory_for_the_previous_one) {
     const View view = recording.session.view();
     CHECK(failed && view.begin >= before && has_events(view) == history);
     const DeviceView& device = view.devices[0];
-    CHECK(actions(device) == (history ? Actions({PYTRACER_OOM, PYTRACER_SNAPSHOT}) : Actions()));
+    CHECK(actions(device) == (history ? Actions({PYTRACER_OOM}) : Actions()));
     CHECK(device.steps.size() == 1 && device.steps[0].number == 2);
     CHECK(device.capture.counts.unknown_frees == 0 && device.capture.blocks.size() == 1);
   }

@@ -52,32 +52,46 @@ TEST(pickle_strings_longer_than_the_buffer) {
   CHECK(sink.bytes.substr(sink.bytes.size() - 4) == std::string("\x8c\x01" "b."));
 }
 
-TEST(a_file_appears_complete_or_not_at_all) {
-  char directory[] = "/tmp/pytracer-test-XXXXXX";
-  CHECK(mkdtemp(directory) != nullptr);
-  const std::string path = std::string(directory) + "/file";
-  struct stat info;
-  {
-    FileSink sink(path);
-    sink.write("lost", 4);
-    CHECK(stat(path.c_str(), &info) != 0);
-  }
-  CHECK(stat(path.c_str(), &info) != 0);
-  {
-    FileSink sink(path);
-    sink.write("wrong", 5);
-    sink.restart();
-    sink.write("kept", 4);
-    sink.commit();
-  }
-  CHECK(stat(path.c_str(), &info) == 0 && info.st_size == 4);
-  CHECK(unlink(path.c_str()) == 0);
-  CHECK(rmdir(directory) == 0);  // no other file was left in it
+TEST(a_file_is_written_from_its_position) {
+  char path[] = "/tmp/pytracer-test-XXXXXX";
+  const int file = mkstemp(path);
+  CHECK(file >= 0 && unlink(path) == 0);
+  CHECK(write(file, "before ", 7) == 7);
+  const auto content = [&] {
+    char bytes[64];
+    const ssize_t size = pread(file, bytes, sizeof(bytes), 0);
+    return std::string(bytes, static_cast<size_t>(size));
+  };
+  FileSink sink(file, path);
+  CHECK(sink.can_restart());
+  sink.write("wrong and longer", 16);
+  sink.restart();
+  sink.write("kept", 4);
+  CHECK(content() == "before kept");
+  // What follows the position stays, so nothing may be dropped there.
+  CHECK(lseek(file, 0, SEEK_SET) == 0);
+  FileSink over(file, path);
+  CHECK(!over.can_restart());
+  over.write("BEFORE", 6);
+  CHECK(content() == "BEFORE kept");
+  CHECK(close(file) == 0);
+}
+
+TEST(a_pipe_is_written_once) {
+  int pipe[2];
+  CHECK(pipe2(pipe, O_CLOEXEC) == 0);
+  FileSink sink(pipe[1], "the path");
+  CHECK(!sink.can_restart());
+  sink.write("kept", 4);
+  char bytes[8];
+  CHECK(read(pipe[0], bytes, sizeof(bytes)) == 4 && std::string(bytes, 4) == "kept");
+  CHECK(close(pipe[1]) == 0);
   bool refused = false;
   try {
-    FileSink sink(path);
+    sink.write("x", 1);
   } catch (const IoError& error) {
-    refused = error.errno_code == ENOENT && error.path == path;
+    refused = error.errno_code == EBADF && error.path == "the path";
   }
   CHECK(refused);
+  CHECK(close(pipe[0]) == 0);
 }

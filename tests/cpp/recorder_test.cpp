@@ -168,6 +168,43 @@ TEST(a_session_without_history_sees_blocks_and_no_events) {
   CHECK(!hook_enabled());
 }
 
+TEST(a_session_may_keep_its_events_without_history) {
+  Session session(options(10));
+  session.start();
+  alloc(64, 1);
+  session.start(false, true);
+  alloc(128, 1);
+  DeviceView seen = session.view().devices[0];
+  CHECK(copy_events(seen).size() == 1 && copy_events(seen)[0].address == 64);
+  CHECK(seen.capture.blocks.size() == 2 && seen.overwritten() == 0);
+  CHECK(session.stats().devices[0].recorded == 1);
+  session.start(true, true);
+  alloc(256, 1);
+  seen = session.view().devices[0];
+  CHECK(copy_events(seen).size() == 2 && copy_events(seen)[1].address == 256);
+  {
+    session.start(false, true);
+    Session other(options(10));
+    other.start();
+    for (uint64_t i = 1; i <= 10; ++i) alloc(4096 * i, 1);
+    seen = session.view().devices[0];  // others have overwritten its events
+    CHECK(copy_events(seen).empty() && seen.overwritten() == 2);
+  }
+  session.clear();
+  session.start(true, true);  // nothing is kept that has been cleared
+  CHECK(copy_events(session.view().devices[0]).empty());
+  alloc(512, 1);
+  session.start(false, true);
+  session.stop();
+  CHECK(copy_events(session.view().devices[0]).size() == 1);
+  session.start(true, true);
+  CHECK(copy_events(session.view().devices[0]).empty());
+  alloc(1024, 1);
+  session.pause();
+  session.start(true, true);
+  CHECK(copy_events(session.view().devices[0]).empty());
+}
+
 TEST(a_paused_session_keeps_its_blocks) {
   Recorder::instance().set_walking(true);
   run_frames({frame_at(1, 1)});

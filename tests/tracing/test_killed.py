@@ -20,14 +20,17 @@ PAIRS = 60_000  # large enough for dumps of some tens of milliseconds
 # torch.
 PROGRAM = f"""
 import itertools, time
+from pathlib import Path
 from pytracer import _core
+from pytracer.atomic_file import open_atomically
 
 session = _core.Session([_core.CPU_DEVICE], 2 * {PAIRS}, 1, 2**20, 0)
 session.start()
 _core.testing.record_pairs({PAIRS}, 64)
 for number in itertools.count():
     begin = time.monotonic()
-    session.view().write(b"%d.pickle" % (number % 2), {{}}, {{}})
+    with open_atomically(Path("%d.pickle" % (number % 2))) as file:
+        session.view().write(file.fileno(), b"", {{}}, {{}})
     if number == 0:
         print(time.monotonic() - begin, flush=True)
 """

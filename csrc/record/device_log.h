@@ -76,7 +76,7 @@ class DeviceLog {
     std::vector<LiveBlock> segments;  // by the address at which they were allocated or mapped
   };
 
-  DeviceLog(int device, uint32_t ring_capacity);
+  DeviceLog(int device, uint32_t max_entries);
 
   int device() const noexcept { return device_; }
   bool is_cpu() const noexcept { return device_ == PYTRACER_CPU_DEVICE; }
@@ -112,7 +112,7 @@ class DeviceLog {
   // Control thread (under the registry's control lock), all below.
   // The live tables start empty when the mode was off: frees were not seen meanwhile.
   void set_mode(Mode mode, Context context);
-  void ensure_ring(uint32_t capacity);
+  void ensure_ring(uint32_t max_entries);
   Position position() noexcept;
   Mark mark() noexcept;
   // The id of the stack of the live block that begins at an address; 0: none.
@@ -131,6 +131,10 @@ class DeviceLog {
     LiveTable blocks{kMaxLiveBlocks};
     LiveTable segments{kMaxLiveSegments};
   };
+  // An accelerator's ring has room for the marker that follows a capture.
+  uint32_t ring_capacity(uint32_t max_entries) const noexcept {
+    return is_cpu() ? max_entries : max_entries + 1;
+  }
   // All under the writer lock.
   struct Known {  // about an event once the tables have taken it in
     uint64_t size;

@@ -35,9 +35,9 @@ uint32_t stack_actions(Context context) noexcept {
 
 }  // namespace
 
-DeviceLog::DeviceLog(int device, uint32_t ring_capacity)
+DeviceLog::DeviceLog(int device, uint32_t max_entries)
     : device_(device),
-      ring_(std::make_shared<RingBuffer>(ring_capacity)),
+      ring_(std::make_shared<RingBuffer>(ring_capacity(max_entries))),
       tables_(std::make_unique<Tables>()),
       names_(std::make_shared<DeviceNames>()) {}
 
@@ -248,7 +248,8 @@ void DeviceLog::set_mode(Mode mode, Context context) {
   stack_actions_.store(stack_actions(context), std::memory_order_relaxed);
 }
 
-void DeviceLog::resize_ring(uint32_t capacity) {
+void DeviceLog::resize_ring(uint32_t max_entries) {
+  const uint32_t capacity = ring_capacity(max_entries);
   if (capacity == ring_->capacity()) return;
   // The bulk is copied while writers continue; they wait for the copy of the rest alone.
   auto resized = std::make_shared<RingBuffer>(capacity, *ring_);

@@ -77,9 +77,11 @@ class DeviceLog {
     std::vector<LiveBlock> segments;  // by the address at which they were allocated or mapped
   };
 
-  DeviceLog(int device, uint32_t ring_capacity);
+  DeviceLog(int device, uint32_t max_entries);
 
   int device() const noexcept { return device_; }
+  // The events that the ring is for.
+  uint32_t max_entries() const noexcept { return ring_->capacity() - (is_cpu() ? 0 : 1); }
   bool is_cpu() const noexcept { return device_ == PYTRACER_CPU_DEVICE; }
   Mode mode() const noexcept { return mode_.load(std::memory_order_acquire); }
   // Whether an event is to be recorded with the stack of its thread.
@@ -115,7 +117,7 @@ class DeviceLog {
   void set_mode(Mode mode, Context context);
   // Makes the ring that large or small. It keeps as many of the newest events as fit; who reads the ring
   // that it replaces shares it. Throws Error or std::bad_alloc.
-  void resize_ring(uint32_t capacity);
+  void resize_ring(uint32_t max_entries);
   Position position() noexcept;
   Mark mark() noexcept;
   // The id of the stack of the live block that begins at an address; 0: none.
@@ -134,6 +136,10 @@ class DeviceLog {
     LiveTable blocks{kMaxLiveBlocks};
     LiveTable segments{kMaxLiveSegments};
   };
+  // An accelerator's ring has room for the marker that follows a capture.
+  uint32_t ring_capacity(uint32_t max_entries) const noexcept {
+    return is_cpu() ? max_entries : max_entries + 1;
+  }
   // All under the writer lock.
   struct Known {  // about an event once the tables have taken it in
     uint64_t size;

@@ -26,7 +26,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
     const auto found = std::find_if(logs.begin(), logs.end(),
                                     [&](const auto& log) { return log->device() == device; });
     if (found != logs.end()) {
-      resize_ring(**found, std::max(options.max_entries, (*found)->ring()->capacity()));
+      resize_ring(**found, std::max(options.max_entries, (*found)->max_entries()));
       resources.logs.push_back(*found);
     } else {
       logs.push_back(std::make_shared<DeviceLog>(device, options.max_entries));
@@ -42,7 +42,7 @@ Registry::Resources Registry::add(Session& session, const SessionOptions& option
 }
 
 void Registry::resize_ring(DeviceLog& log, uint32_t max_entries) {
-  if (max_entries == log.ring()->capacity()) return;
+  if (max_entries == log.max_entries()) return;
   const auto pinned = StackTable::pinned(stacks_);
   log.resize_ring(max_entries);
   if (pinned) pinned->make_marks_stale();

@@ -12,6 +12,7 @@ FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 """The version of torch, by backend, on which the tests of each backend run."""
 
 WHERE = {
+    "test_as_torchs_recorder": (EACH_VERSION, "the functions of torch's recorder"),
     "test_attach": (EACH_VERSION, "the hook's binary interface"),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_block_categories": (ONCE, "rules of the analysis"),

@@ -64,7 +64,7 @@ def default_signals() -> Iterator[None]:
 @functools.cache
 def warm_python() -> WarmPython:
     """Return the process that is forked for programs; it ends with the tests."""
-    warm = WarmPython(environment())
+    warm = WarmPython(USUAL)
     atexit.register(warm.end)
     return warm
 
@@ -104,12 +104,13 @@ def run_python(
     command = [*map(str, arguments)]
     if command[:2] == list(FORKS_MAY_WARN):
         command = command[2:]
+    env = environment() if env is None else env
     changes = _changes(env)
     if new or changes is None or (command[0].startswith("-") and command[0] not in ("-c", "-m")):
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=cwd,
-            env=environment() if env is None else env,
+            env=env,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -125,15 +126,16 @@ READ_LATE = ("SIMULATED_", "PYTORCH_")
 """The variables that a program reads after it has imported torch, whose value may be any."""
 
 
-def _changes(env: dict[str, str] | None) -> dict[str, str | None] | None:
-    """Return how `env` differs from `environment()`; None: in what is read with torch's import."""
-    if env is None:
-        return {}
-    usual = environment()
+USUAL = environment()
+"""The environment of `warm_python()`: that of the tests, before one of them changes it."""
+
+
+def _changes(env: dict[str, str]) -> dict[str, str | None] | None:
+    """Return how `env` differs from `USUAL`; None: also in what is read with torch's import."""
     changed = {
         name: env.get(name)
-        for name in usual.keys() | env.keys()
-        if env.get(name) != usual.get(name)
+        for name in USUAL.keys() | env.keys()
+        if env.get(name) != USUAL.get(name)
     }
     return changed if all(name.startswith(READ_LATE) for name in changed) else None
 

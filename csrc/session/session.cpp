@@ -247,9 +247,13 @@ View Session::end_window(bool history, uint32_t step) {
 uint32_t Session::stack_of(uint64_t address) {
   if (!is_ours()) return 0;
   std::lock_guard lock(registry_.control());
-  if (options_.context == Context::none) return 0;
+  if (options_.context == Context::none || !stacks_) return 0;
+  const auto pinned = StackTable::pinned(stacks_);  // a block may be freed before its stack is held
   for (size_t i = 0; i < cursors_.size() && !stopped(); ++i) {
-    if (const uint32_t stack = cursors_[i].log->stack_of(address)) return stack;
+    if (const uint32_t stack = cursors_[i].log->stack_of(address)) {
+      block_stack_ = StackTable::holding(stacks_, {stack});
+      return stack;
+    }
   }
   return 0;
 }

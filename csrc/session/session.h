@@ -151,6 +151,7 @@ class Session {
   std::shared_ptr<const AllocatorState> final_state_;
   std::shared_ptr<StackTable> final_stacks_;  // holds the stacks of final_captures_
   std::shared_ptr<StackTable> returned_stacks_;  // holds those of hold_returned()
+  std::shared_ptr<StackTable> block_stack_;      // holds that of the last stack_of()
   std::shared_ptr<StackTable> stacks_;
 };
 

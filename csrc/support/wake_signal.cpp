@@ -53,6 +53,11 @@ void call_earlier(int number, siginfo_t* info, void* context) noexcept {
   const struct sigaction& earlier = g_before[number - 1];
   // The earlier handler may itself call the one that it found, which is this one.
   if (!has_handler(earlier) || (t_in_earlier & bit(number)) != 0) return;
+  if ((earlier.sa_flags & SA_RESETHAND) != 0) {  // as the kernel does: it is called once
+    struct sigaction none{};
+    none.sa_handler = SIG_DFL;
+    sigaction(number, &none, nullptr);
+  }
   t_in_earlier |= bit(number);
   if ((earlier.sa_flags & SA_SIGINFO) != 0) {
     earlier.sa_sigaction(number, info, context);
@@ -96,7 +101,12 @@ int wake_event() {
   if (!has_wake_event()) {
     close_ends();  // the program may have closed one of them
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0 || fstat(ends[0], &g_pipe) != 0) fail("pipe");
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) fail("pipe");
+    if (fstat(ends[0], &g_pipe) != 0) {
+      close(ends[0]);
+      close(ends[1]);
+      fail("fstat");
+    }
     g_ends[0] = ends[0];
     g_ends[1] = ends[1];
   }

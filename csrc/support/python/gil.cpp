@@ -12,7 +12,9 @@ namespace {
 
 std::atomic<bool> g_closed{false};
 std::atomic<int> g_scopes{0};
-thread_local int t_scopes = 0;
+// In the thread's own block: the first access to any other variable of a thread may allocate, and a
+// forked child reads it.
+__thread int t_scopes __attribute__((tls_model("initial-exec"))) = 0;
 
 }  // namespace
 

@@ -122,7 +122,7 @@ def run_python(
     return done
 
 
-READ_LATE = ("SIMULATED_", "PYTORCH_")
+READ_LATE = ("PYTORCH_",)
 """The variables that a program reads after it has imported torch, whose value may be any."""
 
 

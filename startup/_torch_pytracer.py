@@ -41,7 +41,7 @@ def autoload() -> None:
             import logging
 
             logging.getLogger("pytracer").warning("pytracer: not recording: %r", error)
-    elif any(name.startswith("PYTRACER_") for name in os.environ):
+    elif _has_variables():
         try:
             from pytracer.activation import unused_variables
 
@@ -52,5 +52,16 @@ def autoload() -> None:
 
 def _is_requested() -> bool:
     """Return whether the environment asks for anything. Otherwise the package is not imported."""
-    switch = os.environ.get("PYTRACER", "").strip().lower()
+    switch = _switch()
     return switch not in _OFF and bool(switch or os.environ.get("PYTRACER_PATCH_TORCH"))
+
+
+def _has_variables() -> bool:
+    """Return whether variables have no effect. Switched off, only the signal's does harm."""
+    if _switch() in _OFF:
+        return "PYTRACER_DUMP_SIGNAL" in os.environ
+    return any(name.startswith("PYTRACER_") for name in os.environ)
+
+
+def _switch() -> str:
+    return os.environ.get("PYTRACER", "").strip().lower()

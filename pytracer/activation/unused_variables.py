@@ -1,8 +1,10 @@
 """Variables of pytracer that have no effect: said once in a job, and kept from doing harm."""
 
+import atexit
 import difflib
 import os
 import signal
+import sys
 
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
@@ -28,13 +30,17 @@ def report_unrecorded() -> None:
     ]
     if options.switched_off() or REPORTED in os.environ:
         return
-    if given:
-        have = "have" if len(given) > 1 else "has"
-        warn_once(
-            f"PYTRACER=1 is not set, so nothing is recorded, and {', '.join(given)} {have} no "
-            "effect, unless the program uses a pytracer.Tracer. Set PYTRACER=1"
-        )
+    if given:  # a tracer in the program's code would use them
+        atexit.register(_report_without_tracer, given, os.getpid())
     report_unknown()
+
+
+def _report_without_tracer(given: list[str], pid: int) -> None:
+    if os.getpid() == pid and "pytracer.tracing.tracer" not in sys.modules:
+        warn_once(
+            f"PYTRACER=1 was not set, so nothing was recorded, and {', '.join(given)} had no "
+            "effect. Set PYTRACER=1"
+        )
 
 
 def report_unknown() -> None:

@@ -119,7 +119,7 @@ def test_actors_leave_their_files(job: Job) -> None:
     # THEN each that used torch has written a file, with its rank in the name if it has a rank
     # (A killed actor mostly has not, because none of its code runs after the kill.)
     left = [name for name in job.actors("exit/*") if name != "killed"]
-    assert left == ["dropped", "left", "rank0", "rank1", "terminated"]
+    assert left == ["bad variable", "dropped", "left", "rank0", "rank1", "terminated"]
     # AND the file has the actor's allocation
     for path in job.output.glob("exit/*"):
         (trace,) = pickle.loads(path.read_bytes())["device_traces"]
@@ -132,4 +132,4 @@ def test_actors_write_on_demand(job: Job) -> None:
     # WHEN its trigger file is touched
     # THEN all actors that used torch have written a file, including the one that is killed later
     written = job.actors("demand_*/*")
-    assert written == ["dropped", "killed", "left", "rank0", "rank1", "terminated"]
+    assert written == ["bad variable", "dropped", "killed", "left", "rank0", "rank1", "terminated"]

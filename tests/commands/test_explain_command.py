@@ -85,8 +85,8 @@ def test_a_leak_is_named_with_its_command(tmp_path: Path) -> None:
     line = f"{found.leak_answer} See pytracer leaks {path}"
     for argument in (path, tmp_path):
         leaking(tmp_path / "b.pickle", rank=1)
-        shown = " ".join(commands.invoke("stats", argument).output.split())
-        assert line in shown
+        shown = commands.invoke("stats", argument).output
+        assert "".join(line.split()) in "".join(shown.split())  # a long path is wrapped
     # AND the other files of a directory have it in their line
     assert f"no out-of-memory, {found.leak_answer[:20]}" in invoke(tmp_path).output
 

@@ -150,7 +150,7 @@ def test_text_needs_no_torch(tmp_path: Path) -> None:
     )
     program += "change.variables('a:1'); assert not {'torch', 'numpy'} & set(sys.modules)\n"
     # THEN it imports no torch
-    done = run(program, cwd=tmp_path)
+    done = run(program, cwd=tmp_path, new=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -134,7 +134,7 @@ def test_compiled_models_have_their_own_lines(
     # GIVEN a model that inductor compiles, recorded forward and backward
     folder = tmp_path / "torchinductor_cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    done = processes.run(COMPILED, cwd=tmp_path)
+    done = processes.run(COMPILED, cwd=tmp_path, new=True)
     assert done.returncode == 0, done.stderr
     trace = pickle.loads((tmp_path / "compiled.pickle").read_bytes())["device_traces"][-1]
     generated = [

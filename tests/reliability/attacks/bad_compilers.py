@@ -97,8 +97,9 @@ def attack(budget: Budget) -> Outcome:
         problems = ended.problems()
         if ended.is_recorded:
             problems.append("it was recorded, by what no compiler made")
-        if len(ended.lines) != 1 or "pytracer" not in ended.lines[0]:
-            problems.append(f"{len(ended.lines)} lines: {ended.output[-300:]!r}")
+        lines = [line for line in ended.lines if "compiling the hook" not in line]
+        if len(lines) != 1 or "pytracer" not in lines[0]:
+            problems.append(f"{len(lines)} lines: {ended.output[-300:]!r}")
         if "\x1b" in ended.output or len(ended.output) > 5000:
             problems.append(f"it passed on {len(ended.output)} characters of the compiler's")
         places = (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}")

@@ -108,9 +108,11 @@ class Program:
             self.found.problems.append("an impossible allocation succeeded")
 
     def in_thread(self, count: int) -> None:
+        phase, self.phase = self.phase, ""  # a thread of the program inherits none
         thread = threading.Thread(target=self.allocate_or_free, args=(count,), daemon=True)
         thread.start()
         thread.join(50)
+        self.phase = phase
         self.found.check(not thread.is_alive(), "a thread that allocates hangs")
 
     def work(self, count: int) -> None:

@@ -6,7 +6,8 @@
 
 Each part prints as it goes, has a time limit, and leaves the other parts running if it fails; all
 end within 25 minutes. The results are `hardware.json` and `hardware.md` in the folder of
-`--output`. The exit status is 1 if a part failed. `--short` tries each kind of part once.
+`--output`. The exit status is 1 if a part failed. `--short` tries the tests and two programs,
+and no benchmark, which takes minutes.
 `--programs` adds a folder of programs, such as reports of users; they run in a folder that has a
 folder `out`.
 """
@@ -93,8 +94,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
     if extra is not None:
         programs += [Part(path.stem, [str(path)], 60) for path in sorted(extra.glob("*.py"))]
     if short:
-        figures = [Part("benchmark dump", [*bench, "dump"], 180)]
-        return [Part("tests", [*tests, *first], 180), *figures, programs[0], programs[6]]
+        return [Part("tests", [*tests, *first], 180), programs[0], programs[6]]
     figures = [
         Part(f"benchmark {name}", [*bench, name], 100)
         for name in ("per_event", "per_step", "dump", "startup")
@@ -229,7 +229,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "npu"), default="cuda")
-    parser.add_argument("--short", action="store_true", help="each kind of part once")
+    parser.add_argument("--short", action="store_true", help="some tests and two programs")
     parser.add_argument("--programs", type=Path, help="a folder of further programs")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()

@@ -44,7 +44,7 @@ def test_the_device_is_found(backend: str, tmp_path: Path, env: dict[str, str], 
         pytest.skip("NPUs only")
     env.update(variables)
     # WHEN a job allocates
-    done = run(imports + JOB, backend, cwd=tmp_path, env=env)
+    done = run(imports + JOB, backend, cwd=tmp_path, env=env, new=True)
     # THEN its device is recorded, and torch's recorder functions are replaced
     assert done.returncode == 0, done.stderr
     assert "pytracer" not in done.stderr
@@ -63,7 +63,7 @@ def test_a_process_that_does_not_use_the_device(
     # WHEN a process counts the devices, and computes on the CPU
     program = "import sys, torch\ngetattr(torch, sys.argv[1]).device_count()\ntorch.ones(5) + 1"
     env["PYTRACER"] = "1"
-    done = run(program, backend, cwd=tmp_path, env=env)
+    done = run(program, backend, cwd=tmp_path, env=env, new=True)
     # THEN it writes no file
     assert done.returncode == 0, done.stderr
     assert [*tmp_path.rglob("*.pickle")] == []
@@ -75,7 +75,7 @@ def test_tracing_and_the_patch_are_separate_switches(
 ) -> None:
     # GIVEN one of the switches
     env[switch] = "1"
-    done = run("import torch" + JOB, backend, cwd=tmp_path, env=env)
+    done = run("import torch" + JOB, backend, cwd=tmp_path, env=env, new=True)
     # THEN only its function is on
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True" if switch == "PYTRACER_PATCH_TORCH" else "False")
@@ -97,7 +97,7 @@ os.environ[variable] = "0,1"
 last = getattr(torch, backend).device_count() - 1
 block = torch.empty(5000, dtype=torch.uint8, device=f"{backend}:{last}")
 """
-    done = run(program, backend, variable, cwd=tmp_path, env=env)
+    done = run(program, backend, variable, cwd=tmp_path, env=env, new=True)
     # THEN this device is recorded
     assert done.returncode == 0, done.stderr
     assert "pytracer" not in done.stderr

@@ -414,7 +414,7 @@ def test_before_the_device_is_initialised(
     env = _environment(**{variable: begin})
     # WHEN it changes settings before the device is initialised, and restores them before or after
     change = f"expandable_segments:{on}"
-    done = run(PROGRAM, backend, change, restored, cwd=tmp_path, env=env)
+    done = run(PROGRAM, backend, change, restored, cwd=tmp_path, env=env, new=True)
     # THEN the change is in force until the original settings are restored
     assert done.returncode == 0, done.stderr
     changed = f"{others},expandable_segments:{on}"
@@ -436,7 +436,7 @@ def test_a_new_process_has_the_settings(
     monkeypatch.setenv(variable, setting)
     # WHEN a process is started for a change
     env = _environment(**{variable: setting, **change.variables("expandable_segments:True")})
-    done = run(PROGRAM, backend, "expandable_segments:False", cwd=tmp_path, env=env)
+    done = run(PROGRAM, backend, "expandable_segments:False", cwd=tmp_path, env=env, new=True)
     # THEN it has both settings, except that of another backend's variable
     assert done.returncode == 0, done.stderr
     is_foreign = (variable, backend) == ("PYTORCH_NPU_ALLOC_CONF", "cuda")
@@ -478,7 +478,7 @@ def test_settings_of_the_environment(backend: str, tmp_path: Path) -> None:
     if backend == "npu":
         pytest.skip("torch_npu cannot change this setting")
     env = _environment(PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:40")
-    done = run(ENVIRONMENT_PROGRAM, cwd=tmp_path, env=env)
+    done = run(ENVIRONMENT_PROGRAM, cwd=tmp_path, env=env, new=True)
     assert done.stdout.split() == ["40", "40", "64", "40"], done.stderr
 
 
@@ -515,7 +515,7 @@ def test_another_allocator(backend: str, tmp_path: Path) -> None:
     if backend == "npu":
         pytest.skip("torch_npu has no such allocator")
     env = _environment(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
-    done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env)
+    done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env, new=True)
     assert "ConfigError: the CUDA allocator is cudaMallocAsync" in done.stderr
     # AND the setting can be tried in a new process
     assert change.check_in_new_process("backend:cudaMallocAsync") == "cuda"
@@ -525,7 +525,7 @@ def test_a_process_with_a_wrong_variable(backend: str, tmp_path: Path) -> None:
     # GIVEN a variable that the allocator refuses, WHEN THEN the error of a change says so
     variable = f"PYTORCH_{backend.upper()}_ALLOC_CONF"
     env = _environment(**{variable: "foo:1"})
-    done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env)
+    done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env, new=True)
     assert "ConfigError: " in done.stderr
     assert "'foo'" in done.stderr.splitlines()[-1]
     assert "started with" in done.stderr.splitlines()[-1]

@@ -181,7 +181,9 @@ class Program:
             with annotate(f"child {number}"):
                 kept = [self.empty(2000 + number)]
                 kept.append(self.empty(17))
-                thread = threading.Thread(target=annotate(f"child {number}")(lambda: kept.pop()))
+                thread = threading.Thread(
+                    target=annotate(f"child {number}")(lambda: kept.__delitem__(-1))
+                )
                 thread.start()
                 thread.join()
             own.dump(f"now{number}.pickle")

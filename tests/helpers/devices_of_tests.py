@@ -13,6 +13,10 @@ FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 
 WHERE = {
     "test_as_torchs_recorder": (EACH_VERSION, "the functions of torch's recorder"),
+    "test_as_torchs_recorder::test_the_history_stays_in_the_mode_state": (
+        ONCE,
+        "a session, which loses its history on the NPU",
+    ),
     "test_attach": (EACH_VERSION, "the hook's binary interface"),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_block_categories": (ONCE, "rules of the analysis"),

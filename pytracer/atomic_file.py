@@ -137,8 +137,9 @@ def _can_replace(file: BinaryIO, existing: BinaryIO) -> bool:
     try:
         if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
             os.fchown(file.fileno(), old.st_uid, old.st_gid)
-        os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
-    except PermissionError:
+        if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
+            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+    except OSError:  # not permitted, or the file system has no such owners or modes
         return False
     return True
 

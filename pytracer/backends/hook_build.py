@@ -226,7 +226,7 @@ class HookBuilder:
         so that not every process repeats the failure.
         """
         try:
-            private = self.folders.private().made()
+            private = self.folders.private().made(for_hooks=False)
         except OSError:  # several may build at once, and all get a hook
             return self.build_in_chosen(backend, name)
         lock_file = private.directory / f"{name}.lock"

@@ -96,10 +96,11 @@ class HookFolder:
             make=make,
         )
 
-    def made(self, room_bytes: int = 0) -> "HookFolder":
+    def made(self, room_bytes: int = 0, for_hooks: bool = True) -> "HookFolder":
         """Make the folder if it is missing; return it with its path without symbolic links.
 
         Args:
+            for_hooks: Whether hooks are kept there, and not only a lock.
             room_bytes: How much is written to a file that is deleted again. Quotas, and some file
                 systems of other machines, report that they are full only then.
 
@@ -108,7 +109,7 @@ class HookFolder:
         """
         folder, real = self._open(self.forbidden_mode or 0, make=True)
         os.close(folder)
-        if _is_noexec(Path(real)):
+        if for_hooks and _is_noexec(Path(real)):
             raise OSError(0, _NOEXEC)
         with tempfile.TemporaryFile(dir=real) as file:
             if room_bytes:

@@ -57,7 +57,7 @@ class Recording:
         self._leak = _check(item, "no_device_leak", "allow")
         devices = {check.device for check in (self._peak, self._leak) if check is not None}
         gc.collect()
-        self._tracer = Tracer(device=sorted(devices), trace_alloc_max_entries=RING_ENTRIES)
+        self._tracer = Tracer(None, device=sorted(devices), trace_alloc_max_entries=RING_ENTRIES)
         self._tracer.start()
         if untraced := self._tracer.stats()["untraced"]:
             self._tracer.stop()

@@ -71,7 +71,7 @@ class _Magic:
             )
         number = len(self._shell.history_manager.input_hist_raw) - 1
         try:
-            tracer = pytracer.Tracer(**options)
+            tracer = pytracer.Tracer(None, **options)
             tracer.start()
         except pytracer.ConfigError as error:
             raise UsageError(f"%%pytracer: {error}") from None

@@ -64,13 +64,15 @@ MAX_CLAIMED = 10_000
 
 _directories: dict[str, int] = {}  # how many tracers of this process write to each
 _claimed: dict[Path, object] = {}  # who used a name in this process; the last MAX_CLAIMED
-_written: set[Path] = set()  # by this process; at most MAX_CLAIMED
+_written: dict[Path, None] = {}  # by this process; the last MAX_CLAIMED
 _held: set[Path] = set()  # names that no other process of this node has
+_holding = threading.RLock()  # while a name is looked up in _held and added
 _parents_names: frozenset[Path] = frozenset()  # used before this process was forked
 
 
 def _forget_the_parents() -> None:
-    global _parents_names
+    global _parents_names, _holding
+    _holding = threading.RLock()  # a thread that this child lacks may have the parent's
     _parents_names |= _claimed.keys()
     _claimed.clear()
     _written.clear()
@@ -125,7 +127,7 @@ class Files:
         self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # a signal's handler may stop a tracer
 
     def begin(self) -> None:
         """Begin another recording, whose snapshot at the end is another file."""
@@ -146,6 +148,7 @@ class Files:
                 # A file may be written to in a folder in which no other file can be made.
                 if not os.access(self._output, os.W_OK, effective_ids=True):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                self._begun_ns = self._output.stat().st_mtime_ns
                 return
             if self._is_file:
                 # The folder of the file that a link leads to.
@@ -376,14 +379,22 @@ def _numbered(path: Path, number: int) -> Path:
 
 def note_written(path: str | os.PathLike[str]) -> None:
     """Note that this process has written a file, which it may overwrite."""
-    if len(_written) < MAX_CLAIMED:
-        _written.add(Path(os.path.abspath(os.fsdecode(path))))
+    _written[Path(os.path.abspath(os.fsdecode(path)))] = None
+    while len(_written) > MAX_CLAIMED:
+        _written.pop(next(iter(_written)), None)
 
 
 def _is_held(path: Path) -> bool:
     """Hold a name until the process ends; return False if another process of this node has it."""
-    if path in _held:
-        return True
+    with _holding:
+        if path in _held:
+            return True
+        if is_held := _hold(path):
+            _held.add(path)
+        return is_held
+
+
+def _hold(path: Path) -> bool:
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()
     try:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -394,8 +405,9 @@ def _is_held(path: Path) -> bool:
             raise
     except OSError as error:
         return error.errno != errno.EADDRINUSE  # where sockets are forbidden, times have to do
+    except Exception:  # the program has replaced sockets, or forbids them
+        return True
     holder.detach()  # never closed: the program may have closed the number, and opened its own file
-    _held.add(path)
     return True
 
 

@@ -216,7 +216,9 @@ class StepRecording:
                 "occurrence": occurrence.number,
             }
             path = self._writer.files.of_phase(first, occurrence.path[-1], occurrence.number)
-            self._writer.save(path, {**self.described(), "window": window, "waiting": False}, view)
+            described = {**self.described(), "window": window, "waiting": False}
+            if self._writer.save(path, described, view):
+                self._writer.report_steps(path)
 
     def finish_phases(self) -> None:
         """Write the files of phases that are not over yet."""

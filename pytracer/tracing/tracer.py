@@ -223,11 +223,11 @@ class Tracer(LiveAnswers):
         """
         if not self._session.is_ours:
             return
-        if error is not None and "cuda" in self._recording.indices and self._session.recording:
-            used = self._recording.view(history=False).used_devices
-            oom.notify_hidden(error, {*self._recording.indices["cuda"]} & {*used})
         view: _core.View | None = None
         try:
+            if error is not None and "cuda" in self._recording.indices and self._session.recording:
+                used = self._session.view(history=False).used_devices
+                oom.notify_hidden(error, {*self._recording.indices["cuda"]} & {*used})
             self._step_recording.finish_phases()
             self._stop()
             view = self._recording.view()

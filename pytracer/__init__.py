@@ -73,8 +73,17 @@ def __getattr__(name: str) -> object:
         value: object = _version()
     elif name in _HOMES:
         import importlib
+        import importlib.util
 
-        value = getattr(importlib.import_module(f"pytracer.{_HOMES[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"pytracer.{_HOMES[name]}"), name)
+        except ImportError as error:
+            if importlib.util.find_spec("pytracer._core") is not None:
+                raise
+            raise ImportError(
+                f"Python imports the sources in {__path__[0]}, not the installed package. Start "
+                "the program in another folder, or install the package with `pip install .`"
+            ) from error
     else:
         raise AttributeError(f"module 'pytracer' has no attribute {name!r}")
     globals()[name] = value

@@ -20,7 +20,9 @@ def warn_once(message: str, kind: str | None = None) -> None:
         _logged.add(kind)
         with contextlib.suppress(Exception):  # a logging handler of the program may raise
             _end_progress_bar()
-            _log.warning("pytracer: %s", message)
+            prefix = _prefix()
+            for line in message.splitlines():  # lines of several processes may be mixed
+                _log.warning("%s%s", prefix, line)
 
 
 def report_once(message: str, kind: str | None = None) -> None:
@@ -32,7 +34,15 @@ def report_once(message: str, kind: str | None = None) -> None:
         warn_once(message, kind)
         with contextlib.suppress(Exception):  # there may be no stderr
             if not _logs_to_stderr():
-                print_line(f"pytracer: {message}")
+                print_line("\n".join(f"pytracer: {line}" for line in message.splitlines()))
+
+
+def _prefix() -> str:
+    """Return what each line begins with: nothing if the program's logging names the logger."""
+    handlers = [*_log.handlers, *(_log.root.handlers if _log.propagate else [])]
+    formats = [str(getattr(handler.formatter, "_fmt", "")) for handler in handlers]
+    named = all("(name)" in format or "{name}" in format for format in formats)
+    return "" if formats and named else "pytracer: "
 
 
 def _logs_to_stderr() -> bool:

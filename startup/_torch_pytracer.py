@@ -40,7 +40,7 @@ def autoload() -> None:
         except Exception as error:
             import logging
 
-            logging.getLogger("pytracer").warning("pytracer: not recording: %r", error)
+            logging.getLogger("pytracer").warning("pytracer: nothing is recorded: %r", error)
     elif _has_variables():
         try:
             from pytracer.activation import unused_variables

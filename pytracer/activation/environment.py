@@ -47,7 +47,7 @@ def begin(begin_in_child: Callable[[], None]) -> None:
     try:
         _begin(begin_in_child)
     except ConfigError as error:
-        warn_once(f"not recording: {_with_variable_name(str(error))}")
+        warn_once(f"nothing is recorded, and the job continues: {_with_variable_name(str(error))}")
 
 
 def _begin(begin_in_child: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ def begin() -> None:
 
         environment.begin(begin)
     except Exception as error:
-        _warn(f"not recording: {error!r}. The job continues untraced; please report this")
+        _warn(f"nothing is recorded, and the job continues: {error!r}. Please report this")
 
 
 def _warn(message: str) -> None:

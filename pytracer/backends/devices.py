@@ -5,7 +5,12 @@ import sys
 from collections.abc import Callable, Iterable
 
 from pytracer.backends.driver_memory import process_bytes
-from pytracer.backends.names import ACCELERATORS, MAX_ACCELERATORS, NO_CACHING_VARIABLE
+from pytracer.backends.names import (
+    ACCELERATORS,
+    MAX_ACCELERATORS,
+    NO_CACHING_VARIABLE,
+    RECORD_THE_CPU,
+)
 from pytracer.backends.running_torch import (
     built_backends,
     is_initialised_or_initialising,
@@ -94,7 +99,7 @@ def indices(backend: str, wanted: list[int] | None) -> list[int]:
     if is_lost_at_fork(backend):
         raise HookError(
             f"this process was forked from one that used the {name} device, so it cannot use the "
-            'device; start it by spawn, or set device="cpu"'
+            f"device; start it by spawn, or {RECORD_THE_CPU}"
         )
     count = _count_without_initialising(backend)
     if count is None:
@@ -105,7 +110,7 @@ def indices(backend: str, wanted: list[int] | None) -> list[int]:
             f'name the devices to record, as in device=["{backend}:0"]'
         )
     if count == 0:
-        raise HookError(f'torch finds no {name} device; set device="cpu" or "auto"')
+        raise HookError(f"torch finds no {name} device; {RECORD_THE_CPU}")
     if (variable := NO_CACHING_VARIABLE[backend]) in os.environ:
         raise HookError(
             f"{variable} is set, and torch's allocator then reports no events; unset it"

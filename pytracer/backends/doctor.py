@@ -14,6 +14,7 @@ from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import Found
 from pytracer.backends.names import ACCELERATORS, AUTOGRAD, HOST, LIBRARIES
+from pytracer.backends.running_torch import built_backends
 from pytracer.errors import HookError
 
 _OPTIONS = {AUTOGRAD: " with forward_stacks=True", HOST: " with pinned_memory=True"}
@@ -144,6 +145,8 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
         if backend in ACCELERATORS:
             devices.indices(backend, None)
         elif backend == HOST:
+            if "cuda" not in built_backends():
+                raise HookError("pinned memory is recorded only with CUDA; not needed otherwise")
             devices.indices("cuda", None)
         found = builder.find(backend)
         if found is None:

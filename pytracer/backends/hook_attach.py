@@ -150,7 +150,7 @@ class Hooks:
                 )
         except Exception as error:
             self._late_problems[found.backend] = str(error)
-            warn_once(f"not recording {found.backend}: {error}")
+            warn_once(f"{found.backend.upper()} is not recorded: {error}")
 
 
 HOOKS = Hooks()

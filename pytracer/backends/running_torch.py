@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from pytracer.backends.names import ACCELERATORS
+from pytracer.backends.names import ACCELERATORS, RECORD_THE_CPU
 from pytracer.errors import HookError
 
 
@@ -68,12 +68,12 @@ def _require_cuda() -> None:
     if torch.version.hip is not None:
         raise HookError(
             f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
-            'record; set device="cpu"'
+            f"record; {RECORD_THE_CPU}"
         )
     if torch.version.cuda is None:
         raise HookError(
             f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or "
-            'set device="cpu"'
+            f"{RECORD_THE_CPU}"
         )
 
 
@@ -83,7 +83,7 @@ def _import_torch_npu() -> None:
     except ModuleNotFoundError as error:
         if error.name == "torch_npu":
             raise HookError(
-                'torch_npu is not installed for this Python; install it, or set device="cpu"'
+                f"torch_npu is not installed for this Python; install it, or {RECORD_THE_CPU}"
             ) from error
         raise HookError(
             f"importing torch_npu failed ({error}); install the missing module"

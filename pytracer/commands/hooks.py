@@ -10,8 +10,8 @@ from rich.text import Text
 
 from pytracer.backends.doctor import Examination, examine
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.names import AUTOGRAD, BACKENDS, HOST, LIBRARIES, package_of
-from pytracer.backends.running_torch import built_backends
+from pytracer.backends.names import ACCELERATORS, AUTOGRAD, BACKENDS, HOST, LIBRARIES, package_of
+from pytracer.backends.running_torch import built_backends, torch_module
 from pytracer.commands.json_output import write_json
 from pytracer.commands.shared_options import json_options
 from pytracer.errors import ConfigError, HookError
@@ -97,6 +97,8 @@ def list_hooks(context: click.Context) -> None:
     builder = _hooks(context).builder
     for backend in LIBRARIES:
         try:
+            if backend in ACCELERATORS:
+                torch_module(backend)  # or there is no torch for it
             found = builder.find(backend)
             place = f"{found.path} ({found.folder})" if found else "not built yet"
         except HookError as error:

@@ -172,10 +172,6 @@ class ReplacedFunctions:
                 failed.stop()
             return problem
         self._sessions[owner] = session
-        if arguments.stacks == "all":
-            warn_once(
-                'stacks="all" is not supported: pytracer records Python frames, and no C++ frames'
-            )
         return None
 
     def _begin_torchs_part(self, owner: str, arguments: RecordArguments) -> None:

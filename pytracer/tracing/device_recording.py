@@ -123,7 +123,8 @@ class DeviceRecording:
         reason = str(error) if isinstance(error, PytracerError) else repr(error)
         self._untraced[name] = reason
         rest = "" if self.session.recording else ". The job continues untraced"
-        warn_once(f"not recording {name}: {reason}{rest}")
+        shown = "pinned memory" if name == HOST else name.upper()
+        warn_once(f"{shown} is not recorded: {reason}{rest}")
 
     def start(self, indices: Indices, step: int, history: bool) -> None:
         """Record these devices from now on.

@@ -8,9 +8,17 @@ to `pytracer explain`.
 from pathlib import Path
 
 from pytracer.log import report_once
+from pytracer.tracing import ranks
 
 MOST_BYTES = 16 * 2**20
 """The largest file that is read: about 250,000 events, 0.2 s and 100 MB of host memory."""
+
+
+def report(message: str, kind: str | None = None) -> None:
+    """Log lines as `report_once` does. Each names the rank, because ranks write into one log."""
+    rank = ranks.current()
+    name = f"rank {rank.rank}: " if rank.is_one_of_several else ""
+    report_once("\n".join(name + line for line in message.splitlines()), kind)
 
 
 def explain(path: Path, device: int) -> None:
@@ -28,11 +36,11 @@ def explain(path: Path, device: int) -> None:
         from pytracer.reading.reader import load
 
         (explanation,) = explain(load(path), device)
-        report_once("\n  ".join(lines(explanation)))
+        report("\n".join(lines(explanation)))
     except FileNotFoundError:
         return  # `on_snapshot` has moved the file
     except Exception as error:
-        report_once(
+        report(
             f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
             "read it with `pytracer explain`",
             "out-of-memory not explained",

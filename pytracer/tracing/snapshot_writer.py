@@ -1,9 +1,11 @@
 """Writes the snapshots of one tracer, and counts and reports what fails."""
 
 import contextlib
+import errno
 import os
 import pickle
 import platform
+import shutil
 import socket
 import sys
 import time
@@ -19,7 +21,7 @@ from pytracer.backends import oom
 from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
-from pytracer.text import END_LINE, brief, printable
+from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import oom_log, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
@@ -33,6 +35,17 @@ FORMAT_VERSION = (1, 8)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
+
+
+def _reason(failure: Exception, path: Path) -> str:
+    """Return why a file was not written, and what to do if the disk is full."""
+    if getattr(failure, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+        return str(failure)
+    free = size(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else "nothing"
+    return (
+        f"the disk is full, or the user's part of it ({free} free). The job continues. Free space, "
+        f"or set {variable('output')} to another disk"
+    )
 
 
 def metadata(recording: DeviceRecording) -> Metadata:
@@ -177,7 +190,7 @@ class SnapshotWriter:
                     self.write(path, more, view)
         except Exception as failure:
             kind = f"not written: {getattr(failure, 'strerror', None) or type(failure)}"
-            self.fail(f"the snapshot {path} was not written: {failure}", kind)
+            self.fail(f"the snapshot {path} was not written: {_reason(failure, path)}", kind)
             return False
         try:
             self.files.written(path)
@@ -258,14 +271,14 @@ class SnapshotWriter:
             return
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
-            report_once(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
+            oom_log.report(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
             # After an out-of-memory of the CPU, reading might fail too.
             if event.device >= 0 and event.requested_bytes:
                 oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
-            report_once(
+            oom_log.report(
                 f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"

@@ -53,8 +53,9 @@ class FrameworkSteps(Source):
     name = "framework"
     first_step = 0
     remedy = (
-        "verl reports the steps of its global_profiler.steps (with profile_continuous_steps only "
-        "the first of consecutive ones); without verl, give another step_from"
+        "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the steps in "
+        "global_profiler.steps; with profile_continuous_steps, only the first of consecutive ones "
+        "is reported"
     )
 
     def __init__(self, enter: EnterStep) -> None:
@@ -103,11 +104,11 @@ class OptimizerSteps(Source):
                 return
             self._followed = weakref.ref(optimizer)
             self.name = f"optimizer {name}"
-            warn_once(
-                f"steps are counted by the first {name} that steps, and by no other optimizer"
-            )
         if self._followed() is optimizer:
             self._enter(None)
+        elif self._wanted in ("", name := type(optimizer).__name__):
+            first = self.name.removeprefix("optimizer ")
+            warn_once(f"steps are those of the first {first}; another {name} is not counted")
 
     def program_steps(self) -> None:
         """Warn once if both this optimizer and the program end steps."""

@@ -264,5 +264,7 @@ print(json.dumps([last, results]))
     assert with_cpu[0] == [-1, *before]
     if missing := sorted({0, last} - {*before}):
         names = ", ".join(f"{backend}:{index}" for index in missing)
-        assert f"not recording {names}: the device appeared when the CPU was" in done.stderr
+        assert (
+            f"{names.upper()} is not recorded: the device appeared when the CPU was" in done.stderr
+        )
         assert "the device appeared when the CPU was already being recorded" in with_cpu[1]

@@ -299,16 +299,12 @@ def test_the_number_of_entries_is_limited(patched: Torch) -> None:
         assert metadata["stand_in"]["max_entries"] == entries
 
 
-def test_missing_cpp_frames_are_reported_once(
-    patched: Torch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_cpp_frames_are_not_recorded_without_a_warning(
+    patched: Torch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "_logged", set())
     with caplog.at_level(logging.WARNING, "pytracer"):
-        patched.record(stacks="python")
-        assert caplog.text == ""
-        patched.record(stacks="all")
-        patched.record(stacks="all")
-    assert caplog.text.count("C++ frames") == 1
+        patched.record(stacks="all")  # torch's default
+    assert caplog.text == ""
     assert patched.snapshot()["pytracer"]["stand_in"]["stacks"] == "all"
 
 

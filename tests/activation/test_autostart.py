@@ -394,7 +394,7 @@ def test_a_user_module_with_the_name_of_the_package(tmp_path: Path, env: Env) ->
     program = f"import os\nos.environ['PYTRACER'] = '1'\n{untraced}"
     done = python("-c", program, cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert done.stderr == "pytracer: not recording: ValueError('mine')\n"
+    assert done.stderr == "pytracer: nothing is recorded: ValueError('mine')\n"
 
 
 def test_a_torch_that_cannot_be_imported(tmp_path: Path, env: Env) -> None:

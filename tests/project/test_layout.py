@@ -246,3 +246,14 @@ print(len(ours), "torch" in sys.modules, *ours)
     # THEN it has imported at most 40 modules of pytracer, and no torch
     count, has_torch, *_ = done.stdout.splitlines()[-1].split()
     assert (int(count) <= 40, has_torch) == (True, "False"), done.stdout
+
+
+def test_sources_that_are_not_installed_say_so(tmp_path: Path) -> None:
+    # GIVEN a folder that has pytracer's sources, WHEN a program that starts there imports them
+    (tmp_path / "pytracer").symlink_to(ROOT / "pytracer")
+    code = "import pytracer; pytracer.Tracer"
+    command = [sys.executable, "-S", "-c", code]  # without the installed package
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    # THEN the error says what it has imported, and what to do
+    assert done.returncode == 1
+    assert "Start the program in another folder" in done.stderr.splitlines()[-1]

@@ -1,7 +1,10 @@
 """Do the lines about out-of-memories and files reach stderr, whatever the program logs?"""
 
+import errno
 import logging
 import logging.config
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 import pytracer
 from pytracer import log
 from pytracer.backends import oom
+from pytracer.tracing import snapshot_writer
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +60,55 @@ def test_an_out_of_memory(
     lines = [line for line in capsys.readouterr().err.splitlines() if "out of memory" in line]
     assert len(lines) == 1
     assert lines[0].startswith("pytracer: out of memory: wrote ")
+
+
+@pytest.mark.parametrize(
+    ("format", "prefix"),
+    [
+        ("%(levelname)s:%(name)s:%(message)s", "WARNING:pytracer:"),
+        ("%(asctime)s %(message)s", "2 pytracer: "),
+    ],
+)
+def test_each_line_names_pytracer_once(
+    format: str, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a program's own format of lines, WHEN a message has two lines
+    to_stderr()
+    logging.getLogger().handlers[-1].setFormatter(logging.Formatter(format, datefmt="2"))
+    log.report_once("first\nsecond")
+    # THEN each of them says once where it comes from
+    assert capsys.readouterr().err.splitlines() == [f"{prefix}first", f"{prefix}second"]
+
+
+def test_the_lines_about_an_out_of_memory_name_the_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN one of several ranks, which write into one log
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    # WHEN its memory runs out
+    with pytracer.Tracer("run.pickle", device="cpu"):
+        oom._notify(oom.OutOfMemory(-1, 2**40, 2**30, 2**20))
+    # THEN the line says so
+    assert "pytracer: rank 3: out of memory: wrote " in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a disk that gets full while a recording runs
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytracer.Tracer("run.pickle", device="cpu"):
+        torch.empty(1000)
+        monkeypatch.setattr(snapshot_writer, "open_atomically", fail)
+    # THEN the line says how much is free, and which variable helps
+    text = capsys.readouterr().err
+    assert re.search(
+        r"run.pickle was not written: the disk is full.* free\)\. The job contin", text
+    )
+    assert "set PYTRACER_OUTPUT to another disk" in text
 
 
 def test_a_file_that_could_not_be_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -354,9 +354,7 @@ def test_a_failing_check_of_the_file(
         wait_until(lambda: len(looks) > 3)
         send()
         wait_for(1, tmp_path)
-    assert caplog.messages == [
-        "pytracer: a snapshot on demand failed: RuntimeError('what is this?')"
-    ]
+    assert caplog.messages == ["a snapshot on demand failed: RuntimeError('what is this?')"]
 
 
 def test_a_program_that_closes_all_descriptors(

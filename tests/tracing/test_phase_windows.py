@@ -388,7 +388,7 @@ def test_a_phase_that_cannot_be_recorded_has_no_file(
         tracer.step()
         assert tracer.stats()["failures"] == 2
     assert {*read(tmp_path)} == {"step1"}
-    assert re.fullmatch(r"pytracer: the phase rollout gets no file: .*", caplog.messages[0])
+    assert re.fullmatch(r"the phase rollout gets no file: .*", caplog.messages[0])
     assert len(caplog.messages) == 1
 
 

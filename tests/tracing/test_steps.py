@@ -214,7 +214,7 @@ def test_a_schedule_that_fails_later(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert tracer.current_step == 5
     assert names(tmp_path) == ["step1/P.pickle", "step2/P.pickle"]
     (message,) = caplog.messages
-    assert message.startswith("pytracer: the schedule failed for step 3, so no further step")
+    assert message.startswith("the schedule failed for step 3, so no further step")
 
 
 # --- ends of windows ------------------------------------------------------------------------------
@@ -382,11 +382,9 @@ def test_the_first_optimizer_that_steps_reports_the_steps(
     assert 1002 in allocated(only(tmp_path / "step2"))
     assert only(tmp_path / "step2")["pytracer"]["step_from"] == "optimizer AdamW"
     first, second = caplog.messages
-    assert first == (
-        "pytracer: steps are counted by the first AdamW that steps, and by no other optimizer"
-    )
+    assert first == "steps are those of the first AdamW; another SGD is not counted"
     # AND a message says that the program counts its steps twice
-    assert second.startswith("pytracer: steps are counted twice: the program calls tracer.step(), ")
+    assert second.startswith("steps are counted twice: the program calls tracer.step(), ")
     assert "each step of the optimizer AdamW" in second
     # AND after the recording no optimizer is counted
     actor.step()
@@ -564,7 +562,7 @@ def test_a_tracer_that_finds_nothing_to_record(
     ("step_from", "remedy"),
     [
         (None, "call tracer.step() at the end of each step, or give step_from"),
-        ("framework", "verl reports the steps of its global_profiler.steps"),
+        ("framework", "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, "),
         ("optimizer:Adam", "optimizer Adam: none has stepped"),
     ],
 )
@@ -576,8 +574,7 @@ def test_steps_that_are_never_reported_are_logged(
         torch.empty(10)
     (message,) = caplog.messages
     assert message.startswith(
-        "pytracer: no step was reported, so no snapshot of the selected steps was written: "
-        f"{remedy}"
+        f"no step was reported, so no snapshot of the selected steps was written: {remedy}"
     )
     assert names(tmp_path) == []
 
@@ -611,7 +608,7 @@ def test_steps_that_do_not_come_are_reported_early(
             kept = torch.empty(10)
             end_of_timers()
             (message,) = caplog.messages
-        assert message.startswith("pytracer: no step has been reported for 0.02 s, so no snapshot")
+        assert message.startswith("no step has been reported for 0.02 s, so no snapshot")
         del kept
 
 
@@ -777,7 +774,7 @@ def test_a_step_that_fails_does_not_fail_the_job(
         tracer.step()
         tracer.step()
         assert (tracer.current_step, tracer.stats()["failures"]) == (3, 2)
-        assert caplog.messages == ["pytracer: step 2 is not recorded: MemoryError(2)"]
+        assert caplog.messages == ["step 2 is not recorded: MemoryError(2)"]
         # AND later windows are written
         monkeypatch.undo()
         job(tracer, 1)
@@ -969,6 +966,6 @@ def test_another_verl(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     verl.follow()
     (message,) = caplog.messages
     assert message.startswith(
-        "pytracer: verl's steps are not recorded: its DistProfiler is unknown: AttributeError("
+        "verl's steps are not recorded: its DistProfiler is unknown: AttributeError("
     )
     assert not hasattr(DistProfiler.start, "_pytracer")

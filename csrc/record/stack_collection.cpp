@@ -1,4 +1,4 @@
-// The part of StackTable that frees stacks.
+// The part of StackTable that frees stacks, and what they alone referred to.
 #include <algorithm>
 
 #include "record/stack_table.h"
@@ -19,7 +19,9 @@ void StackTable::want_collection() noexcept {
   // A collection looks at every stack and at every id that is in use. Where it frees few stacks, it
   // must not begin again at once.
   const uint64_t worth = stacks_.end() / 8 + marked_ids_ / 32;
-  if (room < max_bytes_ / 16 && since_collection_ >= worth) {
+  const uint64_t for_frames = max_bytes_ - bytes_ + free_frames_ * sizeof(Frame);
+  const bool frames_are_low = for_frames < max_bytes_ / 16 && dead_codes_ > code_count_ / 8;
+  if ((room < max_bytes_ / 16 || frames_are_low) && since_collection_ >= worth) {
     wanted_.store(true, std::memory_order_relaxed);
   }
 }
@@ -69,16 +71,48 @@ StackTable::Sweep StackTable::sweep() noexcept {
     std::lock_guard lock(mutex_);
     if (pins_.load(std::memory_order_acquire) > 0) return Sweep::unfinished;
     if (marks_are_stale_) return Sweep::marks_are_stale;
-    const StackTree::Swept swept = stacks_.sweep(kBurst);
+    const StackTree::Swept swept =
+        stacks_.sweep(kBurst, [this](uint32_t frame) { stack_freed(frame); });
     walks_ -= swept.walks;
     freed_ += swept.walks;
     truncated_ -= swept.truncated;
-    if (swept.done) {
+    if (swept.done && remove_unused_codes(kBurst)) {
       wanted_.store(false, std::memory_order_relaxed);
       return Sweep::done;
     }
   }
   return Sweep::unfinished;
+}
+
+void StackTable::stack_freed(uint32_t frame) noexcept {
+  if (StackLink::is_link(frame)) return;
+  const uint32_t id = frames_[frame].code;
+  if (--codes_[id].stacks == 0 && codes_[id].pointer == nullptr) note_unused(id);
+}
+
+void StackTable::note_unused(uint32_t code) noexcept {
+  codes_[code].next = unused_codes_;
+  unused_codes_ = code;
+}
+
+bool StackTable::remove_unused_codes(uint32_t most) noexcept {
+  for (; unused_codes_ != 0 && most != 0; --most, --dead_codes_, ++free_codes_) {
+    const uint32_t id = unused_codes_;
+    const Code code = codes_[id];
+    unused_codes_ = code.next;
+    for (uint32_t frame = code.newest_frame; frame != 0; ++free_frames_) {
+      const uint32_t next = frames_[frame].next_of_code;
+      frames_[frame] = {nullptr, 0, 0, 0, frame_place_, 0};
+      frame_place_ = frame;
+      frame = next;
+    }
+    if (!code.named) bytes_ -= kNameBytes;  // there was no room for a frame
+    release_string(code.filename);
+    release_string(code.name);
+    codes_[id] = {nullptr, code_place_, 0, 0, 0, 0, false};
+    code_place_ = id;
+  }
+  return unused_codes_ == 0;
 }
 
 std::shared_ptr<StackTable> StackTable::pinned(std::shared_ptr<StackTable> table) {

@@ -14,12 +14,8 @@ uint32_t max_items(uint64_t max_bytes) noexcept {
   return static_cast<uint32_t>(std::min<uint64_t>(max_bytes / sizeof(Item) + 2, 1u << 30));
 }
 
-// What a string costs besides its characters: itself, and its node in the map.
-constexpr uint64_t kStringBytes = sizeof(std::string) + 64;
 // What an item costs in its index: a bucket.
 constexpr uint64_t kIndexBytes = sizeof(uint32_t);
-// The room that is reserved for the two names of a code object until they are read.
-constexpr uint64_t kNameBytes = 2 * kStringBytes + 256;
 constexpr int32_t kUnresolved = INT32_MIN;
 
 uint64_t mix(uint64_t hash, uint64_t value) noexcept {
@@ -52,7 +48,7 @@ StackTable::StackTable(uint64_t max_bytes)
       stacks_(max_items<Stack>(max_bytes)),
       bytes_(code_index_.bytes() + frame_index_.bytes() + stacks_.bytes() + cache_.reserve(1)),
       strings_(2 * size_t{max_items<Code>(max_bytes)} + 2) {
-  strings_[0] = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
+  strings_[0].text = &string_ids_.emplace(std::string(), 0).first->first;  // a name that was not read
 }
 
 uint64_t StackTable::new_seed() noexcept {
@@ -69,9 +65,16 @@ bool StackTable::take(uint64_t bytes) noexcept {
 uint32_t StackTable::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_index_.find(
       hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
-  if (known != 0 || !take(sizeof(Code) + kIndexBytes + kNameBytes)) return known;
-  const uint32_t id = code_count_++;
-  codes_[id] = {pointer, 0, 0, 0, 0, false};
+  const uint64_t place = code_place_ != 0 ? 0 : sizeof(Code) + kIndexBytes;
+  if (known != 0 || !take(place + kNameBytes)) return known;
+  uint32_t id = code_place_;
+  if (id != 0) {
+    code_place_ = codes_[id].next;
+    --free_codes_;
+  } else {
+    id = code_count_++;
+  }
+  codes_[id] = {pointer, 0, 0, 0, 0, 0, false};
   code_index_.insert(id);
   return id;
 }
@@ -85,8 +88,15 @@ inline uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
 
 uint32_t StackTable::add_frame(const RawFrame& raw) noexcept {
   const uint32_t code = intern_code(raw.code);
-  if (code == 0 || !take(sizeof(Frame) + kIndexBytes)) return 0;
-  const uint32_t id = frame_count_++;
+  if (code == 0 || (frame_place_ == 0 && !take(sizeof(Frame) + kIndexBytes))) return 0;
+  uint32_t id = frame_place_;
+  if (id != 0) {
+    frame_place_ = frames_[id].next;
+    --free_frames_;
+    reused_frames_ = std::min(reused_frames_, id);
+  } else {
+    id = frame_count_++;
+  }
   frames_[id] = {raw.code, code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
   codes_[code].newest_frame = id;
   frame_index_.insert(id);
@@ -99,6 +109,7 @@ uint32_t StackTable::add_stack(uint32_t outer, uint32_t frame, bool truncated) n
     bytes_ += StackTree::kStackBytes;
   }
   if (++since_collection_ % 32 == 0) want_collection();
+  if (!StackLink::is_link(frame)) ++codes_[frames_[frame].code].stacks;
   return stacks_.add(outer, frame, truncated);
 }
 
@@ -190,12 +201,33 @@ Backward StackTable::backward(uint32_t id) const noexcept {
   return backward;
 }
 
-uint32_t StackTable::intern_string(std::string text) {
-  const auto known = string_ids_.find(text);
-  if (known != string_ids_.end()) return known->second;
-  const uint32_t id = string_count_++;
-  strings_[id] = &string_ids_.emplace(std::move(text), id).first->first;
-  return id;
+uint32_t StackTable::intern_string(std::string text) noexcept {
+  if (text.empty()) return 0;
+  try {
+    const uint64_t bytes = text.size() + kStringBytes;
+    const auto [known, is_new] = string_ids_.emplace(std::move(text), 0);
+    if (is_new && !take(bytes)) {
+      string_ids_.erase(known);
+      return 0;
+    }
+    if (is_new) {
+      known->second = string_place_ != 0 ? string_place_ : string_count_++;
+      if (known->second == string_place_) string_place_ = strings_[string_place_].uses;
+      strings_[known->second] = {&known->first, 0};
+    }
+    ++strings_[known->second].uses;
+    return known->second;
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+void StackTable::release_string(uint32_t id) noexcept {
+  if (id == 0 || --strings_[id].uses != 0) return;
+  bytes_ -= strings_[id].text->size() + kStringBytes;
+  string_ids_.erase(string_ids_.find(*strings_[id].text));
+  strings_[id] = {strings_[0].text, string_place_};
+  string_place_ = id;
 }
 
 void StackTable::name_code(Code& code) {
@@ -207,22 +239,10 @@ void StackTable::name_code(Code& code) {
   } catch (const std::bad_alloc&) {
     // What was not read stays empty.
   }
-  const auto cost = [this](const std::string& text) -> uint64_t {
-    return string_ids_.count(text) != 0 ? 0 : text.size() + kStringBytes;
-  };
-  const uint64_t filename_bytes = cost(filename);
-  const uint64_t name_bytes = name == filename ? 0 : cost(name);
-  {
-    // The kNameBytes that intern_code() reserved are exchanged for the bytes of the names under one
-    // lock. Otherwise a hook on another thread could take that room in between.
-    std::lock_guard lock(mutex_);
-    bytes_ -= kNameBytes;
-    if (!take(filename_bytes)) {
-      if (name == filename) name.clear();
-      filename.clear();
-    }
-    if (!take(name_bytes)) name.clear();
-  }
+  // The kNameBytes that intern_code() reserved are exchanged for the bytes of the names under one
+  // lock. Otherwise a hook on another thread could take that room in between.
+  std::lock_guard lock(mutex_);
+  bytes_ -= kNameBytes;
   code.filename = intern_string(std::move(filename));
   code.name = intern_string(std::move(name));
 }
@@ -251,27 +271,36 @@ void StackTable::code_destroyed(const void* pointer) noexcept {
     // The address may now be given to another code object: keys made before must not match.
     seed_.store(new_seed(), std::memory_order_release);
   }
-  for (; frame != 0; frame = frames_[frame].next_of_code) {
-    try {
-      resolve_frame(frames_[frame]);
-    } catch (const std::bad_alloc&) {
-      // The names stay empty.
-    }
-  }
+  for (; frame != 0; frame = frames_[frame].next_of_code) resolve_frame(frames_[frame]);
+  std::lock_guard lock(mutex_);
   codes_[id].pointer = nullptr;
+  ++dead_codes_;
+  if (codes_[id].stacks == 0) note_unused(id);
 }
 
 void StackTable::resolve() {
-  uint32_t end;
+  constexpr uint32_t kBurst = 1024;
+  uint32_t ids[kBurst];
+  uint32_t next, end;
   {
     std::lock_guard lock(mutex_);
+    next = std::min(resolved_frames_, reused_frames_);
     end = frame_count_;
+    reused_frames_ = UINT32_MAX;
   }
   // The GIL, held throughout, keeps the code objects alive; destroyed ones were read before.
-  for (; resolved_frames_ < end; ++resolved_frames_) {
-    Frame& frame = frames_[resolved_frames_];
-    if (codes_[frame.code].pointer != nullptr) resolve_frame(frame);
+  while (next < end) {
+    uint32_t count = 0;
+    {
+      std::lock_guard lock(mutex_);  // a hook may use a free place again
+      for (const uint32_t stop = std::min(end, next + kBurst); next < stop; ++next) {
+        const Frame& frame = frames_[next];
+        if (frame.pointer != nullptr && frame.line == kUnresolved) ids[count++] = next;
+      }
+    }
+    for (uint32_t i = 0; i < count; ++i) resolve_frame(frames_[ids[i]]);
   }
+  resolved_frames_ = end;
 }
 
 bool StackTable::has_stack(uint32_t id) const {
@@ -281,8 +310,8 @@ bool StackTable::has_stack(uint32_t id) const {
 
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  return {walks_,     frame_count_ - 1ull, code_count_ - 1ull, bytes_,
-          max_bytes_, truncated_,          dropped_,           freed_};
+  const uint64_t frames = frame_count_ - 1 - free_frames_, codes = code_count_ - 1 - free_codes_;
+  return {walks_, frames, codes, bytes_, max_bytes_, truncated_, dropped_, freed_};
 }
 
 }  // namespace pytracer

@@ -11,8 +11,9 @@
 // 4. Bounded by max_bytes. A stack that finds no place gets id 0 and is counted. A name that finds
 //    none, because it is far longer than usual, is empty.
 // 5. When places for stacks run low, a collection frees the stacks that nothing refers to
-//    (stack_collector.h). Frames, code objects and names stay. An id keeps its meaning while a ring,
-//    a live table, a queue or a hook has it, while the table is pinned, and while it is held.
+//    (stack_collector.h), and what it has of destroyed code objects that no stack refers to: a
+//    program may make and drop functions all the time. An id keeps its meaning while a ring, a live
+//    table, a queue or a hook has it, while the table is pinned, and while it is held.
 // More than 150 lines: collections (stack_collection.cpp) share the mutex and the counts.
 #pragma once
 
@@ -37,18 +38,19 @@ class StackTable {
   using Stack = StackTree::Stack;
   struct Frame {
     const void* pointer;  // of the code object; null once the code object is destroyed
-    uint32_t code;
+    uint32_t code;   // 0: a free place
     int32_t offset;  // of the instruction, in bytes
     int32_t line;    // unspecified until resolved
-    uint32_t next;
+    uint32_t next;   // in the index, or of the free places
     uint32_t next_of_code;
   };
   struct Code {
-    const void* pointer;  // null once the code object is destroyed
-    uint32_t next;
+    const void* pointer;  // null once the code object is destroyed and was read
+    uint32_t next;        // in the index, of the unused ones, or of the free places
     uint32_t newest_frame;
     uint32_t filename;  // string ids
     uint32_t name;
+    uint32_t stacks;  // whose frame is of this code object
     bool named;  // filename and name were read
   };
   struct Stats {
@@ -111,7 +113,7 @@ class StackTable {
   const Frame& frame(uint32_t id) const noexcept { return frames_[id]; }
   uint32_t filename(const Frame& frame) const noexcept { return codes_[frame.code].filename; }
   uint32_t name(const Frame& frame) const noexcept { return codes_[frame.code].name; }
-  const std::string& string(uint32_t id) const noexcept { return *strings_[id]; }
+  const std::string& string(uint32_t id) const noexcept { return *strings_[id].text; }
 
   // Any thread.
   bool has_stack(uint32_t id) const;  // whether an event may have it
@@ -119,6 +121,11 @@ class StackTable {
   Stats stats() const;
 
  private:
+  // What a string costs besides its characters: itself, and its node in the map.
+  static constexpr uint64_t kStringBytes = sizeof(std::string) + 64;
+  // The room that is reserved for the two names of a code object until they are read.
+  static constexpr uint64_t kNameBytes = 2 * kStringBytes + 256;
+
   // Under mutex_; 0: no room.
   uint32_t intern_walk(const RawFrame* raw, const Walk& walk) noexcept;
   uint32_t intern_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
@@ -127,13 +134,17 @@ class StackTable {
   uint32_t intern_frame(const RawFrame& raw) noexcept;
   uint32_t add_frame(const RawFrame& raw) noexcept;
   uint32_t add_stack(uint32_t outer, uint32_t frame, bool truncated) noexcept;
-  void want_collection() noexcept;  // if places for stacks run low
+  uint32_t intern_string(std::string text) noexcept;  // 0: no room
+  void release_string(uint32_t id) noexcept;
+  void stack_freed(uint32_t frame) noexcept;
+  void note_unused(uint32_t code) noexcept;
+  bool remove_unused_codes(uint32_t most) noexcept;  // returns whether that were all
+  void want_collection() noexcept;  // if places for stacks, or for frames, run low
   bool has_room(uint64_t bytes) const noexcept { return bytes_ + bytes <= max_bytes_; }
   bool take(uint64_t bytes) noexcept;  // counts the bytes, if there is room for them
   static uint64_t new_seed() noexcept;  // any thread
   // With the GIL, without mutex_.
   void name_code(Code& code);
-  uint32_t intern_string(std::string text);
   void resolve_frame(Frame& frame);
 
   struct CodeItems {
@@ -156,6 +167,11 @@ class StackTable {
   ReservedArray<Code> codes_;
   ReservedArray<Frame> frames_;
   uint32_t code_count_ = 1, frame_count_ = 1;
+  uint32_t code_place_ = 0, frame_place_ = 0;  // free places; lists through next
+  uint32_t free_codes_ = 0, free_frames_ = 0;
+  uint32_t dead_codes_ = 0;    // destroyed, and not yet removed
+  uint32_t unused_codes_ = 0;  // those without stacks; a list through next
+  uint32_t reused_frames_ = UINT32_MAX;  // from here on, places were used again since resolve()
   LinearHash<CodeItems> code_index_;
   LinearHash<FrameItems> frame_index_;
   StackTree stacks_;
@@ -185,11 +201,14 @@ class StackTable {
   };
   std::vector<std::unique_ptr<Held>> held_;  // the place of a released one is used again
   size_t next_held_ = 0, next_held_id_ = 0;  // of mark_held()
-  // Guarded by the GIL, not by mutex_.
-  uint32_t resolved_frames_ = 1;  // frames below this have their lines
+  struct String {
+    const std::string* text;  // a key of string_ids_
+    uint32_t uses;            // by code objects; of a free place, the next one
+  };
   std::unordered_map<std::string, uint32_t> string_ids_;
-  ReservedArray<const std::string*> strings_;  // the keys of string_ids_; [0] is empty
-  uint32_t string_count_ = 1;
+  ReservedArray<String> strings_;  // [0] is empty
+  uint32_t string_count_ = 1, string_place_ = 0;
+  uint32_t resolved_frames_ = 1;  // guarded by the GIL, not by mutex_
 };
 
 }  // namespace pytracer

@@ -12,6 +12,7 @@
 //    stack may be read without the mutex, as long as the stack cannot be freed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "record/stack_link.h"
@@ -74,7 +75,9 @@ class StackTree {
     bool done;
     uint32_t walks, truncated;  // how many of the freed stacks an event may have had
   };
-  Swept sweep(uint32_t most) noexcept;  // at most so many stacks
+  // Looks at `most` stacks at most, and calls `freed` with the frame or link of each that it frees.
+  template <class Freed>
+  Swept sweep(uint32_t most, const Freed& freed) noexcept;
 
   uint32_t end() const noexcept { return end_; }        // all ids are below
   uint32_t places() const noexcept { return places_; }  // that freed stacks left for new ones
@@ -120,6 +123,35 @@ inline uint32_t StackTree::add(uint32_t outer, uint32_t frame, bool truncated) n
   stacks_[id] = {frame, outer, 0, frames, truncated, static_cast<uint8_t>(kUsed | (mark_ ^ kMark))};
   index_.insert(id);
   return id;
+}
+
+template <class Freed>
+StackTree::Swept StackTree::sweep(uint32_t most, const Freed& freed) noexcept {
+  Swept swept{};
+  const uint32_t stop = static_cast<uint32_t>(std::min<uint64_t>(end_, uint64_t{swept_} + most));
+  for (; swept_ < stop; ++swept_) {
+    Stack& stack = stacks_[swept_];
+    if ((stack.state & kUsed) == 0 || is_marked(stack)) continue;
+    index_.erase(swept_);
+    if ((stack.state & kWalk) != 0) {
+      ++swept.walks;
+      swept.truncated += stack.truncated;
+    }
+    freed(stack.frame);
+    stack.state = 0;
+    if (freed_ == 0) first_freed_ = swept_;
+    stack.next = freed_;
+    freed_ = swept_;
+    ++freed_count_;
+  }
+  swept.done = swept_ >= end_;
+  if (swept.done && freed_ != 0) {
+    stacks_[first_freed_].next = place_;
+    place_ = freed_;
+    places_ += freed_count_;
+    freed_ = freed_count_ = 0;
+  }
+  return swept;
 }
 
 }  // namespace pytracer

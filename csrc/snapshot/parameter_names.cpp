@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "record/parameter_numbers.h"
+#include "view/events.h"
 
 namespace pytracer {
 
 namespace {
 
-constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 192 KiB
 constexpr uint64_t kNever = UINT64_MAX;
 
 bool is_allocation(const Event& event) { return event.action == PYTRACER_ALLOC; }
@@ -58,9 +58,9 @@ void ParameterNames::find_places() {
 // An allocation over a parameter's place is that of its block, or of an earlier block.
 void ParameterNames::find_since(const DeviceView& device) {
   auto& allocated = allocated_[static_cast<size_t>(&device - view_.devices.data())];
-  std::vector<Event> chunk(std::min(kChunk, device.capture.end - device.first));
-  for (uint64_t begin = device.first; begin < device.capture.end; begin += kChunk) {
-    const uint64_t end = std::min(begin + kChunk, device.capture.end);
+  std::vector<Event> chunk(std::min(kEventChunk, device.capture.end - device.first));
+  for (uint64_t begin = device.first; begin < device.capture.end; begin += kEventChunk) {
+    const uint64_t end = std::min(begin + kEventChunk, device.capture.end);
     for (uint64_t at = device.capture.ring->copy(begin, end, chunk.data()); at < end; ++at) {
       const Event& event = chunk[at - begin];
       if (is_allocation(event) && parameter(event.stack) != 0) allocated[event.address] = at;

@@ -6,12 +6,6 @@
 
 namespace pytracer {
 
-namespace {
-
-constexpr uint64_t kChunk = 4096;  // events read from the ring at a time: 192 KiB
-
-}  // namespace
-
 bool SnapshotWriter::write_traces(bool copy_first) {
   const int count = file_index(PYTRACER_HOST_DEVICE);
   traces_.resize(view_.devices.size());
@@ -50,7 +44,7 @@ bool SnapshotWriter::write_trace(const DeviceView& device, WrittenTrace& written
   };
   bool step_is_new = false, is_first = true, has_written = false;
   const uint64_t end = device.capture.end;
-  const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kChunk;
+  const uint64_t most = copy_first ? std::max<uint64_t>(end - device.first, 1) : kEventChunk;
   std::vector<Event> chunk(std::min(most, end - device.first));
   for (uint64_t begin = device.first; begin < end; begin += most) {
     const uint64_t chunk_end = std::min(begin + most, end);

@@ -92,12 +92,12 @@ void reset_after_fork() noexcept {
   throw Error(std::string(doing) + " failed: " + std::strerror(errno));
 }
 
-const int g_at_fork = pthread_atfork(nullptr, nullptr, &reset_after_fork);
+const int g_reset_at_fork = pthread_atfork(nullptr, nullptr, &reset_after_fork);
 
 }  // namespace
 
 int wake_event() {
-  if (g_at_fork != 0) throw Error("out of memory");
+  if (g_reset_at_fork != 0) throw Error("out of memory");
   if (!has_wake_event()) {
     close_ends();  // the program may have closed one of them
     int ends[2];

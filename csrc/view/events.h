@@ -9,6 +9,8 @@
 
 namespace pytracer {
 
+constexpr uint64_t kEventChunk = 4096;  // events that a writer reads from the ring at a time: 192 KiB
+
 // Copies a device's events. Returns those that were not overwritten meanwhile: a suffix.
 std::vector<Event> copy_events(const DeviceView& device);
 

@@ -1,7 +1,9 @@
 // A full stack table gives up the stacks that nothing refers to.
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -108,6 +110,40 @@ TEST(a_full_table_gives_up_stacks_that_nothing_refers_to) {
   CHECK(stacks_of(session).freed > kManyStacks / 2 && stacks_of(session).dropped == 0);
   CHECK(session.view().devices[0].capture.blocks.size() == 50);
   CHECK(session.view().devices[1].capture.segments.size() == 1);
+}
+
+TEST(what_a_table_has_of_dropped_functions_is_given_up) {
+  // GIVEN functions that are made, run once and dropped, as those of eval() are, each of a file of
+  // its own
+  Recorder::instance().set_walking(true);
+  folder_of_files = "generated";
+  Session session(options());
+  session.start();
+  for (uintptr_t code = 1000; code < 20'000; ++code) {
+    run_frames({frame_at(code, 1), frame_at(code, 2), frame_at(1, 3)});
+    alloc(64, 8);
+    release(64);
+    if (code % 100 == 0) session.view().stacks->resolve();  // reads the names of living functions
+    Recorder::code_destroyed(reinterpret_cast<const void*>(code));
+  }
+  // WHEN new functions run THEN they have stacks, and the table has next to nothing of the others
+  const StackTable::Stats stats = stacks_of(session);
+  CHECK(stats.dropped == 0 && stats.bytes <= kBound);
+  CHECK(stats.codes < 1000 && stats.frames < 2000);
+  // AND stacks that a view shows have their names
+  run_frames({frame_at(50'000, 1), frame_at(1, 3)});
+  alloc(64, 8);
+  release(64);
+  const View view = session.view();
+  view.stacks->resolve();
+  for (const Event& event : copy_events(view.devices[0])) {
+    CHECK(event.stack != 0);
+    const StackTable::Frame& frame = view.stacks->frame(view.stacks->stack(event.stack).frame);
+    const std::string& name = view.stacks->string(view.stacks->name(frame));
+    CHECK(name.size() == 6 && view.stacks->string(view.stacks->filename(frame)) ==
+                                  "generated" + name.substr(1) + ".py");
+  }
+  folder_of_files.clear();
 }
 
 TEST(a_stack_that_a_view_shows_is_not_given_up) {
@@ -275,4 +311,40 @@ TEST(stacks_are_given_up_while_threads_record) {
   for (std::thread& thread : threads) thread.join();
   check_stacks(session.view());
   CHECK(stacks_of(session).freed > 0 && stacks_of(session).bytes <= kBound);
+}
+
+TEST(functions_are_dropped_while_threads_record) {
+  Recorder::instance().set_walking(true);
+  Session session(options());
+  session.start();
+  std::atomic<bool> stop{false};
+  std::mutex gil;
+  std::vector<std::thread> threads;
+  for (uint64_t t = 1; t <= 3; ++t) {
+    threads.emplace_back([&stop, &gil, t] {
+      for (uint64_t code = t << 20; !stop; ++code) {
+        run_frames({frame_at(code, 1), frame_at(1, 3)});
+        alloc(t << 32, code);
+        release(t << 32);
+        std::lock_guard lock(gil);
+        Recorder::code_destroyed(reinterpret_cast<const void*>(code));
+      }
+    });
+  }
+  for (int i = 0; i < 100 || stacks_of(session).freed < 10'000; ++i) {
+    const View view = session.view();
+    {
+      std::lock_guard lock(gil);
+      view.stacks->resolve();
+    }
+    for (const Event& event : copy_events(view.devices[0])) {
+      if (event.stack == 0) continue;
+      const StackTable::Frame& frame = view.stacks->frame(view.stacks->stack(event.stack).frame);
+      CHECK(view.stacks->string(view.stacks->name(frame)) == "f" + std::to_string(event.size));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(stacks_of(session).bytes <= kBound);
 }

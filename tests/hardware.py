@@ -54,7 +54,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
     tests = ["-m", "pytest", "-q", f"--device={device}", f"--junitxml={report}", "--timeout=240"]
     names = ["test_attach", "test_parity", "test_cuts", "test_snapshot", "test_oom"]
     folder = ROOT / "tests" / "accelerator"
-    first = [str(folder / f"{name}.py") for name in names[: 1 if short else None]]
+    first = [str(folder / f"{name}.py") for name in names]
     rest = [str(folder), *(f"--ignore={path}" for path in first)]
     bench = [str(ROOT / "bench"), "--device", device, "--quick"]
     leaks = ["list_of_activations", "graph_of_losses", "cache_in_a_module", "replay_buffer"]
@@ -94,7 +94,11 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
     if extra is not None:
         programs += [Part(path.stem, [str(path)], 60) for path in sorted(extra.glob("*.py"))]
     if short:
-        return [Part("tests", [*tests, *first], 180), programs[0], programs[6]]
+        return [
+            Part("tests", [*tests, str(folder / "test_gauges.py")], 180),
+            programs[0],
+            programs[6],
+        ]
     figures = [
         Part(f"benchmark {name}", [*bench, name], 100)
         for name in ("per_event", "per_step", "dump", "startup")

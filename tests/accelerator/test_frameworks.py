@@ -434,6 +434,7 @@ def test_megatron(backend: str, tmp_path: Path) -> None:
     assert len(left.events("oom_rank-0_snapshot.pickle", "oom")) == 1
 
 
+@pytest.mark.long
 def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
     # GIVEN a job of verl's own controller with workers on two ranks, each with a device
     needs("verl")

@@ -50,7 +50,7 @@ def free_bytes(segments: list[dict[str, int]]) -> int:
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("device_mib", [39 << 10, 80 << 10])
+@pytest.mark.parametrize("device_mib", [39 << 10, pytest.param(80 << 10, marks=pytest.mark.long)])
 def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path) -> None:
     # WHEN the smaller model trains without expandable segments, on a device of 39 GiB, or on a
     # larger one of which the program allows itself 39 GiB

@@ -157,7 +157,10 @@ def test_levels_equal_the_allocators(
             assert [replay(snapshot, i).exact_from for i in devices] == [0 for _ in devices]
 
 
-@pytest.mark.parametrize("expandable", ["off", "on", "toggled"])
+@pytest.mark.parametrize(
+    "expandable",
+    ["toggled", *(pytest.param(value, marks=pytest.mark.long) for value in ("off", "on"))],
+)
 def test_a_ring_that_lost_its_first_events(
     backend: str, device: ModuleType, expandable: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Test `pytracer leaks` on an accelerator: the cases of tests/commands/test_leaks_command.py."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import leak_cases
@@ -17,7 +18,15 @@ def search(path: Path) -> DeviceLeaks:
     return device
 
 
-@pytest.mark.parametrize("case", leak_cases.LEAKS)
+def some(cases: Iterable[str]) -> list[object]:
+    """Return the cases of parameters; the CPU's tests have them all, so most are long here."""
+    return [
+        pytest.param(case, marks=pytest.mark.long if number % 4 else ())
+        for number, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("case", some(leak_cases.LEAKS))
 def test_each_leak_is_named(
     case: str, backend: str, recordings: leak_cases.Recordings, tmp_path: Path
 ) -> None:
@@ -31,7 +40,7 @@ def test_each_leak_is_named(
     assert device.exhausted_step == pytest.approx(60 + steps, abs=1)
 
 
-@pytest.mark.parametrize("case", leak_cases.INNOCENTS)
+@pytest.mark.parametrize("case", some(leak_cases.INNOCENTS))
 def test_no_innocent_is_accused(
     case: str, recordings: leak_cases.Recordings, tmp_path: Path
 ) -> None:
@@ -40,7 +49,9 @@ def test_no_innocent_is_accused(
     assert device.verdict in expected, device.growths
 
 
-@pytest.mark.parametrize("case", ["list_of_activations", "every_seventh_step", "replay_buffer"])
+@pytest.mark.parametrize(
+    "case", some(["list_of_activations", "every_seventh_step", "replay_buffer"])
+)
 def test_a_ring_that_lost_the_beginning(
     case: str, recordings: leak_cases.Recordings, tmp_path: Path
 ) -> None:

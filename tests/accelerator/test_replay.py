@@ -41,7 +41,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["real", "simulated"])
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="real", marks=pytest.mark.long),
+        pytest.param(False, id="simulated"),
+    ]
+)
 def real(request: pytest.FixtureRequest) -> bool:
     """Whether the real allocator of the device answers the requests, or the simulator does."""
     return bool(request.param)
@@ -113,6 +118,7 @@ def peaks(done: Replay, place: int) -> tuple[int | None, int | None]:
     return outcome.peak_reserved_bytes, outcome.device_allocs
 
 
+@pytest.mark.parametrize("real", [True, False], ids=["real", "simulated"])
 @pytest.mark.parametrize("settings", [SEGMENTS, EXPANDABLE])
 def test_a_replay_from_an_empty_allocator_equals_the_recording(
     record: Record, backend: str, tmp_path: Path, real: bool, settings: str
@@ -219,7 +225,13 @@ def test_memory_that_runs_out(record: Record, real: bool) -> None:
         assert done.deviation.equal == done.deviation.requests > 100
 
 
-@pytest.mark.parametrize("options", [("--late", 2500), ("--entries", 1000)], ids=["late", "ring"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--late", 2500), id="late"),
+        pytest.param(("--entries", 1000), id="ring", marks=pytest.mark.long),
+    ],
+)
 def test_the_deviation_of_an_incomplete_recording_is_reported(
     record: Record, backend: str, tmp_path: Path, options: tuple[object, ...]
 ) -> None:

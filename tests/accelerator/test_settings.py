@@ -401,8 +401,15 @@ def _environment(**changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
-@pytest.mark.parametrize("on", [True, False])
-@pytest.mark.parametrize("restored", ["before", "after"])
+@pytest.mark.parametrize(
+    ("on", "restored"),
+    [
+        (True, "after"),
+        (False, "before"),
+        pytest.param(True, "before", marks=pytest.mark.long),
+        pytest.param(False, "after", marks=pytest.mark.long),
+    ],
+)
 def test_before_the_device_is_initialised(
     on: bool, restored: str, backend: str, tmp_path: Path
 ) -> None:
@@ -447,7 +454,14 @@ def test_a_new_process_has_the_settings(
     assert change.check_in_new_process("expandable_segments:True") == backend
 
 
-@pytest.mark.parametrize("wrong", ["foo:1", "expandable_segments:maybe", "max_split_size_mb:abc"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "foo:1",
+        pytest.param("expandable_segments:maybe", marks=pytest.mark.long),
+        pytest.param("max_split_size_mb:abc", marks=pytest.mark.long),
+    ],
+)
 def test_a_new_process_refuses(wrong: str, backend: str) -> None:
     with pytest.raises(ConfigError, match=wrong.split(":")[0]) as error:
         change.check_in_new_process(wrong)

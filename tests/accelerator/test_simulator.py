@@ -36,7 +36,7 @@ from pytracer.variables import VARIABLE
 
 MIB = 2**20
 NO_LIMIT = UNLIMITED
-REQUESTS = int(os.environ.get("SIMULATOR_REQUESTS", "10000"))
+REQUESTS = int(os.environ.get("SIMULATOR_REQUESTS", amount(3_000, 10_000)))
 RUNS = int(os.environ.get("SIMULATOR_RUNS", amount(1, 3)))
 FIRST_SEED = int(os.environ.get("SIMULATOR_SEED", "0"))
 RESULTS = os.environ.get("SIMULATOR_RESULTS")

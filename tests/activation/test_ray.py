@@ -94,7 +94,9 @@ class Job:
         return sorted(found)
 
 
-@pytest.fixture(scope="module", params=["runtime_env", "exported"])
+@pytest.fixture(
+    scope="module", params=["runtime_env", pytest.param("exported", marks=pytest.mark.long)]
+)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Run actors with different ends, an idle one, one with a bad variable, and two ranks."""
     if importlib.util.find_spec("ray") is None:

@@ -97,6 +97,7 @@ def test_the_rows_are_those_of_the_local_engine_although_workers_are_killed(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_node_loses_nothing(tmp_path: Path) -> None:
     # GIVEN a cluster of three nodes, one of which is killed while it reads a file
     make_run(tmp_path / "run7", ranks=5, steps=8)

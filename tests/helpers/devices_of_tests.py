@@ -3,10 +3,14 @@
 A test runs on each version if torch's own code decides what it shows: the binary interface of a
 hook, the events of the allocator, its settings, the format of its snapshots. It runs on one version
 of each backend if only the backend matters, and once, on CUDA, if it shows something of pytracer's
-own code that needs some accelerator. On a real device, all tests run.
+own code that needs some accelerator. What takes long, and builds on what other tests show of each
+backend, runs on each only in `make test-long`. On a real device, all tests run.
 """
 
+from amount import LONG
+
 EACH_VERSION, EACH_BACKEND, ONCE = "each version", "each backend", "once"
+EACH_BACKEND_IN_LONG = EACH_BACKEND if LONG else ONCE
 
 FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 """The version of torch, by backend, on which the tests of each backend run."""
@@ -21,7 +25,7 @@ WHERE = {
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_block_categories": (ONCE, "rules of the analysis"),
     "test_cuts": (EACH_BACKEND, "the allocator's lock while a snapshot is taken"),
-    "test_experiment": (EACH_BACKEND, "the backend's statistics"),
+    "test_experiment": (EACH_BACKEND_IN_LONG, "the backend's statistics"),
     "test_experiment::test_a_failed_run_does_not_stop_the_experiment": (ONCE, "processes"),
     "test_experiment::test_an_interrupted_experiment": (ONCE, "processes"),
     "test_experiment::test_a_typo_is_reported_immediately": (ONCE, "options"),
@@ -55,20 +59,20 @@ WHERE = {
     "test_pinned_memory": (EACH_VERSION, "the interface of the allocator of pinned memory"),
     "test_pytest_plugin": (ONCE, "the plugin's own code"),
     "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
-    "test_recommend": (EACH_BACKEND, "the allocator's settings"),
-    "test_replay": (EACH_BACKEND, "the allocator's rules"),
+    "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
+    "test_replay": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
     "test_replay::test_a_replay_from_an_empty_allocator_equals_the_recording": (
         EACH_VERSION,
         "the allocator's rules, which change between versions",
     ),
     "test_rlhf_example": (ONCE, "an example"),
     "test_settings": (EACH_VERSION, "the allocator's settings and their parser"),
-    "test_settings_of_programs": (EACH_BACKEND, "the allocator's settings"),
+    "test_settings_of_programs": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_simulator": (EACH_VERSION, "the allocator's rules, which change between versions"),
     "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
     "test_torch_patch": (EACH_VERSION, "the functions of torch's recorder"),
     "test_training": (EACH_BACKEND, "the allocator's events in a training"),
-    "test_verdicts": (EACH_BACKEND, "the backend's errors"),
+    "test_verdicts": (EACH_BACKEND_IN_LONG, "the backend's errors"),
     "test_verdicts::test_random_programs": (ONCE, "rules of the analysis"),
     "test_windows": (EACH_BACKEND, "the devices' peaks"),
     "test_workspaces": (EACH_VERSION, "torch's list of cuBLAS's workspaces"),

@@ -98,8 +98,8 @@ def run_python(
         env: Its environment; None: `environment()`.
         timeout: The seconds after which it is killed.
         new: Whether it runs in a new process, in place of a fork of `warm_python()`. A program
-            that is started with variables of Python's, torch's import or pytracer's start, or with
-            options, always does.
+            that is started with variables of Python's or torch's import, or with options, always
+            does.
     """
     command = [*map(str, arguments)]
     if command[:2] == list(FORKS_MAY_WARN):
@@ -122,8 +122,8 @@ def run_python(
     return done
 
 
-READ_LATE = ("PYTORCH_",)
-"""The variables that a program reads after it has imported torch, whose value may be any."""
+READ_LATE = ("PYTORCH_", "PYTRACER", "SIMULATED_CAPACITY_MB", "SIMULATED_NVML")
+"""How the variables begin that a program, or `warm_python.prepare`, reads after torch's import."""
 
 
 USUAL = environment()

@@ -1,9 +1,9 @@
 """Run programs in forks of one process that has imported torch, which takes 1.5 to 2 seconds.
 
 A program has a process of its own, `__main__`, a normal end of the interpreter, and no object of
-another program. It differs from a program in a new process in three ways: torch was imported
-before its first line; the outermost frame of its main thread is this module's; and the memory
-that torch's import took is shared. What depends on one of these needs a new process.
+another program. It differs from a program in a new process in three ways: torch was imported, and
+pytracer started, before its first line; the outermost frame of its main thread is this module's;
+and the memory that torch's import took is shared. What depends on one of these needs a new process.
 """
 
 from __future__ import annotations
@@ -110,6 +110,14 @@ def prepare(request: dict[str, Any]) -> types.CodeType | str:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if "SIMULATED_CAPACITY_MB" in request["changes"]:  # was read with torch's import
+        import simulated
+
+        simulated.set_capacity(int(os.environ.get("SIMULATED_CAPACITY_MB", 16384)) << 20)
+    if any(name.startswith("PYTRACER") for name in request["changes"]):
+        import _torch_pytracer
+
+        _torch_pytracer.autoload()  # as at the end of torch's import
     first, *rest = request["arguments"]
     folder, file = "", None
     if first in ("-c", "-m"):

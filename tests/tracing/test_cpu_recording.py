@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import viewers
+from amount import amount
 from core_events import Frames, chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -751,7 +752,7 @@ def test_tracers_come_and_go_while_threads_allocate() -> None:
     def trace() -> None:
         try:
             wait_for_work()
-            for turn in range(5000):
+            for turn in range(amount(1000, 5000)):
                 tracer = Tracer(trace_alloc_max_entries=1 + turn).start()
                 if turn % 3:
                     tracer.stop()

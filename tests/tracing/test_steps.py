@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from amount import amount
 from processes import environment, installed, run
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -74,7 +75,7 @@ def job(tracer: Tracer, steps: int) -> None:
 @pytest.mark.slow
 def test_windows_never_mix(tmp_path: Path) -> None:
     # GIVEN threads that allocate all the time, and a tracer of the entire run
-    count, entries = 60, 1_000_000
+    count, entries = amount(20, 60), 1_000_000
     stop = threading.Event()
 
     def churn(seed: int) -> None:

@@ -182,7 +182,7 @@ HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3,
 # torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;
 # what they need beside is listed here.
 BESIDE_TORCH := filelock typing_extensions sympy networkx jinja2 fsspec numpy pyyaml setuptools
-BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout "pytest-rerunfailures>=16.7"
+BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
 $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 	$(PYTHON) -m venv $(@D)

@@ -29,7 +29,7 @@ therefore says that the hooks are the same. The tests run with Python {python} a
 The wheels for Python 3.10, 3.12 and 3.13 were run by hand, once, with torch 2.12.1 and the ready
 hooks: `pytracer demo` on the CPU and on simulated CUDA devices, recording with an empty `PATH`, and
 the fast tests of the core and of recording on the CPU (`tests/core`,
-`tests/tracing/test_cpu_recording.py`). All pass: one failed with Python 3.10, and was mended.
+`tests/tracing/test_cpu_*.py`). All pass: one failed with Python 3.10, and was mended.
 
 On Python 3.14, call stacks are written after its headers and were never tried: Debian 12 does not
 have this interpreter, and no package with it was found in the Python Package Index. pytracer

@@ -1,10 +1,16 @@
 """Provide the fixtures of the tests on an accelerator."""
 
 import gc
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import torch
+from patched_torch import Torch
+from settings_state import State
+
+from pytracer.backends import oom
+from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +42,35 @@ def free_other_modules_memory(backend: str) -> None:
         torch._C._cuda_clearCublasWorkspaces()
     module.synchronize()
     module.empty_cache()
+
+
+@pytest.fixture
+def program(backend: str, device: ModuleType) -> Iterator[Torch]:
+    """Provide a program on an empty device, and restore torch's functions after the test."""
+    gc.collect()
+    device.empty_cache()
+    program = Torch(backend, device)
+    yield program
+    unpatch_torch()
+    program.before["_record_memory_history"](None)
+    for watch in oom._watches.values():
+        watch.observers.clear()
+    assert program.now() == list(map(program.before.get, [name for _, name in program.places]))
+
+
+@pytest.fixture
+def patched(program: Torch) -> Torch:
+    patch_torch()
+    return program
+
+
+@pytest.fixture
+def state(backend: str, device: ModuleType) -> Iterator[State]:
+    gc.collect()
+    if backend == "cuda":  # earlier tests may have left a string, which torch_npu would keep
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch._C._accelerator_setAllocatorSettings("")
+    state = State(backend, device)
+    before = state.all()
+    yield state
+    assert state.all() == before

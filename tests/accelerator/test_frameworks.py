@@ -467,6 +467,7 @@ def test_verls_workers_under_ray(backend: str, tmp_path: Path) -> None:
         assert len(event["frames"]) == 2
 
 
+@pytest.mark.long
 def test_verls_steps_under_ray(backend: str, tmp_path: Path) -> None:
     # GIVEN verl's own controller and workers on two ranks, whose profilers are switched off
     needs("verl")

@@ -1,76 +1,26 @@
-"""Test the report on small snapshots with numbers counted by hand, and on golden files."""
+"""What does the report say of memory at the peak and at the end?"""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import reference_reader
-from hypothesis import given
-from hypothesis import strategies as st
+from small_reports import SEGMENT, cuda_content, event, only_device
 from synthetic_program import FIRST_TIME_US, run
 from synthetic_snapshots import inexact
 
-from pytracer.analysis import device_data, ooms
-from pytracer.analysis.history import History, Lifetimes, Usage, replay
-from pytracer.analysis.report import DeviceReport, stats
-from pytracer.analysis.usage import UsageSample, sample_at, series
+from pytracer.analysis import device_data
+from pytracer.analysis.history import replay
+from pytracer.analysis.report import stats
+from pytracer.analysis.usage import UsageSample, sample_at
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.snapshot import Frame, Trace
 from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SEGMENT = 2 * 2**20
-FRAMES = [{"filename": "train.py", "name": "step", "line": 3}]
-
-
-def event(action: str, address: int, size: int, phase: str = "") -> dict[str, Any]:
-    key = "device_free" if action == "oom" else "addr"
-    return {
-        "action": action,
-        key: address,
-        "size": size,
-        "stream": 0,
-        "frames": FRAMES,
-        "user_metadata": phase,
-    }
-
-
-def cuda_content(**device_metadata: object) -> dict[str, Any]:
-    """Return a 2 MiB segment: A and B are allocated, A is freed, and a 3 MiB request fails."""
-    events = [
-        event("segment_alloc", 0, SEGMENT),
-        event("alloc", 0, 500, "rollout"),
-        event("alloc", 512, 1000, "update"),
-        event("free_requested", 0, 500),
-        event("free_completed", 0, 500),
-        event("oom", 4096, 3 * 2**20, "update"),
-        event("snapshot", 0, 0),
-    ]
-    for i, entry in enumerate(events):
-        entry["time_us"] = FIRST_TIME_US + 10 * i
-    blocks = [
-        {"address": 0, "size": 512, "state": "inactive"},
-        {"address": 512, "size": 1024, "requested_size": 1000, "state": "active_allocated"},
-        {"address": 1536, "size": SEGMENT - 1536, "state": "inactive"},
-    ]
-    segment = {"device": 0, "address": 0, "total_size": SEGMENT, "blocks": blocks}
-    device = {"index": 0, "is_cpu": False, "overwritten": 0, "steps": [[4, 0], [5, 3]]}
-    device |= device_metadata
-    return {
-        "segments": [segment],
-        "device_traces": [events],
-        "pytracer": {"backends": ["cuda"], "devices": [device], "rank": 3},
-    }
-
-
-def only_device(content: Any, **options: Any) -> DeviceReport:
-    (device,) = stats(reference_reader.convert(content, "made.pickle"), **options).devices
-    return device
 
 
 def test_the_levels() -> None:
@@ -168,40 +118,6 @@ def test_the_rest_of_the_report() -> None:
     assert (counts.device_allocs, counts.device_frees, counts.retries) == (1, 0, 1)
 
 
-def test_an_out_of_memory() -> None:
-    (oom,) = only_device(cuda_content()).ooms
-    assert (oom.event, oom.time_us, oom.step, oom.phase) == (5, FIRST_TIME_US + 50, 5, "update")
-    assert (oom.requested_bytes, oom.device_free_bytes) == (3 * 2**20, 4096)
-    assert oom.call_site == Frame("train.py", "step", 3)
-    assert oom.sample is not None
-    assert oom.sample.free_bytes == SEGMENT - 1024
-    assert oom.fits_in_free_blocks is False
-
-
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_whether_a_request_fits_if_free_bytes_are_a_bound(
-    is_exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a history that may be inexact when memory runs out, as if other events followed
-    monkeypatch.setattr(ooms, "_event_at_end", lambda _: -1)
-
-    def replayed(*arguments: Any) -> Any:
-        return inexact(replay(*arguments), 0 if is_exact else 7)
-
-    monkeypatch.setattr(device_data, "replay", replayed)
-    content = cuda_content()
-    # WHEN more than all possibly free memory is requested, THEN the request does not fit
-    assert only_device(content).ooms[0].fits_in_free_blocks is False
-    # AND whether a smaller request fits is known only if levels are exact
-    content["device_traces"][0][5]["size"] = 4096
-    assert only_device(content).ooms[0].fits_in_free_blocks is (True if is_exact else None)
-    # AND in a file of one phase it is always unknown
-    content["pytracer"]["window"] = {"phase": "update"}
-    assert only_device(content).ooms[0].fits_in_free_blocks is None
-    content["device_traces"][0][5]["size"] = 3 * 2**20
-    assert only_device(content).ooms[0].fits_in_free_blocks is None
-
-
 def test_a_file_of_one_phase() -> None:
     # GIVEN a file that lacks the events of other phases
     content = cuda_content()
@@ -217,107 +133,6 @@ def test_a_file_of_one_phase() -> None:
     assert all("peak_reserved_bytes" in step.inexact for step in device.steps)
     # AND other files have no such phase
     assert only_device(cuda_content()).only_phase is None
-
-
-def test_a_request_that_fits_into_free_blocks_together() -> None:
-    # GIVEN a request as large as all free blocks together, but larger than any of them
-    content = cuda_content()
-    content["device_traces"][0][5]["size"] = SEGMENT - 1024
-    # WHEN it fails, THEN the report says that free blocks together are large enough
-    (oom,) = only_device(content).ooms
-    assert oom.fits_in_free_blocks is True
-    assert oom.sample is not None
-    assert oom.sample.largest_free_bytes < oom.requested_bytes
-
-
-def test_a_request_that_fits_into_segments_and_device_together() -> None:
-    # GIVEN a request that is larger than the free memory in segments, and than that of the device
-    content = cuda_content(total_bytes=10 * SEGMENT)
-    oom = content["device_traces"][0][5]
-    oom["device_free"], inside = 2 * SEGMENT, SEGMENT - 1024
-    # WHEN both together are large enough, THEN the report says so, and how much is held elsewhere
-    oom["size"] = 2 * SEGMENT + inside
-    (found,) = only_device(content).ooms
-    assert (found.fits_in_largest_block, found.fits_in_free_blocks) == (False, False)
-    assert found.fits_if_joined is True
-    assert (found.available_bytes, found.free_in_segments_bytes) == (2 * SEGMENT, inside)
-    assert found.elsewhere_bytes == 7 * SEGMENT
-    # AND a request of one more byte does not fit
-    oom["size"] += 1
-    assert only_device(content).ooms[0].fits_if_joined is False
-    # AND a smaller request fits into a block, which belongs to another stream or pool
-    oom["size"] = 1024
-    (found,) = only_device(content).ooms
-    assert (found.fits_in_largest_block, found.fits_in_free_blocks) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("device_metadata", "available_bytes"),
-    [
-        ({"statistics": {"memory_fraction": 0.25}, "total_bytes": 8 * SEGMENT}, SEGMENT),
-        ({"statistics": {"memory_fraction": 1.0}, "total_bytes": 8 * SEGMENT}, 4 * SEGMENT),
-        ({"statistics": {"memory_fraction": 0.25}}, 4 * SEGMENT),
-        ({"statistics": 3, "total_bytes": 8 * SEGMENT}, 4 * SEGMENT),
-        ({"oom": {"device": 0, "total_bytes": 3 * SEGMENT}}, 2 * SEGMENT),
-        ({"oom": {"device": 0, "total_bytes": 5}}, 0),
-        ({"oom": {"device": 1, "total_bytes": 5}}, 4 * SEGMENT),
-        ({"oom": {"device": -1, "total_bytes": 5}}, 4 * SEGMENT),
-        ({"oom": 3}, 4 * SEGMENT),
-    ],
-)
-def test_a_limit_of_the_process(device_metadata: dict[str, Any], available_bytes: int) -> None:
-    # GIVEN a process that may not use all of the device, and has reserved a segment
-    oom = device_metadata.pop("oom", None)
-    content = cuda_content(**device_metadata)
-    content["pytracer"]["oom"] = oom
-    content["device_traces"][0][5] |= {"device_free": 4 * SEGMENT, "size": 3 * SEGMENT}
-    # WHEN memory runs out, THEN only memory within the limit is available
-    (found,) = only_device(content).ooms
-    assert (found.device_free_bytes, found.available_bytes) == (4 * SEGMENT, available_bytes)
-    assert found.fits_if_joined is (available_bytes == 4 * SEGMENT)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "is_of_this_device"),
-    [
-        ({"oom": {"device": 0}}, True),
-        ({"oom": {"device": 1}}, False),
-        ({"oom": {"device": -1}}, False),
-        ({"oom": None}, False),
-        (None, True),
-    ],
-)
-def test_the_sites_at_an_out_of_memory(
-    metadata: dict[str, Any] | None, is_of_this_device: bool
-) -> None:
-    # GIVEN a file of an out-of-memory after A's free; in torch's own files it is the last event
-    content = cuda_content()
-    if metadata is None:
-        del content["pytracer"]
-    else:
-        content["pytracer"] |= metadata
-    # WHEN it is reported, THEN it has the sites of the out-of-memory, and those of the peak
-    device = only_device(content)
-    assert [site.size_bytes for site in device.sites] == [1536]
-    found = None if device.sites_at_oom is None else [s.size_bytes for s in device.sites_at_oom]
-    assert found == ([1024] if is_of_this_device else None)
-    # AND a file of torch's recorder with later events is not of an out-of-memory
-    content["device_traces"][0].append(event("alloc", 0, 500))
-    content["segments"][0]["blocks"][0] |= {"state": "active_allocated", "requested_size": 500}
-    expected = is_of_this_device and metadata is not None
-    assert (only_device(content).sites_at_oom is not None) == expected
-
-
-def test_an_out_of_memory_of_the_cpu() -> None:
-    # GIVEN an out-of-memory of the CPU, whose file has device -1
-    content = run([("alloc", 10, 0)]).content()
-    content["device_traces"][1].append(event("oom", 4096, 3000))
-    content["pytracer"]["oom"] = {"device": -1, "total_bytes": 5}
-    # WHEN it is reported, THEN it has sites; limits and joined memory apply to accelerators only
-    device = only_device(content, device=1)
-    assert [site.size_bytes for site in device.sites_at_oom or []] == [10]
-    (oom,) = device.ooms
-    assert (oom.fits_if_joined, oom.available_bytes) == (None, 4096)
 
 
 def test_a_contradiction_leaves_the_end() -> None:
@@ -401,65 +216,6 @@ def test_an_inexact_peak_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [sample.free_concentration for sample in samples] == [None, None, 1]
 
 
-def test_memory_outside_the_allocator() -> None:
-    amounts = {"total_bytes": 100, "free_bytes": 30, "process_bytes": 50, "reserved_bytes": 20}
-    outside = only_device(cuda_content(**amounts)).outside
-    assert outside is not None
-    assert (outside.elsewhere_bytes, outside.outside_bytes, outside.others_bytes) == (50, 30, 20)
-
-
-@pytest.mark.parametrize(
-    ("amounts", "elsewhere_bytes", "outside_bytes", "others_bytes"),
-    [
-        (
-            {"total_bytes": 9, "free_bytes": 3, "process_bytes": None, "reserved_bytes": 2},
-            4,
-            None,
-            None,
-        ),
-        ({"total_bytes": 9, "free_bytes": 8, "process_bytes": 4, "reserved_bytes": 1}, 0, 3, None),
-        ({"total_bytes": 9, "free_bytes": 2, "process_bytes": 4, "reserved_bytes": 5}, 2, None, 3),
-        ({"total_bytes": 9, "free_bytes": 2, "reserved_bytes": 8}, None, None, None),
-        (
-            {"total_bytes": 9, "free_bytes": "3", "process_bytes": 4, "reserved_bytes": []},
-            None,
-            None,
-            None,
-        ),
-        ({"total_bytes": 9, "process_bytes": 2**63, "reserved_bytes": 1}, None, None, None),
-    ],
-)
-def test_unknown_memory_outside_the_allocator(
-    amounts: dict[str, object],
-    elsewhere_bytes: int | None,
-    outside_bytes: int | None,
-    others_bytes: int | None,
-) -> None:
-    outside = only_device(cuda_content(**amounts)).outside
-    assert outside is not None
-    assert outside.elsewhere_bytes == elsewhere_bytes
-    assert (outside.outside_bytes, outside.others_bytes) == (outside_bytes, others_bytes)
-
-
-def test_retries() -> None:
-    # GIVEN a trace in which segments are freed once for a retry, and once between other events
-    content = cuda_content()
-    content["device_traces"][0][1:1] = [
-        event("segment_alloc", SEGMENT, 9),
-        event("segment_free", SEGMENT, 9),
-        event("segment_alloc", SEGMENT, 5),
-        event("segment_free", SEGMENT, 5),
-        event("snapshot", 0, 0),
-        event("segment_alloc", SEGMENT, 7),
-        event("segment_free", SEGMENT, 7),
-    ]
-    # WHEN it is reported, THEN the first counts as a retry, and so does that of the out-of-memory
-    assert only_device(content).counts.retries == 2
-    # AND the CPU has no retries, even with segment events
-    content["pytracer"]["devices"][0]["is_cpu"] = True
-    assert only_device(content).counts.retries is None
-
-
 @pytest.mark.parametrize("name", ["cuda-2.12.1", "cuda-2.15.0", "npu-2.13.0"])
 def test_golden_files_of_torchs_recorder(name: str) -> None:
     # GIVEN a file with all events, and the statistics that the allocator reported then
@@ -474,71 +230,6 @@ def test_golden_files_of_torchs_recorder(name: str) -> None:
             **{key: getattr(device.end, key) for key in expected if not key.startswith("num_")},
         }
         assert reported == expected
-
-
-@given(st.integers(1, 2000), st.integers(4, 400), st.integers(0, 2**32))
-def test_a_series_keeps_highs_and_lows(entries: int, points: int, seed: int) -> None:
-    # GIVEN random levels
-    rows = np.random.default_rng(seed).integers(0, 2**40, (entries, 8))
-    columns = dict(zip(Usage.__annotations__, rows.T, strict=True))
-    usage = Usage(**columns)
-    times = np.arange(len(rows) - 1) + FIRST_TIME_US
-    history = History(usage, cast(Lifetimes, None), exact_from=3, uncertain_bytes=np.zeros(3, int))
-    # WHEN a series with a limited number of points is computed
-    found = series(cast(Trace, SimpleNamespace(time_us=times)), history, points)
-    # THEN all its levels are of the same events, and the first, last and highest are included
-    assert found.events == sorted(set(found.events))
-    assert (found.events[0], found.events[-1]) == (0, len(rows) - 1)
-    assert all(len(values) == len(found.events) <= points for values in vars(found).values())
-    assert found.times_us == [None if i == 0 else FIRST_TIME_US + i - 1 for i in found.events]
-    for name, level in columns.items():
-        if name != "free_squares":
-            assert getattr(found, name) == level[found.events].tolist()
-    assert max(found.allocated_bytes) == usage.allocated_bytes.max()
-    assert max(found.reserved_bytes) == usage.reserved_bytes.max()
-    # AND derived levels are right
-    reserved, free = (
-        usage.reserved_bytes - level for level in (usage.allocated_bytes, usage.active_bytes)
-    )
-    assert found.fragmentation_bytes == reserved[found.events].tolist()
-    for entry, value in zip(found.events, found.free_concentration, strict=True):
-        squares = float(usage.free_squares[entry])
-        is_known = entry >= 3 and free[entry] > 0 and squares > 0
-        assert value == (pytest.approx(squares / float(free[entry]) ** 2) if is_known else None)
-    # AND with enough points, the highest and lowest value of every level is included
-    if points >= 22:
-        for name in columns.keys() - {"free_squares"}:
-            values, level = getattr(found, name), columns[name]
-            assert (min(values), max(values)) == (level.min(), level.max())
-        assert (min(found.fragmentation_bytes), max(found.fragmentation_bytes)) == (
-            reserved.min(),
-            reserved.max(),
-        )
-
-
-def test_a_series_with_one_changing_level_uses_all_points() -> None:
-    # GIVEN a long history in which only one level changes
-    flat = np.broadcast_to(np.int64(5), (100_000,))
-    noise = np.random.default_rng(1).integers(0, 1000, len(flat))
-    usage = Usage(noise, flat, flat, flat.copy(), flat, flat, flat, flat)
-    trace = cast(Trace, SimpleNamespace(time_us=np.arange(len(flat) - 1)))
-    # WHEN a series is computed, THEN its points are the highs and lows of this level
-    found = series(trace, History(usage, cast(Lifetimes, None), 0, np.zeros(0, int)), 1000)
-    assert 990 < len(found.events) <= 1000
-    assert max(found.requested_bytes) == 999
-
-
-def test_a_short_series_has_every_event() -> None:
-    snapshot = run([("alloc", 10, 0), ("alloc", 5, 0)]).snapshot()
-    found = series(snapshot.traces[1], replay(snapshot, 1), 5)
-    assert found.allocated_bytes == [0, 0, 10, 10, 15]
-    assert found.free_concentration == [None, 1, None, 1, None]
-
-
-def test_too_few_points() -> None:
-    snapshot = run([("alloc", 10, 0)]).snapshot()
-    with pytest.raises(PytracerError, match="points=3 is too few: a series has at least 4"):
-        stats(snapshot, points=3)
 
 
 def test_the_report_is_json() -> None:

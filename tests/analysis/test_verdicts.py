@@ -1,14 +1,17 @@
 """Test the verdicts on an out-of-memory by its figures."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytracer.analysis.leaks import texts
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     FRAGMENTED,
+    LEAK,
     LIMIT,
     OTHERS,
     TOO_LARGE,
@@ -83,6 +86,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(6 * GIB, sample=sample(allocated_bytes=5 * GIB)), {}, [UNKNOWN]),
         # The device had enough.
         (oom(GIB), {}, [UNKNOWN]),
+        (oom(2 * GIB), {}, [UNKNOWN]),
         # A limit.
         (oom(2 * GIB, available_bytes=GIB, own_pool_free_bytes=0), {}, [LIMIT]),
         (oom(2 * GIB, available_bytes=GIB), {}, [FRAGMENTED, LIMIT]),
@@ -103,6 +107,23 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
 def test_the_kind(failed: OutOfMemory, around: dict[str, Any], expected: list[str]) -> None:
     assert kinds(failed, **around) == expected
     assert all(verdict.text.endswith(".") for verdict in verdicts(failed, AROUND))
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(GIB, [LEAK]), (GIB + 1, [UNKNOWN])])
+def test_a_leak_is_the_reason_if_half_of_it_is_missing(
+    missing: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
+    for name in ("rate_text", "since_text", "where_text"):
+        monkeypatch.setattr(texts, name, lambda *_: "")
+    leaks = SimpleNamespace(
+        verdict="leak",
+        bytes_per_step=GIB,
+        growths=[SimpleNamespace(verdict="leak", held_bytes=2 * GIB)],
+    )
+    failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
+    # WHEN / THEN
+    assert kinds(failed, leaks=leaks) == expected
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_every_stack_frame_and_string_is_written_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_lists_longer_than_a_viewer_takes_at_once() -> None:
     # GIVEN more events and more live blocks than JavaScript can pass in one call
     recorder = started_session()

@@ -8,6 +8,7 @@ from typing import Any
 import planted_fleet
 import pytest
 from commands import invoke
+from fleet_tables import answer
 from planted_fleet import MIB, Plan, planned
 
 from pytracer.fleet.report import fleet_report
@@ -37,11 +38,6 @@ def table(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(table: Path) -> FleetReport:
     return fleet_report(table)
-
-
-def answer(report: FleetReport, topic: str) -> tuple[str, str]:
-    (found,) = (each for each in report.answers if each.topic == topic)
-    return found.verdict, found.text
 
 
 def check_planted(report: FleetReport, plan: Plan) -> None:

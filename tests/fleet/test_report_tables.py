@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 from commands import invoke
 from fleet_rows import MIB, Fleet
+from fleet_tables import answer
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.report import fleet_report
-from pytracer.fleet.report_results import FleetReport
-
-
-def answer(report: FleetReport, topic: str) -> tuple[str, str]:
-    (found,) = (each for each in report.answers if each.topic == topic)
-    return found.verdict, found.text
 
 
 def outliers(fleet: Fleet, path: Path) -> list[int | None]:

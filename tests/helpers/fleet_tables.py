@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pytracer.errors import PytracerError
+from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import Source, find_sources
 from pytracer.fleet.tables import Encoded
@@ -68,3 +69,8 @@ def column(table: Path, name: str, field: str) -> list[Any]:
     for path in (table / name).rglob("*.parquet"):
         values += pq.ParquetFile(path).read()[field].to_pylist()
     return values
+
+
+def answer(report: FleetReport, topic: str) -> tuple[str, str]:
+    (found,) = (each for each in report.answers if each.topic == topic)
+    return found.verdict, found.text

@@ -3,8 +3,11 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import browser
 import pytest
 
 WEB = Path(__file__).parents[2] / "web"
@@ -39,3 +42,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert "EUSAGE" not in done.stderr, done.stderr
         pytest.skip(f"the packages of web/ cannot be installed: {last}")
     return folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser.chromium() as started:
+        yield started

@@ -52,6 +52,11 @@ def questions(
         form = name.partition(" ")[0]
         command = ["export", path, "--to", form, "--output", folder / output, *options]
         yield f"export to {name}", partial(_command, *command)
+    for name in ("explain", "frag", "leaks", "recommend"):
+        yield name, partial(_command, name, path)
+    yield "view", partial(_command, "view", path, "--output", folder / "page.html")
+    yield "replay", partial(_command, "replay", path, "--set", "expandable_segments:True")
+    yield "fleet collect", partial(_command, "fleet", "collect", path, "--output", folder / "rows")
     yield "the requests of replay", lambda: extract_recording(load(path))
 
 

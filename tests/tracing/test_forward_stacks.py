@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from autograd_models import MODELS, ddp
+from cpu_events import allocs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytracer
@@ -50,11 +51,6 @@ class Markers(TorchDispatchMode):
 def lines(texts: list[str]) -> list[str]:
     """Return formatted frames without their source lines."""
     return [text.split("\n")[0] for text in texts]
-
-
-def allocs(tracer: pytracer.Tracer) -> list[dict[str, Any]]:
-    (trace,) = (trace for trace in tracer.snapshot()["device_traces"] if trace)
-    return [event for event in trace if event["action"] == "alloc"]
 
 
 @pytest.fixture(autouse=True)

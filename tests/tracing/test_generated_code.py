@@ -7,6 +7,7 @@ from typing import Any
 
 import processes
 import pytest
+from cpu_events import allocs
 from torch._inductor.codecache import PyCodeCache
 
 import pytracer
@@ -23,11 +24,6 @@ with pytracer.Tracer(device="cpu") as tracer:
     tracer.snapshot()
 assert "torch._inductor.codecache" not in sys.modules
 """
-
-
-def allocs(tracer: pytracer.Tracer) -> list[dict[str, Any]]:
-    (trace,) = (trace for trace in tracer.snapshot()["device_traces"] if trace)
-    return [event for event in trace if event["action"] == "alloc"]
 
 
 def places(event: dict[str, Any]) -> list[tuple[str, int, str]]:

@@ -4,10 +4,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from demands import wait_until
 
 from pytracer import Tracer, log
 from pytracer.tracing import on_demand
@@ -23,13 +24,6 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(SIGNAL)
     yield
     signal.signal(SIGNAL, before or signal.SIG_DFL)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition is still false after {seconds} s"
-        time.sleep(0.01)
 
 
 def test_a_handler_that_the_program_has_runs_too(tmp_path: Path) -> None:

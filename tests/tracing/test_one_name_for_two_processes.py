@@ -9,16 +9,9 @@ import pytest
 import torch
 
 import pytracer
-from pytracer import log
 from pytracer.tracing import snapshot_files
 
-
-@pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
-    """Run a test in a folder of its own; return the messages that it logs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(log, "_logged", set())
-    return log._logged
+pytestmark = pytest.mark.usefixtures("logged")
 
 
 def names() -> set[str]:

@@ -1,7 +1,6 @@
 """Tests of discrete windows: a phase has its own file, next to the file of its step."""
 
 import asyncio
-import pickle
 import re
 import threading
 import time
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import viewers
+from files_left import load
 from processes import run
 
 from pytracer import Tracer, _core, annotate
@@ -23,12 +22,6 @@ Events = list[dict[str, Any]]
 BYTE = torch.uint8
 
 pytestmark = pytest.mark.usefixtures("no_collector")
-
-
-def load(path: Path) -> Snapshot:
-    snapshot: Snapshot = pickle.loads(path.read_bytes())
-    viewers.check_snapshot(snapshot)
-    return snapshot
 
 
 def read(folder: Path) -> dict[str, Snapshot]:

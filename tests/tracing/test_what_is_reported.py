@@ -7,17 +7,10 @@ import pytest
 import torch
 
 import pytracer
-from pytracer import log
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.hook_folders import HookFolders
 
-
-@pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
-    """Run a test in a folder of its own; return the messages that it logs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(log, "_logged", set())
-    return log._logged
+pytestmark = pytest.mark.usefixtures("logged")
 
 
 def test_files_of_steps_and_steps_that_never_came(

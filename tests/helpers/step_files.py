@@ -1,0 +1,36 @@
+"""Files of steps, and the job that the tests of steps record."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from files_left import load
+
+from pytracer import Tracer
+
+Snapshot = dict[str, Any]
+
+
+BYTE = torch.uint8
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of all files, without the host, and with P for the process id."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*.pickle"))
+    return sorted(re.sub(r"torch_memory_.*_pid\d+", "P", name) for name in found)
+
+
+def only(folder: Path) -> Snapshot:
+    (path,) = folder.glob("*.pickle")
+    return load(path)
+
+
+def allocated(snapshot: Snapshot) -> list[int]:
+    return [event["size"] for event in snapshot["device_traces"][0] if event["action"] == "alloc"]
+
+
+def job(tracer: Tracer, steps: int) -> None:
+    for step in range(1, steps + 1):
+        torch.empty(step, dtype=BYTE)
+        tracer.step()

@@ -1,0 +1,209 @@
+"""Can a page be used safely, by the keyboard, in a notebook, and on paper?"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+from page_decoder import page_json
+from shown_pages import (
+    CUDA,
+    IS_READY,
+    MIB,
+    TABS,
+    of_file,
+    page_of_two_files,
+    settled,
+    shown,
+    tab_named,
+    training,
+)
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.page.difference import difference_of
+from pytracer.page.file_data import file_data
+from pytracer.page.open_file import open_file, summarised
+from pytracer.page.page import Page, page_of
+from pytracer.page.verdict import verdict_of
+from pytracer.reading.reader import load
+
+pytestmark = pytest.mark.slow
+
+
+AXE = Path("node_modules/axe-core/axe.min.js")
+
+
+# Safety
+
+
+def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a file whose names would run code if they were read as HTML
+    attack = "window.hacked=1"
+    names = [
+        f"<img src=x onerror={attack}>",
+        f"</script><script>{attack}</script>",
+        f"\"'><svg onload={attack}>",
+        f"javascript:{attack}",
+        f"{{{{constructor.constructor('{attack}')()}}}}",
+        "__proto__",
+    ]
+    program = Program()
+    program.metadata = file_metadata()
+    for name in names:
+        program.alloc(MIB, (f"{name}.py", name, 1), (name, name, 2), phase=name)
+        program.annotate(name, "START")
+    program.out_of_memory(MIB, MIB)
+    path = tmp_path / f"{names[0].replace('/', '')}.pickle"
+    program.write(path)
+    first, other = open_file(load(path)), open_file(training())
+    page = Page(
+        title=names[1],
+        verdict=verdict_of(first),
+        files=[summarised(first), summarised(other)],
+        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
+        left_out=names,
+        difference=difference_of(first.snapshot, other.snapshot),
+    )
+    # WHEN all views are shown, by each colouring
+    with shown(chromium, tmp_path, page) as tab:
+        for colour in ("category", "site", "phase", "step", "age"):
+            tab.run("colour => window.pytracerSelection.update({colour, block: 0})", colour)
+            settled(tab)
+            for view in (*TABS, "ranks", "difference"):
+                tab_named(tab, view)
+        tab_named(tab, "blocks")
+        box = tab.page.locator("#timeline .u-over").bounding_box()
+        tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
+        settled(tab)
+        # THEN nothing of it ran, and the names are texts
+        assert tab.run("() => window.hacked") is None
+        assert tab.run("() => document.querySelectorAll('img, svg[onload]').length") == 0
+        assert names[0] in tab.page.inner_text("aside")
+        for name in names:
+            assert name in tab.page.inner_text(".left-out")
+
+
+def test_a_script_in_the_page_is_not_run(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a page into which a script was put
+    of_file(CUDA).save(tmp_path / "page.html")
+    path = tmp_path / "page.html"
+    html = path.read_bytes().replace(b"</body>", b"<script>window.hacked = 1</script></body>")
+    path.write_bytes(html)
+    # THEN the policy of the page does not let it run, nor anything be fetched
+    with browser.opened(chromium, path) as tab:
+        tab.wait(IS_READY)
+        assert tab.run("() => window.hacked") is None
+        fetched = tab.run("() => fetch('http://localhost:9/').then(() => 'yes', () => 'no')")
+        assert fetched == "no"
+        assert any("Content Security Policy" in problem for problem in tab.problems)
+
+
+def test_a_notebook_shows_the_page(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN the output of a cell
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><body>{of_file(CUDA)._repr_html_()}</body>")
+    with browser.opened(chromium, path) as tab:
+        frame = tab.page.frame_locator("iframe")
+        frame.locator("#verdict h1").wait_for()
+        frame.locator("#tab-blocks").click()
+        frame.locator("#blocks .table-body [data-index='1']").wait_for()
+        settled(tab)
+        assert [p for p in tab.problems if "about:srcdoc" not in p] == []
+
+
+# For everyone
+
+
+def test_the_keyboard_alone_reaches_everything(chromium: Any, tmp_path: Path) -> None:
+    page = page_of_two_files()
+    with shown(chromium, tmp_path, page) as tab:
+        views = tab.run("() => [...document.querySelectorAll('[role=tab]')].map(tab => tab.id)")
+        assert len(views) == 5
+        for _ in views:
+            settled(tab)
+            tab.run(
+                """() => {
+                document.activeElement.blur();
+                window.reached = new Set();
+                document.addEventListener("focusin", event => window.reached.add(event.target));
+            }"""
+            )
+            ends = 0  # Tab begins where the focus was, and again at the top
+            for _ in range(500):
+                tab.page.keyboard.press("Tab")
+                ends += tab.run("() => document.activeElement === document.body")
+                if ends == 2:
+                    break
+            # Elements of composite widgets, of which Tab reaches one and arrows the others.
+            missed = tab.run(
+                """() => [...document.querySelectorAll(
+                    "button, input, select, a[href], textarea, [tabindex='0']")]
+                .filter(e => e.checkVisibility() && !e.disabled && e.tabIndex >= 0)
+                .filter(e => !window.reached.has(e)).map(e => e.outerHTML.slice(0, 200))"""
+            )
+            assert missed == []
+            unreachable = tab.run(
+                """() => [...document.querySelectorAll("button, input, select, a[href]")]
+                .filter(e => e.checkVisibility() && e.tabIndex < 0)
+                .filter(e => !e.closest("[role=tablist], [role=grid], [role=tree], [role=toolbar],"
+                    + "[role=group], [role=application]"))
+                .map(e => e.outerHTML.slice(0, 200))"""
+            )
+            assert unreachable == []
+            # The next tab, by the keyboard
+            tab.page.focus("[role=tab][aria-selected=true]")
+            tab.page.keyboard.press("ArrowRight")
+
+
+def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> None:
+    with shown(chromium, tmp_path, page_of(open_file(training()))) as tab:
+        tab.page.focus("[role=tab][aria-selected=true]")
+        tab.page.keyboard.press("ArrowRight")
+        tab.wait("() => window.pytracerSelection.state.tab === 'blocks'")
+        tab.page.focus("#blocks .table")
+        for key in ("ArrowDown", "ArrowDown", "Enter"):
+            tab.page.keyboard.press(key)
+        tab.wait("() => window.pytracerSelection.state.block !== null")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
+    first, other = open_file(load(CUDA)), open_file(training())
+    page = Page(
+        title="two",
+        verdict=verdict_of(first),
+        files=[summarised(first), summarised(other)],
+        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
+        left_out=["Something was left out."],
+        difference=difference_of(first.snapshot, other.snapshot),
+    )
+    with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
+        tab.run((web / AXE).read_text())
+        for view in (*TABS, "ranks", "difference"):
+            tab_named(tab, view)
+            tab.run("() => window.pytracerSelection.update({block: 1})")
+            settled(tab)
+            found = tab.run(
+                """async () => (await axe.run()).violations
+                .filter(each => ["serious", "critical"].includes(each.impact))
+                .map(each => [each.id, each.nodes.slice(0, 3).map(node => node.html.slice(0, 200)
+                    + " " + node.failureSummary)])"""
+            )
+            assert found == [], view
+
+
+def test_it_prints_to_one_page(chromium: Any, tmp_path: Path) -> None:
+    with shown(chromium, tmp_path, of_file(CUDA)) as tab:
+        printed = tab.page.pdf(format="A4")
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_the_files_open(chromium: Any, tmp_path: Path) -> None:
+    page = page_of_two_files()
+    with shown(chromium, tmp_path, page) as tab:
+        tab_named(tab, "ranks")
+        tab.wait("() => document.querySelectorAll('#ranks svg').length === 2")
+        tab.page.click("#ranks li:nth-child(2) button")
+        tab.wait("() => window.pytracerModel.file.path === 'made.pickle'")
+        assert [file["name"] for file in page_json(page.html())["files"]][1] == "made.pickle"

@@ -1,0 +1,169 @@
+"""Can tables be sorted, filtered and searched?"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Tab
+from shown_pages import (
+    MIB,
+    rows,
+    settled,
+    shown,
+    state,
+    tab_named,
+    training,
+)
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.page.open_file import open_file
+from pytracer.page.page import page_of
+
+pytestmark = pytest.mark.slow
+
+
+def columns(tab: Tab, panel: str) -> list[str]:
+    found: list[str] = tab.run(
+        """panel => [...document.querySelectorAll(`#${panel} [role=columnheader]`)]
+        .map(cell => cell.dataset.column)""",
+        panel,
+    )
+    return found
+
+
+def test_a_long_call_site_keeps_its_line(chromium: Any, tmp_path: Path) -> None:
+    # GIVEN a call site that is too long for the legend
+    program = Program()
+    program.metadata = file_metadata()
+    folders = "/".join(["a_folder_with_a_long_name"] * 3)
+    program.alloc(MIB, (f"{folders}/train.py", "step", 1234))
+    with shown(chromium, tmp_path, page_of(open_file(program.snapshot()))) as tab:
+        settled(tab)
+        # THEN its end is in the box, and its beginning is not
+        text = tab.run(
+            """() => {
+            const box = document.querySelector(".groups .name span:last-child");
+            const area = box.getBoundingClientRect();
+            const inner = box.querySelector("bdi").getBoundingClientRect();
+            return {cut: area.left - inner.left, end: inner.right - area.right,
+                text: box.textContent};
+        }"""
+        )
+        assert text["text"].endswith("train.py:1234 step")
+        assert text["cut"] > 50
+        assert text["end"] <= 1
+
+
+# Tables
+
+
+def numbers(texts: list[str]) -> list[float]:
+    """Return the numbers of sizes and counts, as in "12.05 MiB" and "1,000"."""
+    units = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    return [
+        float(number.replace(",", "")) * units[unit]
+        for number, unit in (re.fullmatch(r"([\d.,]+) ?(\w*)", text).groups() for text in texts)
+    ]
+
+
+def test_tables_sort_filter_and_search(chromium: Any, tmp_path: Path) -> None:
+    snapshot = training()
+    with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
+        tab_named(tab, "blocks")
+        names = columns(tab, "blocks")
+        at = names.index("size")
+        # A click on a header sorts, a second one reverses
+        tab.page.click("#blocks [data-column=size] button")
+        settled(tab)
+        sizes = numbers([row[at] for row in rows(tab, "blocks")])
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] > sizes[-1]
+        tab.page.click("#blocks [data-column=size] button")
+        settled(tab)
+        sizes = numbers([row[at] for row in rows(tab, "blocks")])
+        assert sizes == sorted(sizes)
+        # A second column sorts equal rows
+        tab.page.click("#blocks [data-column=allocated] button", modifiers=["Shift"])
+        settled(tab)
+        pairs = tab.run(
+            """() => [...document.querySelectorAll("#blocks .table-body [data-row]")]
+            .sort((a, b) => a.dataset.index - b.dataset.index)
+            .map(({dataset: {row}}) => [window.pytracerModel.device.blocks.size_bytes[row],
+                -window.pytracerModel.device.blocks.alloc_event[row]])"""
+        )
+        assert len({size for size, _ in pairs}) < len(pairs)
+        assert pairs == sorted(pairs)
+        # A search by function, file and size
+        history = open_file(snapshot).devices[0].history
+        assert history is not None
+        blocks = history.blocks
+        for text, expected in (
+            ("layer7", int((blocks.requested_bytes == 7000).sum())),
+            ("cache.py", 30),
+            ("cache.py size>=75KiB", int((blocks.size_bytes >= 75 * 1024).sum())),
+            ("nothing_of_this", 0),
+        ):
+            tab.page.fill("#blocks input[type=search]", text)
+            settled(tab)
+            status = tab.page.inner_text("#blocks [role=status]")
+            assert status.startswith(f"{expected:,} of {len(blocks):,} blocks"), text
+        # A search by address
+        address = f"0x{int(blocks.address[5]):x}"
+        tab.page.fill("#blocks input[type=search]", address)
+        settled(tab)
+        expected = int((blocks.address == blocks.address[5]).sum())
+        assert tab.page.inner_text("#blocks [role=status]").startswith(f"{expected} of ")
+        # The events are searched too
+        tab_named(tab, "events")
+        tab.page.fill("#events input[type=search]", "cache.py")
+        settled(tab)
+        assert tab.page.inner_text("#events [role=status]").startswith("30 of ")
+
+
+def test_a_table_of_many_rows_scrolls(chromium: Any, tmp_path: Path) -> None:
+    with shown(chromium, tmp_path, page_of(open_file(training()))) as tab:
+        tab_named(tab, "events")
+        events = tab.run("() => window.pytracerModel.device.events.count")
+        settled(tab)
+        assert 0 < len(rows(tab, "events")) < 100 < events
+        tab.page.focus("#events .table")
+        tab.page.keyboard.press("End")
+        tab.wait(
+            "last => document.querySelector(`#events [data-index='${last}']`) !== null", events - 1
+        )
+
+
+def test_a_range_lists_what_was_not_released(chromium: Any, tmp_path: Path) -> None:
+    snapshot = training()
+    history = open_file(snapshot).devices[0].history
+    assert history is not None
+    blocks, events = history.blocks, len(snapshot.traces[0])
+    with shown(chromium, tmp_path, page_of(open_file(snapshot))) as tab:
+        # WHEN a range is dragged over the timeline
+        box = tab.page.locator("#timeline .u-over").bounding_box()
+        y = box["y"] + box["height"] / 2
+        tab.page.mouse.move(box["x"] + 0.2 * box["width"], y)
+        tab.page.mouse.down()
+        tab.page.mouse.move(box["x"] + 0.5 * box["width"], y, steps=5)
+        tab.page.mouse.up()
+        tab.wait("() => window.pytracerSelection.state.range !== null")
+        first, last = state(tab)["range"]
+        assert 0.1 * events < first < 0.3 * events < 0.4 * events < last < 0.6 * events
+        # THEN what was allocated in it and exists at its end is listed
+        kept = (
+            (blocks.alloc_event >= first)
+            & (blocks.alloc_event < last)
+            & (blocks.free_requested_event >= last)
+        )
+        tab_named(tab, "blocks")
+        settled(tab)
+        text = tab.page.inner_text("#range")
+        count = int(kept.sum())
+        assert f"in {count:,} blocks" in text
+        assert "remember" in text
+        # AND the table shows these blocks
+        tab.page.click("text=Show these blocks in the table")
+        settled(tab)
+        status = tab.page.inner_text("#blocks [role=status]")
+        assert status.startswith(f"{count:,} of {len(blocks):,} blocks")

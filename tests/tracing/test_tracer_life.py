@@ -1,0 +1,239 @@
+"""What does a tracer record and keep when it starts, stops, starts again, and is dropped?"""
+
+import pickle
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import viewers
+from core_events import chain
+from cpu_events import (
+    BYTE,
+    block,
+    blocks_of,
+    counts,
+    events_of,
+    run_together,
+)
+from life_programs import no_collection
+
+from pytracer import Tracer, annotate
+from pytracer.tracing import process
+
+pytestmark = pytest.mark.usefixtures("no_collector")
+
+
+@pytest.mark.parametrize("error", [ValueError("7"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_in_the_body(tmp_path: Path, error: BaseException) -> None:
+    # GIVEN a tracer with an output
+    path = tmp_path / "snapshot.pickle"
+    kept = []
+
+    def body() -> None:
+        with Tracer(path):
+            kept.append(torch.empty(321))
+            raise error
+
+    # WHEN the body raises
+    with pytest.raises(type(error)) as raised:
+        body()
+    # THEN the same exception is raised, and the snapshot is written
+    assert raised.value is error
+    assert blocks_of(pickle.loads(path.read_bytes())).keys() == {block(kept[0])}
+
+
+def test_nested_tracers() -> None:
+    # GIVEN nested tracers of different depth and context
+    with Tracer(stack_depth=2) as outer:
+        early = torch.empty(100)
+        with (
+            Tracer(context=None, trace_alloc_max_entries=2) as inner,
+            Tracer(stack_depth=30) as deepest,
+        ):
+            middle = [torch.empty(n) for n in (200, 300, 400)]
+        late = torch.empty(500)
+    # THEN each tracer has the events of its own time, with its own bound, depth and context
+    expected = [block(tensor) for tensor in (early, *middle, late)]
+    assert [event.block for event in events_of(outer)] == expected
+    assert {len(event.frames) for event in events_of(outer)} == {2}
+    assert [event.block for event in events_of(inner)] == expected[2:4]
+    assert {len(event.frames) for event in events_of(inner)} == {0}
+    assert {len(event.frames) for event in events_of(deepest)} == {30}
+    assert counts(inner)["overwritten"] == 1
+    # AND each has the blocks alive at its own end
+    assert blocks_of(outer.snapshot()).keys() == set(expected)
+    assert blocks_of(inner.snapshot()).keys() == set(expected[:4])
+    assert {len(frames) for frames in blocks_of(outer.snapshot()).values()} == {2}
+    assert {len(frames) for frames in blocks_of(inner.snapshot()).values()} == {0}
+
+
+def test_concurrent_tracers() -> None:
+    # GIVEN threads that use a tracer at the same time, again and again
+    barrier = threading.Barrier(4, timeout=600)
+    problems: list[object] = []
+
+    def work(number: int) -> None:
+        for turn in range(30):
+            barrier.wait()
+            with Tracer(trace_alloc_max_entries=1000 + number) as tracer:
+                mine = [torch.empty(64 * n + number + 1, dtype=BYTE) for n in range(turn)]
+                expected = [("alloc", block(tensor)) for tensor in mine]
+                expected += [("free_completed", where) for _, where in expected]
+                while mine:
+                    del mine[0]
+            own = [e for e in events_of(tracer) if e.size % 64 == number + 1]
+            if [(event.action, event.block) for event in own] != expected:
+                problems.append((number, turn, own, expected))
+            viewers.check_snapshot(tracer.snapshot())
+
+    run_together([lambda number=number: work(number) for number in range(4)])
+    # THEN each tracer recorded its own thread's events
+    assert problems == []
+
+
+def test_a_tracer_started_again() -> None:
+    # GIVEN a tracer that has stopped while some of its blocks were alive
+    tracer = Tracer().start()
+    kept, dropped = torch.empty(100), torch.empty(200)
+    tracer.stop()
+    stopped = blocks_of(tracer.snapshot()).keys()
+    assert stopped == {block(kept), block(dropped)}
+    # WHEN one of the blocks is freed after the stop, and the tracer starts again
+    del dropped
+    tracer.start()
+    new = torch.empty(300)
+    expected = block(new)
+    del kept
+    tracer.stop()
+    # THEN the tracer has only the events of the new recording
+    assert [event.block for event in events_of(tracer)] == [expected]
+    assert blocks_of(tracer.snapshot()).keys() == {expected}
+    assert counts(tracer)["unknown_frees"] == 1
+
+
+@pytest.mark.parametrize("output", ["out", "x.pickle"])
+def test_recordings_of_one_output_have_a_file_each(tmp_path: Path, output: str) -> None:
+    # GIVEN a tracer that is used twice, and another tracer with the same output
+    first, second = (Tracer(tmp_path / output, device="cpu") for _ in range(2))
+    for number, tracer in enumerate((first, first, second)):
+        with tracer, tracer:  # the end of the outer statement writes the same again
+            kept = torch.empty(1000 + number, dtype=BYTE)
+            del kept
+    # THEN each recording has its own file
+    paths = [path for path in sorted(tmp_path.rglob("*.pickle")) if path.is_file()]
+    sizes = [pickle.loads(path.read_bytes())["device_traces"][0][0]["size"] for path in paths]
+    assert sorted(sizes) == [1000, 1001, 1002]
+    if output == "x.pickle":
+        assert [path.name for path in paths] == ["x.pickle", "x_2.pickle", "x_3.pickle"]
+        assert sizes == [1000, 1001, 1002]
+
+
+def test_a_restarted_tracer_has_the_blocks_that_another_recorded() -> None:
+    # GIVEN two tracers that record
+    with Tracer() as second:
+        tracer = Tracer().start()
+        kept, dropped = torch.empty(100), torch.empty(200)
+        tracer.stop()
+        # WHEN one of them pauses, and blocks are freed and allocated while only the other records
+        del dropped
+        new = torch.empty(300)
+        tracer.start()
+        tracer.stop()
+    # THEN the paused tracer has the live blocks after its restart, and no events
+    assert events_of(tracer) == []
+    assert blocks_of(tracer.snapshot()).keys() == {block(kept), block(new)}
+    assert len(events_of(second)) == 4
+
+
+def test_clear() -> None:
+    # GIVEN two tracers with events; the ring of one has lapped
+    with Tracer() as second, Tracer(trace_alloc_max_entries=2) as tracer:
+        kept, allocated = torch.empty(100), chain(sys._getframe())
+        for _ in range(3):
+            torch.empty(200)
+        # WHEN one is cleared
+        tracer.clear()
+        # THEN its events and counts are cleared; live blocks and the other tracer's events are kept
+        assert events_of(tracer) == []
+        assert (counts(tracer)["recorded"], counts(tracer)["overwritten"]) == (0, 0)
+        assert blocks_of(tracer.snapshot()) == {block(kept): allocated[:32]}
+        assert len(events_of(second)) == 7
+        # AND the recording continues
+        where = block(kept)
+        del kept
+    assert [(event.action, event.block) for event in events_of(tracer)] == [
+        ("free_completed", where)
+    ]
+
+
+def test_a_tracer_that_never_started(tmp_path: Path) -> None:
+    tracer = Tracer()
+    tracer.stop()
+    tracer.clear()
+    assert (len(tracer.events()), tracer.frames(0), tracer.stats()["devices"]) == (0, [], [])
+    tracer.dump(tmp_path / "snapshot.pickle")
+    viewers.check_snapshot(pickle.loads((tmp_path / "snapshot.pickle").read_bytes()))
+
+
+STEPS: dict[str, Any] = {"steps": [1, 2], "discrete": True}
+
+
+@pytest.mark.parametrize(
+    ("uses", "options"),
+    [
+        (0, {}),
+        (1, {}),
+        (2, {"trigger_file": "trigger"}),
+        (2, STEPS),
+        (1, {**STEPS, "step_from": "optimizer"}),
+        (1, {**STEPS, "step_from": "framework"}),
+    ],
+)
+def test_a_dropped_tracer_is_freed_at_once(
+    tmp_path: Path, uses: int, options: dict[str, Any]
+) -> None:
+    # GIVEN a program without the collection of reference cycles
+    with no_collection():
+        tracer = Tracer(tmp_path, device="cpu", **options)
+        # WHEN a tracer was used, or never started, and the program drops its reference
+        for _ in range(uses):
+            with tracer, annotate("rollout"):
+                torch.empty(10)
+                tracer.step()
+        assert (repr(tracer), tracer.stats(), tracer.snapshot(), tracer.events()) is not None
+        tracer.dump(tmp_path / "x.pickle")
+        parts = (tracer, tracer._recording, tracer._writer, tracer._step_recording)
+        references = [*map(weakref.ref, parts)]
+        del tracer, parts
+        for thread in threading.enumerate():
+            if thread.name == "pytracer steps":  # a timer, which was cancelled
+                thread.join()
+            del thread
+        # THEN the tracer is freed with all its objects
+        assert [reference() for reference in references] == [None] * 4
+
+
+def test_a_dropped_tracer_waits_for_no_device() -> None:
+    with no_collection():
+        before = len(process.waiting)
+        tracer = Tracer(device="npu" if torch.cuda.is_available() else "cuda").start()
+        assert len(process.waiting) == before + 1
+        del tracer
+        assert len(process.waiting) == before
+
+
+def test_a_tracer_keeps_no_object_of_the_caller() -> None:
+    class Names(list[str]):
+        """A list that supports weak references."""
+
+    with no_collection():
+        names = Names(["cpu"])
+        reference = weakref.ref(names)
+        tracer = Tracer(device=names)
+        del names
+        assert reference() is None
+    assert tracer._options.given == {"device"}

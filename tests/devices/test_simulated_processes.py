@@ -1,0 +1,139 @@
+"""Which devices does a process have, and what does it ask of them?"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from devices import backends, simulated
+from processes import HANG_S
+from simulated_memory import MB, backend, empty
+
+if not simulated.active():
+    pytest.skip("runs under tests/devices/simulate", allow_module_level=True)
+# Warnings of torch and torch_npu do not matter here.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_forked_child_gets_an_error():
+    empty(MB)
+    child = os.fork()
+    if child == 0:
+        # Call the allocator itself, because torch's Python code would refuse earlier.
+        status = 1
+        try:
+            torch.empty(300 * MB, dtype=torch.uint8, device=backend.name)
+        except RuntimeError:
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert empty(MB).numel() == MB
+
+
+# Settings of the environment.
+
+CHILD = """
+import importlib.util, json, os, sys
+import torch
+backend = "npu" if importlib.util.find_spec("torch_npu") else "cuda"
+import simulated
+api = getattr(torch, backend)
+values = torch.arange(1000, dtype=torch.float32).to(backend)
+event = api.Event()
+event.record()
+queries = 1
+while not event.query() and queries < 100_000:
+    queries += 1
+print(json.dumps({
+    "devices": api.device_count(),
+    "total": [api.mem_get_info(device)[1] for device in range(api.device_count())],
+    "used": [simulated.used_bytes(device) for device in range(simulated.devices())],
+    "expandable": [s["is_expandable"] for s in api.memory._snapshot()["segments"]],
+    "queries": queries,
+    "round_trip": values.cpu().sum().item(),
+}))
+"""
+
+
+def run_child(**environment):
+    result = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        env={**os.environ, "PYTHONPATH": str(Path(simulated.__file__).parent), **environment},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert result.returncode == 0, result.stderr
+    return SimpleNamespace(**json.loads(result.stdout))
+
+
+def test_the_environment_configures_the_devices():
+    child = run_child(
+        **{backend.settings: "expandable_segments:True", backend.visible: "2,1"},
+        SIMULATED_DEVICES="3",
+        SIMULATED_CAPACITY_MB="700",
+        SIMULATED_BACKED="1",
+        SIMULATED_PENDING_QUERIES="2",
+    )
+    assert child.devices == 2
+    assert child.total == [700 * MB] * 2
+    assert child.used[2] > 0
+    assert child.used[:2] == [0, 0]
+    assert child.expandable == [True]
+    assert child.queries == 3 if backend is backends.Cuda else child.queries >= 3
+    assert child.round_trip == sum(range(1000))
+
+
+def test_busy_from_the_start():
+    child = run_child(PYTORCH_ALLOC_CONF="expandable_segments:True", SIMULATED_BUSY="1")
+    assert child.devices == 2
+    assert child.expandable == [True]
+    assert child.queries == 100_000
+    assert child.round_trip == 0
+
+
+# The module itself.
+
+
+def test_wrong_names_and_devices_are_refused():
+    with pytest.raises(ValueError, match="no counter"):
+        simulated.counter("mallocs")
+    with pytest.raises(ValueError, match="there are 2"):
+        simulated.used_bytes(2)
+
+
+def test_outside_a_simulation():
+    code = "import simulated; assert not simulated.active(); simulated.devices()"
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "LD_PRELOAD")
+    }
+    folder = Path(simulated.__file__).parent
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "tests/devices/simulate" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_libraries_are_made_once(tmp_path):
+    script = Path(simulated.__file__).parent / "simulate"
+    command = [script, backend.name, sys.executable, "-c", "import simulated; simulated.devices()"]
+    environment = {**os.environ, "SIMULATED_BUILD_DIR": str(tmp_path)}
+    both = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    stderr = "".join(process.communicate(timeout=HANG_S)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert stderr.count("making") == 1
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1

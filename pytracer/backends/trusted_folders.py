@@ -6,7 +6,9 @@ checks each folder by its descriptor before it opens the next one in it:
 
 1. The folder belongs to this user or to root.
 2. Other users cannot write to it, except to a folder with the sticky bit (`/tmp`), where they can
-   exchange only entries of their own. Rule 1 refuses these in the next step.
+   exchange only entries of their own. Rule 1 refuses these in the next step. The members of this
+   user's own group are no others, if it has the user's name and no other member: with a umask of
+   002, which many systems have, such a group may write to all folders of its user.
 3. A symbolic link belongs to this user or to root, and the folders of its target are checked too.
 
 So nobody else can change what the returned path names, neither before nor after the check.
@@ -14,7 +16,9 @@ So nobody else can change what the returned path names, neither before nor after
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import stat
 
 _LINKS = 40
@@ -114,7 +118,7 @@ def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
     info = os.fstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    mode = stat.S_IMODE(info.st_mode)
+    mode = _mode_for_others(info)
     if forbidden_mode is not None:
         check_entry(info, forbidden_mode)
     elif not _is_own(info.st_uid) and not _is_unmapped_root(info.st_uid):
@@ -124,8 +128,8 @@ def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
     elif mode & _OTHERS_MAY_WRITE and not mode & stat.S_ISVTX:
         raise PermissionError(
             errno.EPERM,
-            f"the folder {path} above it has mode {mode:o}, with which other users can exchange "
-            "its entries",
+            f"the folder {path} above it has mode {stat.S_IMODE(info.st_mode):o}, with which other "
+            "users can exchange its entries",
         )
 
 
@@ -137,9 +141,23 @@ def check_entry(info: os.stat_result, forbidden_mode: int) -> None:
     """
     if not _is_own(info.st_uid):
         raise PermissionError(errno.EPERM, f"it belongs to another user ({info.st_uid})")
-    mode = stat.S_IMODE(info.st_mode)
-    if mode & forbidden_mode:
+    if _mode_for_others(info) & forbidden_mode:
+        mode = stat.S_IMODE(info.st_mode)
         raise PermissionError(errno.EPERM, f"its mode {mode:o} gives other users access")
+
+
+def _mode_for_others(info: os.stat_result) -> int:
+    """Return the permission bits, without the group's if the group is this user alone."""
+    mode = stat.S_IMODE(info.st_mode)
+    if not mode & stat.S_IRWXG:
+        return mode
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(info.st_gid)
+    except KeyError:  # as in a container whose users have no names
+        return mode
+    names = {user.pw_name}
+    is_own = info.st_gid == user.pw_gid and {group.gr_name} == names and {*group.gr_mem} <= names
+    return mode & ~stat.S_IRWXG if is_own else mode
 
 
 def _is_own(user: int) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hook_world import STRANGER, World, give_away
+from hook_world import STRANGER, World, give_away, set_group
 
 from pytracer.errors import HookError
 
@@ -20,8 +20,9 @@ def world_writable(folder: Path, _: pytest.MonkeyPatch) -> None:
     folder.chmod(0o777)
 
 
-def group_writable(folder: Path, _: pytest.MonkeyPatch) -> None:
+def group_writable(folder: Path, patch: pytest.MonkeyPatch) -> None:
     folder.chmod(0o770)
+    set_group(patch, "staff", [])
 
 
 def of_another(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -73,6 +74,23 @@ def test_a_folder_above_that_others_can_exchange(
     with pytest.raises(HookError, match=re.escape(why.format(world.root / above))):
         world.hooks().attach("cpu")
     assert world.compilations == []
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "is_trusted"),
+    [("{}", [], True), ("{}", ["another"], False), ("staff", [], False)],
+)
+def test_a_group_that_is_this_user_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], is_trusted: bool
+) -> None:
+    # GIVEN a umask of 002, and with it folders to which the user's group may write
+    world.put_hook(world.cache)
+    world.environment["TMPDIR"] = "/dev/null"
+    for folder in (world.cache, world.cache.parent):
+        folder.chmod(0o775)
+    # WHEN the group has other members, or is no group of the user's own, THEN they are others
+    set_group(monkeypatch, name, members)
+    assert (world.builder().find("cpu") is not None) == is_trusted
 
 
 def test_a_file_that_is_exchanged_during_its_trial(world: World) -> None:

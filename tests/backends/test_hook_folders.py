@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hook_world import STRANGER, World, give_away
+from hook_world import STRANGER, World, give_away, set_group
 
 from pytracer.backends.hook_build import READY, Found
 from pytracer.errors import HookError
@@ -84,6 +84,7 @@ def foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def group_writable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.chmod(0o775)
+    set_group(monkeypatch, "staff", [])
 
 
 def world_writable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

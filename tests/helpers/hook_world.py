@@ -1,8 +1,10 @@
 """A stand-in environment for hooks: a torch, a compiler and all folders, in a temporary folder."""
 
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
 import stat
 import time
 import types
@@ -247,3 +249,12 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return os.stat_result(values)
 
     monkeypatch.setattr(os, "fstat", fstat)
+
+
+def set_group(patch: pytest.MonkeyPatch, name: str, members: list[str]) -> None:
+    """Let the group of this user's files have this name and these other members."""
+    user = pwd.getpwuid(os.geteuid())
+    own = pwd.struct_passwd((*user[:3], os.getegid(), *user[4:]))
+    patch.setattr(pwd, "getpwuid", lambda _: own)
+    group = grp.struct_group((name.format(user.pw_name), "x", own.pw_gid, members))
+    patch.setattr(grp, "getgrgid", lambda _: group)

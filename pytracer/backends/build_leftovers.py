@@ -16,6 +16,7 @@ ABANDONED_S = 3600.0
 runs of the compiler and the hook's trial may take."""
 
 _PREFIX = ".build-"
+_UNKNOWN = "0-0"
 _NAME = re.compile(r"\.build-(?P<machine>[0-9a-f]+-\d+)-(?P<pid>\d+)-(?P<began>\d+)-.+")
 _FILE = re.compile(r"\.pytracer-\d+-[0-9a-f]+\.tmp")  # of `open_atomically`
 
@@ -49,7 +50,7 @@ def remove_leftovers(directory: Path) -> None:
 
 def _is_abandoned(entry: "os.DirEntry[str]", now: float) -> bool:
     name = _NAME.fullmatch(entry.name)
-    if name is not None and name["machine"] == _machine():
+    if name is not None and name["machine"] == _machine() != _UNKNOWN:
         return int(name["began"]) != _began(int(name["pid"]))
     with contextlib.suppress(OSError):
         return now - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_S
@@ -62,7 +63,7 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return "0-0"
+        return _UNKNOWN
 
 
 def _began(pid: int) -> int:

@@ -395,7 +395,12 @@ def _is_held(path: Path) -> bool:
 
 
 def _hold(path: Path) -> bool:
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    place = os.fsencode(path)
+    with contextlib.suppress(OSError):  # the folder may not have been made
+        # Containers that share the machine's network may have other folders of the same name.
+        folder = os.stat(path.parent)
+        place = b"%d %d %s" % (folder.st_dev, folder.st_ino, os.fsencode(path.name))
+    digest = hashlib.sha256(place).hexdigest()
     try:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

@@ -249,3 +249,13 @@ def test_temporary_files_of_running_builds_stay(world: World) -> None:
     world.hooks().attach("cpu")
     # THEN
     assert {*world.cache.iterdir()} == {here, elsewhere, world.cache / world.hook_name}
+
+
+def test_machines_that_cannot_be_told_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN machines without a number, and a build of a process that this one does not have
+    monkeypatch.setattr(build_leftovers, "_machine", lambda: "0-0")
+    folder = world.cache / f".build-0-0-{2**22 + 1}-5-x"
+    folder.mkdir(parents=True)
+    # WHEN THEN it may run on another machine
+    build_leftovers.remove_leftovers(world.cache)
+    assert folder.exists()

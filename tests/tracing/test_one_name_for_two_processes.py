@@ -58,13 +58,15 @@ def test_files_of_steps() -> None:
     }
 
 
-def test_two_processes_at_the_same_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [".", "a link"])
+def test_two_processes_at_the_same_time(tmp_path: Path, by: str) -> None:
     # GIVEN another process that has the name, and has written nothing yet
+    Path("a link").symlink_to(".")
     read, write = os.pipe()
     read_end, write_end = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            snapshot_files._is_held(tmp_path / "run.pickle")
+            snapshot_files._is_held(tmp_path / by / "run.pickle")
             os.write(write, b"1")
             os.read(read_end, 1)
         finally:
@@ -81,7 +83,7 @@ def test_two_processes_at_the_same_time(tmp_path: Path) -> None:
         for descriptor in (read, read_end, write_end):
             os.close(descriptor)
     # THEN its file has its process id
-    assert names() == {f"run.pid{os.getpid()}.pickle"}
+    assert names() == {f"run.pid{os.getpid()}.pickle", "a link"}
 
 
 def test_a_second_run_has_the_name_of_the_first(logged: set[str]) -> None:

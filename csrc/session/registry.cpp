@@ -50,11 +50,11 @@ void Registry::resize_ring(DeviceLog& log, uint32_t max_entries) {
 
 void Registry::fit_rings() {
   for (const auto& log : logs_) {
-    uint32_t most = 0;
+    uint32_t most = 1;  // where no session is left
     for (const Session* session : sessions_) {
       most = std::max(most, session->wish(log->device()).max_entries);
     }
-    if (most != 0) resize_ring(*log, most);
+    resize_ring(*log, most);
   }
 }
 

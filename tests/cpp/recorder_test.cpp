@@ -121,6 +121,24 @@ TEST(a_ring_shrinks_when_its_largest_owner_is_gone) {
   CHECK(ring_bytes() == 2 * sizeof(Event) && copy_events(small.view().devices[0])[0].size == 100);
 }
 
+TEST(a_ring_without_an_owner_is_small) {
+  // GIVEN a device that no session records any longer, while another one is recorded
+  Session cpu(options(4));
+  cpu.start();
+  const auto on_device = [](uint32_t entries) {
+    SessionOptions changed = options(entries);
+    changed.devices = {0};
+    return changed;
+  };
+  auto large = std::make_unique<Session>(on_device(1000));
+  large->start();
+  large.reset();
+  // WHEN it is recorded again, THEN the ring has the size that is asked for
+  Session small(on_device(4));
+  small.start();
+  CHECK(small.stats().devices[0].max_ring_bytes == 5 * sizeof(Event));
+}
+
 TEST(context_decides_which_stacks_are_seen) {
   Recorder::instance().set_walking(true);
   for (const Context context : {Context::none, Context::state, Context::alloc, Context::all}) {

@@ -395,7 +395,7 @@ TEST(cuts_are_consistent_under_fire) {
 TEST(a_free_comes_after_its_allocation_by_another_thread) {
   Session session(options(1 << 20));
   session.start();
-  constexpr uint64_t kThreads = 6, kSlots = 4, kBlocks = 15'000;
+  constexpr uint64_t kThreads = 6, kSlots = 4, kBlocks = 6'000;
   std::atomic<uint64_t> slots[kSlots] = {};  // 0: its address is free; 1: it is allocated
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < kThreads; ++t) {

@@ -20,7 +20,7 @@ using namespace pytracer;
 namespace {
 
 constexpr uint64_t kBound = 1 << 17;  // room for about 4,000 stacks
-constexpr uint64_t kManyStacks = 30'000;
+constexpr uint64_t kManyStacks = 12'000;
 
 SessionOptions options(uint32_t entries = 100) {
   return {{PYTRACER_CPU_DEVICE, 0}, entries, 32, kBound, Context::all};
@@ -119,7 +119,7 @@ TEST(what_a_table_has_of_dropped_functions_is_given_up) {
   folder_of_files = "generated";
   Session session(options());
   session.start();
-  for (uintptr_t code = 1000; code < 20'000; ++code) {
+  for (uintptr_t code = 10'000; code < 20'000; ++code) {
     run_frames({frame_at(code, 1), frame_at(code, 2), frame_at(1, 3)});
     alloc(64, 8);
     release(64);

@@ -64,7 +64,21 @@ def observed(
     begin: Callable[[Program], object] = lambda program: None,
     end: Callable[[Program], object] = lambda program: None,
 ) -> DeviceLeaks:
-    """Return the result for a program whose file has the steps from `first` to `steps`.
+    """Return the result for a program, recorded as `recorded` does."""
+    program = recorded(step, first=first, steps=steps, begin=begin, end=end)
+    (device,) = find_leaks(program.snapshot()).devices
+    return device
+
+
+def recorded(
+    step: Callable[[Program, int], object],
+    *,
+    first: int = 1,
+    steps: int = 60,
+    begin: Callable[[Program], object] = lambda program: None,
+    end: Callable[[Program], object] = lambda program: None,
+) -> Program:
+    """Return a program whose file has the steps from `first` to `steps`.
 
     Args:
         step: Allocates and frees in each step.
@@ -84,8 +98,7 @@ def observed(
     program.metadata = file_metadata(current_step=steps + 1)
     lost = 0 if first == 1 else 1000
     program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": lost}
-    (device,) = find_leaks(program.snapshot()).devices
-    return device
+    return program
 
 
 def keep(program: Program, number: int) -> None:
@@ -246,6 +259,20 @@ def test_the_set_up_is_not_part_of_a_leak() -> None:
 
     (growth,) = observed(step).growths
     assert (growth.verdict, growth.first_step, growth.held_bytes) == ("leak", 1, 60 * SIZE)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_leak_of_one_file_is_not_hidden_by_another(order: tuple[int, int]) -> None:
+    # GIVEN a long file without a leak, and a shorter one with a leak, of a process that is unknown
+    files = [
+        recorded(lambda *_: None).snapshot("a.pickle"),
+        recorded(keep, steps=30).snapshot("b.pickle"),
+    ]
+    # WHEN they are searched together
+    report = find_leaks(*(files[i] for i in order))
+    # THEN the leak is found
+    (device,) = report.devices
+    assert (report.verdict, device.verdict, device.observed) == ("leak", "leak", 30)
 
 
 def test_files_of_other_programs_are_not_compared() -> None:

@@ -111,10 +111,17 @@ def combine(files: Iterable[FileLeaks]) -> LeakReport:
 
 
 def _of_process(files: Sequence[FileLeaks], name: str) -> DeviceLeaks:
-    """Return the result for one device of one process: from the longest trace, or all ends."""
+    """Return the result for one device of one process: from the longest trace, or all ends.
+
+    A trace with a leak comes before longer ones without: they may be of earlier steps, or of
+    another process, if the files do not name theirs.
+    """
     having = [file for file in files if any(d.device == name for d in file.devices)]
     found = [next(d for d in file.devices if d.device == name) for file in having]
-    longest = max(reversed(found), key=lambda device: (device.unit == "step", device.observed))
+    longest = max(
+        reversed(found),
+        key=lambda device: (device.verdict == "leak", device.unit == "step", device.observed),
+    )
     if longest.verdict == "leak" or len(having) < 2:
         return longest
     compared = _compare_ends(having, found, name)

@@ -1,6 +1,7 @@
 -- Which trace of each process tells whether its memory leaks?
 --
--- As `pytracer leaks` does, the trace in which the most steps were observed.
+-- As `pytracer leaks` does, a trace with a leak, and of these the one in which the most steps were
+-- observed.
 --
 -- process, rank   the process
 -- source, device  the file, and the device in it
@@ -11,7 +12,8 @@ WITH ordered AS (
         p.process, p.rank, p.source, k.device, k.leak_verdict,
         row_number() OVER (
             PARTITION BY p.process, k.device_name
-            ORDER BY k.leak_unit IS DISTINCT FROM 'step', k.leak_observed DESC, p.written_ns DESC
+            ORDER BY
+                k.leak_verdict <> 'leak', k.leak_unit IS DISTINCT FROM 'step', k.leak_observed DESC, p.written_ns DESC
         ) AS place
     FROM peaks AS k
     JOIN processes AS p USING (source)

@@ -631,6 +631,8 @@ TEST(a_forked_child_starts_off_and_empty) {
       CHECK(parents.view().devices.empty());
       Session own(options(10));
       own.start();
+      own.change(20, 32, Context::all);  // the parent's session, which has more, is none here
+      CHECK(own.stats().devices[0].max_ring_bytes == 20 * sizeof(Event));
       const int64_t before = std::time(nullptr);
       alloc(256, 5);
       const View view = own.view();

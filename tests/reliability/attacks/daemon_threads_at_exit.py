@@ -33,7 +33,7 @@ KEPT = [1001, 1002]
 # Messages about a step that took long, and about threads that use one output repeatedly.
 ALLOWED = (
     "step.* has more events than trace_alloc_max_entries|already has a snapshot of this"
-    "|^pytracer: wrote exit.pickle: "
+    "|^pytracer: wrote "
 )
 MIN_EVENTS = 500
 START_SECONDS = 45.0

@@ -30,6 +30,7 @@ std::set<std::pair<std::string, int64_t>> lines_in(const View& view,
   std::unordered_map<uint32_t, bool> is_wanted;  // by the string id of the file
   for (uint32_t id = 1; id < frames && lines.size() < most; ++id) {
     const StackTable::Frame& frame = view.stacks->frame(id);
+    if (frame.line < 0) continue;  // of a place that is being used again
     const uint32_t filename = view.stacks->filename(frame);
     const auto [known, is_new] = is_wanted.emplace(filename, false);
     if (is_new) known->second = filenames.count(view.stacks->string(filename)) != 0;

@@ -9,6 +9,7 @@ namespace {
 
 // How many stacks a thread looks at while others wait for the table's mutex.
 constexpr uint32_t kBurst = 1024;
+constexpr uint32_t kCodes = 64;  // whose names are freed, which takes longer
 constexpr uint32_t kSweepBursts = 8;
 
 }  // namespace
@@ -19,8 +20,11 @@ void StackTable::want_collection() noexcept {
   // A collection looks at every stack and at every id that is in use. Where it frees few stacks, it
   // must not begin again at once.
   const uint64_t worth = stacks_.end() / 8 + marked_ids_ / 32;
-  const uint64_t for_frames = max_bytes_ - bytes_ + free_frames_ * sizeof(Frame);
-  const bool frames_are_low = for_frames < max_bytes_ / 16 && dead_codes_ > code_count_ / 8;
+  // Names find no room in free places of frames.
+  const uint64_t for_names = max_bytes_ - bytes_;
+  const uint64_t for_frames = for_names + free_frames_ * sizeof(Frame);
+  const bool frames_are_low = (for_frames < max_bytes_ / 16 || for_names < max_bytes_ / 64) &&
+                              dead_codes_ > code_count_ / 8;
   if ((room < max_bytes_ / 16 || frames_are_low) && since_collection_ >= worth) {
     wanted_.store(true, std::memory_order_relaxed);
   }
@@ -76,7 +80,7 @@ StackTable::Sweep StackTable::sweep() noexcept {
     walks_ -= swept.walks;
     freed_ += swept.walks;
     truncated_ -= swept.truncated;
-    if (swept.done && remove_unused_codes(kBurst)) {
+    if (swept.done && remove_unused_codes(kCodes)) {
       wanted_.store(false, std::memory_order_relaxed);
       return Sweep::done;
     }

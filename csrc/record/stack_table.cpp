@@ -204,13 +204,12 @@ Backward StackTable::backward(uint32_t id) const noexcept {
 uint32_t StackTable::intern_string(std::string text) noexcept {
   if (text.empty()) return 0;
   try {
-    const uint64_t bytes = text.size() + kStringBytes;
-    const auto [known, is_new] = string_ids_.emplace(std::move(text), 0);
-    if (is_new && !take(bytes)) {
-      string_ids_.erase(known);
-      return 0;
-    }
-    if (is_new) {
+    auto known = string_ids_.find(text);
+    if (known == string_ids_.end()) {
+      const uint64_t bytes = text.size() + kStringBytes;
+      if (!has_room(bytes)) return 0;
+      known = string_ids_.emplace(std::move(text), 0).first;
+      bytes_ += bytes;
       known->second = string_place_ != 0 ? string_place_ : string_count_++;
       if (known->second == string_place_) string_place_ = strings_[string_place_].uses;
       strings_[known->second] = {&known->first, 0};

@@ -6,9 +6,9 @@ checks each folder by its descriptor before it opens the next one in it:
 
 1. The folder belongs to this user or to root.
 2. Other users cannot write to it, except to a folder with the sticky bit (`/tmp`), where they can
-   exchange only entries of their own. Rule 1 refuses these in the next step. The members of this
-   user's own group are no others, if it has the user's name and no other member: with a umask of
-   002, which many systems have, such a group may write to all folders of its user.
+   exchange only entries of their own. Rule 1 refuses these in the next step. A group that has this
+   user's name and no other member is no other user: with a umask of 002, which many systems have,
+   it may write to all folders of its user. Groups are read where the permission bits ask for it.
 3. A symbolic link belongs to this user or to root, and the folders of its target are checked too.
 
 So nobody else can change what the returned path names, neither before nor after the check.
@@ -118,18 +118,21 @@ def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
     info = os.fstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    mode = _mode_for_others(info)
+    mode = stat.S_IMODE(info.st_mode)
+    refused = _OTHERS_MAY_WRITE if forbidden_mode is None else forbidden_mode
+    if mode & refused & stat.S_IWGRP and _is_group_of_user_alone(folder, info.st_gid):
+        refused &= ~stat.S_IWGRP
     if forbidden_mode is not None:
-        check_entry(info, forbidden_mode)
+        check_entry(info, refused)
     elif not _is_own(info.st_uid) and not _is_unmapped_root(info.st_uid):
         raise PermissionError(
             errno.EPERM, f"the folder {path} above it belongs to another user ({info.st_uid})"
         )
-    elif mode & _OTHERS_MAY_WRITE and not mode & stat.S_ISVTX:
+    elif mode & refused and not mode & stat.S_ISVTX:
         raise PermissionError(
             errno.EPERM,
-            f"the folder {path} above it has mode {stat.S_IMODE(info.st_mode):o}, with which other "
-            "users can exchange its entries",
+            f"the folder {path} above it has mode {mode:o}, with which other users can exchange "
+            "its entries",
         )
 
 
@@ -141,23 +144,29 @@ def check_entry(info: os.stat_result, forbidden_mode: int) -> None:
     """
     if not _is_own(info.st_uid):
         raise PermissionError(errno.EPERM, f"it belongs to another user ({info.st_uid})")
-    if _mode_for_others(info) & forbidden_mode:
-        mode = stat.S_IMODE(info.st_mode)
+    mode = stat.S_IMODE(info.st_mode)
+    if mode & forbidden_mode:
         raise PermissionError(errno.EPERM, f"its mode {mode:o} gives other users access")
 
 
-def _mode_for_others(info: os.stat_result) -> int:
-    """Return the permission bits, without the group's if the group is this user alone."""
-    mode = stat.S_IMODE(info.st_mode)
-    if not mode & stat.S_IRWXG:
-        return mode
+def _is_group_of_user_alone(folder: int, number: int) -> bool:
+    """Return whether the group of a folder gives nobody but this user access."""
     try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(info.st_gid)
+        user = pwd.getpwuid(os.geteuid())
+        if number != user.pw_gid:
+            return False
+        group = grp.getgrgid(number)
+        others = (each.pw_name for each in pwd.getpwall() if each.pw_gid == number)
+        if {group.gr_name, *group.gr_mem, *others} != {user.pw_name}:
+            return False
     except KeyError:  # as in a container whose users have no names
-        return mode
-    names = {user.pw_name}
-    is_own = info.st_gid == user.pw_gid and {group.gr_name} == names and {*group.gr_mem} <= names
-    return mode & ~stat.S_IRWXG if is_own else mode
+        return False
+    try:
+        # With such a list, the bits of the group are those of all users on the list.
+        os.getxattr(f"/proc/self/fd/{folder}", "system.posix_acl_access")
+    except OSError as error:
+        return error.errno in (errno.ENODATA, errno.ENOTSUP)
+    return False
 
 
 def _is_own(user: int) -> bool:

@@ -395,12 +395,13 @@ def _is_held(path: Path) -> bool:
 
 
 def _hold(path: Path) -> bool:
-    place = os.fsencode(path)
-    with contextlib.suppress(OSError):  # the folder may not have been made
-        # Containers that share the machine's network may have other folders of the same name.
-        folder = os.stat(path.parent)
-        place = b"%d %d %s" % (folder.st_dev, folder.st_ino, os.fsencode(path.name))
-    digest = hashlib.sha256(place).hexdigest()
+    place = Path(os.path.realpath(path.parent), path.name)
+    disk = 0
+    with contextlib.suppress(OSError, StopIteration):
+        # Containers that share the machine's network may have other folders of the same name. The
+        # folder itself may not have been made.
+        disk = next(folder for folder in place.parents if folder.is_dir()).stat().st_dev
+    digest = hashlib.sha256(b"%d %s" % (disk, os.fsencode(place))).hexdigest()
     try:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

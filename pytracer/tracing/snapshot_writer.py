@@ -38,14 +38,16 @@ Metadata = dict[str, Any]
 
 
 def _reason(failure: Exception, path: Path) -> str:
-    """Return why a file was not written, and what to do if the disk is full."""
-    if getattr(failure, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+    """Return why a file was not written, and what to do if the disk is full. Never raises."""
+    number = getattr(failure, "errno", None)
+    if number not in (errno.ENOSPC, errno.EDQUOT):
         return str(failure)
-    free = size(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else "nothing"
-    return (
-        f"the disk is full, or the user's part of it ({free} free). The job continues. Free space, "
-        f"or set {variable('output')} to another disk"
-    )
+    reason = "the disk is full" if number == errno.ENOSPC else "the user's part of the disk is full"
+    with contextlib.suppress(OSError):  # the folder may be gone, or its server
+        folder = next(folder for folder in path.absolute().parents if folder.is_dir())
+        if number == errno.ENOSPC:
+            reason += f" ({size(shutil.disk_usage(folder).free)} free)"
+    return f"{reason}. The job continues. Free space, or set {variable('output')} to another disk"
 
 
 def metadata(recording: DeviceRecording) -> Metadata:

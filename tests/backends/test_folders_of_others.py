@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pwd
 import re
 import stat
 import warnings
@@ -91,6 +92,31 @@ def test_a_group_that_is_this_user_alone(
     # WHEN the group has other members, or is no group of the user's own, THEN they are others
     set_group(monkeypatch, name, members)
     assert (world.builder().find("cpu") is not None) == is_trusted
+
+
+def another_has_the_group(patch: pytest.MonkeyPatch) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    another = pwd.struct_passwd(("another", "x", STRANGER, *user[3:]))
+    patch.setattr(pwd, "getpwall", lambda: [user, another])
+
+
+def another_is_on_an_access_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "getxattr", lambda *_: b"")
+
+
+@pytest.mark.parametrize("share", [another_has_the_group, another_is_on_an_access_list])
+def test_a_group_that_others_share(
+    world: World, monkeypatch: pytest.MonkeyPatch, share: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    # GIVEN a cache to which the group of the user may write, which has the user's name
+    world.put_hook(world.cache)
+    world.environment["TMPDIR"] = "/dev/null"
+    world.cache.chmod(0o775)
+    set_group(monkeypatch, "{}", [])
+    assert world.builder().find("cpu") is not None
+    # WHEN others may write, though they are no members THEN nothing is loaded from it
+    share(monkeypatch)
+    assert world.builder().find("cpu") is None
 
 
 def test_a_file_that_is_exchanged_during_its_trial(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import time
 from pathlib import Path
 
@@ -84,6 +85,24 @@ def test_two_processes_at_the_same_time(tmp_path: Path, by: str) -> None:
             os.close(descriptor)
     # THEN its file has its process id
     assert names() == {f"run.pid{os.getpid()}.pickle", "a link"}
+
+
+def test_a_name_in_a_folder_that_is_made_later(tmp_path: Path) -> None:
+    # GIVEN another process that has a name, before it has made the folder
+    path = tmp_path / "folder" / "run.pickle"
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        snapshot_files._is_held(path)
+        os.write(write, b"1")
+        signal.pause()
+    os.read(read, 1)
+    # WHEN the folder is there THEN this process does not get the name
+    path.parent.mkdir()
+    assert not snapshot_files._is_held(path)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(read)
+    os.close(write)
 
 
 def test_a_second_run_has_the_name_of_the_first(logged: set[str]) -> None:

@@ -7,9 +7,7 @@ namespace pytracer {
 
 namespace {
 
-// How many stacks a thread looks at while others wait for the table's mutex.
-constexpr uint32_t kBurst = 1024;
-constexpr uint32_t kCodes = 64;  // whose names are freed, which takes longer
+constexpr uint32_t kCodes = 64;  // in place of kBurst: to free names takes longer
 constexpr uint32_t kSweepBursts = 8;
 
 }  // namespace
@@ -22,7 +20,7 @@ void StackTable::want_collection() noexcept {
   const uint64_t worth = stacks_.end() / 8 + marked_ids_ / 32;
   // Names find no room in free places of frames.
   const uint64_t for_names = max_bytes_ - bytes_;
-  const uint64_t for_frames = for_names + free_frames_ * sizeof(Frame);
+  const uint64_t for_frames = for_names + free_frames_.count * sizeof(Frame);
   const bool frames_are_low = (for_frames < max_bytes_ / 16 || for_names < max_bytes_ / 64) &&
                               dead_codes_ > code_count_ / 8;
   if ((room < max_bytes_ / 16 || frames_are_low) && since_collection_ >= worth) {
@@ -91,32 +89,27 @@ StackTable::Sweep StackTable::sweep() noexcept {
 void StackTable::stack_freed(uint32_t frame) noexcept {
   if (StackLink::is_link(frame)) return;
   const uint32_t id = frames_[frame].code;
-  if (--codes_[id].stacks == 0 && codes_[id].pointer == nullptr) note_unused(id);
-}
-
-void StackTable::note_unused(uint32_t code) noexcept {
-  codes_[code].next = unused_codes_;
-  unused_codes_ = code;
+  if (--codes_[id].stacks == 0 && codes_[id].pointer == nullptr) {
+    unused_codes_.push(codes_, id);
+  }
 }
 
 bool StackTable::remove_unused_codes(uint32_t most) noexcept {
-  for (; unused_codes_ != 0 && most != 0; --most, --dead_codes_, ++free_codes_) {
-    const uint32_t id = unused_codes_;
+  for (; unused_codes_.count != 0 && most != 0; --most, --dead_codes_) {
+    const uint32_t id = unused_codes_.pop(codes_);
     const Code code = codes_[id];
-    unused_codes_ = code.next;
-    for (uint32_t frame = code.newest_frame; frame != 0; ++free_frames_) {
-      const uint32_t next = frames_[frame].next_of_code;
-      frames_[frame] = {nullptr, 0, 0, 0, frame_place_, 0};
-      frame_place_ = frame;
-      frame = next;
+    for (uint32_t frame = code.newest_frame, next; frame != 0; frame = next) {
+      next = frames_[frame].next_of_code;
+      frames_[frame] = {};
+      free_frames_.push(frames_, frame);
     }
     if (!code.named) bytes_ -= kNameBytes;  // there was no room for a frame
     release_string(code.filename);
     release_string(code.name);
-    codes_[id] = {nullptr, code_place_, 0, 0, 0, 0, false};
-    code_place_ = id;
+    codes_[id] = {};
+    free_codes_.push(codes_, id);
   }
-  return unused_codes_ == 0;
+  return unused_codes_.count == 0;
 }
 
 std::shared_ptr<StackTable> StackTable::pinned(std::shared_ptr<StackTable> table) {

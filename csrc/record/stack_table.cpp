@@ -65,15 +65,9 @@ bool StackTable::take(uint64_t bytes) noexcept {
 uint32_t StackTable::intern_code(const void* pointer) noexcept {
   const uint32_t known = code_index_.find(
       hash_code(pointer), [&](uint32_t id) { return codes_[id].pointer == pointer; });
-  const uint64_t place = code_place_ != 0 ? 0 : sizeof(Code) + kIndexBytes;
+  const uint64_t place = free_codes_.count != 0 ? 0 : sizeof(Code) + kIndexBytes;
   if (known != 0 || !take(place + kNameBytes)) return known;
-  uint32_t id = code_place_;
-  if (id != 0) {
-    code_place_ = codes_[id].next;
-    --free_codes_;
-  } else {
-    id = code_count_++;
-  }
+  const uint32_t id = free_codes_.place(codes_, code_count_);
   codes_[id] = {pointer, 0, 0, 0, 0, 0, false};
   code_index_.insert(id);
   return id;
@@ -88,15 +82,9 @@ inline uint32_t StackTable::intern_frame(const RawFrame& raw) noexcept {
 
 uint32_t StackTable::add_frame(const RawFrame& raw) noexcept {
   const uint32_t code = intern_code(raw.code);
-  if (code == 0 || (frame_place_ == 0 && !take(sizeof(Frame) + kIndexBytes))) return 0;
-  uint32_t id = frame_place_;
-  if (id != 0) {
-    frame_place_ = frames_[id].next;
-    --free_frames_;
-    reused_frames_ = std::min(reused_frames_, id);
-  } else {
-    id = frame_count_++;
-  }
+  if (code == 0 || (free_frames_.count == 0 && !take(sizeof(Frame) + kIndexBytes))) return 0;
+  const uint32_t id = free_frames_.place(frames_, frame_count_);
+  reused_frames_ = std::min(reused_frames_, id);  // a new place is behind all resolved ones
   frames_[id] = {raw.code, code, raw.offset, kUnresolved, 0, codes_[code].newest_frame};
   codes_[code].newest_frame = id;
   frame_index_.insert(id);
@@ -210,9 +198,8 @@ uint32_t StackTable::intern_string(std::string text) noexcept {
       if (!has_room(bytes)) return 0;
       known = string_ids_.emplace(std::move(text), 0).first;
       bytes_ += bytes;
-      known->second = string_place_ != 0 ? string_place_ : string_count_++;
-      if (known->second == string_place_) string_place_ = strings_[string_place_].uses;
-      strings_[known->second] = {&known->first, 0};
+      known->second = free_strings_.place(strings_, string_count_);
+      strings_[known->second] = {&known->first, 0, 0};
     }
     ++strings_[known->second].uses;
     return known->second;
@@ -225,8 +212,8 @@ void StackTable::release_string(uint32_t id) noexcept {
   if (id == 0 || --strings_[id].uses != 0) return;
   bytes_ -= strings_[id].text->size() + kStringBytes;
   string_ids_.erase(string_ids_.find(*strings_[id].text));
-  strings_[id] = {strings_[0].text, string_place_};
-  string_place_ = id;
+  strings_[id].text = strings_[0].text;
+  free_strings_.push(strings_, id);
 }
 
 void StackTable::name_code(Code& code) {
@@ -274,11 +261,10 @@ void StackTable::code_destroyed(const void* pointer) noexcept {
   std::lock_guard lock(mutex_);
   codes_[id].pointer = nullptr;
   ++dead_codes_;
-  if (codes_[id].stacks == 0) note_unused(id);
+  if (codes_[id].stacks == 0) unused_codes_.push(codes_, id);
 }
 
 void StackTable::resolve() {
-  constexpr uint32_t kBurst = 1024;
   uint32_t ids[kBurst];
   uint32_t next, end;
   {
@@ -309,7 +295,8 @@ bool StackTable::has_stack(uint32_t id) const {
 
 StackTable::Stats StackTable::stats() const {
   std::lock_guard lock(mutex_);
-  const uint64_t frames = frame_count_ - 1 - free_frames_, codes = code_count_ - 1 - free_codes_;
+  const uint64_t frames = frame_count_ - 1 - free_frames_.count;
+  const uint64_t codes = code_count_ - 1 - free_codes_.count;
   return {walks_, frames, codes, bytes_, max_bytes_, truncated_, dropped_, freed_};
 }
 

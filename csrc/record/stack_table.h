@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "frames/frame_walk.h"
+#include "support/id_list.h"
 #include "support/linear_hash.h"
 #include "support/reserved_array.h"
 #include "record/stack_tree.h"
@@ -121,6 +122,8 @@ class StackTable {
   Stats stats() const;
 
  private:
+  // How many items a thread looks at while others wait for the mutex.
+  static constexpr uint32_t kBurst = 1024;
   // What a string costs besides its characters: itself, and its node in the map.
   static constexpr uint64_t kStringBytes = sizeof(std::string) + 64;
   // The room that is reserved for the two names of a code object until they are read.
@@ -137,7 +140,6 @@ class StackTable {
   uint32_t intern_string(std::string text) noexcept;  // 0: no room
   void release_string(uint32_t id) noexcept;
   void stack_freed(uint32_t frame) noexcept;
-  void note_unused(uint32_t code) noexcept;
   bool remove_unused_codes(uint32_t most) noexcept;  // returns whether that were all
   void want_collection() noexcept;  // if places for stacks, or for frames, run low
   bool has_room(uint64_t bytes) const noexcept { return bytes_ + bytes <= max_bytes_; }
@@ -167,10 +169,9 @@ class StackTable {
   ReservedArray<Code> codes_;
   ReservedArray<Frame> frames_;
   uint32_t code_count_ = 1, frame_count_ = 1;
-  uint32_t code_place_ = 0, frame_place_ = 0;  // free places; lists through next
-  uint32_t free_codes_ = 0, free_frames_ = 0;
-  uint32_t dead_codes_ = 0;    // destroyed, and not yet removed
-  uint32_t unused_codes_ = 0;  // those without stacks; a list through next
+  IdList free_codes_, free_frames_;  // places
+  uint32_t dead_codes_ = 0;          // destroyed, and not yet removed
+  IdList unused_codes_;              // those without stacks
   uint32_t reused_frames_ = UINT32_MAX;  // from here on, places were used again since resolve()
   LinearHash<CodeItems> code_index_;
   LinearHash<FrameItems> frame_index_;
@@ -203,11 +204,13 @@ class StackTable {
   size_t next_held_ = 0, next_held_id_ = 0;  // of mark_held()
   struct String {
     const std::string* text;  // a key of string_ids_
-    uint32_t uses;            // by code objects; of a free place, the next one
+    uint32_t uses;            // by code objects
+    uint32_t next;            // of the free places
   };
   std::unordered_map<std::string, uint32_t> string_ids_;
   ReservedArray<String> strings_;  // [0] is empty
-  uint32_t string_count_ = 1, string_place_ = 0;
+  uint32_t string_count_ = 1;
+  IdList free_strings_;
   uint32_t resolved_frames_ = 1;  // guarded by the GIL, not by mutex_
 };
 

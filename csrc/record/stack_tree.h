@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "record/stack_link.h"
+#include "support/id_list.h"
 #include "support/linear_hash.h"
 #include "support/reserved_array.h"
 
@@ -80,7 +81,7 @@ class StackTree {
   Swept sweep(uint32_t most, const Freed& freed) noexcept;
 
   uint32_t end() const noexcept { return end_; }        // all ids are below
-  uint32_t places() const noexcept { return places_; }  // that freed stacks left for new ones
+  uint32_t places() const noexcept { return places_.count; }  // that freed stacks left for new ones
   uint64_t bytes() const noexcept { return index_.bytes(); }  // of an empty tree
 
  private:
@@ -107,18 +108,13 @@ class StackTree {
   uint32_t end_ = 1;
   uint8_t mark_ = 0;
   uint32_t swept_ = 1;  // the next stack that sweep() looks at
-  uint32_t freed_ = 0, first_freed_ = 0, freed_count_ = 0;  // by this sweep; a list through next
-  uint32_t place_ = 0, places_ = 0;       // by earlier sweeps; a list through next
+  IdList freed_;  // by this sweep
+  uint32_t first_freed_ = 0;
+  IdList places_;  // that earlier sweeps have freed
 };
 
 inline uint32_t StackTree::add(uint32_t outer, uint32_t frame, bool truncated) noexcept {
-  uint32_t id = place_;
-  if (id != 0) {
-    place_ = stacks_[id].next;
-    --places_;
-  } else {
-    id = end_++;
-  }
+  const uint32_t id = places_.place(stacks_, end_);
   const auto frames = static_cast<uint16_t>(stacks_[outer].frames + !StackLink::is_link(frame));
   stacks_[id] = {frame, outer, 0, frames, truncated, static_cast<uint8_t>(kUsed | (mark_ ^ kMark))};
   index_.insert(id);
@@ -139,17 +135,14 @@ StackTree::Swept StackTree::sweep(uint32_t most, const Freed& freed) noexcept {
     }
     freed(stack.frame);
     stack.state = 0;
-    if (freed_ == 0) first_freed_ = swept_;
-    stack.next = freed_;
-    freed_ = swept_;
-    ++freed_count_;
+    if (freed_.count == 0) first_freed_ = swept_;
+    freed_.push(stacks_, swept_);
   }
   swept.done = swept_ >= end_;
-  if (swept.done && freed_ != 0) {
-    stacks_[first_freed_].next = place_;
-    place_ = freed_;
-    places_ += freed_count_;
-    freed_ = freed_count_ = 0;
+  if (swept.done && freed_.count != 0) {
+    stacks_[first_freed_].next = places_.first;
+    places_ = {freed_.first, places_.count + freed_.count};
+    freed_ = {};
   }
   return swept;
 }

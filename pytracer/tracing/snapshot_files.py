@@ -155,8 +155,7 @@ class Files:
                 directory = Path(os.path.realpath(self._output)).parent
             if make:
                 directory.mkdir(parents=True, exist_ok=True)
-            while not directory.exists():
-                directory = directory.parent
+            directory = existing(directory)
             with tempfile.TemporaryFile(dir=directory, prefix=".pytracer-") as file:
                 self._begun_ns = os.fstat(file.fileno()).st_mtime_ns
         except OSError as error:
@@ -377,6 +376,13 @@ def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}_{number}{path.suffix}") if number > 1 else path
 
 
+def existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that has been made."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 def note_written(path: str | os.PathLike[str]) -> None:
     """Note that this process has written a file, which it may overwrite."""
     _written[Path(os.path.abspath(os.fsdecode(path)))] = None
@@ -397,10 +403,9 @@ def _is_held(path: Path) -> bool:
 def _hold(path: Path) -> bool:
     place = Path(os.path.realpath(path.parent), path.name)
     disk = 0
-    with contextlib.suppress(OSError, StopIteration):
-        # Containers that share the machine's network may have other folders of the same name. The
-        # folder itself may not have been made.
-        disk = next(folder for folder in place.parents if folder.is_dir()).stat().st_dev
+    with contextlib.suppress(OSError):
+        # Containers that share the machine's network may have other folders of the same name.
+        disk = existing(place.parent).stat().st_dev
     digest = hashlib.sha256(b"%d %s" % (disk, os.fsencode(place))).hexdigest()
     try:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -28,7 +28,7 @@ from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import variable
-from pytracer.tracing.snapshot_files import Files, note_written, problem_of_function
+from pytracer.tracing.snapshot_files import Files, existing, note_written, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 8)
@@ -44,9 +44,8 @@ def _reason(failure: Exception, path: Path) -> str:
         return str(failure)
     reason = "the disk is full" if number == errno.ENOSPC else "the user's part of the disk is full"
     with contextlib.suppress(OSError):  # the folder may be gone, or its server
-        folder = next(folder for folder in path.absolute().parents if folder.is_dir())
         if number == errno.ENOSPC:
-            reason += f" ({size(shutil.disk_usage(folder).free)} free)"
+            reason += f" ({size(shutil.disk_usage(existing(path.parent)).free)} free)"
     return f"{reason}. The job continues. Free space, or set {variable('output')} to another disk"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import run
-from settings_state import MIB, OTHER_SETTINGS, PROGRAM, State, _environment
+from settings_state import MIB, OTHER_SETTINGS, PROGRAM, State, without_settings
 
 import pytracer
 from pytracer.errors import ConfigError
@@ -129,7 +129,7 @@ def test_a_new_process_refuses(wrong: str, backend: str) -> None:
 def test_a_process_with_a_wrong_variable(backend: str, tmp_path: Path) -> None:
     # GIVEN a variable that the allocator refuses, WHEN THEN the error of a change says so
     variable = f"PYTORCH_{backend.upper()}_ALLOC_CONF"
-    env = _environment(**{variable: "foo:1"})
+    env = without_settings(**{variable: "foo:1"})
     done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env, new=True)
     assert "ConfigError: " in done.stderr
     assert "'foo'" in done.stderr.splitlines()[-1]

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 from processes import run
-from settings_state import PROGRAM, VARIABLES, _environment
+from settings_state import PROGRAM, VARIABLES, without_settings
 
 from pytracer.settings import change
 
@@ -27,7 +27,7 @@ def test_before_the_device_is_initialised(
     others = f"{others},roundup_power2_divisions:4"
     variable = f"PYTORCH_{backend.upper()}_ALLOC_CONF"
     begin = f"{others},expandable_segments:{not on}"
-    env = _environment(**{variable: begin})
+    env = without_settings(**{variable: begin})
     # WHEN it changes settings before the device is initialised, and restores them before or after
     change = f"expandable_segments:{on}"
     done = run(PROGRAM, backend, change, restored, cwd=tmp_path, env=env, new=True)
@@ -51,7 +51,7 @@ def test_a_new_process_has_the_settings(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, setting)
     # WHEN a process is started for a change
-    env = _environment(**{variable: setting, **change.variables("expandable_segments:True")})
+    env = without_settings(**{variable: setting, **change.variables("expandable_segments:True")})
     done = run(PROGRAM, backend, "expandable_segments:False", cwd=tmp_path, env=env, new=True)
     # THEN it has both settings, except that of another backend's variable
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_settings_of_the_environment(backend: str, tmp_path: Path) -> None:
     # unchanged; WHEN it is changed, THEN the environment's value is restored
     if backend == "npu":
         pytest.skip("torch_npu cannot change this setting")
-    env = _environment(PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:40")
+    env = without_settings(PYTORCH_CUDA_ALLOC_CONF="large_segment_size_mb:40")
     done = run(ENVIRONMENT_PROGRAM, cwd=tmp_path, env=env, new=True)
     assert done.stdout.split() == ["40", "40", "64", "40"], done.stderr
 
@@ -123,7 +123,7 @@ def test_another_allocator(backend: str, tmp_path: Path) -> None:
     # GIVEN a process with CUDA's own allocator, WHEN it changes settings, THEN an error is raised
     if backend == "npu":
         pytest.skip("torch_npu has no such allocator")
-    env = _environment(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    env = without_settings(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     done = run(PROGRAM, backend, "expandable_segments:True", cwd=tmp_path, env=env, new=True)
     assert "ConfigError: the CUDA allocator is cudaMallocAsync" in done.stderr
     # AND the setting can be tried in a new process

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import generated_leaks
 import numpy as np
@@ -56,17 +57,9 @@ OTHER = ("/home/me/train.py", "evaluate", 55)
 MODEL = ("/home/me/train.py", "make_model", 9)
 
 
-def observed(
-    step: Callable[[Program, int], object],
-    *,
-    first: int = 1,
-    steps: int = 60,
-    begin: Callable[[Program], object] = lambda program: None,
-    end: Callable[[Program], object] = lambda program: None,
-) -> DeviceLeaks:
+def observed(step: Callable[[Program, int], object], **options: Any) -> DeviceLeaks:
     """Return the result for a program, recorded as `recorded` does."""
-    program = recorded(step, first=first, steps=steps, begin=begin, end=end)
-    (device,) = find_leaks(program.snapshot()).devices
+    (device,) = find_leaks(recorded(step, **options).snapshot()).devices
     return device
 
 

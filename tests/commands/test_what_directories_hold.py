@@ -3,12 +3,12 @@
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import invoke
+from directories import COMMANDS, SPECIAL, command
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import MARK
@@ -16,10 +16,6 @@ from pytracer.reading import find, load
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "snapshot-1.4-cuda.pickle"
 PATIENCE_S = 20.0
-COMMANDS = (
-    *("stats", "explain", "frag", "leaks", "view", "diff", "export", "recommend"),
-    *("stats by phase", "fleet collect"),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -47,34 +43,10 @@ def directory(tmp_path: Path) -> Path:
     return path
 
 
-def command(name: str, directory: Path) -> tuple[object, ...]:
-    output = directory.parent / "output"
-    return {
-        "stats by phase": ("stats", directory, "--at", "peak", "--by", "phase"),
-        "diff": ("diff", directory, directory),
-        "export": ("export", directory, "--to", "parquet", "--output", output),
-        "fleet collect": ("fleet", "collect", directory, "--output", output),
-        "view": ("view", directory, "--output", output),
-    }.get(name, (name, directory))
-
-
-def make_special(path: Path, kind: str) -> None:
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "link to a fifo":
-        os.mkfifo(path.with_name("pipe"))
-        path.symlink_to("pipe")
-    elif kind == "link to a device":
-        path.symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-
-
-@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "link to a device", "socket"])
+@pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_found(directory: Path, kind: str) -> None:
     # GIVEN a special file, and a link to a regular one
-    make_special(directory / "x.pickle.gz", kind)
+    SPECIAL[kind](directory / "x.pickle.gz")
     (directory / "link.pickle").symlink_to("a.pickle")
     # WHEN / THEN
     assert find([directory]) == [directory / "a.pickle", directory / "link.pickle"]

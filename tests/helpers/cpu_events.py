@@ -61,9 +61,6 @@ def counts(tracer: Tracer) -> dict[str, int]:
     return counted
 
 
-# --- under load -----------------------------------------------------------------------------------
-
-
 def run_together(works: list[Callable[[], None]]) -> None:
     """Run each function on its own thread; raise here what one of them raises."""
     errors: list[BaseException] = []

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 HUGE = 1 << 50
-
-
 NAMES = ("_record_memory_history", "_snapshot", "_dump_snapshot", "memory_snapshot")
 
 

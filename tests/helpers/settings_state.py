@@ -10,11 +10,7 @@ from pytracer import Tracer
 from pytracer.settings import change
 
 MIB = 2**20
-
-
 LARGE = 30 * MIB
-
-
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF")
 
 
@@ -88,6 +84,7 @@ else:
 """
 
 
-def _environment(**changes: str) -> dict[str, str]:
+def without_settings(**changes: str) -> dict[str, str]:
+    """Return the environment of a program without variables of settings, except `changes`."""
     kept = {name: value for name, value in environment().items() if name not in VARIABLES}
     return {**kept, **changes}

@@ -17,17 +17,9 @@ from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
 CUDA = GOLDEN / "native" / "cuda-2.15.0.pickle"
-
-
 TABS = ("map", "blocks", "events", "flame")
-
-
 MIB = 2**20
-
-
 IS_READY = "() => window.pytracerModel !== undefined"
 
 

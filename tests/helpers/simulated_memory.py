@@ -6,8 +6,6 @@ import torch
 from devices import backends
 
 MB = 1 << 20
-
-
 CAPACITY = 512 * MB
 
 

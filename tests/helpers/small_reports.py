@@ -8,8 +8,6 @@ from synthetic_program import FIRST_TIME_US
 from pytracer.analysis.report import DeviceReport, stats
 
 SEGMENT = 2 * 2**20
-
-
 FRAMES = [{"filename": "train.py", "name": "step", "line": 3}]
 
 

@@ -8,11 +8,7 @@ from typing import Any
 import commands
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
 CUDA = GOLDEN / "snapshot-1.3-cuda.pickle"
-
-
 MIB = 2**20
 
 

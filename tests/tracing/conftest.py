@@ -13,6 +13,7 @@ from pytracer.tracing import on_demand
 
 @pytest.fixture
 def empty_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test log what earlier ones have logged."""
     monkeypatch.setattr(log, "_logged", set())
 
 
@@ -32,8 +33,7 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
+def logged(empty_log: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
     """Run a test in a folder of its own; return the messages that it logs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(log, "_logged", set())
     return log._logged

@@ -108,8 +108,6 @@ def test_an_on_snapshot_that_fails(
 
 
 BROKEN = "raise ValueError('broken')"
-
-
 FUNCTIONS = [
     ("no_such_module:f", "No module named 'no_such_module'"),
     ("os.no_such_module:f", "No module named 'os.no_such_module'; 'os' is not a package"),

@@ -13,7 +13,8 @@ WITH ordered AS (
         row_number() OVER (
             PARTITION BY p.process, k.device_name
             ORDER BY
-                k.leak_verdict <> 'leak', k.leak_unit IS DISTINCT FROM 'step', k.leak_observed DESC, p.written_ns DESC
+                k.leak_verdict <> 'leak', k.leak_unit IS DISTINCT FROM 'step',
+                k.leak_observed DESC, p.written_ns DESC
         ) AS place
     FROM peaks AS k
     JOIN processes AS p USING (source)

@@ -59,7 +59,7 @@ print(json.dumps(pids))
 # Request a snapshot of all actors.
 Path(trigger).touch()
 deadline = time.monotonic() + 300
-while len(list(Path(output).glob("demand_*/*.pickle"))) < 6 and time.monotonic() < deadline:
+while len(list(Path(output).glob("demand_*/*.pickle"))) < 7 and time.monotonic() < deadline:
     time.sleep(0.1)
 
 workers["left"].leave.remote()
@@ -67,8 +67,11 @@ workers["terminated"].__ray_terminate__.remote()
 ray.kill(workers["killed"])
 del workers
 deadline = time.monotonic() + 300
-while len(list(Path(output).glob("exit/*.pickle"))) < 5 and time.monotonic() < deadline:
+ended = 0
+while ended < 6 and time.monotonic() < deadline:
     time.sleep(0.1)
+    files = Path(output).glob("exit/*.pickle")
+    ended = sum(f"pid{pids['killed']}." not in file.name for file in files)  # it may leave one, too
 ray.shutdown()
 """
 

@@ -60,12 +60,11 @@ TEST(events_are_found_while_idle_slots_are_unlisted) {
       });
     }
     // WHEN another thread takes idle slots off the list all the time
-    uint64_t all = 0; ThreadSlot* visited[16] = {}; int visits = 0;
+    uint64_t all = 0;
     while (all < kThreads * kEvents) {
-      visits = 0; uint64_t before[kThreads];
+      uint64_t before[kThreads];
       for (uint64_t t = 0; t < kThreads; ++t) before[t] = queued[t];
       for (ThreadSlot* slot = listed_slots(); slot != nullptr; slot = slot->next_listed) {
-        { static int z; visited[visits++ % 16] = slot; (void)z; }
         if (!slot->queue.begin_pass()) continue;
         uint64_t found[kThreads] = {};
         for (; const QueuedEvent* event = slot->queue.next(INT64_MAX); slot->queue.advance()) {
@@ -78,10 +77,11 @@ TEST(events_are_found_while_idle_slots_are_unlisted) {
         }
       }
       // THEN it finds each event whose hook has returned
-      for (uint64_t t = 0; t < kThreads; ++t) if (written[t] < before[t]) { for (int v = 0; v < visits; ++v) std::fprintf(stderr, "visited %p\n", (void*)visited[v]);  std::fprintf(stderr,"works %d t %lu written %lu before %lu queued %lu\n", works, t, written[t].load(), before[t], queued[t].load()); for (ThreadSlot* x = listed_slots(); x; x = x->next_listed) std::fprintf(stderr, "in list %p\n", (void*)x); for (ThreadSlot* x = all_thread_slots(); x; x = x->next) std::fprintf(stderr, "%p listed %d empty %d scopes %u\n", (void*)x, x->is_listed.load(), x->queue.is_empty(), x->scopes.load()); CHECK(false);}
+      for (uint64_t t = 0; t < kThreads; ++t) CHECK(written[t] >= before[t]);
       unlist_idle_slots();
     }
     for (std::thread& thread : threads) thread.join();
+    listed_slots();  // takes slots that were listed although their last event had been found
     unlist_idle_slots();
     CHECK(listed_slots() == nullptr);
   }

@@ -12,13 +12,15 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
+# Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch.
+INSTALL := install $(PIP_FLAGS) --no-compile
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
 .PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
-	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation .
+	.venv/bin/pip $(INSTALL) --no-build-isolation .
 	.venv/bin/pytracer demo
 
 # Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
@@ -33,16 +35,16 @@ test-long: test
 
 # Tests of compiling need a package without ready hooks.
 test-cpu: wheel
-	.venv/bin/pip install $(PIP_FLAGS) $(RAY) $(INTEGRATIONS)
+	.venv/bin/pip $(INSTALL) $(RAY) $(INTEGRATIONS)
 	rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
 	.venv/bin/pytest --numprocesses=2 --dist=loadfile
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
-	.venv-cuda-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	.venv-cuda-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	PYTRACER_BUILD=never tests/devices/simulate cuda .venv-cuda-$*/bin/python .venv-cuda-$*/bin/pytest --device=cuda
 
 $(filter test-npu-%,$(ACCELERATORS:%=test-%)): test-npu-%: .venv-npu-%/torch wheel
-	.venv-npu-$*/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	.venv-npu-$*/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	PYTRACER_BUILD=never tests/devices/simulate npu .venv-npu-$*/bin/python .venv-npu-$*/bin/pytest --device=npu
 
 # Phases, as mosaic's and memory_viz's own code reads them. That is on GitHub alone; node has to be there.
@@ -51,7 +53,7 @@ test-viewers: wheel
 	git clone --quiet --depth 1 https://github.com/facebookresearch/mosaic build/mosaic
 	curl -sSfo build/process_alloc_data.js \
 		https://raw.githubusercontent.com/pytorch/pytorch/main/torch/utils/viz/process_alloc_data.js
-	.venv/bin/pip install $(PIP_FLAGS) pandas altair omegaconf tabulate
+	.venv/bin/pip $(INSTALL) pandas altair omegaconf tabulate
 	PYTHONPATH=build/mosaic MEMORY_VIZ_JS=build/process_alloc_data.js \
 		.venv/bin/pytest tests/core/test_published_viewers.py
 
@@ -63,7 +65,7 @@ FUZZ_FILES ?= 100000
 
 # The attacks of tests/reliability, for minutes or for an hour, and the page made of what they find.
 reliability soak: .venv-cuda-2.12.1/torch wheel
-	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	.venv-cuda-2.12.1/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	.venv/bin/python tests/reliability $(if $(filter soak,$@),--soak); status=$$?; \
 		.venv/bin/python tests/reliability/page.py && exit $$status
 
@@ -73,7 +75,7 @@ COMPARED := bench/results/simulator_long_run.json
 compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 	rm -f $(COMPARED)
 	for name in $(ACCELERATORS); do \
-		.venv-$$name/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl && \
+		.venv-$$name/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl && \
 		SIMULATOR_RUNS=3 SIMULATOR_REQUESTS=160000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
 			tests/devices/simulate $${name%%-*} .venv-$$name/bin/python .venv-$$name/bin/pytest \
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
@@ -82,8 +84,8 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 wheel: .venv/build-tools ready-hooks
 	rm -rf build/wheel
 	.venv/bin/pip wheel $(PIP_FLAGS) --no-build-isolation --no-deps --wheel-dir build/wheel $(WITH_HOOKS) .
-	.venv/bin/pip install $(PIP_FLAGS) "$$(echo build/wheel/*.whl)[test]"
-	.venv/bin/pip install $(PIP_FLAGS) --no-deps --force-reinstall build/wheel/*.whl
+	.venv/bin/pip $(INSTALL) "$$(echo build/wheel/*.whl)[test]"
+	.venv/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 
 # The hooks of released versions, compiled against headers that are fetched from pip's registry.
 ready-hooks: HOOKS ?= $(TESTED_HOOKS)
@@ -115,16 +117,16 @@ same-wheel:
 
 .venv-wheels/tools: .ci/wheels/requirements.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install $(PIP_FLAGS) -r .ci/wheels/requirements.txt
+	$(@D)/bin/pip $(INSTALL) -r .ci/wheels/requirements.txt
 	touch $@
 
 # The fast tests, against this source tree: C++ changes need `make dev` again, Python ones do not.
 dev: .venv-dev/build-tools
-	.venv-dev/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[test]'
+	.venv-dev/bin/pip $(INSTALL) --no-build-isolation --editable '.[test]'
 	.venv-dev/bin/pytest -m 'not slow' --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: .venv/build-tools
-	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[test,docs]'
+	.venv/bin/pip $(INSTALL) --no-build-isolation '.[test,docs]'
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -132,17 +134,17 @@ lint: .venv/build-tools
 
 # The documentation as a site, in build/site. A link that does not resolve is an error.
 docs: .venv/build-tools
-	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[docs]'
+	.venv/bin/pip $(INSTALL) --no-build-isolation '.[docs]'
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 # What each costs, into bench/results/, and the tables and the picture made of that. On other devices, a real one
 # too: `python bench --device cuda`, where pytracer is installed.
 bench: .venv/build-tools .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
-	.venv/bin/pip install $(PIP_FLAGS) --no-build-isolation '.[plot]'
+	.venv/bin/pip $(INSTALL) --no-build-isolation '.[plot]'
 	.venv/bin/python bench
-	.venv-cuda-2.12.1/bin/pip install $(PIP_FLAGS) --no-deps .
+	.venv-cuda-2.12.1/bin/pip $(INSTALL) --no-deps .
 	tests/devices/simulate cuda .venv-cuda-2.12.1/bin/python bench --device cuda
-	.venv-npu-2.13.0/bin/pip install $(PIP_FLAGS) --no-deps .
+	.venv-npu-2.13.0/bin/pip $(INSTALL) --no-deps .
 	tests/devices/simulate npu .venv-npu-2.13.0/bin/python bench --device npu
 	.venv/bin/python bench/plot.py
 	.venv/bin/python bench/tables.py
@@ -151,32 +153,32 @@ bench: .venv/build-tools .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 # pytracer. Within 25 minutes, into bench/results/hardware.md. PROGRAMS is a folder of further programs.
 hardware:
 	$(PYTHON) -m venv --system-site-packages .venv-hardware
-	.venv-hardware/bin/pip install $(PIP_FLAGS) --no-build-isolation --no-deps --no-index .
+	.venv-hardware/bin/pip $(INSTALL) --no-build-isolation --no-deps --no-index .
 	.venv-hardware/bin/python tests/hardware.py $(if $(PROGRAMS),--programs $(PROGRAMS))
 
 # What tests run with pytracer: Ray, and frameworks as PyPI has them, without what they ask for, which
 # is torch and much else; what the parts that run import is listed here. Not on every torch, to save
-# time, and not for every Python.
+# time, and not for every Python; for NPUs in `make test-long` alone.
 RAY := ray==2.60.0
 # The tools of tests/integrations, and of notebooks; torch is there already.
 INTEGRATIONS := -r tests/integrations/requirements.txt
 FRAMEWORKS := verl==0.9.1 torchtitan==0.3.0 tensordict==0.10.0 megatron-core==0.16.1
 BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.4.0 tyro==1.0.15 \
 	cloudpickle orjson pyvers==0.1.0 importlib_metadata
-.venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch: install_frameworks = $(if $(HAS_FRAMEWORKS), \
-	$(@D)/bin/pip install $(PIP_FLAGS) --use-pep517 $(BESIDE_FRAMEWORKS) && \
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps $(FRAMEWORKS))
+.venv-cuda-2.12.1/torch $(if $(LONG_TESTS),.venv-npu-2.13.0/torch): install_frameworks = $(if $(HAS_FRAMEWORKS), \
+	$(@D)/bin/pip $(INSTALL) --use-pep517 $(BESIDE_FRAMEWORKS) && \
+	$(@D)/bin/pip $(INSTALL) --no-deps $(FRAMEWORKS))
 HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print(1)')
 
 # torch comes first and by itself, so that installing pytracer finds it and looks for no other.
 .venv/torch .venv-dev/torch: %/torch:
 	$(PYTHON) -m venv $*
-	$*/bin/pip install $(PIP_FLAGS) '$(TORCH)' numpy
+	$*/bin/pip $(INSTALL) '$(TORCH)' numpy
 	touch $@
 
 # pip's own environments for a build are in a new folder each time, which makes CMake compile everything again.
 .venv/build-tools .venv-dev/build-tools: %/build-tools: %/torch pyproject.toml
-	$*/bin/pip install $(PIP_FLAGS) $(BUILD_TOOLS)
+	$*/bin/pip $(INSTALL) $(BUILD_TOOLS)
 	touch $@
 
 # torch, and torch_npu of the same version, without their dependencies, which are CUDA's libraries;
@@ -186,15 +188,15 @@ BESIDE_PYTRACER := nvidia-ml-py click rich hypothesis pytest pytest-timeout
 
 $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-cuda-$*.txt
+	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
+	$(@D)/bin/pip $(INSTALL) --no-deps -r tests/devices/requirements-cuda-$*.txt
 	$(install_frameworks)
 	touch $@
 
 $(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install $(PIP_FLAGS) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-npu-$*.txt
+	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
+	$(@D)/bin/pip $(INSTALL) --no-deps -r tests/devices/requirements-npu-$*.txt
 	$(install_frameworks)
 	touch $@
 

@@ -4,19 +4,25 @@ A test runs on each version if torch's own code decides what it shows: the binar
 hook, the events of the allocator, its settings, the format of its snapshots. It runs on one version
 of each backend if only the backend matters, and once, on CUDA, if it shows something of pytracer's
 own code that needs some accelerator. What takes long, and builds on what other tests show of each
-backend, runs on each only in `make test-long`. On a real device, all tests run.
+version or backend, runs on each only in `make test-long`: on each version, the short form has the
+hook's binary interfaces, the events, the files and the simulator's rules. On a real device, all
+tests run.
 """
 
 from amount import LONG
 
 EACH_VERSION, EACH_BACKEND, ONCE = "each version", "each backend", "once"
+EACH_VERSION_IN_LONG = EACH_VERSION if LONG else EACH_BACKEND
 EACH_BACKEND_IN_LONG = EACH_BACKEND if LONG else ONCE
 
 FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 """The version of torch, by backend, on which the tests of each backend run."""
 
 WHERE = {
-    "test_as_torchs_recorder": (EACH_VERSION, "the functions of torch's recorder"),
+    "test_simulated_memory": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
+    "test_simulated_processes": (EACH_BACKEND, "the libraries of the simulated driver"),
+    "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
+    "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_as_torchs_recorder::test_the_history_stays_in_the_mode_state": (
         ONCE,
         "a session, which loses its history on the NPU",
@@ -32,7 +38,10 @@ WHERE = {
     "test_experiment::test_ranks": (ONCE, "processes"),
     "test_experiment::test_a_function": (ONCE, "processes"),
     "test_forward_stacks": (EACH_VERSION, "the autograd library's binary interface"),
-    "test_frameworks": (EACH_BACKEND, "the frameworks, which are installed once for each backend"),
+    "test_frameworks": (
+        EACH_BACKEND_IN_LONG,
+        "the frameworks, which are installed once for each backend",
+    ),
     "test_frameworks::test_verls_workers_under_ray": (ONCE, "verl's processes"),
     "test_frameworks::test_verls_steps_under_ray": (ONCE, "verl's processes"),
     "test_frameworks::test_the_document_describes_this_verl": (ONCE, "a page"),
@@ -55,34 +64,37 @@ WHERE = {
     "test_oom::test_a_log_that_fails": (EACH_BACKEND, "exceptions in the observer"),
     "test_owners": (EACH_BACKEND, "the backend's allocators of workspaces and caches"),
     "test_parity": (EACH_VERSION, "the events, next to torch's own recorder"),
-    "test_parity_processes": (EACH_VERSION, "the events, next to torch's own recorder"),
+    "test_parity_processes": (EACH_VERSION_IN_LONG, "the events, next to torch's own recorder"),
     "test_pinned_memory": (EACH_VERSION, "the interface of the allocator of pinned memory"),
     "test_pytest_plugin": (ONCE, "the plugin's own code"),
     "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_replay": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
     "test_replay::test_a_replay_from_an_empty_allocator_equals_the_recording": (
-        EACH_VERSION,
+        EACH_VERSION_IN_LONG,
         "the allocator's rules, which change between versions",
     ),
     "test_rlhf_example": (ONCE, "an example"),
-    "test_settings": (EACH_VERSION, "the allocator's settings and their parser"),
-    "test_refused_settings": (EACH_VERSION, "the allocator's settings and their parser"),
-    "test_settings_of_processes": (EACH_VERSION, "the allocator's settings and their parser"),
+    "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
+    "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
+    "test_settings_of_processes": (
+        EACH_VERSION_IN_LONG,
+        "the allocator's settings and their parser",
+    ),
     "test_expandable_segments_elsewhere": (
-        EACH_VERSION,
+        EACH_VERSION_IN_LONG,
         "the allocator's settings and their parser",
     ),
     "test_settings_of_programs": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_simulator": (EACH_VERSION, "the allocator's rules, which change between versions"),
     "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
-    "test_patched_functions": (EACH_VERSION, "the functions of torch's recorder"),
-    "test_patched_sessions": (EACH_VERSION, "the functions of torch's recorder"),
+    "test_patched_functions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
+    "test_patched_sessions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
     "test_training": (EACH_BACKEND, "the allocator's events in a training"),
     "test_verdicts": (EACH_BACKEND_IN_LONG, "the backend's errors"),
     "test_verdicts::test_random_programs": (ONCE, "rules of the analysis"),
     "test_windows": (EACH_BACKEND, "the devices' peaks"),
-    "test_workspaces": (EACH_VERSION, "torch's list of cuBLAS's workspaces"),
+    "test_workspaces": (EACH_VERSION_IN_LONG, "torch's list of cuBLAS's workspaces"),
 }
 """The tests by module, or module and function, which comes first; and what decides."""
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from devices_of_tests import EACH_BACKEND, EACH_VERSION, ONCE, WHERE, runs_here
 
-FOLDER = Path(__file__).parents[1] / "accelerator"
+TESTS = Path(__file__).parents[1]
 
 
 def test_each_module_and_function_of_the_table_exists() -> None:
-    modules = {path.stem: path for path in FOLDER.glob("test_*.py")}
+    files = [*TESTS.glob("accelerator/test_*.py"), *TESTS.glob("devices/test_*.py")]
+    modules = {path.stem: path for path in files}
     assert {name for name in WHERE if "::" not in name} == modules.keys()
     for module, _, function in (name.partition("::") for name in WHERE if "::" in name):
         tree = ast.parse(modules[module].read_text())

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pytracer.analysis.history import History
+from pytracer.analysis.program_files import ProgramFiles, program_files
 from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column, Frame, Snapshot, Stacks
 
 # Files of C and C++ frames, as torch's recorder names them: an unknown file, a source file, a
@@ -39,18 +40,6 @@ _RECORDER = re.compile(
 # The Python function of torch that calls autograd's engine, which runs nodes on the same thread.
 _ENGINE = re.compile("_engine_run_backward")
 
-# Python files that do not belong to the program: torch's packages, code that torch generates, the
-# standard library, through which torch calls its own code (contextlib, copy, threading), and the
-# part of pytracer that calls the program, as a decorator does.
-_NOT_THE_PROGRAMS = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\](?:torch|torch_npu|functorch)[/\\]"
-    r"|[/\\]pytracer[/\\](?:tracing|integrations)[/\\]\w+\.py$"
-    r"|[/\\]torchinductor_[^/\\]*[/\\]"
-    r"|^<eval_with_key>"
-    r"|^<frozen "
-    r"|[/\\]lib(?:64)?[/\\]python\d[\d.]*t?[/\\](?!(?:site|dist)-packages[/\\])"
-)
-
 UNKNOWN = -1
 """The call site of an empty stack."""
 
@@ -77,11 +66,6 @@ class Site:
     pending_bytes: int
     count: int
     frames: tuple[Frame, ...]
-
-
-def belongs_to_program(filename: str) -> bool:
-    """Return whether a Python file is outside torch's packages and the standard library."""
-    return _NOT_THE_PROGRAMS.search(filename) is None
 
 
 def call_sites(stacks: Stacks) -> Column:
@@ -133,8 +117,8 @@ def _backward_sites(stacks: Stacks, forward_sites: Column) -> Column:
 
 def is_programs(stacks: Stacks) -> Column:
     """Return for each distinct frame whether it is a Python frame of the program: bool."""
-    is_others = frames_matching(_NOT_THE_PROGRAMS.search, stacks, "filename")
-    found: Column = is_python(stacks) & ~is_others
+    files = program_files(stacks)
+    found: Column = is_python(stacks) & frames_matching(files.__contains__, stacks, "filename")
     return found
 
 
@@ -147,10 +131,11 @@ def is_python(stacks: Stacks) -> Column:
     return found
 
 
-def callers(frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
+def callers(files: ProgramFiles, frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
     """Return the program's frames that called a call site, innermost first.
 
     Args:
+        files: The program's source files.
         frames: The stack, innermost frame first.
         call_site: The stack's call site.
     """
@@ -161,7 +146,7 @@ def callers(frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
         for frame in frames[frames.index(call_site) + 1 :]
         if not _NATIVE_FILE.fullmatch(frame.filename)
         and not _NATIVE_NAME.fullmatch(frame.name)
-        and not _NOT_THE_PROGRAMS.search(frame.filename)
+        and frame.filename in files
     ]
 
 

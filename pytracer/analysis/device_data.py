@@ -9,6 +9,7 @@ import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.analysis.trace_sum import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, device_metadata, only_phase, step_boundaries
 from pytracer.reading.snapshot import Snapshot, Trace, has_events, used_devices
@@ -27,7 +28,10 @@ class DeviceData:
         trace: The device's events.
         history: The usage over the trace; None without events, and with a contradiction. In a file
             of one phase, no entry is exact.
-        contradiction: Why the trace does not lead to the final state; None if it does.
+        trace_sum: With a contradiction, the usage that the trace alone gives; None if it gives
+            none (see `sum_trace`).
+        contradiction: Why the trace does not lead to the final state, and what is known
+            nevertheless; None if it does.
         boundaries: The boundaries of the device's steps.
         metadata: The device's metadata.
         is_cpu: Whether the device is the CPU; None if unknown.
@@ -38,10 +42,16 @@ class DeviceData:
     has_trace: bool
     trace: Trace
     history: History | None
+    trace_sum: History | None
     contradiction: str | None
     boundaries: Boundaries
     metadata: Mapping[str, Any]
     is_cpu: bool | None
+
+    @property
+    def known_usage(self) -> History | None:
+        """Return the history, or else the sum of the trace; None if there is neither."""
+        return self.trace_sum if self.history is None else self.history
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:
@@ -53,7 +63,7 @@ class DeviceData:
 
 def device_data(snapshot: Snapshot, device: int) -> DeviceData:
     """Replay a device's trace and collect what the file says about the device."""
-    history, contradiction = None, None
+    history, trace_sum, contradiction = None, None, None
     has_trace = 0 <= device < len(snapshot.traces)
     trace = snapshot.traces[device] if has_trace else _NO_EVENTS
     if has_events(trace):
@@ -62,7 +72,14 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
             if only_phase(snapshot) is not None:
                 history = history.without_exact_entries()
         except ContradictionError as error:
-            contradiction = str(error)
+            contradiction, trace_sum = str(error), sum_trace(snapshot, device)
+            if trace_sum is not None:
+                contradiction = (
+                    f"{snapshot.path}: the trace of device {device} does not lead to the final "
+                    f"state ({error.misfit}), so the usage before the end is the sum of the trace "
+                    "alone: memory that it does not allocate or free is left out, and reserved "
+                    "memory is unknown"
+                )
     metadata = device_metadata(snapshot, device)
     return DeviceData(
         snapshot=snapshot,
@@ -70,6 +87,7 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
         has_trace=has_trace,
         trace=trace,
         history=history,
+        trace_sum=trace_sum,
         contradiction=contradiction,
         boundaries=step_boundaries(snapshot, device) if has_trace else [],
         metadata=metadata,

@@ -134,7 +134,7 @@ def explain_oom(data: DeviceData, ooms: list[OutOfMemory]) -> Explanation:
 
 
 def _explain_peak(data: DeviceData) -> Explanation:
-    snapshot, device, history = data.snapshot, data.device, data.history
+    snapshot, device, history = data.snapshot, data.device, data.known_usage
     peak = None if history is None else int(history.usage.allocated_bytes.argmax())
     held_at, held_bytes, held = _held(data, peak, "peak")
     sample = final_sample(snapshot, device, data.boundaries)
@@ -173,10 +173,12 @@ def leak_of(data: DeviceData) -> tuple[str, str]:
 
 def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
     """Return the moment, the active bytes, and who held them at an entry of the history."""
-    snapshot, device, history = data.snapshot, data.device, data.history
+    snapshot, device = data.snapshot, data.device
+    history = data.history if entry is None else data.known_usage
     if history is None or entry is None:
         active = final_sample(snapshot, device, data.boundaries).active_bytes
-        return "end", active, holders(sites_at_end(snapshot, device, TOP), active, {})
+        sites = sites_at_end(snapshot, device, TOP)
+        return "end", active, holders(snapshot.stacks, sites, active, {})
     active = int(history.usage.active_bytes[entry])
     return moment, active, holders_at(history, snapshot, entry, data.boundaries, TOP)
 
@@ -242,7 +244,8 @@ def _what_happened(data: DeviceData, ooms: list[OutOfMemory]) -> str:
 
 def _peak_text(data: DeviceData, sample: UsageSample, moment: str) -> str:
     name, amount = device_name(data.snapshot, data.device), size(sample.allocated_bytes)
-    bound = "" if sample.is_exact else "at least "
+    is_sum = moment == "peak" and data.history is None
+    bound = "" if sample.is_exact or is_sum else "at least "
     oom = "no out-of-memory"
     if not has_events(data.trace):
         oom = "the file has no events, so whether memory ran out is unknown"
@@ -253,6 +256,8 @@ def _peak_text(data: DeviceData, sample: UsageSample, moment: str) -> str:
         text += f", phase {sample.phase}"
     if data.is_cpu:
         return f"{text}."
+    if is_sum:
+        return f"{text} by the sum of the trace alone, which does not lead to the final state."
     text += f", and {size(sample.reserved_bytes)} reserved."
     if is_much_unallocated(sample):
         text += (

@@ -118,9 +118,10 @@ def who_holds(
         data = device_data(snapshot, index)
         moment = moment_of(data, at)
         groups = groups_at(data, moment, by, depth)
-        is_exact = data.history is None or moment.entry is None
-        if data.history is not None and moment.entry is not None:
-            is_exact = data.history.uncertain_at(moment.entry) == 0
+        known = data.known_usage
+        is_exact = known is None or moment.entry is None
+        if known is not None and moment.entry is not None:
+            is_exact = known.uncertain_at(moment.entry) == 0
         found.append(
             Held(
                 path=snapshot.path,
@@ -222,8 +223,8 @@ def _by_step(
 
 def _blocks(data: DeviceData, moment: Moment, by: str) -> tuple[Column, ...]:
     """Return stack, size, requested bytes, alloc event and phase of the active blocks."""
-    snapshot, history = data.snapshot, data.history
-    entry = moment.entry
+    snapshot, entry = data.snapshot, moment.entry
+    history = data.history if entry is None else data.known_usage
     if entry is None and history is not None:
         entry = len(data.trace)
     if history is None or entry is None:

@@ -31,7 +31,16 @@ from pytracer.reading.snapshot import (
 
 
 class ContradictionError(PytracerError):
-    """The trace does not lead to the final state: the file lacks events that changed it."""
+    """The trace does not lead to the final state: the file lacks events that changed it.
+
+    Attributes:
+        misfit: The event, or the part of the state, that does not fit, and why.
+    """
+
+    def __init__(self, message: str, misfit: str) -> None:
+        """Keep what does not fit, next to the message."""
+        super().__init__(message)
+        self.misfit = misfit
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +216,8 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
             f"{snapshot.path}: the trace of device {device} does not lead to the final state "
             f"({error}), so the usage over time is unknown. Files that lack events (files of one "
             "phase, and of torch's recorder with skip_actions) cannot be replayed; otherwise take "
-            "the snapshot again"
+            "the snapshot again",
+            str(error),
         ) from None
     lifetimes = _lifetimes(snapshot, device, trace, blocks, lives)
     return History(

@@ -6,8 +6,9 @@ import numpy as np
 
 from pytracer.analysis.call_sites import Site, active_at, call_sites, callers, frame_at, sites_at
 from pytracer.analysis.history import History
+from pytracer.analysis.program_files import program_files
 from pytracer.reading.metadata import Boundaries, step_at
-from pytracer.reading.snapshot import Frame, Snapshot
+from pytracer.reading.snapshot import Frame, Snapshot, Stacks
 
 MOST_CALLERS = 2
 
@@ -34,23 +35,27 @@ class Holder:
 
 
 def holders(
-    sites: list[Site], active_bytes: int, ages: dict[Frame | None, tuple[int | None, int | None]]
+    stacks: Stacks,
+    sites: list[Site],
+    active_bytes: int,
+    ages: dict[Frame | None, tuple[int | None, int | None]],
 ) -> list[Holder]:
     """Return the holders of a moment from its sites.
 
     Args:
+        stacks: The snapshot's stacks.
         sites: The sites.
         active_bytes: The active bytes of the moment.
         ages: The oldest and the newest age of each call site; see `ages_at`.
     """
-    found = []
+    files, found = program_files(stacks), []
     for site in sites:
         oldest, newest = ages.get(site.call_site, (None, None))
         found.append(
             Holder(
                 site=site,
                 share=site.size_bytes / active_bytes if active_bytes else 0.0,
-                callers=callers(site.frames, site.call_site)[:MOST_CALLERS],
+                callers=callers(files, site.frames, site.call_site)[:MOST_CALLERS],
                 oldest_age=oldest,
                 newest_age=newest,
             )
@@ -64,7 +69,7 @@ def holders_at(
     """Return who holds memory at an entry of the history, the largest call site first."""
     sites = sites_at(history, snapshot, entry, top)
     active = int(history.usage.active_bytes[entry])
-    return holders(sites, active, ages_at(history, snapshot, entry, boundaries))
+    return holders(snapshot.stacks, sites, active, ages_at(history, snapshot, entry, boundaries))
 
 
 def ages_at(

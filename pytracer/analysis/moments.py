@@ -44,7 +44,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     Raises:
         PytracerError: The text names no moment of the device.
     """
-    history, trace, path = data.history, data.trace, data.snapshot.path
+    history, trace, path = data.known_usage, data.trace, data.snapshot.path
     if text == "end" or (text is None and history is None):
         return Moment("end", None, len(trace) - 1 if len(trace) else None)
     if history is None:

@@ -147,7 +147,8 @@ class DeviceReport:
             All usage except `end` then lacks the allocations of other threads in other phases. So
             it may be too low. It may also be too high, if blocks of other phases still exist.
         contradiction: Why the trace does not lead to the final state; None if it does. With a
-            contradiction there is no history, but `end` and `counts` are valid.
+            contradiction there is no history, but `end` and `counts` are valid, and
+            `peak_allocated` is that of the trace alone where the trace can be summed up.
         lost: The data that the trace lacks.
         end: The usage when the snapshot was taken.
         peak_allocated: The first sample with the largest `allocated_bytes`; None without a history.
@@ -257,10 +258,12 @@ def report_device(data: DeviceData, top: int | None = None, points: int = 1000) 
     metadata, is_cpu, has_trace = data.metadata, data.is_cpu, data.has_trace
     is_timed = trace.time_us != NO_TIME
     first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
-    peak = None if history is None else int(history.usage.allocated_bytes.argmax())
+    known = data.known_usage
+    peak = None if known is None else int(known.usage.allocated_bytes.argmax())
     peak_sample, fullest_sample, most = None, None, None
-    if history is not None and peak is not None:
-        peak_sample = sample_at(snapshot, device, history, peak, boundaries)
+    if known is not None and peak is not None:
+        peak_sample = sample_at(snapshot, device, known, peak, boundaries)
+    if history is not None:
         most = int(history.most_allocated().max()) if history.has_bounds else None
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest = int(reserved.argmax())
@@ -290,8 +293,8 @@ def report_device(data: DeviceData, top: int | None = None, points: int = 1000) 
         peak_most_bytes=most,
         peak_reserved=fullest_sample,
         sites=sites_at_end(snapshot, device, top)
-        if history is None or peak is None
-        else sites_at(history, snapshot, peak, top),
+        if known is None or peak is None
+        else sites_at(known, snapshot, peak, top),
         sites_at_oom=sites_at(history, snapshot, ooms[-1].event + 1, top)
         if history is not None and ooms and is_oom_snapshot(snapshot, device)
         else None,

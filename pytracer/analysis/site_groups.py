@@ -13,6 +13,7 @@ from pytracer.analysis.call_sites import (
     sum_by_key,
 )
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import INACTIVE, Column, Frame
 
 MOST_CALLERS = 3
@@ -90,7 +91,8 @@ def site_groups(
     heaviest = pairs["f1"][order[np.searchsorted(pairs["f0"][order], keys)]]
     largest = np.argsort(-sums[0], kind="stable")
     has_categories = bool(snapshot.blocks.category.any())
-    found = []
+    stacks, found = snapshot.stacks, []
+    files = program_files(stacks)
     for i in largest[:top].tolist():
         rest, of_phase = divmod(int(keys[i]), max(len(phases), 1))
         of_site, of_category = divmod(rest, len(names))
@@ -99,7 +101,7 @@ def site_groups(
         found.append(
             SiteGroup(
                 call_site=frame,
-                callers=callers(snapshot.stacks.frames(int(heaviest[i])), frame)[:MOST_CALLERS],
+                callers=callers(files, stacks.frames(int(heaviest[i])), frame)[:MOST_CALLERS],
                 category=names[of_category] if has_categories else None,
                 phase=None if text == _NO_PHASE else snapshot.strings[text],
                 size_bytes=int(sums[0][i]),
@@ -126,11 +128,14 @@ def _blocks(
     data: DeviceData, entry: int | None
 ) -> tuple[Column, Column, Column, tuple[str, ...], Column, Column]:
     """Return stack, sizes, the names of categories, category and phase of the active blocks."""
-    snapshot, history, found = data.snapshot, data.history, data.block_categories
-    if history is not None and found is not None:
+    snapshot, found = data.snapshot, data.block_categories
+    history = data.history if entry is None else data.known_usage
+    if history is not None:
         entry = len(data.trace) if entry is None else entry
         lives, alive = history.blocks, np.flatnonzero(active_at(history, entry))
-        names, category = found.categories()
+        names, category = (
+            ((UNKNOWN,), np.zeros(len(lives), np.int64)) if found is None else found.categories()
+        )
         phase = np.where(
             lives.alloc_event[alive] < 0, _NO_PHASE, lives.user_metadata[alive].astype(np.int64)
         )

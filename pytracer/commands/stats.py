@@ -140,7 +140,7 @@ def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
     peak = device.peak_allocated
     sample = device.end if peak is None else peak
     text = f"{usage_text(device, sample, 'allocated_bytes')} allocated"
-    if not device.is_cpu:
+    if not device.is_cpu and (peak is None) == (device.peak_reserved is None):
         text += f" ({usage_text(device, sample, 'reserved_bytes')} reserved)"
     text += " at the end" if peak is None else " at the peak"
     if peak is not None and has_steps(device) and peak.step is not None:
@@ -259,7 +259,9 @@ def _lost(report: Report, device: DeviceReport) -> list[str]:
             "other phases, so usage before the end may be too low or too high (~)."
         )
     if device.contradiction is not None:
-        lines.append(f"Only the state at the end is known: {device.contradiction}")
+        is_end_only = device.peak_allocated is None
+        what = "Only the state at the end is known: " if is_end_only else ""
+        lines.append(f"{what}{device.contradiction}")
     if lost.overwritten:
         events = number(lost.overwritten, "event")
         lines.append(

@@ -38,7 +38,7 @@ def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: s
 def _is_guess(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> bool:
     """Return whether the number lacks what other threads did, and may be too low or too high."""
     is_exact = source.is_exact if isinstance(source, UsageSample) else name not in source.inexact
-    return device.only_phase is not None and not is_exact
+    return not is_exact and (device.only_phase is not None or device.contradiction is not None)
 
 
 def _second_bound(source: UsageSample | Step | Phase, name: str, count_bytes: int) -> int:

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pytracer.analysis.call_sites import callers
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
@@ -163,11 +162,13 @@ def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
             "peak_phase": peak.phase,
             "peak_requested_bytes": peak.requested_bytes,
             "peak_active_bytes": peak.active_bytes,
+        }
+    if peak is not None and report.peak_reserved is not None:
+        row |= {
             "reserved_at_peak_bytes": peak.reserved_bytes,
             "fragmentation_at_peak_bytes": peak.fragmentation_bytes,
+            "peak_reserved_bytes": report.peak_reserved.reserved_bytes,
         }
-    if report.peak_reserved is not None:
-        row["peak_reserved_bytes"] = report.peak_reserved.reserved_bytes
     if outside is not None:
         for name in ("total", "free", "process", "outside", "others"):
             row[f"{name}_bytes"] = getattr(outside, f"{name}_bytes")
@@ -188,11 +189,11 @@ def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
 
 
 def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
-    history = data.history
+    known = data.known_usage
     moments: dict[str, int | None] = {"end": None}
-    if history is not None:
-        moments["peak"] = int(history.usage.allocated_bytes.argmax())
-        if report.ooms:
+    if known is not None:
+        moments["peak"] = int(known.usage.allocated_bytes.argmax())
+        if report.ooms and data.history is not None:
             moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
         groups, others = site_groups(data, entry, MOST_SITES)
@@ -272,7 +273,7 @@ def _leaks(leaks: DeviceLeaks) -> Iterable[Row]:
         yield {
             **vars(growth),
             **_site(site),
-            "callers": _chain(callers(growth.frames, site)[:MOST_CALLERS]),
+            "callers": _chain(growth.frames[1 : MOST_CALLERS + 1]),
             "unit": leaks.unit,
         }
 

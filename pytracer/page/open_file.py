@@ -103,10 +103,12 @@ def _importance(data: DeviceData) -> tuple[bool, bool, int, int]:
 
 def _peaks(data: DeviceData) -> tuple[int, int]:
     """Return the peaks of allocated and of reserved bytes."""
-    if data.history is None:
-        sample = final_sample(data.snapshot, data.device, data.boundaries)
+    sample, known = final_sample(data.snapshot, data.device, data.boundaries), data.known_usage
+    if known is None:
         return sample.allocated_bytes, sample.reserved_bytes
-    usage = data.history.usage
+    usage = known.usage
+    if data.history is None:  # the sum of the trace, which says nothing about reserved memory
+        return int(usage.allocated_bytes.max()), sample.reserved_bytes
     return int(usage.allocated_bytes.max()), int(usage.reserved_bytes.max())
 
 

@@ -50,6 +50,13 @@ def only_phase(snapshot: Snapshot) -> str | None:
     return phase if isinstance(phase, str) else None
 
 
+def torch_folders(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the folders of torch's packages that a file's metadata names."""
+    folders = metadata.get("torch_folders")
+    found = folders if isinstance(folders, list | tuple) else ()
+    return tuple(folder for folder in found if isinstance(folder, str) and folder)
+
+
 class ModulePhases(NamedTuple):
     """The names of the phases that are calls of modules.
 

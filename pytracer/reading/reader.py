@@ -13,6 +13,7 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
+from pytracer.reading.metadata import torch_folders
 from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, compress_constant
 
 # The message to the user, by the kind of `_reader.ReadError`.
@@ -184,7 +185,7 @@ def _decompressed(file: "io.BufferedReader[_Counted]", counted: _Counted, path: 
 
 
 def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
-    strings = tables["strings"]
+    strings, metadata = tables["strings"], _checked(path, tables, "pytracer", dict)
     filename, name, line = tables["frames"]
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
     forward, node, phase, is_exact = tables["stack_backward"]
@@ -207,13 +208,14 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
             phase=phase,
             is_exact=is_exact,
             strings=strings,
+            torch_folders=torch_folders(metadata),
         ),
         strings=strings,
         pools=tables["pools"].reshape(-1, 2),
         actions=tables["actions"],
         allocator_settings=_checked(path, tables, "allocator_settings", dict),
         external_annotations=_checked(path, tables, "external_annotations", list),
-        metadata=_checked(path, tables, "pytracer", dict),
+        metadata=metadata,
         unknown_keys=tuple(sorted(map(".".join, tables["unknown_keys"]))),
         host_device=None if tables["host_device"] < 0 else tables["host_device"],
     )

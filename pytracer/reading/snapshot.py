@@ -97,6 +97,8 @@ class Stacks:
         is_exact: bool, whether `forward` and `phase` are those of this node, and not of a
             neighbouring node.
         strings: The snapshot's strings.
+        torch_folders: The folders of torch's packages, as in "/opt/pytorch/torch"; () if the file
+            does not name them.
     """
 
     offsets: Column
@@ -109,6 +111,7 @@ class Stacks:
     phase: Column
     is_exact: Column
     strings: Sequence[str]
+    torch_folders: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of stacks, with the empty one."""

@@ -31,7 +31,7 @@ from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, existing, note_written, problem_of_function
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 8)
+FORMAT_VERSION = (1, 9)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -63,6 +63,7 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "window": None,
         "torch": getattr(sys.modules.get("torch"), "__version__", None),
         "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
+        "torch_folders": _torch_folders(),
         "python": platform.python_version(),
         "backends": [name for name in recording.indices if name != HOST],
         "trace_alloc_max_entries": options.trace_alloc_max_entries,
@@ -75,6 +76,15 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "settings": recording.settings,
         "metadata": options.metadata,
     }
+
+
+def _torch_folders() -> list[str]:
+    """Return the folders of torch's packages, as the filenames of their frames begin."""
+    files = (
+        getattr(sys.modules.get(name), "__file__", None)
+        for name in ("torch", "torch_npu", "functorch")
+    )
+    return [os.path.dirname(file) for file in files if file]
 
 
 class SnapshotWriter:

@@ -1,6 +1,8 @@
 """Test call sites against a synthetic program whose state after each event is known."""
 
+import pickle
 from collections import Counter
+from typing import Any
 
 import pytest
 import reference_reader
@@ -8,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, Program, operations, run
 
-from pytracer.analysis.call_sites import Site, call_sites, frame_at, sites_at, sites_at_end
+from pytracer.analysis.call_sites import (
+    Site,
+    call_sites,
+    callers,
+    frame_at,
+    sites_at,
+    sites_at_end,
+)
+from pytracer.analysis.groups import who_holds
 from pytracer.analysis.history import replay
+from pytracer.analysis.program_files import program_files
+from pytracer.reading import Snapshot, load
 from pytracer.reading.snapshot import Frame
 
 
@@ -154,17 +166,84 @@ TRAIN = Frame("/home/me/train.py", "main", 5)
 )
 def test_the_call_site_is_the_programs(frames: list[Frame], expected: Frame) -> None:
     # GIVEN a block that was allocated by a stack, and other blocks before and after it
+    # WHEN call sites are computed, THEN the stack's call site is the expected frame
+    stacks = snapshot_of_stacks([UNWINDER], frames, [MODULE]).stacks
+    sites = {stacks.frames(i): int(site) for i, site in enumerate(call_sites(stacks))}
+    assert frame_at(stacks, sites[tuple(frames)]) == expected
+
+
+CHECKOUT = "/opt/pytorch/torch"
+CALL_IMPL = Frame(f"{CHECKOUT}/nn/modules/module.py", "_call_impl", 1789)
+ENGINE = Frame(f"{CHECKOUT}/autograd/graph.py", "_engine_run_backward", 825)
+LINEAR = Frame(f"{CHECKOUT}/nn/modules/linear.py", "forward", 134)
+FETCH = Frame(f"{CHECKOUT}/utils/data/_utils/fetch.py", "fetch", 54)
+COLLATE = Frame(f"{CHECKOUT}/utils/data/_utils/collate.py", "collate_tensor_fn", 261)
+NPU = Frame("/opt/pytorch/torch_npu/npu/utils.py", "synchronize", 8)
+BENCHMARK = Frame("/opt/pytorch/benchmarks/run.py", "main", 3)
+
+
+def snapshot_of_stacks(*stacks: list[Frame], metadata: dict[str, Any] | None = None) -> Snapshot:
+    """Return a snapshot with one block for each stack, which the stack allocated."""
     content = Program().content()
     blocks = [
         {"address": 512 * i, "size": 512, "requested_size": 512, "state": "active_allocated"}
         | {"frames": [frame._asdict() for frame in stack]}
-        for i, stack in enumerate(([UNWINDER], frames, [MODULE]))
+        for i, stack in enumerate(stacks)
     ]
-    content["segments"] = [{"device": 1, "address": 0, "total_size": 1536, "blocks": blocks}]
-    # WHEN call sites are computed, THEN the stack's call site is the expected frame
-    stacks = reference_reader.convert(content).stacks
-    sites = {stacks.frames(i): int(site) for i, site in enumerate(call_sites(stacks))}
-    assert frame_at(stacks, sites[tuple(frames)]) == expected
+    content["segments"] = [
+        {"device": 1, "address": 0, "total_size": 512 * len(blocks), "blocks": blocks}
+    ]
+    content["pytracer"] = metadata or {}
+    return load(pickle.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([LINEAR, CALL_IMPL, TRAIN], [TRAIN]),
+        ([COLLATE, FETCH, TRAIN, BENCHMARK], [TRAIN, BENCHMARK]),
+        ([LINEAR, ENGINE, NPU, BENCHMARK, TRAIN], [BENCHMARK, TRAIN]),
+    ],
+)
+def test_a_torch_outside_of_site_packages_is_not_the_program(
+    frames: list[Frame], expected: list[Frame]
+) -> None:
+    # GIVEN a stack with functions of a torch that is a source checkout, in a file that does not
+    # name torch's folder
+    snapshot = snapshot_of_stacks(frames)
+    # WHEN the call site and its callers are looked for
+    (site,) = sites_at_end(snapshot, 1)
+    (held,) = who_holds(snapshot, 1, at="end", by="site", depth=5)
+    # THEN they are the program's frames, also those next to torch's folder
+    files = program_files(snapshot.stacks)
+    assert [site.call_site, *callers(files, site.frames, site.call_site)] == expected
+    assert held.groups[0].frames == expected
+
+
+def test_the_file_names_torchs_folder() -> None:
+    # GIVEN a stack whose frames of torch are of no function by which torch is recognised
+    stack = [LINEAR, TRAIN]
+    (without,) = sites_at_end(snapshot_of_stacks(stack), 1)
+    assert without.call_site == LINEAR
+    # WHEN the file names torch's folder, THEN they are torch's
+    folders = {"torch_folders": [CHECKOUT]}
+    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata=folders), 1)
+    assert site.call_site == TRAIN
+    # AND a file whose name begins like torch's folder is the program's
+    own = Frame(f"{CHECKOUT}_tools/train.py", "main", 4)
+    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, own], metadata=folders), 1)
+    assert site.call_site == own
+    # AND a folder that is no text is ignored
+    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata={"torch_folders": [7, ""]}), 1)
+    assert site.call_site == LINEAR
+
+
+def test_a_program_with_a_folder_named_torch() -> None:
+    # GIVEN a program whose files are named like torch's, without torch's functions in them
+    own = Frame("/home/me/torch/nn/modules/module.py", "train", 4)
+    # WHEN call sites are computed, THEN they are the program's
+    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, CALL_IMPL, own]), 1)
+    assert site.call_site == own
 
 
 def test_an_empty_snapshot() -> None:

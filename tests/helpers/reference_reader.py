@@ -131,6 +131,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
             *names,
             *columns([backward for _, *backward in stacks], "u4 u4 u4 ?1"),
             texts,
+            tuple(top.get("pytracer", {}).get("torch_folders", ())),
         ),
         strings=texts,
         pools=np.array(list(pools), np.int64),

@@ -143,3 +143,13 @@ def test_a_pickled_dict_is_as_small_as_the_file(training: Training) -> None:
     distinct = {tuple(frames_of(frames)) for frames in lists.values()}
     assert len(distinct) <= len(lists) < len(holders) / 10
     assert 0.5 < size / len(training.data) < 2
+
+
+def test_the_file_names_the_folder_of_torchs_frames(training: Training) -> None:
+    # GIVEN the folders of torch's packages that the file names
+    content = pickle.loads(training.data)
+    folders = content["pytracer"]["torch_folders"]
+    # THEN the first is torch's, and the frames of torch's modules are in it
+    assert folders[0] == str(Path(torch.__file__).parent)
+    frames = [frame for event in content["device_traces"][0] for frame in event["frames"]]
+    assert f"{folders[0]}/nn/modules/linear.py" in {frame["filename"] for frame in frames}

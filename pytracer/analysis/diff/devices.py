@@ -18,10 +18,9 @@ from pytracer.analysis.usage import UsageSample
 from pytracer.reading.snapshot import Frame
 from pytracer.text import size
 
+_OF_BLOCKS = ("requested_bytes", "allocated_bytes", "active_bytes")
 _USAGE = (
-    "requested_bytes",
-    "allocated_bytes",
-    "active_bytes",
+    *_OF_BLOCKS,
     "reserved_bytes",
     "fragmentation_bytes",
     "rounding_bytes",
@@ -158,6 +157,8 @@ def _pair(
                 f"The {side} is of one phase: it lacks the allocations of other threads in other "
                 "phases, so its peak may be too low or too high"
             )
+        elif not reasons and device.report.contradiction is not None:
+            notes.append(f"The {side}: {device.report.contradiction}")
         elif not reasons and (more := _peak_uncertainty(device)):
             uncertain.append((side, more))
     lacks_before, lacks_after = (by_site.keys() == {None} for by_site in held)
@@ -219,9 +220,12 @@ def _amounts(pair: DevicePair) -> dict[str, Amount]:
     def numbers(device: DeviceSummary) -> dict[str, int | None]:
         sample, counts = _sample(device, pair.reasons), device.report.counts
         highest = device.report.peak_reserved
+        # The sum of a trace alone says nothing about reserved memory.
+        is_sum = not pair.reasons and highest is None
+        known = _OF_BLOCKS if is_sum else _USAGE
         has_trace = device.report.contradiction is not None or highest is not None
         return {
-            **{name: getattr(sample, name) for name in _USAGE},
+            **{name: getattr(sample, name) if name in known else None for name in _USAGE},
             "peak_reserved_bytes": None
             if pair.reasons or highest is None
             else highest.reserved_bytes,

@@ -196,7 +196,7 @@ def _amounts(device: DeviceSummary) -> dict[str, _Range]:
     end = report.end.allocated_bytes
     peak, reserved = report.peak_allocated, report.peak_reserved
     is_complete = report.lost.overwritten == 0 and report.only_phase is None
-    least = end if peak is None or report.only_phase is not None else peak.allocated_bytes
+    least = end if peak is None or peak.uncertain_bytes is None else peak.allocated_bytes
     most: float = math.inf
     if is_complete and report.peak_most_bytes is not None:
         most = report.peak_most_bytes

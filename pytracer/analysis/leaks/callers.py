@@ -6,8 +6,9 @@ from itertools import takewhile
 
 import numpy as np
 
-from pytracer.analysis.call_sites import belongs_to_program
+from pytracer.analysis.call_sites import callers as program_callers
 from pytracer.analysis.leaks.growth import Lives
+from pytracer.analysis.program_files import ProgramFiles
 from pytracer.reading.snapshot import Column, Frame
 
 
@@ -18,10 +19,12 @@ class Callers:
     Attributes:
         site: int64, for each stack a number that identifies its call site.
         frames: Return the frames of a stack, from the call site outwards; () for an empty stack.
+        files: The program's source files.
     """
 
     site: Column
     frames: Callable[[int], tuple[Frame, ...]]
+    files: ProgramFiles
 
 
 def by_site(lives: Lives, callers: Callers) -> Iterator[Lives]:
@@ -50,9 +53,7 @@ def divided(lives: Lives, callers: Callers, by_caller_only: bool) -> list[Lives]
 def shared_frames(lives: Lives, callers: Callers) -> tuple[Frame, ...]:
     """Return the program's frames that all blocks share, the call site first."""
     shared = common([callers.frames(int(stack)) for stack in np.unique(lives.stack)])
-    return tuple(
-        frame for i, frame in enumerate(shared) if i == 0 or belongs_to_program(frame.filename)
-    )
+    return (*shared[:1], *program_callers(callers.files, shared, shared[0])) if shared else ()
 
 
 def common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:

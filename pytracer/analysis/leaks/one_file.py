@@ -14,6 +14,7 @@ from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict
+from pytracer.analysis.program_files import program_files
 from pytracer.reading.metadata import (
     device_metadata,
     device_name,
@@ -112,7 +113,8 @@ def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = N
         return _unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
     seen = _observe(snapshot, device, history, slots)
     sites = call_sites(snapshot.stacks)
-    growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites)))
+    files = program_files(snapshot.stacks)
+    growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites), files))
     allocated = history.usage.allocated_bytes
     begin, end = int(allocated[slots.edges[1]]), int(allocated[slots.edges[-1]])
     verdict, reason = judged(growths, seen, end)

@@ -14,6 +14,7 @@ from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
+from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
 from pytracer.reading.metadata import device_name, read_number
 from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot
@@ -34,6 +35,7 @@ class FileLeaks:
         devices: The result for each used device, from the file's trace alone.
         alive: The blocks alive at the end, by the device's name; {} if there are no other files.
         stacks: The frames of the blocks' stacks, from the call site outwards, by their hash.
+        program_files: The program's source files.
     """
 
     path: str
@@ -43,6 +45,7 @@ class FileLeaks:
     devices: list[DeviceLeaks]
     alive: dict[str, set[Block]]
     stacks: dict[int, tuple[Frame, ...]]
+    program_files: ProgramFiles
 
 
 def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = False) -> FileLeaks:
@@ -75,6 +78,7 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
         devices=[leaks_on_device(snapshot, index) for index in devices],
         alive=alive,
         stacks=stacks,
+        program_files=program_files(snapshot.stacks),
     )
 
 
@@ -151,7 +155,8 @@ def _compare_ends(
     has_steps = len(known) == len(steps) and all(a < b for a, b in pairwise(known))
     position = np.array(known[1:] if has_steps else range(2, slots + 2), np.float64)
     stacks = {key: frames for file in files for key, frames in file.stacks.items()}
-    seen, callers = _observation(born, stacks, slots, position, has_steps)
+    program = common_files(file.program_files for file in files)
+    seen, callers = _observation(born, stacks, program, slots, position, has_steps)
     growths, releases = search(seen, callers)
     totals = [sum(size for _, size, _ in alive) for alive in (ends[0], ends[-1])]
     verdict, reason = judged(growths, seen, totals[1])
@@ -181,6 +186,7 @@ def _compare_ends(
 def _observation(
     born: Sequence[tuple[int, int, Block]],
     stacks: Mapping[int, tuple[Frame, ...]],
+    program: ProgramFiles,
     slots: int,
     position: Column,
     has_steps: bool,
@@ -220,7 +226,7 @@ def _observation(
         phases=("",),
         doubt=few,
     )
-    return seen, Callers(np.array(site, np.int64), paths.__getitem__)
+    return seen, Callers(np.array(site, np.int64), paths.__getitem__, program)
 
 
 def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> set[Block]:

@@ -1,0 +1,115 @@
+"""The usage that a trace alone gives, for files whose trace does not lead to their final state."""
+
+import numpy as np
+
+from pytracer.analysis.history import History, Lifetimes, Usage
+from pytracer.analysis.usage import final_sample
+from pytracer.reading.metadata import only_phase
+from pytracer.reading.snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    GIVES_MEMORY,
+    TAKES_MEMORY,
+    Column,
+    Snapshot,
+)
+
+
+def sum_trace(snapshot: Snapshot, device: int) -> History | None:
+    """Sum a device's allocations and frees, without its segments and blocks at the end.
+
+    Blocks have the sizes of the trace, and blocks that the trace does not allocate or free are
+    missing. The trace says nothing about segments, so that `reserved_bytes` is `active_bytes`, and
+    nothing is free. No entry is exact, and none is a bound.
+
+    Returns:
+        None if the sum would be no usage: the trace has segments, and then leads to the state
+        unless events are missing; it has no allocations, or no frees; two allocations follow each
+        other at one address, so that a free is missing; the file is of one phase, and lacks other
+        threads' frees; or more is active at the end than the trace ever sums up to.
+    """
+    trace = snapshot.traces[device]
+    actions = {*np.unique(trace.action).tolist()}
+    if not actions.isdisjoint(TAKES_MEMORY + GIVES_MEMORY) or only_phase(snapshot) is not None:
+        return None
+    if not {ALLOC, FREE_COMPLETED} <= actions:
+        return None
+    events = np.flatnonzero(np.isin(trace.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED)))
+    events = events[np.argsort(trace.address[events], kind="stable")]  # of an address in order
+    action, address = trace.action[events], trace.address[events]
+    size_bytes = trace.size_bytes[events]
+    is_same = address[1:] == address[:-1]
+    is_first = np.append(True, ~is_same | (action[:-1] == FREE_COMPLETED))  # events of a block
+    is_valid = (action[1:] > action[:-1]) & (size_bytes[1:] == size_bytes[:-1])
+    is_reused = (action[:-1] == FREE_COMPLETED) & (action[1:] == ALLOC)
+    if (is_same & ~is_valid & ~is_reused).any():
+        return None
+    if size_bytes.min() < 0 or size_bytes.sum(dtype=np.float64) >= 2**62:
+        return None
+    found = _history(snapshot, device, events, np.cumsum(is_first) - 1)
+    at_end = final_sample(snapshot, device, []).active_bytes
+    return found if int(found.usage.active_bytes.max()) >= at_end else None
+
+
+def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> History:
+    """Return the history; `block`: the number of the block of each of the events."""
+    trace = snapshot.traces[device]
+    count, entries = int(block[-1]) + 1, len(trace) + 1
+
+    def event_of(action: int, missing: Column | int) -> Column:
+        found = np.full(count, missing, np.int32)
+        is_chosen = trace.action[events] == action
+        found[block[is_chosen]] = events[is_chosen]
+        return found
+
+    alloc, free = event_of(ALLOC, -1), event_of(FREE_COMPLETED, len(trace))
+    free_requested = event_of(FREE_REQUESTED, free)
+    if (trace.action == FREE_REQUESTED).any():  # of a block without one it is older than the trace
+        free_requested[(alloc < 0) & (free_requested == free)] = -1
+    named = events[np.searchsorted(block, np.arange(count))]  # the first event of each block
+    order = np.lexsort((trace.address[named], alloc))
+    alloc, free, free_requested, named = (
+        column[order] for column in (alloc, free, free_requested, named)
+    )
+    size_bytes = trace.size_bytes[named]
+
+    def total(end: Column) -> Column:
+        change = np.zeros(entries + 1, np.int64)
+        np.add.at(change, alloc + 1, size_bytes)
+        np.subtract.at(change, end + 1, size_bytes)
+        totals: Column = np.cumsum(change[:-1])
+        return totals
+
+    def of_alloc(column: Column) -> Column:
+        return np.where(alloc >= 0, column[named], 0).astype(column.dtype)
+
+    active, nothing = total(free), np.zeros(entries, np.int64)
+    history = History(
+        usage=Usage(
+            requested_bytes=active,
+            allocated_bytes=total(free_requested),
+            active_bytes=active,
+            reserved_bytes=active,
+            inactive_split_bytes=nothing,
+            largest_free_bytes=nothing,
+            free_squares=nothing.astype(np.float64),
+            segments=nothing,
+        ),
+        blocks=Lifetimes(
+            address=trace.address[named],
+            stream=trace.stream[named],
+            size_bytes=size_bytes,
+            requested_bytes=size_bytes,
+            pool=of_alloc(trace.pool),
+            stack=of_alloc(trace.stack),
+            user_metadata=of_alloc(trace.user_metadata),
+            alloc_event=alloc,
+            free_requested_event=free_requested,
+            free_event=free,
+            is_sized=np.ones(count, bool),
+        ),
+        exact_from=0,
+        uncertain_bytes=np.zeros(0, np.int64),
+    )
+    return history.without_exact_entries()

@@ -17,7 +17,7 @@ from pytracer.atomic_file import remove_unfinished
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
-from pytracer.export import collapsed_stacks, parquet_arrow, perfetto
+from pytracer.export import collapsed_stacks, parquet
 from pytracer.export.origin import Origin, find_origin, unique_names
 from pytracer.export.output_file import open_output
 from pytracer.reading.files import SUFFIXES, find, parse_place
@@ -33,19 +33,18 @@ Result = list[str | PytracerError]
 @files_argument
 @click.option(
     "--to",
-    type=click.Choice(["parquet", "arrow", "collapsed", "perfetto"]),
+    type=click.Choice(["parquet", "collapsed"]),
     required=True,
-    help="parquet, arrow: two tables, of events and blocks, in the folders OUTPUT/events and "
-    "OUTPUT/blocks. collapsed: stacks and their bytes, for flame graphs. perfetto: counters, "
-    "phases and steps, for ui.perfetto.dev and chrome://tracing.",
+    help="parquet: two tables, of events and blocks, in the folders OUTPUT/events and "
+    "OUTPUT/blocks. collapsed: stacks and their bytes, for flame graphs.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The folder for tables, or the file for the other formats, which is compressed if its "
-    "name ends in .gz. Existing files are overwritten. '-' is standard output, for the other "
-    "formats.  [default, for collapsed stacks only: -]",
+    help="The folder for tables, or the file for collapsed stacks, which is compressed if its name "
+    "ends in .gz. Existing files are overwritten. '-' is standard output, for collapsed stacks.  "
+    "[default, for collapsed stacks only: -]",
 )
 @memory_option
 @click.option(
@@ -71,11 +70,10 @@ def export(
     """How do I open a recording in other tools?
 
     \b
-    pytracer export snapshot.pickle --to perfetto -o trace.json.gz
     pytracer export outputs/profile --to parquet -o tables
     pytracer export snapshot.pickle --to collapsed | flamegraph.pl > memory.svg
 
-    Writes snapshots as tables for pandas and SQL, as stacks for flame graphs, or as a timeline.
+    Writes snapshots as tables for pandas and SQL, or as stacks for flame graphs.
     """
     if at is not None and to != "collapsed":
         raise click.UsageError(f"--at {at} applies only to --to collapsed: leave it out")
@@ -88,12 +86,10 @@ def export(
         raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)
-    if to in ("parquet", "arrow"):
-        results = _tables(files, output, memory_bytes, cast(parquet_arrow.Format, to))
-    elif to == "collapsed":
-        results = _stacks(files, output, memory_bytes, at or "peak", by_category)
+    if to == "parquet":
+        results = _tables(files, output, memory_bytes)
     else:
-        results = _perfetto(files, output, memory_bytes)
+        results = _stacks(files, output, memory_bytes, at or "peak", by_category)
     for note in results:
         if isinstance(note, str):
             click.echo(printable(note), err=True)
@@ -101,13 +97,11 @@ def export(
         raise click.exceptions.Exit(1)
 
 
-def _tables(
-    files: Sequence[Path], output: Path, memory_bytes: int | None, to: parquet_arrow.Format
-) -> Result:
+def _tables(files: Sequence[Path], output: Path, memory_bytes: int | None) -> Result:
     if str(output) == "-" or os.path.isfile(output):
-        raise click.UsageError(f"--output {output}: --to {to} writes files into a folder")
-    parquet_arrow.pyarrow()  # one error if it is missing, and not one for each file
-    write = functools.partial(parquet_arrow.write_tables, output=output, file_format=to)
+        raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
+    parquet.pyarrow()  # one error if it is missing, and not one for each file
+    write = functools.partial(parquet.write_tables, output=output)
     return _export_files(files, write, memory_bytes)
 
 
@@ -131,14 +125,6 @@ def _stacks(
     results = _export_files(files, add, memory_bytes)
     with _opened(output) as file:
         file.writelines(line.encode() for line in collapsed_stacks.lines(found))
-    return results
-
-
-def _perfetto(files: Sequence[Path], output: Path, memory_bytes: int | None) -> Result:
-    with _opened(output) as file:
-        writer = perfetto.Writer(file)
-        results = _export_files(files, writer.add, memory_bytes)
-        writer.finish()
     return results
 
 

@@ -1,1 +1,1 @@
-"""Snapshots in other formats: tables, flame graphs, Perfetto traces."""
+"""Snapshots in other formats: tables and flame graphs."""

@@ -18,7 +18,7 @@ from pytracer.analysis.diff import (
     compare_summaries,
     summarise,
 )
-from pytracer.analysis.diff.changes import SiteChange
+from pytracer.analysis.diff.changes import Held, Pair, SiteChange, phase_changes
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Frame, Snapshot, used_devices
 
@@ -42,6 +42,34 @@ def snapshot_with_blocks(*blocks: tuple[int, tuple[str, str, int]]) -> Snapshot:
     kept = [program.alloc(size, frame) for size, frame in blocks]
     program.free(kept[0])
     return program.snapshot()
+
+
+class Counted(dict[str | None, Held]):
+    """A side of a pair that counts how often a key is looked up."""
+
+    lookups = 0
+
+    def __contains__(self, key: object) -> bool:
+        Counted.lookups += 1
+        return super().__contains__(key)
+
+
+def test_phases_of_many_pairs_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN many pairs of files, each of which has phases of its own
+    monkeypatch.setattr(Counted, "lookups", 0)
+    count = 300
+    before = [Counted({f"phase {i}": Held(i, 1)}) for i in range(count)]
+    after = [Counted({f"phase {i}": Held(3 * i, 2)}) for i in range(count)]
+    pairs = [Pair[str | None](f"pair {i}", before[i], after[i]) for i in range(count)]
+    # WHEN they are compared
+    changes = phase_changes(pairs)
+    # THEN each phase has the numbers of its pair, as a mean over all
+    assert {change.phase: change.largest_delta_bytes for change in changes} == {
+        f"phase {i}": 2 * i for i in range(count)
+    }
+    assert {change.largest_in for change in changes} == {f"pair {i}" for i in range(count)}
+    # AND no phase was looked for in the pairs of others
+    assert Counted.lookups <= 4 * count
 
 
 def test_new_gone_grown_and_shrunk_sites() -> None:

@@ -1,10 +1,8 @@
 """Tests of exports, compared with a simple computation from the same events."""
 
-import json
 import os
 import random
 from collections import Counter, defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis.history import replay
 from pytracer.atomic_file import remove_unfinished
 from pytracer.errors import PytracerError
-from pytracer.export import parquet_arrow
+from pytracer.export import parquet
 from pytracer.export.collapsed_stacks import collapse_stacks, lines
 from pytracer.export.origin import find_origin, unique_names
 from pytracer.export.output_file import open_output
-from pytracer.export.parquet_arrow import write_tables
-from pytracer.export.perfetto import Writer
+from pytracer.export.parquet import write_tables
 from pytracer.reading.files import Place
 from pytracer.reading.snapshot import NO_TIME, Snapshot
 
@@ -67,30 +64,24 @@ def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
 
 
 def tables(
-    snapshot: Snapshot, folder: Path, file_format: parquet_arrow.Format = "parquet", **place: Any
+    snapshot: Snapshot, folder: Path, **place: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of both tables as Python dictionaries."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    feather = pytest.importorskip("pyarrow.feather")
-    write_tables(snapshot, find_origin(snapshot, "name", Place(**place)), folder, file_format)
-    paths = [folder / table / f"name.{file_format}" for table in ("events", "blocks")]
-    read = parquet.read_table if file_format == "parquet" else feather.read_table
-    return tuple(read(path).to_pylist() for path in paths)
+    read_table = pytest.importorskip("pyarrow.parquet").read_table
+    write_tables(snapshot, find_origin(snapshot, "name", Place(**place)), folder)
+    paths = [folder / table / "name.parquet" for table in ("events", "blocks")]
+    return tuple(read_table(path).to_pylist() for path in paths)
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
 @pytest.mark.parametrize("rows", [7, 1 << 17])
 def test_tables_of_random_programs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    file_format: parquet_arrow.Format,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     # GIVEN more events than a row group has
-    monkeypatch.setattr(parquet_arrow, "ROWS", rows)
+    monkeypatch.setattr(parquet, "ROWS", rows)
     program = random_program(rows)
     # WHEN they are exported
-    events, blocks = tables(program.snapshot(), tmp_path, file_format)
+    events, blocks = tables(program.snapshot(), tmp_path)
 
     # THEN each event is a row, in order
     def steps_of(index: int) -> int | None:
@@ -151,12 +142,12 @@ def test_tables_of_random_programs(
 
 
 def test_tables_of_golden_files(tmp_path: Path) -> None:
-    feather = pytest.importorskip("pyarrow.feather")
+    read_table = pytest.importorskip("pyarrow.parquet").read_table
     # GIVEN files of all kinds: without times, without traces, of several devices
     for path in sorted(GOLDEN.rglob("*.pickle")):
         snapshot = reference_reader.read(path)
         # WHEN they are exported, THEN they have a row for each event and each block
-        events, blocks = tables(snapshot, tmp_path, "arrow", first=6, last=6)
+        events, blocks = tables(snapshot, tmp_path, first=6, last=6)
         assert len(events) == sum(map(len, snapshot.traces))
         counts = [len(replay(snapshot, d).blocks) for d in range(len(snapshot.traces))]
         assert len(blocks) == sum(counts)
@@ -164,7 +155,7 @@ def test_tables_of_golden_files(tmp_path: Path) -> None:
         assert [row["time"] is not None for row in events] == known
         # AND dictionaries have each text once, because pandas reads no others
         for table in ("events", "blocks"):
-            for column in feather.read_table(tmp_path / table / "name.arrow").columns:
+            for column in read_table(tmp_path / table / "name.parquet").columns:
                 for chunk in column.chunks if hasattr(column.type, "index_type") else []:
                     assert len(set(chunk.dictionary.to_pylist())) == len(chunk.dictionary)
         if not snapshot.metadata:
@@ -180,7 +171,7 @@ def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> N
     program.events.append({**program.events[-1], "action": "free_completed"})
     snapshot = program.snapshot("x.pickle")
     # WHEN it is exported, THEN without blocks, and with a note
-    [note] = write_tables(snapshot, find_origin(snapshot, "name", Place()), tmp_path, "parquet")
+    [note] = write_tables(snapshot, find_origin(snapshot, "name", Place()), tmp_path)
     assert note.startswith("x.pickle: no blocks, and no bytes after events: ")
     events, blocks = tables(snapshot, tmp_path)
     assert (len(events), blocks) == (3, [])
@@ -191,9 +182,58 @@ def test_tables_need_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(PytracerError, match=r"pip install 'torch-pytracer\[arrow\]'") as error:
         write_tables(
-            Program().snapshot(), find_origin(Program().snapshot(), "n", Place()), tmp_path, "arrow"
+            Program().snapshot(), find_origin(Program().snapshot(), "n", Place()), tmp_path
         )
     assert "\n" not in str(error.value)
+
+
+def test_devices_of_several_kinds(tmp_path: Path) -> None:
+    # GIVEN a file of an accelerator with an arbitrary name, and of the CPU
+    accelerator, cpu = Program(0), Program(1)
+    for program in (accelerator, cpu):
+        program.alloc(512, *STACK)
+    content, cpu_content = accelerator.content(), cpu.content()
+    content["segments"] += cpu_content["segments"]
+    content["device_traces"].append(cpu.events)
+    content["pytracer"] = file_metadata(
+        backends=['%d"', "cpu"],
+        devices=[{"index": 0, "is_cpu": False}, {"index": 1, "is_cpu": True}],
+    )
+    # THEN tables have their names
+    for rows in tables(reference_reader.convert(content), tmp_path):
+        assert {(row["device"], row["backend"]) for row in rows} == {(0, '%d"'), (1, "cpu")}
+
+
+def test_texts_that_are_not_unicode(tmp_path: Path) -> None:
+    # GIVEN file names with lone surrogates, which differ only in these
+    program = Program()
+    for name in ("/\udce9.py", "/\udcea.py"):
+        program.alloc(512, (name, "f", 1))
+    # WHEN they are exported, THEN the surrogates are removed, and each text occurs once
+    _, blocks = tables(program.snapshot(), tmp_path)
+    assert [block["site"] for block in blocks] == ["/?.py:1 f"] * 2
+
+
+def test_an_unknown_value_is_left_out(tmp_path: Path) -> None:
+    # GIVEN an allocator with unknown rules, and a block older than the trace that is freed in it
+    program = Program()
+    program.alloc(1 << 20, *STACK, events=False)
+    older = program.alloc(700, *STACK, events=False)
+    program.alloc(1 << 20, *STACK)  # in another segment
+    program.free(older)
+    program.alloc(700, *STACK)
+    content = program.content()
+    *_, last, rest = content["segments"][1]["blocks"]
+    last["size"] += 512
+    rest["address"] += 512
+    rest["size"] -= 512
+    snapshot = reference_reader.convert(content)
+    assert replay(snapshot).exact_from == 4
+    # THEN tables have no inexact values, and no size of that block
+    events, blocks = tables(snapshot, tmp_path)
+    assert [row["active_bytes"] is None for row in events] == [True] * 3 + [False] * 2
+    assert None not in [row["requested_bytes"] for row in events]
+    assert [block["size_bytes"] is None for block in blocks] == [False, True, False, False]
 
 
 # --- collapsed stacks ----------------------------------------------------------------------------
@@ -256,250 +296,6 @@ def test_lines_of_collapsed_stacks() -> None:
     # AND a file without an out-of-memory is refused with a message
     with pytest.raises(PytracerError, match=r"made\.pickle has no out-of-memory"):
         collapse_stacks(program.snapshot(), "oom")
-
-
-# --- Perfetto ------------------------------------------------------------------------------------
-
-
-def trace(path: Path, *snapshots: Snapshot) -> list[dict[str, Any]]:
-    with open_output(path) as file:
-        writer = Writer(file)
-        for number, snapshot in enumerate(snapshots):
-            writer.add(snapshot, find_origin(snapshot, f"name{number}", Place()))
-        writer.finish()
-    found = json.loads(path.read_bytes())
-    assert found["displayTimeUnit"] == "ms"
-    check_trace_events(found["traceEvents"])
-    return found["traceEvents"]
-
-
-def check_trace_events(events: list[dict[str, Any]]) -> None:
-    """Check the rules of the Trace Event Format and of its readers for the exported events."""
-    named, threads = set(), {}
-    for event in events:
-        assert type(event["pid"]) is int
-        assert 0 < event["pid"] < 2**32
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert set(event["args"]) == {"name"}
-            named.add((event["name"], event["pid"], event["tid"]))
-            continue
-        assert type(event["ts"]) is int
-        assert event["ts"] >= 0
-        if event["ph"] == "C":
-            assert all(type(value) is int for value in event["args"].values())
-        elif event["ph"] == "i":
-            assert event["s"] == "p"
-        else:
-            assert event["ph"] == "X"
-            assert event["dur"] >= 0
-            assert ("thread_name", event["pid"], event["tid"]) in named
-            # Perfetto identifies threads by their number only.
-            assert threads.setdefault(event["tid"], event["pid"]) == event["pid"]
-    # Slices of a thread nest, and follow the slices that contain them.
-    for tid in threads:
-        around: list[int] = []
-        began = 0
-        for event in (e for e in events if e["ph"] == "X" and e["tid"] == tid):
-            assert event["ts"] >= began
-            began, ends = event["ts"], event["ts"] + event["dur"]
-            while around and around[-1] <= began:
-                around.pop()
-            assert not around or ends <= around[-1]
-            around.append(ends)
-
-
-def at(counter: list[dict[str, Any]], time_us: int) -> int:
-    """Return the value that a viewer shows at a time: the last value before it."""
-    return [event["args"]["bytes"] for event in counter if event["ts"] <= time_us][-1]
-
-
-def test_counters_of_random_programs(tmp_path: Path) -> None:
-    # GIVEN a program with several events in a microsecond
-    rng, program = random.Random(1), random_program(5)
-    for before, event in pairwise(program.events):
-        event["time_us"] = before["time_us"] + rng.choice([0, 0, 1, 5])
-    snapshot = program.snapshot()
-    # WHEN it is exported
-    events = trace(tmp_path / "t.json", snapshot)
-    # THEN a counter has the last value of each microsecond
-    usage, times = replay(snapshot).usage, snapshot.traces[0].time_us
-    for name in ("requested", "allocated", "active", "reserved"):
-        counter = [e for e in events if e["ph"] == "C" and e["name"] == f"cuda:0 {name}"]
-        expected = getattr(usage, f"{name}_bytes")
-        assert counter[0]["args"]["bytes"] == expected[0]
-        for index, time_us in enumerate(times[:-1]):
-            if times[index + 1] != time_us:
-                assert at(counter, time_us) == expected[index + 1]
-        assert at(counter, times[-1]) == expected[-1]
-        # AND no redundant values
-        assert len({event["ts"] for event in counter}) == len(counter)
-        values = [event["args"]["bytes"] for event in counter]
-        assert all(earlier != later for earlier, later in pairwise(values))
-    [process] = [event for event in events if event["ph"] == "M"]
-    assert process["args"]["name"] == "rank 3, n1, pid 7"
-
-
-def test_times_before_the_epoch(tmp_path: Path) -> None:
-    # GIVEN a file of another recorder, whose first event has an invalid time
-    program = Program()
-    program.alloc(512, *STACK)
-    program.events[0]["time_us"] = -(2**63)
-    # THEN counters begin at 0, which `trace` checks
-    events = trace(tmp_path / "t.json", program.snapshot())
-    assert next(event["ts"] for event in events if event["ph"] == "C") == 0
-
-
-def test_devices_of_several_kinds(tmp_path: Path) -> None:
-    # GIVEN a file of an accelerator with an arbitrary name, and of the CPU
-    accelerator, cpu = Program(0), Program(1)
-    for program in (accelerator, cpu):
-        program.alloc(512, *STACK)
-    content, cpu_content = accelerator.content(), cpu.content()
-    content["segments"] += cpu_content["segments"]
-    content["device_traces"].append(cpu.events)
-    content["pytracer"] = file_metadata(
-        backends=['%d"', "cpu"],
-        devices=[{"index": 0, "is_cpu": False}, {"index": 1, "is_cpu": True}],
-    )
-    snapshot = reference_reader.convert(content)
-    # THEN tables and counters have their names
-    events, blocks = tables(snapshot, tmp_path)
-    for rows in (events, blocks):
-        assert {(row["device"], row["backend"]) for row in rows} == {(0, '%d"'), (1, "cpu")}
-    counters = {e["name"] for e in trace(tmp_path / "t.json", snapshot) if e["ph"] == "C"}
-    assert {name.rpartition(" ")[0] for name in counters} == {'%d":0', "cpu"}
-
-
-def test_texts_that_are_not_unicode(tmp_path: Path) -> None:
-    # GIVEN file names with lone surrogates, which differ only in these
-    program = Program()
-    for name in ("/\udce9.py", "/\udcea.py"):
-        program.alloc(512, (name, "f", 1))
-    # WHEN they are exported, THEN the surrogates are removed, and each text occurs once
-    for file_format in ("parquet", "arrow"):
-        _, blocks = tables(program.snapshot(), tmp_path, file_format)
-        assert [block["site"] for block in blocks] == ["/?.py:1 f"] * 2
-
-
-def test_an_unknown_value_is_left_out(tmp_path: Path) -> None:
-    # GIVEN an allocator with unknown rules, and a block older than the trace that is freed in it
-    program = Program()
-    program.alloc(1 << 20, *STACK, events=False)
-    older = program.alloc(700, *STACK, events=False)
-    program.alloc(1 << 20, *STACK)  # in another segment
-    program.free(older)
-    program.alloc(700, *STACK)
-    content = program.content()
-    *_, last, rest = content["segments"][1]["blocks"]
-    last["size"] += 512
-    rest["address"] += 512
-    rest["size"] -= 512
-    snapshot = reference_reader.convert(content)
-    history = replay(snapshot)
-    assert history.exact_from == 4
-    # THEN counters of inexact values begin where the values become exact
-    first: dict[str, dict[str, Any]] = {}
-    for event in trace(tmp_path / "t.json", snapshot):
-        first.setdefault(event["name"], event)
-    time_us = snapshot.traces[0].time_us
-    assert first["device 0 allocated"]["ts"] == time_us[3]
-    assert first["device 0 requested"]["ts"] == time_us[0] - 1
-    # AND tables have no inexact values, and no size of that block
-    events, blocks = tables(snapshot, tmp_path)
-    assert [row["active_bytes"] is None for row in events] == [True] * 3 + [False] * 2
-    assert None not in [row["requested_bytes"] for row in events]
-    assert [block["size_bytes"] is None for block in blocks] == [False, True, False, False]
-
-
-def test_phases_steps_and_ooms(tmp_path: Path) -> None:
-    # GIVEN phases that nest, overlap, and are cut by the ends of the file
-    program = Program()
-    program.metadata = file_metadata("npu")
-    for name, stage in (
-        *[("step 1", "START"), ("lost", "END"), ("a%d", "START"), ("b", "START")],
-        *[("b", "END"), ("a%d", "END"), ("c", "START"), ("d", "START"), ("c", "END")],
-        *[("step 1", "END"), ("step 2", "START"), ("b", "START")],
-    ):
-        program.annotate(name, stage)
-        program.alloc(512, *STACK)
-    program.out_of_memory(1 << 40, 77)
-    # WHEN they are exported
-    events = trace(tmp_path / "t.json", program.snapshot())
-    # THEN each is a slice, on a thread in which it nests
-    begin = program.annotations[0]["time_us"]
-    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    slices = {
-        (threads[e["tid"]], e["name"], e["ts"] - begin, e["ts"] - begin + e["dur"])
-        for e in events
-        if e["ph"] == "X"
-    }
-    times = [annotation["time_us"] - begin for annotation in program.annotations]
-    assert slices == {
-        ("steps", "step 1", 0, times[9]),
-        ("steps", "step 2", times[10], times[11]),
-        ("phases", "lost", 0, times[1]),
-        ("phases", "a%d", times[2], times[5]),
-        ("phases", "b", times[3], times[4]),
-        ("phases", "c", times[6], times[8]),
-        ("phases 2", "d", times[7], times[11]),
-        ("phases", "b", times[11], times[11]),
-    }
-    # AND an out-of-memory is an instant
-    [oom] = [event for event in events if event["ph"] == "i"]
-    assert oom["name"] == "npu:0 out of memory"
-    assert oom["ts"] == program.events[-1]["time_us"]
-    assert (oom["args"]["requested_bytes"], oom["args"]["device_free_bytes"]) == (1 << 40, 77)
-
-
-def test_invalid_annotations(tmp_path: Path) -> None:
-    # GIVEN a file of another recorder, in which only one annotation has the known form
-    program = Program()
-    program.alloc(512, *STACK)
-    good = {"name": "x", "stage": "START", "time_us": 5}
-    program.annotations = [
-        *(good | {"device": device} for device in (0, None, [0])),
-        *({**good, key: odd} for key in good for odd in (None, [], -1, True)),
-        *({k: v for k, v in good.items() if k != key} for key in good),
-        *(5, "x", None),
-    ]
-    # WHEN it is exported, THEN only the known annotation is a slice
-    events = trace(tmp_path / "t.json", program.snapshot())
-    slices = [(event["name"], event["ts"]) for event in events if event["ph"] == "X"]
-    assert slices == [("x", 5)] * 3
-
-
-def test_several_files_in_a_trace(tmp_path: Path) -> None:
-    # GIVEN two steps of a process, one of its phases, and a step of another process
-    def step(pid: int, phase: str | None = None, begin_us: int = 0) -> Snapshot:
-        program = Program(begin_us=10**15 + begin_us)
-        program.annotate(f"step {begin_us}", "START")
-        program.alloc(512, *STACK)
-        program.annotate(f"step {begin_us}", "END")
-        program.metadata = file_metadata(pid=pid, window={"first": 1, "last": 1, "phase": phase})
-        return program.snapshot()
-
-    # THEN the steps of one process are in one process of the trace, and all else is separate
-    snapshots = step(7, begin_us=1), step(7), step(7, "rollout"), step(8)
-    events = trace(tmp_path / "t.json", *snapshots)
-    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert [name.rpartition(" ")[2] for name in processes.values()] == ["7", "7", "8"]
-    # AND a step ends where the next one begins
-    steps = [(e["name"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 1]
-    assert steps == [("step 0", 1), ("step 1", 2)]
-
-
-def test_golden_files_in_a_trace(tmp_path: Path) -> None:
-    # GIVEN files with and without times
-    for path in GOLDEN.rglob("*.pickle"):
-        snapshot = reference_reader.read(path)
-        events = trace(tmp_path / "t.json", snapshot)
-        # THEN each has its counters; an event without a time lasts a microsecond
-        counters = {event["name"] for event in events if event["ph"] == "C"}
-        used = {d for d, trace in enumerate(snapshot.traces) if len(trace)}
-        assert len(counters) == 4 * len(used & set(snapshot.segments.device.tolist()))
-        if not any(snapshot.has_times(d) for d in range(len(snapshot.traces))):
-            assert all(e["ts"] <= max(map(len, snapshot.traces)) for e in events if e["ph"] == "C")
 
 
 # --- files ---------------------------------------------------------------------------------------

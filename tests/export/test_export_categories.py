@@ -49,7 +49,7 @@ def test_the_option_is_of_collapsed_stacks_only(path: Path, tmp_path: Path) -> N
     output = tmp_path / "x"
     assert not invoke("export", path, "--to", "collapsed", "--by-category", "-o", output).exit_code
     assert output.read_text().startswith("activation;")
-    result = invoke("export", path, "--to", "perfetto", "--by-category", "-o", output)
+    result = invoke("export", path, "--to", "parquet", "--by-category", "-o", output)
     assert result.exit_code == 2
     assert "--by-category applies only to --to collapsed" in result.output
 

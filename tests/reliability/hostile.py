@@ -32,11 +32,9 @@ PROMISE = (
 
 FORMATS = {
     "parquet": ("tables", []),
-    "arrow": ("tables", []),
     "collapsed at the peak": ("stacks.txt", []),
     "collapsed at the end": ("stacks.txt", ["--at", "end"]),
     "collapsed at the oom": ("stacks.txt", ["--at", "oom"]),
-    "perfetto": ("trace.json", []),
 }
 
 

@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pytracer.reading.snapshot import Frame
@@ -129,48 +128,82 @@ class Pair(Generic[Key]):
 
 def site_changes(pairs: Sequence[Pair[Frame | None]]) -> list[SiteChange]:
     """Return the changes of call sites over all pairs, the largest first."""
-    before, after = _keys(pairs)
+    sides = _Sides(pairs)
     return _sorted(
         SiteChange(
-            **_numbers(pairs, old, new),
+            **sides.numbers(old, new),
             before=sorted(frame for frame in old if frame is not None),
             after=sorted(frame for frame in new if frame is not None),
             matched_by=matched_by,
         )
-        for old, new, matched_by in _matches(before, after)
+        for old, new, matched_by in _matches(list(sides.before), list(sides.after))
     )
 
 
 def phase_changes(pairs: Sequence[Pair[str | None]]) -> list[PhaseChange]:
     """Return the changes of phases over all pairs, the largest first."""
-    before, after = _keys(pairs)
-    return _sorted(
-        PhaseChange(**_numbers(pairs, [phase], [phase]), phase=phase)
-        for phase in dict.fromkeys([*before, *after])
-    )
+    sides = _Sides(pairs)
+    return _sorted(PhaseChange(**sides.numbers([key], [key]), phase=key) for key in sides.keys)
 
 
 def category_changes(pairs: Sequence[Pair[str]]) -> list[CategoryChange]:
     """Return the changes of categories over all pairs, the largest first."""
-    before, after = _keys(pairs)
+    sides = _Sides(pairs)
     return _sorted(
-        CategoryChange(**_numbers(pairs, [category], [category]), category=category)
-        for category in dict.fromkeys([*before, *after])
+        CategoryChange(**sides.numbers([key], [key]), category=key) for key in sides.keys
     )
 
 
 def module_changes(pairs: Sequence[Pair[str | None]]) -> list[ModuleChange]:
     """Return the changes of modules over all pairs, the largest first."""
-    before, after = _keys(pairs)
-    return _sorted(
-        ModuleChange(**_numbers(pairs, [module], [module]), module=module)
-        for module in dict.fromkeys([*before, *after])
-    )
+    sides = _Sides(pairs)
+    return _sorted(ModuleChange(**sides.numbers([key], [key]), module=key) for key in sides.keys)
 
 
-def _keys(pairs: Sequence[Pair[Key]]) -> tuple[list[Key], list[Key]]:
-    before = dict.fromkeys(key for pair in pairs for key in pair.before)
-    return list(before), list(dict.fromkeys(key for pair in pairs for key in pair.after))
+class _Sides(Generic[Key]):
+    """Both sides of all pairs, by key, so that a key takes as long as the pairs that have it.
+
+    Attributes:
+        before, after: For each key of a side the pairs that have it, by their index.
+        keys: The keys of both sides.
+    """
+
+    def __init__(self, pairs: Sequence[Pair[Key]]) -> None:
+        self._pairs = pairs
+        self.before: dict[Key, list[tuple[int, Held]]] = defaultdict(list)
+        self.after: dict[Key, list[tuple[int, Held]]] = defaultdict(list)
+        for i, pair in enumerate(pairs):
+            for side, found in ((pair.before, self.before), (pair.after, self.after)):
+                for key, held in side.items():
+                    found[key].append((i, held))
+        self.keys = list(dict.fromkeys([*self.before, *self.after]))
+
+    def numbers(self, before: Sequence[Key], after: Sequence[Key]) -> dict[str, Any]:
+        """Return the fields of a `Change` of the keys `before` and `after`, which are the same."""
+        old = [each for key in before for each in self.before.get(key, ())]
+        new = [each for key in after for each in self.after.get(key, ())]
+        deltas = {i: 0 for i, _ in sorted([*old, *new])}
+        for sign, side in ((-1, old), (1, new)):
+            for i, held in side:
+                deltas[i] += sign * held.size_bytes
+        total = sum(deltas.values())
+
+        def mean(numbers: Iterable[int]) -> int:
+            return round(sum(numbers) / len(self._pairs))
+
+        largest = max(deltas, key=lambda i: abs(deltas[i]))
+        several = len(self._pairs) > 1
+        kind: Kind = "grown" if total > 0 else "shrunk" if total < 0 else "same"
+        return {
+            "kind": kind if old and new else "gone" if old else "new",
+            "before_bytes": mean(held.size_bytes for _, held in old),
+            "after_bytes": mean(held.size_bytes for _, held in new),
+            "delta_bytes": mean(deltas.values()),
+            "before_count": mean(held.number for _, held in old),
+            "after_count": mean(held.number for _, held in new),
+            "largest_in": self._pairs[largest].place if several else None,
+            "largest_delta_bytes": deltas[largest] if several else None,
+        }
 
 
 def _matches(
@@ -206,36 +239,6 @@ _RULES: dict[str, Callable[[Frame], Hashable]] = {
     "path": lambda frame: (_end_of_path(frame, 2), frame.name),
     "file name": lambda frame: (_end_of_path(frame, 1), frame.name),
 }
-
-
-def _numbers(
-    pairs: Sequence[Pair[Key]], before: Sequence[Key], after: Sequence[Key]
-) -> dict[str, Any]:
-    """Return the fields of a `Change` of the keys `before` and `after`, which are the same."""
-    old = [[pair.before[key] for key in before if key in pair.before] for pair in pairs]
-    new = [[pair.after[key] for key in after if key in pair.after] for pair in pairs]
-    deltas = [
-        sum(held.size_bytes for held in now) - sum(held.size_bytes for held in was)
-        for was, now in zip(old, new, strict=True)
-    ]
-    all_old, all_new = [*chain.from_iterable(old)], [*chain.from_iterable(new)]
-
-    def mean(numbers: Iterable[int]) -> int:
-        return round(sum(numbers) / len(pairs))
-
-    largest = max(range(len(pairs)), key=lambda i: abs(deltas[i]))
-    several = len(pairs) > 1
-    kind: Kind = "grown" if sum(deltas) > 0 else "shrunk" if sum(deltas) < 0 else "same"
-    return {
-        "kind": kind if all_old and all_new else "gone" if all_old else "new",
-        "before_bytes": mean(held.size_bytes for held in all_old),
-        "after_bytes": mean(held.size_bytes for held in all_new),
-        "delta_bytes": mean(deltas),
-        "before_count": mean(held.number for held in all_old),
-        "after_count": mean(held.number for held in all_new),
-        "largest_in": pairs[largest].place if several else None,
-        "largest_delta_bytes": deltas[largest] if several else None,
-    }
 
 
 AnyChange = TypeVar("AnyChange", bound=Change)

@@ -1,4 +1,4 @@
-"""Snapshots as tables in Parquet or Arrow's IPC format, for DuckDB, pandas, Spark and Ray.
+"""Snapshots as tables in Parquet, for DuckDB, pandas, Spark and Ray.
 
 There are two tables, `events` and `blocks`, with one file for each snapshot. Rows are written in
 groups, and each distinct text (stack, name) is stored once, so that no Python object is made for an
@@ -9,26 +9,23 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
-from pytracer.analysis.history import History
+from pytracer.analysis.history import ContradictionError, History, replay
 from pytracer.analysis.modules import block_modules
 from pytracer.export.arrow_package import import_pyarrow
-from pytracer.export.histories import replay_all
 from pytracer.export.origin import Origin
 from pytracer.export.output_file import open_output
 from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
 from pytracer.reading.metadata import backend, step_boundaries
 from pytracer.reading.snapshot import NO_TIME, Column, Frame, Snapshot
 
-Format = Literal["parquet", "arrow"]
-
 ROWS = 1 << 17
-"""The number of rows in a row group, or record batch."""
+"""The number of rows in a row group."""
 
 _ORIGIN = {
     "snapshot": "text",
@@ -109,10 +106,8 @@ class _Coded:
 Rows = Mapping[str, Any]  # _Coded for texts; else an array, masked where it is unknown
 
 
-def write_tables(
-    snapshot: Snapshot, origin: Origin, output: Path, file_format: Format
-) -> list[str]:
-    """Write `{output}/events/{name}.{format}` and `{output}/blocks/{name}.{format}`.
+def write_tables(snapshot: Snapshot, origin: Origin, output: Path) -> list[str]:
+    """Write `{output}/events/{name}.parquet` and `{output}/blocks/{name}.parquet`.
 
     Returns:
         A sentence for each device that lacks data.
@@ -121,10 +116,10 @@ def write_tables(
         PytracerError: pyarrow is not installed, or a file cannot be written.
     """
     tables = _Tables(snapshot, origin)
-    paths = [output / table / f"{origin.name}.{file_format}" for table in ("events", "blocks")]
+    paths = [output / table / f"{origin.name}.parquet" for table in ("events", "blocks")]
     with open_output(paths[0]) as events, open_output(paths[1]) as blocks:
-        tables.write(events, file_format, EVENTS, tables.events())
-        tables.write(blocks, file_format, BLOCKS, tables.blocks())
+        tables.write(events, EVENTS, tables.events())
+        tables.write(blocks, BLOCKS, tables.blocks())
     return tables.notes
 
 
@@ -142,7 +137,7 @@ class _Tables:
         self._arrow = pyarrow()
         self._snapshot, self._origin = snapshot, origin
         check_stack_texts(snapshot)
-        self._histories, self.notes = replay_all(snapshot, "no blocks, and no bytes after events")
+        self._histories, self.notes = _histories(snapshot)
         stacks, strings = snapshot.stacks, snapshot.strings
         frames = frame_texts(stacks, lambda filename, name, line: f"{filename}:{line} {name}")
         self._stacks = self._texts(stack_texts(stacks, frames, "\n"))
@@ -181,21 +176,15 @@ class _Tables:
                 }
 
     def blocks(self) -> Iterator[Rows]:
-        histories = {i: each for i, each in enumerate(self._histories) if each is not None}
-        categories = {i: block_categories(self._snapshot, i, histories[i]) for i in histories}
-        modules_of = {i: block_modules(self._snapshot, i, histories[i]) for i in histories}
-        # An Arrow file has one list of texts for a column, so the devices share it.
-        pairs = dict.fromkeys(pair for found in categories.values() for pair in found.kinds)
-        kinds = [self._texts([pair[i] for pair in pairs]) for i in range(2)]
-        number_of = {pair: number for number, pair in enumerate(pairs)}
-        names = dict.fromkeys(path for modules in modules_of.values() for path in modules.paths)
-        paths, path_number = self._texts(names), {name: i for i, name in enumerate(names)}
-        for device, history in histories.items():
+        for device, history in enumerate(self._histories):
+            if history is None:
+                continue
             blocks, step_of = history.blocks, self._steps(device)
             time_us = self._snapshot.traces[device].time_us
-            found, modules = categories[device], modules_of[device]
-            kind_of = np.array([number_of[pair] for pair in found.kinds], np.int64)
-            path_of = np.array([path_number[path] for path in modules.paths], np.int64)
+            found = block_categories(self._snapshot, device, history)
+            modules = block_modules(self._snapshot, device, history)
+            kinds = [self._texts(pair[i] for pair in found.kinds) for i in range(2)]
+            paths = self._texts(modules.paths)
             for begin in range(0, len(blocks), ROWS):
                 rows = slice(begin, begin + ROWS)
                 alloc, free_requested, free = (
@@ -223,15 +212,13 @@ class _Tables:
                     "alloc_time": _times(time_us, alloc),
                     "free_requested_time": _times(time_us, free_requested),
                     "free_time": _times(time_us, free),
-                    "category": _Coded(kind_of[found.kind[rows]], kinds[0]),
-                    "category_rule": _Coded(kind_of[found.kind[rows]], kinds[1]),
+                    "category": _Coded(found.kind[rows], kinds[0]),
+                    "category_rule": _Coded(found.kind[rows], kinds[1]),
                     "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
-                    "module": _Coded(path_of[modules.path[rows]], paths, modules.path[rows] == 0),
+                    "module": _Coded(modules.path[rows], paths, modules.path[rows] == 0),
                 }
 
-    def write(
-        self, file: BinaryIO, file_format: Format, kinds: Mapping[str, str], groups: Iterator[Rows]
-    ) -> None:
+    def write(self, file: BinaryIO, kinds: Mapping[str, str], groups: Iterator[Rows]) -> None:
         pa = self._arrow
         types = {
             "text": pa.dictionary(pa.int32(), pa.string()),
@@ -243,36 +230,29 @@ class _Tables:
         schema = pa.schema(
             {name: types[kind] for name, kind in kinds.items()}, metadata={"pytracer": metadata}
         )
-        if file_format == "arrow":
-            options = pa.ipc.IpcWriteOptions(compression="zstd")
-            writer = pa.ipc.new_file(file, schema, options=options)
-        else:
-            texts = [name for name, kind in kinds.items() if kind == "text"]
-            writer = pa.parquet.ParquetWriter(
-                file,
-                schema,
-                compression="zstd",
-                use_dictionary=texts,
-                dictionary_pagesize_limit=1 << 30,  # beyond it each row stores its own text
-            )
+        writer = pa.parquet.ParquetWriter(
+            file,
+            schema,
+            compression="zstd",
+            use_dictionary=[name for name, kind in kinds.items() if kind == "text"],
+            dictionary_pagesize_limit=1 << 30,  # beyond it each row stores its own text
+        )
         with writer:
             for rows in groups:
-                arrays = [
-                    self._array(rows[field.name], field.type, file_format) for field in schema
-                ]
+                arrays = [self._array(rows[field.name], field.type) for field in schema]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    def _array(self, values: Any, kind: Any, file_format: Format) -> Any:
+    def _array(self, values: Any, kind: Any) -> Any:
         pa = self._arrow
         if not isinstance(values, _Coded):
             mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
             return pa.array(np.ma.getdata(values), mask=mask).cast(kind)
         codes, texts = values.texts.code[values.index], values.texts.distinct
-        if file_format == "parquet":  # a row group stores its own dictionary: the texts it needs
-            is_used = np.zeros(len(texts), bool)
-            is_used[codes] = True
-            codes = (np.cumsum(is_used, dtype=np.int32) - 1)[codes]
-            texts = texts.take(np.flatnonzero(is_used))
+        # A row group stores its own dictionary: the texts that it needs.
+        is_used = np.zeros(len(texts), bool)
+        is_used[codes] = True
+        codes = (np.cumsum(is_used, dtype=np.int32) - 1)[codes]
+        texts = texts.take(np.flatnonzero(is_used))
         mask = np.broadcast_to(values.is_null, len(codes))
         return pa.DictionaryArray.from_arrays(pa.array(codes, mask=mask), texts)
 
@@ -320,6 +300,19 @@ class _Tables:
             return np.ma.array(steps[boundary], mask=boundary == 0)
 
         return step_of
+
+
+def _histories(snapshot: Snapshot) -> tuple[list[History | None], list[str]]:
+    """Return the history of each device, or None, and a sentence for each device without one."""
+    found: list[History | None] = []
+    notes = [] if any(map(len, snapshot.traces)) else [f"{snapshot.path}: it has no events"]
+    for device in range(len(snapshot.traces)):
+        try:
+            found.append(replay(snapshot, device))
+        except ContradictionError as error:
+            found.append(None)
+            notes.append(f"{snapshot.path}: no blocks, and no bytes after events: {error}")
+    return found, notes
 
 
 def _site_text(frame: Frame | None) -> str:

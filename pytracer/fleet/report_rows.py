@@ -108,7 +108,8 @@ class Outlier:
         slots: The number of slots in which it is an outlier.
         of_slots: The number of slots that it has.
         slot, source: The slot in which it differs most, and its file there.
-        peak_bytes, median_bytes, delta_bytes: Its peak there, the median, and the difference.
+        peak_bytes, median_bytes, delta_bytes: Its peak there, the median of its group (of less than
+            eight ranks: of the others), and the difference.
         reference, reference_process: The file there of the rank that is nearest to the median.
         sites: The call sites by which it differs, the largest first.
     """

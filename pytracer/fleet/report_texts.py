@@ -81,6 +81,10 @@ def _peaks(report: FleetReport) -> Answer:
         return Answer("peaks", "unknown", "Can't tell the peaks: no file has usage over time.")
     usable = [each for each in spread if each.verdict in ("none", "outliers")]
     largest = max(usable or spread, key=lambda each: (each.ranks, each.most_bytes))
+    if not usable and report.outliers:
+        number_of = number(largest.ranks, "rank")
+        text = f"{' '.join(_explained(report))} This is said without statistics, of {number_of}."
+        return Answer("peaks", "found", text)
     if not usable:
         return Answer("peaks", "unknown", _why_no_outliers(largest))
     where = f"{size_range(largest.least_bytes, largest.most_bytes)} {in_slot(largest.slot)}"
@@ -122,12 +126,14 @@ def _explained(report: FleetReport) -> Iterator[str]:
         where = "" if is_lasting else f" {in_slot(outlier.slot)}"
         by_reason[site, outlier.delta_bytes > 0, does_grow, where].append(outlier)
     of_ranks = report.overview.processes
+    is_few = all(each.verdict == "few" for each in report.spread)
+    of_others = " of the others" if is_few else ""
     for (site, is_more, does_grow, where), outliers in sorted(
         by_reason.items(), key=lambda pair: -len(pair[1])
     ):
         verb = "uses" if len(outliers) == 1 else "use"
         amounts = sorted(abs(each.delta_bytes) for each in outliers)
-        than = f"{'more' if is_more else 'less'} than the median"
+        than = f"{'more' if is_more else 'less'} than the median{of_others}"
         names = named([each.process for each in outliers])
         if len(outliers) > 1:
             names = f"{len(outliers):,} of {of_ranks:,} ranks ({names})"

@@ -88,7 +88,11 @@ TABLES = {
         {
             **_KEY,
             "folder": Field("text", "the folder that holds the files of the run"),
-            "kind": Field("text", "`exit`, `step`, `oom` or `demand`; empty if the name has none"),
+            "kind": Field(
+                "text",
+                "`oom` or `step` as the file says, or else `exit`, `step`, `oom` or `demand` by its "
+                "name; empty if the name has none",
+            ),
             "first_step": Field("int64", "the first step of the file's window"),
             "last_step": Field("int64", "the last step of the file's window"),
             "file_phase": Field("text", "the phase of a file with the events of one phase"),

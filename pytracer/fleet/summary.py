@@ -78,6 +78,8 @@ def summarize(snapshot: Snapshot, source: Source) -> Rows:
             ("leaks", _leaks(leaks)),
         ):
             rows.setdefault(table, []).extend(row | own for row in found)
+    if file["is_oom"]:  # also after the file was copied to another folder
+        file["kind"] = "oom"
     return rows
 
 
@@ -116,7 +118,7 @@ def _file_row(snapshot: Snapshot, source: Source) -> Row:
     )
     row = _name_row(source)
     if first is not None and last is not None:
-        row |= {"first_step": first, "last_step": last}
+        row |= {"kind": "step", "first_step": first, "last_step": last}
     current = read_number(metadata, "current_step") or None  # 0: no step
     rank, pid = metadata.get("rank"), metadata.get("pid")
     backends = [backend(snapshot, device) for device in chosen_devices(snapshot, None)]

@@ -14,6 +14,7 @@ import pytest
 from amount import amount
 from commands import invoke
 from fleet_tables import CPU, CUDA, GOLDEN, InProcess, all_rows, column, make_run, rows
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.leaks import examine
 from pytracer.analysis.report import stats
@@ -21,6 +22,7 @@ from pytracer.errors import PytracerError
 from pytracer.fleet import collection, summary
 from pytracer.fleet.collection import collect
 from pytracer.fleet.dataset import UNFINISHED, Dataset
+from pytracer.fleet.report import fleet_report
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import find_sources, with_runs
 from pytracer.fleet.summary import summarize
@@ -76,6 +78,33 @@ def test_the_oom_has_its_verdict(tmp_path: Path) -> None:
     verdicts = [text for text in column(tmp_path / "t", "ooms", "verdict") if text is not None]
     assert verdicts == [explanation.verdicts[0].kind for explanation in explained] != []
     assert "oom" in column(tmp_path / "t", "sites", "moment")
+
+
+def test_files_copied_into_one_folder_keep_their_kind(tmp_path: Path) -> None:
+    # GIVEN files of the end, of a step and of an out-of-memory, in one folder with other names
+    for rank, changes in enumerate(
+        [
+            {},
+            {"window": {"first": 3, "last": 3, "phase": None}},
+            {"oom": {"device": 0, "requested_bytes": 1 << 40, "total_bytes": 1 << 30}},
+        ]
+    ):
+        program = Program()
+        program.alloc(512 << rank)
+        if "oom" in changes:
+            program.out_of_memory(1 << 40, 0)
+        program.metadata = file_metadata(rank=rank, **changes)
+        program.write(tmp_path / f"files/copy of {rank}.pickle")
+    # WHEN they are collected
+    collected(tmp_path / "t", tmp_path / "files")
+    # THEN each has the kind that the file says
+    ranks, found = (column(tmp_path / "t", "files", name) for name in ("rank", "kind"))
+    kinds = dict(zip(ranks, found, strict=True))
+    assert kinds == {0: "", 1: "step", 2: "oom"}
+    # AND the out-of-memory is compared with no end
+    report = fleet_report(tmp_path / "t")
+    assert {each.slot: each.most_bytes for each in report.spread} == {"end": 512, "step 3": 1024}
+    assert [oom.rank for oom in report.ooms] == [2]
 
 
 def test_only_new_and_rewritten_files_are_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The report of tables that a test writes: few ranks, groups, clocks, baselines, hostile names."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,17 @@ from fleet_tables import answer
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.report import fleet_report
+from pytracer.text import size
 
 
 def outliers(fleet: Fleet, path: Path) -> list[int | None]:
     return [each.rank for each in fleet_report(fleet.write(path / "table")).outliers]
 
 
-def test_seven_ranks_are_too_few_to_accuse_one(tmp_path: Path) -> None:
+def test_seven_ranks_are_too_few_for_a_usual_difference(tmp_path: Path) -> None:
     fleet = Fleet()
     for rank in range(7):
-        fleet.add(rank, 1, 9000 if rank == 3 else 1000)
+        fleet.add(rank, 1, 1090 if rank == 3 else 1000)
     report = fleet_report(fleet.write(tmp_path / "table"))
     assert report.outliers == []
     assert answer(report, "peaks") == (
@@ -27,6 +29,42 @@ def test_seven_ranks_are_too_few_to_accuse_one(tmp_path: Path) -> None:
         "Can't tell which ranks stand out, because only 7 ranks can be compared in step 1: 8 are "
         "needed.",
     )
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+def test_a_large_difference_of_few_ranks_is_said(tmp_path: Path, ranks: int) -> None:
+    # GIVEN few ranks, of which one has 10 GiB more than the others, by one line
+    fleet = Fleet()
+    for rank in range(ranks):
+        more = 10 * 1024 if rank == 2 else 0
+        sites = {"/a.py:1 f": 900, "/b.py:2 g": 100 + more}
+        fleet.add(rank, 1, 1000 + more + 4 * rank, sites=sites)
+    # WHEN they are compared
+    report = fleet_report(fleet.write(tmp_path / "table"))
+    # THEN it is named with the line, and it is said that this is no statistics
+    others = statistics.median(1000 + 4 * rank for rank in range(ranks) if rank != 2)
+    more_bytes = int((1000 + 10 * 1024 + 4 * 2 - others) * MIB)
+    (found,) = report.outliers
+    assert (found.rank, found.delta_bytes) == (2, more_bytes)
+    assert [(site.site, site.delta_bytes) for site in found.sites] == [
+        ("/b.py:2 g", 10 * 1024 * MIB)
+    ]
+    verdict, text = answer(report, "peaks")
+    assert verdict == "found"
+    assert text == (
+        f"Rank 2 uses {size(more_bytes)} more than the median of the others, by /b.py:2 g. "
+        f"This is said without statistics, of {ranks} ranks."
+    )
+
+
+@pytest.mark.parametrize("peaks", [(1000, 2000, 3000, 4000), (1000, 1000, 9000, 9000), (1, 9000)])
+def test_few_ranks_that_all_differ_are_not_accused(tmp_path: Path, peaks: tuple[int, ...]) -> None:
+    fleet = Fleet()
+    for rank, peak in enumerate(peaks):
+        fleet.add(rank, 1, peak)
+    report = fleet_report(fleet.write(tmp_path / "table"))
+    assert report.outliers == []
+    assert answer(report, "peaks")[0] == "unknown"
 
 
 def test_one_rank(tmp_path: Path) -> None:

@@ -3,26 +3,54 @@
 -- A rank that is an outlier in less than half of its slots is left out if a tenth of the ranks or
 -- more are such: then the amounts vary from step to step, as with batches of different lengths.
 --
+-- If no slot has enough ranks for that, a rank is named that differs from the median of the others
+-- by more than a tenth of it, and by more than four times the range of the others.
+--
 -- process, rank   the rank
 -- slots           the number of slots in which it is an outlier
 -- of_slots        the number of slots that it has, and in which outliers can be named
 -- slot            the slot in which it differs most
 -- source          its file there
 -- peak_bytes      its peak there
--- median_bytes    the median of its group there
+-- median_bytes    the median of its group there, or of the other ranks
 -- delta_bytes     the difference
 -- reference       the file there of the rank of the group that is nearest to the median
 -- reference_process     that rank
 CREATE OR REPLACE TABLE outliers AS
-WITH usable AS (
+WITH few AS (
     SELECT
-        *,
-        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
-        AS is_outlier
+        r.slot, r.process,
+        any_value(r.rank) AS rank,
+        any_value(r.source) AS source,
+        any_value(r.peak_bytes) AS peak_bytes,
+        any_value(r.most_bytes) AS most_bytes,
+        median(others.peak_bytes) AS median_bytes,
+        greatest(
+            0.1 * median(others.peak_bytes),
+            4 * (max(others.peak_bytes) - min(others.peak_bytes)),
+            1048576
+        ) AS threshold_bytes
+    FROM rank_peaks AS r
+    JOIN rank_peaks AS others ON others.slot = r.slot AND others.process <> r.process
+    WHERE NOT EXISTS (FROM spread WHERE verdict <> 'few')
+    GROUP BY r.slot, r.process
+    HAVING count(*) >= 2
+), compared AS (
+    SELECT
+        slot, group_number, process, rank, source, peak_bytes, most_bytes, median_bytes,
+        threshold_bytes
     FROM peak_groups
     WHERE group_ranks >= 8 AND slot IN (
         SELECT slot FROM spread WHERE verdict IN ('outliers', 'none')
     )
+    UNION ALL BY NAME
+    SELECT *, 1 AS group_number FROM few
+), usable AS (
+    SELECT
+        *,
+        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
+        AS is_outlier
+    FROM compared
 ), middle AS (
     SELECT
         slot,

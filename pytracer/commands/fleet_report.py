@@ -1,6 +1,8 @@
 """The command `pytracer fleet report`."""
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -12,6 +14,9 @@ from pytracer.commands.table import new_table
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
 from pytracer.text import number, printable, size
+
+_ROWS_OF_PAGE = 200
+"""The most rows of a table in the HTML file."""
 
 _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 
@@ -46,7 +51,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "html_path",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report as one HTML file that needs no network.",
+    help="Also write the report as one HTML file that needs no network, with 200 rows a table.",
 )
 @click.option(
     "--sql",
@@ -89,17 +94,18 @@ def report(
 
         write_results(vars(found), [], to_stdout=as_json, path=json_path)
     if not as_json:
-        _show(found, top)
+        _show(Console(highlight=False), found, top)
     if html_path is not None:
-        from pytracer.fleet.report_page import write_page
+        from pytracer.commands.fleet_page import write_page
 
-        write_page(found, html_path)
+        title = f"{found.run or 'Files without a run'}: {number(found.overview.processes, 'rank')}"
+        show = partial(_show, report=found, top=_ROWS_OF_PAGE, is_page=True)
+        write_page(title, show, html_path)
         if not as_json:
             click.echo(printable(f"wrote {html_path}"))
 
 
-def _show(report: FleetReport, top: int) -> None:
-    console = Console(highlight=False)
+def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = False) -> None:
     for answer in report.answers:
         style = "bold" if answer.verdict == "found" else ""
         text = _MARKS[answer.verdict] + printable(answer.text)
@@ -108,7 +114,8 @@ def _show(report: FleetReport, top: int) -> None:
     for line in notes(report):
         console.print(Text(printable(line)), soft_wrap=True)
     if top:
-        for table in _tables(report, top):
+        rare = _tables_of_page(report, top) if is_page else ()
+        for table in chain(_tables(report, top), rare):
             console.print()
             console.print(table)
     if report.commands:
@@ -129,6 +136,7 @@ def _tables(report: FleetReport, top: int) -> Iterator[object]:
         for site in report.baseline.sites[:top]:
             sizes = size(site.baseline_bytes), size(site.size_bytes)
             table.add_row(signed(site.delta_bytes), *sizes, _text(site_text(site.site)))
+        _more(table, len(report.baseline.sites) - top)
         yield table
     if report.ooms:
         table = new_table("after", "rank", "requested", "verdict", "call site", text=-1)
@@ -213,6 +221,48 @@ def _tables(report: FleetReport, top: int) -> Iterator[object]:
             value = "(not set)" if setting.value is None else setting.value
             table.add_row(_text(ranks), _text(setting.key), _text(value))
         _more(table, len(told) - 2 * top)
+        yield table
+
+
+def _tables_of_page(report: FleetReport, top: int) -> Iterator[object]:
+    """Yield the tables that a terminal has no room for; the answers name what is in them."""
+    if report.baseline is not None and report.baseline.peaks:
+        table = new_table("files", "ranks", "baseline", "new", "change of the median", text=1)
+        table.title = Text("Peaks against the baseline", "table.title")
+        for peak in report.baseline.peaks[:top]:
+            table.add_row(
+                _text(peak.slot),
+                f"{peak.baseline_ranks:,} → {peak.ranks:,}",
+                *map(size, (peak.baseline_median_bytes, peak.median_bytes)),
+                delta_text(peak.baseline_median_bytes, peak.median_bytes),
+            )
+        _more(table, len(report.baseline.peaks) - top)
+        yield table
+    if report.baseline is not None and report.baseline.settings:
+        table = new_table("setting", "baseline", "new", text=1)
+        table.title = Text("Settings against the baseline", "table.title")
+        for change in report.baseline.settings[:top]:
+            values = (change.baseline_value, change.value)
+            texts = ("(not set)" if value is None else value for value in values)
+            table.add_row(_text(change.key), *map(_text, texts))
+        _more(table, len(report.baseline.settings) - top)
+        yield table
+    if report.missing:
+        table = new_table("rank", "reason", "files that most ranks have", text=-1)
+        table.title = Text("Ranks without files", "table.title")
+        for missing in report.missing[:top]:
+            slots = "all" if missing.has_none else ", ".join(missing.slots)
+            rank = f"{missing.role} {missing.rank}".strip()
+            table.add_row(_text(rank), _text(missing.reason or "-"), _text(slots))
+        _more(table, len(report.missing) - top)
+        yield table
+    if report.damaged:
+        table = new_table("file", "reason", text=-1)
+        table.title = Text("Files that cannot be read", "table.title")
+        for damaged in report.damaged[:top]:
+            reason = damaged.error.removeprefix(f"{damaged.source} ")
+            table.add_row(_text(damaged.source), _text(reason))
+        _more(table, len(report.damaged) - top)
         yield table
 
 

@@ -90,7 +90,7 @@ TABLES = {
             "folder": Field("text", "the folder that holds the files of the run"),
             "kind": Field(
                 "text",
-                "`oom` or `step` as the file says, or else `exit`, `step`, `oom` or `demand` by its "
+                "`oom` or `step`, as the file says; else `exit`, `step`, `oom` or `demand`, by its "
                 "name; empty if the name has none",
             ),
             "first_step": Field("int64", "the first step of the file's window"),

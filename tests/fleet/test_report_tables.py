@@ -1,6 +1,8 @@
 """The report of tables that a test writes: few ranks, groups, clocks, baselines, hostile names."""
 
+import html
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -440,6 +442,38 @@ def test_hostile_names(tmp_path: Path) -> None:
     content = json.loads(invoke("fleet", "report", path, "--json").output)
     assert content["outliers"][0]["rank"] == 4
     assert "Copy the file to this machine first." in content["commands"][0]["why"]
+
+
+def test_the_page_has_what_the_terminal_shows_with_more_rows(tmp_path: Path) -> None:
+    # GIVEN a run with outliers, a rank without a file, a file that cannot be read, settings that
+    # differ, and a baseline
+    old, new = Fleet("old"), Fleet("new")
+    for rank in range(30):
+        more = 500 + rank if rank < 2 else 0
+        sites = {"/a.py:1 f": 900, "/b.py:2 g": 100 + more}
+        old.add(rank, 1, 900, sites={"/a.py:1 f": 900})
+        if rank != 17:
+            new.add(rank, 1, None if rank == 20 else 1000 + more, sites=sites)
+            new.add(rank, 2, 1000)
+    table = new.write(old.write(tmp_path / "table"))
+    page = tmp_path / "report.html"
+    # WHEN the report is written as a page
+    options = ("--run", "new", "--baseline", table, "--baseline-run", "old", "--html", page)
+    result = invoke("fleet", "report", table, *options, "--top", 1)
+    assert result.exit_code == 0, result.output
+    # THEN it has the answers, the tables and the commands that the terminal shows
+    text = html.unescape(re.sub("<[^>]*>", "", page.read_text().partition("<body>")[2]))
+    shown = [line for line in result.output.splitlines() if not re.search("[│┃┏┡└]|more row", line)]
+    assert len(shown) > 15
+    for line in shown[:-1]:  # the last one names the page
+        assert "".join(line.split()) in "".join(text.split())
+    for title in ("Peaks against the baseline", "Ranks that differ", "Ranks without files"):
+        assert title in text
+    assert "Files that cannot be read" in text
+    # AND it has the rows that the terminal left out
+    assert "more row" in result.output
+    assert "more row" not in text
+    assert {*re.findall("│ +(rank [0-9]+) │ +1 of", text)} == {"rank 0", "rank 1"}
 
 
 def test_only_a_page_of_its_own_is_replaced(tmp_path: Path) -> None:

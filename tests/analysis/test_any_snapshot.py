@@ -187,9 +187,9 @@ def test_distorted_snapshots(tmp_path: Path, seed: int) -> None:
 def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN distorted files, THEN each command has a result for many of them
     files = amount(40, 100)
-    counts = count_results(random.Random("answers"), files, tmp_path)
+    counts = count_results(random.Random("results"), files, tmp_path)
     assert len(counts) == 22
-    assert counts.pop("stacks at oom") >= files / 20  # only some files have an out-of-memory
+    assert counts.pop("stacks at oom") > files / 20  # only some files have an out-of-memory
     for name in ("recommend", "replay"):  # only some of the files are of an accelerator
         assert counts.pop(name) > files / 5
     assert min(counts.values()) > files / 3, counts

@@ -39,8 +39,9 @@ def with_oom(path: str) -> dict[str, Any]:
 
 def measure(path: str) -> dict[str, Any]:
     """Recommend settings for the recording, and return the seconds of each part."""
-    from pytracer.analysis.requests import extract_recording
     from pytracer.experiments.simulated_replay import limits_of, own_rules, run_simulation
+
+    from pytracer.analysis.requests import extract_recording
     from pytracer.reading import load
     from pytracer.recommendation import recommend
     from pytracer.recommendation.fitting import explain_with_settings

@@ -1,4 +1,4 @@
-"""The requests of a program to a device's allocator, in a form that a replay can repeat."""
+"""The requests of a program to a device's allocator, in a form that a simulation can repeat."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ from pytracer.reading.snapshot import (
 """The values of `Requests.kind`, described there."""
 
 REQUEST_COLUMNS = ("kind", "block", "size_bytes", "stream", "pool")
-"""The columns of `Requests` that a replay needs."""
+"""The columns of `Requests` that a simulation needs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The data of one device that a replay needs.
+    """The data of one device that a simulation needs.
 
     Attributes:
         device: The device's index in the file.
@@ -102,7 +102,7 @@ class Recording:
         limit_bytes: The most bytes that the allocator could have reserved; None if unknown.
         fraction_bytes: The limit of the process (`set_per_process_memory_fraction`), if it is
             smaller than what the device had for the allocator; None: no such limit is known.
-        starts_empty: Whether nothing was reserved before the trace: only then can a replay be
+        starts_empty: Whether nothing was reserved before the trace: only then can a simulation be
             exact.
         trace: The device's events.
         history: The device's history.
@@ -131,7 +131,7 @@ class Recording:
 def extract_recording(
     snapshot: Snapshot, device: int | None = None, history: History | None = None
 ) -> Recording:
-    """Return the data that a replay of a device needs.
+    """Return the data that a simulation of a device needs.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
@@ -156,13 +156,13 @@ def extract_recording(
         )
     if device == snapshot.host_device:
         raise PytracerError(
-            f"{snapshot.path}: device {device} is pinned host memory, which cannot be replayed: "
+            f"{snapshot.path}: device {device} is pinned host memory, which cannot be simulated: "
             "give the device of an accelerator"
         )
     if (phase := only_phase(snapshot)) is not None:
         raise PytracerError(
             f"{snapshot.path} has only the events of the phase {phase}, without the allocations of "
-            "other threads at that time, so it cannot be replayed: give the file of the step"
+            "other threads at that time, so it cannot be simulated: give the file of the step"
         )
     trace = snapshot.traces[device]
     history = replay(snapshot, device) if history is None else history
@@ -172,7 +172,7 @@ def extract_recording(
     if not np.any((requests.kind == ALLOCATE) & (requests.event >= 0)):
         raise PytracerError(
             f"{snapshot.path}: {name} has no allocation in its trace ({len(trace)} events), so "
-            "there is nothing to replay: record while the program allocates"
+            "there is nothing to simulate: record while the program allocates"
         )
     kind = "npu" if backend(snapshot, device) == "npu" else "cuda"
     return Recording(

@@ -66,7 +66,7 @@ def suggestions_after_oom(
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
     if UNKNOWN in kinds and not data.is_cpu and not expands(data):
         suggestions.append(
-            Suggestion(f"pytracer replay {path} --set {_EXPANDS}", "Tests a setting in seconds.")
+            Suggestion(f"pytracer recommend {path} --set {_EXPANDS}", "Tests a setting in seconds.")
         )
     return [*suggestions, *_of_holders(data, path, held, has_leak=LEAK in kinds)]
 
@@ -100,7 +100,7 @@ def _joining(data: DeviceData, path: str) -> list[Suggestion]:
             "Lets the allocator join free memory. Then start the program again.",
         ),
         Suggestion(
-            f"pytracer replay {path} --set {_EXPANDS}",
+            f"pytracer recommend {path} --set {_EXPANDS}",
             "Tests this with the recorded requests, in a simulation.",
         ),
     ]

@@ -1,6 +1,6 @@
-"""The output of `pytracer experiment` and `pytracer replay`: conclusions, a table, and notes."""
+"""The output of `pytracer experiment`: conclusions, a table, and notes."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytracer.commands.json_output import write_json
 from pytracer.commands.table import new_table
-from pytracer.experiments.comparison import Comparison, Curve, Setting
+from pytracer.experiments.comparison import Comparison, Setting
 from pytracer.experiments.conclusions import (
     conclusions,
     is_comparable,
@@ -60,10 +60,6 @@ def output_comparison(
     as_json: bool = False,
     json_path: str | None = None,
     plot_path: Path | None = None,
-    *,
-    without: Collection[str] = (),
-    context: Sequence[str] = (),
-    curves: Mapping[str, Curve] | None = None,
 ) -> None:
     """Print a comparison, and write the files that were asked for.
 
@@ -72,36 +68,29 @@ def output_comparison(
         as_json: Whether to print JSON, and nothing else.
         json_path: The file for the JSON report; None: none.
         plot_path: The file for the plot; None: none.
-        without: Attributes of outcomes that have no row in the table.
-        context: Lines to print between the conclusions and the table.
-        curves: The usage curves of the plot.
     """
     if not as_json:
-        show(comparison, without, context)
+        show(comparison)
     if as_json or json_path is not None:
         write_json(report(comparison), to_stdout=as_json, path=json_path)
     if plot_path is not None:
-        plot(comparison, plot_path, curves)
+        plot(comparison, plot_path)
 
 
-def show(
-    comparison: Comparison, without: Collection[str] = (), context: Sequence[str] = ()
-) -> None:
+def show(comparison: Comparison) -> None:
     """Print the conclusions, the table, and notes on what the table does not show."""
     console = Console(highlight=False)
     for sentence in conclusions(comparison):
         console.print(Text(printable(sentence), "bold"), soft_wrap=True)
-    for line in context:
-        console.print(Text(printable(line)), soft_wrap=True)
     first, *others = comparison.settings
     step = SETTINGS_PER_TABLE - 1
     for begin in range(0, max(len(others), 1), step):
-        console.print(_table([first, *others[begin : begin + step]], without))
+        console.print(_table([first, *others[begin : begin + step]]))
     for note in [*_notes(comparison), *comparison.notes]:
         console.print(Text(printable(note)), soft_wrap=True)
 
 
-def _table(settings: list[Setting], without: Collection[str]) -> Table:
+def _table(settings: list[Setting]) -> Table:
     names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
     table = new_table("", *names, text=1)
     if any(len(setting.outcomes) != 1 for setting in settings):
@@ -109,7 +98,7 @@ def _table(settings: list[Setting], without: Collection[str]) -> Table:
     table.add_row("out of memory", *(_out_of_memory(setting) for setting in settings))
     has_ooms = any(out_of_memory_runs(setting)[0] for setting in settings)
     for attribute, (name, shown) in _METRICS.items():
-        if attribute not in without and (has_ooms or not attribute.startswith("oom_")):
+        if has_ooms or not attribute.startswith("oom_"):
             cells = (_cell(settings[0], setting, attribute, shown) for setting in settings)
             table.add_row(name, *(Text(cell) for cell in cells))
     return table

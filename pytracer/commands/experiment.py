@@ -18,11 +18,23 @@ from rich.text import Text
 
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options, plot_option
-from pytracer.experiments.comparison import Comparison, Curve, Outcome
+from pytracer.commands.shared_options import json_options
+from pytracer.errors import PytracerError
+from pytracer.experiments.comparison import Outcome
 from pytracer.experiments.experiment_runs import REPORT, Experiment, Run
-from pytracer.experiments.run_files import curve_of_run
 from pytracer.text import duration, printable, size
+
+
+def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    from pytracer.experiments.plot import check_plot
+
+    try:
+        check_plot(path)
+    except PytracerError as error:
+        raise click.UsageError(str(error)) from None
+    return path
 
 
 @click.command(
@@ -61,7 +73,15 @@ from pytracer.text import duration, printable, size
     "[default: PYTRACER_STEP_FROM, else optimizer]",
 )
 @json_options
-@plot_option
+@click.option(
+    "--plot",
+    "plot_path",
+    metavar="PATH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_check_plot_path,
+    help="Draw peaks, limits and failed requests to PATH, a .png, .svg or .pdf file. Needs "
+    "matplotlib.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def experiment_command(
@@ -97,8 +117,7 @@ def experiment_command(
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
-        curves = None if plot_path is None else _curves(experiment.comparison)
-        output_comparison(experiment.comparison, as_json, json_path, plot_path, curves=curves)
+        output_comparison(experiment.comparison, as_json, json_path, plot_path)
         report = printable(str(experiment.output / REPORT))
         click.echo(f"The complete report is in {report}", err=True)
     if interruption is not None:
@@ -108,17 +127,6 @@ def experiment_command(
     ]
     if any(outcome.failure is not None for outcome in outcomes):
         context.exit(1)
-
-
-def _curves(comparison: Comparison) -> dict[str, Curve]:
-    """Return the usage of the first run of each setting that has snapshots."""
-    found = {}
-    for setting in comparison.settings:
-        curves = (curve_of_run(outcome.files) for outcome in setting.outcomes)
-        curve = next((curve for curve in curves if curve is not None), None)
-        if curve is not None:
-            found[setting.name] = curve
-    return found
 
 
 class _Progress:

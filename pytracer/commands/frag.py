@@ -92,7 +92,7 @@ def _show(console: Console, fragmented: Fragmentation, top: int) -> None:
         console.print()
         console.print("What to try:")
         path = shlex.quote(fragmented.path)
-        command = f"  pytracer replay {path} --set expandable_segments:True"
+        command = f"  pytracer recommend {path} --set expandable_segments:True"
         console.print(Text(printable(command), "bold"), soft_wrap=True)
 
 

@@ -44,9 +44,6 @@ COMMANDS = {
         "recommend_command",
         "Which allocator settings does this recording need?",
     ),
-    "replay": CommandPlace(
-        "replay", "replay_command", "Would other allocator settings have helped this recording?"
-    ),
     "experiment": CommandPlace(
         "experiment", "experiment_command", "Which allocator settings does this program need?"
     ),

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.shared_options import (
+    busiest_device_option,
     json_options,
     parse_sizes,
-    replayed_device_option,
     what_if_options,
 )
 from pytracer.commands.table import new_table
 from pytracer.experiments.conclusions import wrapped_name
-from pytracer.experiments.replay_result import fidelity_text
+from pytracer.recommendation.deviation import deviation_text
 from pytracer.recommendation.results import Recommendation, TriedSetting
 from pytracer.text import printable, size
 
@@ -40,23 +40,26 @@ NAME_WIDTH = 26
     help="The memory that the allocator may reserve, such as 80GiB. Repeat the option to compare "
     "several devices.  [default: the limit of the recording, if the file has it]",
 )
-@replayed_device_option
-@what_if_options
 @click.option(
-    "--verify",
-    is_flag=True,
-    help="Also replay the recommendation with the real allocator of this machine's accelerator.",
+    "--set",
+    "settings",
+    metavar="SETTINGS",
+    multiple=True,
+    help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. Repeat "
+    "the option for more. No other settings are simulated.",
 )
+@busiest_device_option
+@what_if_options
 @json_options
 @click.pass_context
 def recommend_command(
     context: click.Context,
     path: Path,
     capacities: tuple[int, ...],
+    settings: tuple[str, ...],
     device: int | None,
     without: tuple[str, ...],
     scale: tuple[str, ...],
-    verify: bool,
     as_json: bool,
     json_path: str | None,
 ) -> None:
@@ -65,13 +68,13 @@ def recommend_command(
     \b
     pytracer recommend snapshot.pickle
     pytracer recommend outputs/profile --capacity 80GiB
+    pytracer recommend snapshot.pickle --set expandable_segments:True
 
-    Simulates the recorded requests under many settings of the allocator, and prints one
-    recommendation with the line to paste. Needs neither torch nor a device. For a directory, the
-    rank decides that has the least memory to spare.
+    Simulates the recorded requests under many settings of the allocator, or under the given ones,
+    and prints one recommendation with the line to paste. Needs neither torch nor a device. For a
+    directory, the rank decides that has the least memory to spare.
     """
     from pytracer.recommendation.recommend import recommend_sweep
-    from pytracer.recommendation.verify import verified
 
     console = Console(stderr=True, highlight=False)
     try:
@@ -79,14 +82,12 @@ def recommend_command(
             found = recommend_sweep(
                 path,
                 capacities or [None],
+                settings=settings,
                 device=device,
                 without=without,
                 scale=scale,
                 on_progress=lambda text: status.update(printable(text)),
             )
-            if verify:
-                status.update("Replaying with the real allocator")
-                found = [verified(one, device, without, scale) for one in found]
     except Interruption as interruption:
         context.exit(interruption.exit_code)
     if not as_json:
@@ -117,11 +118,9 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
         write(f"  {found.command}", "bold")
     if found.why:
         write(found.why)
-    if found.verification is not None:
-        write(_verification_text(found))
     limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
     write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
-    write(fidelity_text(found.deviation))
+    write(deviation_text(found.deviation))
     names = ("setting", "OOM", "peak\nreserved", "not\nallocated", "calls", "smallest\ndevice")
     table = new_table(*names, text=1)
     table.columns[0].min_width = NAME_WIDTH
@@ -141,20 +140,22 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
         after = ""
         if rank.recommended is not None:
             after = f", recommended: {_outcome(rank.recommended)}"
+        elif rank.why_unknown is not None:
+            after = f". Can't tell about other settings, because {rank.why_unknown}"
         write(f"{who}: own settings: {_outcome(rank.own)}{after}")
-    for hazard in found.hazards:
-        write(f"Warning: {hazard}")
     for note in found.notes:
         write(note)
 
 
 def _rows(found: Recommendation) -> list[TriedSetting]:
-    """Return the recommended settings, the recording's own, and the best others.
+    """Return the recommended settings, the recording's own, and the given or the best others.
 
-    Of the others that differ in values alone, the best has a row, and settings of more than
+    Of the best others that differ in values alone, the best has a row, and settings of more than
     `SIMPLE` keys have none.
     """
     first = [found.own] if found.recommended is None else [found.recommended, found.own]
+    if found.settings:
+        return [*first, *(tried for tried in found.tried if tried not in first)]
     rows, seen = list(first), {_keys(row) for row in first}
     for tried in found.tried:
         keys = _keys(tried)
@@ -176,16 +177,3 @@ def _keys(tried: TriedSetting) -> tuple[str, ...]:
 def _outcome(tried: TriedSetting) -> str:
     ending = "" if tried.fits else ", out of memory"
     return f"{size(tried.peak_reserved_bytes)} reserved{ending}"
-
-
-def _verification_text(found: Recommendation) -> str:
-    done = found.verification
-    assert done is not None
-    if done.failure is not None:
-        return f"Not verified: {done.failure}"
-    ending = "no out-of-memory" if not done.ooms else f"{done.ooms} out-of-memory errors"
-    equal = "as simulated" if done.is_equal else "which differs from the simulation"
-    return (
-        f"Verified with the real allocator: {size(done.peak_reserved_bytes or 0)} reserved at the "
-        f"peak, {ending}, {equal}."
-    )

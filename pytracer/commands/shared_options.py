@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import click
 
-from pytracer.errors import PytracerError
 from pytracer.reading.files import SUFFIXES
 from pytracer.text import parsed_size
 
@@ -69,7 +68,7 @@ device_option = click.option(
 )
 
 
-replayed_device_option = click.option(
+busiest_device_option = click.option(
     "--device",
     type=click.IntRange(min=0),
     help="The device's index in the file.  [default: the accelerator with the most events]",
@@ -152,27 +151,4 @@ memory_option = click.option(
     help="The most memory to use for files that are read at the same time, such as 8GiB. Further "
     "files wait. A file that alone needs more is read by itself.  "
     "[default: a quarter of the free memory]",
-)
-
-
-def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    from pytracer.experiments.plot import check_plot
-
-    try:
-        check_plot(path)
-    except PytracerError as error:
-        raise click.UsageError(str(error)) from None
-    return path
-
-
-plot_option = click.option(
-    "--plot",
-    "plot_path",
-    metavar="PATH",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_check_plot_path,
-    help="Draw peaks, limits and failed requests to PATH, a .png, .svg or .pdf file. Needs "
-    "matplotlib.",
 )

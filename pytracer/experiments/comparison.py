@@ -1,10 +1,8 @@
-"""The result of an experiment or a replay: how one program ran under several allocator settings."""
+"""The result of an experiment: how one program ran under several allocator settings."""
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
-
-from pytracer.reading.snapshot import Column
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -93,29 +91,6 @@ class Setting:
         return [value for value in values if value is not None]
 
 
-class Failures(NamedTuple):
-    """Allocations that found no memory; int64 columns of equal length.
-
-    Attributes:
-        request: The index of each among the requests.
-        requested_bytes: The bytes that each requested.
-        reserved_bytes: The bytes that were reserved at that time.
-    """
-
-    request: Column
-    requested_bytes: Column
-    reserved_bytes: Column
-
-
-class Curve(NamedTuple):
-    """The usage of a device after each request that succeeded; int64 columns of equal length."""
-
-    request: Column
-    reserved_bytes: Column
-    allocated_bytes: Column
-    failures: Failures
-
-
 @dataclass
 class Comparison:
     """The runs of a program under several settings.
@@ -123,11 +98,8 @@ class Comparison:
     Attributes:
         settings: The settings. All others are compared with the first.
         notes: What the numbers alone do not show, one sentence each.
-        metadata: What was run, and on which machine. An experiment has `kind`, `program`,
-            `command`, `repeat`, `step_from`, `started`, `order`, `finished`, `backend` and
-            `environment`. A replay has `path`, `device`, `is_simulated`, `is_estimate`,
-            `capacity_bytes`, `requests`, `older_blocks`, `older_freed`, `recorded`, `deviation` and
-            `replays`.
+        metadata: What was run, and on which machine: `kind`, `program`, `command`, `repeat`,
+            `step_from`, `started`, `order`, `finished`, `backend` and `environment`.
     """
 
     settings: list[Setting]

@@ -1,22 +1,16 @@
 """Plot a comparison with matplotlib, which is optional."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.experiments.comparison import Comparison, Curve, Setting
+from pytracer.experiments.comparison import Comparison, Setting
 from pytracer.experiments.conclusions import ended_early, out_of_memory_runs, wrapped_name
-from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
 SUFFIXES = (".png", ".svg", ".pdf")
-
-MAX_POINTS = 4000
-"""The most points of a curve in a plot."""
 
 Style = dict[str, Any]
 """Keyword arguments for matplotlib's functions."""
@@ -25,11 +19,9 @@ _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"
 _COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _NAME_WIDTH = 24
-_ROOM = 1.3  # the height of a picture of curves, in times their peak or the limit
 _LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
 _OUT_OF_MEMORY = "#b3261e"
 _FAILED: Style = {"color": _OUT_OF_MEMORY, "markeredgewidth": 2}
-_BEHIND: Style = {"linewidth": 5, "alpha": 0.3}
 _LABEL: Style = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
 _READABLE: Style = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
@@ -56,13 +48,12 @@ def check_plot(path: Path) -> None:
         )
 
 
-def plot(comparison: Comparison, path: Path, curves: Mapping[str, Curve] | None = None) -> None:
-    """Draw the peaks of each setting, with the range of its runs, below its usage curves.
+def plot(comparison: Comparison, path: Path) -> None:
+    """Draw the peaks of each setting, with the range of its runs.
 
     Args:
         comparison: What to draw.
         path: The file; its suffix is the format.
-        curves: The usage under each setting, by name; None: only the peaks are drawn.
 
     Raises:
         PytracerError: The file cannot be written, or `check_plot` refuses it.
@@ -74,11 +65,8 @@ def plot(comparison: Comparison, path: Path, curves: Mapping[str, Curve] | None 
 
     settings = comparison.settings
     width = max(8.0, 3.5 + 1.7 * len(settings))
-    figure = Figure((width, 8.0 if curves else 4.0), layout="constrained")
-    axes = figure.subplots(2 if curves else 1, squeeze=False)[:, 0]
-    _draw_peaks(axes[-1], settings)
-    if curves:
-        _draw_curves(axes[0], curves, max(map(_limit, settings)))
+    figure = Figure((width, 4.0), layout="constrained")
+    _draw_peaks(figure.subplots(), settings)
     try:
         figure.savefig(path)
     except OSError as error:
@@ -115,9 +103,10 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
             axes.hlines(_limit(setting) / unit_bytes, i - bar, i + bar, **_LIMIT)
         reserved, requested = (value / unit_bytes for value in _last_oom(setting))
         if requested:
-            _draw_failures(axes, [i], np.array([reserved]), np.array([requested]))
-            top = i, reserved + requested
-            axes.annotate("out of memory", top, (0, 6), color=_OUT_OF_MEMORY, **_LABEL)
+            top = reserved + requested  # the failed request, on top of the reserved bytes
+            axes.vlines(i, reserved, top, color=_OUT_OF_MEMORY, linewidth=2)
+            axes.plot(i, top, "x", **_FAILED)
+            axes.annotate("out of memory", (i, top), (0, 6), color=_OUT_OF_MEMORY, **_LABEL)
     axes.set_xticks(range(len(settings)), [_name(setting) for setting in settings], fontsize=8)
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
@@ -126,54 +115,6 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
         label = "ended by out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     _draw_legend(axes, handles, max(map(_limit, settings)), most_bytes)
-
-
-def _draw_curves(axes: Any, curves: Mapping[str, Curve], limit_bytes: int) -> None:
-    highest = max(int(curve.reserved_bytes.max(initial=0)) for curve in curves.values())
-    most_bytes = max(max(map(_highest, curves.values())), 1)
-    shown = max(highest, limit_bytes if _is_near(limit_bytes, highest) else 0)
-    # A failed request may be many times as large as all that was reserved.
-    top_bytes = min(_ROOM * shown, _ROOM * most_bytes) if shown else most_bytes
-    unit, unit_bytes = _unit(min(top_bytes, most_bytes))
-    handles = []
-    for i, (name, curve) in enumerate(curves.items()):
-        x, reserved, allocated, failures = thinned(curve)
-        if (
-            len(failures.request) and len(x) and failures.request[-1] > x[-1]
-        ):  # the replay ended there
-            x = np.append(x, failures.request[-1])
-            reserved = np.append(reserved, failures.reserved_bytes[-1])
-            allocated = np.append(allocated, allocated[-1])
-        style = {"color": f"C{i}", "where": "post"}
-        axes.step(x, allocated / unit_bytes, ":", **style)
-        # The first curve is wide and pale, because the next one often covers it.
-        style |= {"label": wrapped_name(name, _NAME_WIDTH), **({} if i else _BEHIND)}
-        handles += axes.step(x, reserved / unit_bytes, "-", **style)
-        bottom, requested = failures.reserved_bytes, failures.requested_bytes
-        _draw_failures(axes, failures.request, bottom / unit_bytes, requested / unit_bytes)
-        is_above = bottom + requested > top_bytes
-        if is_above.any():  # these marks are at the edge of the picture
-            edge, at = top_bytes / unit_bytes, failures.request[is_above]
-            axes.plot(at, [edge] * len(at), "^", color=_OUT_OF_MEMORY, clip_on=False)
-            text = f"{size(int(requested[is_above][-1]))} requested"
-            axes.annotate(text, (at[-1], edge), (0, 6), color=_OUT_OF_MEMORY, **_LABEL)
-    for line, label in zip(("-", ":"), _PEAKS.values(), strict=True):
-        handles += axes.plot([], [], line, color="grey", label=label)
-    if any(len(curve.failures.request) for curve in curves.values()):
-        label = "out of memory: requested,\non top of reserved"
-        handles += axes.plot([], [], "-x", label=label, **_FAILED)
-    if _is_near(limit_bytes, top_bytes):
-        axes.axhline(limit_bytes / unit_bytes, **_LIMIT)
-    axes.set_ylabel(unit)
-    axes.set_ylim(0, top_bytes / unit_bytes)
-    axes.set_xlabel("request")
-    _draw_legend(axes, handles, limit_bytes, top_bytes)
-
-
-def _draw_failures(axes: Any, x: Any, reserved: Column, requested: Column) -> None:
-    """Draw the bytes that each failed allocation requested, on top of the reserved bytes."""
-    axes.vlines(x, reserved, reserved + requested, color=_OUT_OF_MEMORY, linewidth=2)
-    axes.plot(x, reserved + requested, "x", **_FAILED)
 
 
 def _draw_legend(axes: Any, handles: list[Any], limit_bytes: int, most_bytes: float) -> None:
@@ -199,25 +140,6 @@ def _limit(setting: Setting) -> int:
 def _is_near(limit_bytes: int, most_bytes: float) -> bool:
     """Return whether a line at the limit leaves the rest of the picture readable."""
     return 0 < limit_bytes <= 2 * most_bytes
-
-
-def _highest(curve: Curve) -> int:
-    failures = curve.failures
-    requested = failures.reserved_bytes + failures.requested_bytes
-    return max(int(curve.reserved_bytes.max(initial=0)), int(requested.max(initial=0)))
-
-
-def thinned(curve: Curve) -> Curve:
-    """Return a curve of at most `MAX_POINTS`, each the highest of the points that it replaces."""
-    points = len(curve.request)
-    if points <= MAX_POINTS:
-        return curve
-    first = np.linspace(0, points, MAX_POINTS, endpoint=False).astype(np.intp)
-    return curve._replace(
-        request=curve.request[first],
-        reserved_bytes=np.maximum.reduceat(curve.reserved_bytes, first),
-        allocated_bytes=np.maximum.reduceat(curve.allocated_bytes, first),
-    )
 
 
 def _unit(most_bytes: float) -> tuple[str, int]:

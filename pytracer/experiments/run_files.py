@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,25 +14,16 @@ from pytracer.analysis.history import History, replay
 from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
 from pytracer.errors import PytracerError
-from pytracer.experiments.comparison import Curve, Failures
-from pytracer.reading.files import SUFFIXES, find
+from pytracer.reading.files import find
 from pytracer.reading.metadata import (
     annotations,
-    backend,
     device_metadata,
     only_phase,
     read_number,
     settings_text,
 )
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import (
-    ALLOC,
-    FREE_COMPLETED,
-    OOM,
-    TAKES_MEMORY,
-    Snapshot,
-    Trace,
-)
+from pytracer.reading.snapshot import OOM, TAKES_MEMORY, Snapshot, Trace
 
 _COUNTS = ("device_allocs", "retries", "ooms")
 _PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes")
@@ -144,46 +135,6 @@ def read_run(directory: Path) -> RunFiles:
         files.numbers["step_us"] = max(steps_us)
     files.settings = {settings for _, _, settings in last.values() if settings is not None}
     return files
-
-
-def curve_of_run(paths: Iterable[str | Path]) -> Curve | None:
-    """Return the usage of a run after each allocation and free.
-
-    Of several devices and files, that with the highest peak of reserved memory is taken.
-
-    Args:
-        paths: The snapshots of the run, as in `Outcome.files`; other files are left out.
-
-    Returns:
-        The curve; None if no snapshot has the usage of an accelerator.
-    """
-    found: list[Curve] = []
-    for path in paths:
-        if not str(path).endswith(SUFFIXES):
-            continue
-        snapshot = load(path)
-        for index, trace in enumerate(snapshot.traces):
-            is_accelerator = backend(snapshot, index) not in ("cpu", "host")
-            history = _history(snapshot, index) if is_accelerator and len(trace) else None
-            if history is not None:
-                found.append(_curve(history, trace))
-    return max(found, key=lambda curve: curve.reserved_bytes.max(initial=0), default=None)
-
-
-def _curve(history: History, trace: Trace) -> Curve:
-    events = np.flatnonzero((trace.action == ALLOC) | (trace.action == FREE_COMPLETED))
-    usage, ooms = history.usage, np.flatnonzero(trace.action == OOM)
-    failures = Failures(
-        np.searchsorted(events, ooms),
-        trace.size_bytes[ooms].astype(np.int64),
-        usage.reserved_bytes[ooms + 1],
-    )
-    return Curve(
-        np.arange(len(events)),
-        usage.reserved_bytes[events + 1],
-        usage.allocated_bytes[events + 1],
-        failures,
-    )
 
 
 def _paths(directory: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pytracer.analysis.requests import FAIL, Recording
-from pytracer.experiments.replay_result import Deviation
+from pytracer.recommendation.deviation import Reference
 from pytracer.recommendation.results import (
     CHANGE,
     KEEP,
@@ -19,6 +19,11 @@ from pytracer.text import number, size
 WORTH = 0.02
 """The share of the peak that a change must save, if the recording's own settings fit."""
 
+COMPLETE = (
+    "Record from the beginning of the program, with a ring that keeps all events "
+    "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES): then the simulation is exact."
+)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -29,9 +34,9 @@ class Facts:
         capacity_bytes: How much the allocator can reserve; None: unknown.
         needed_bytes: The most bytes that the program requested and held at one moment.
         own, best: The recording's own settings, and the best settings.
-        settings: How many settings were simulated.
-        deviation: The error bar.
-        why_unknown: Why the recording says nothing about other settings; None if it does.
+        tried: All simulated settings.
+        is_search: Whether the settings were searched, and not given.
+        reference: The simulation of the recording as it is, with the error bar.
         is_estimate: Whether the requests were changed.
     """
 
@@ -40,10 +45,23 @@ class Facts:
     needed_bytes: int
     own: TriedSetting
     best: TriedSetting
-    settings: int
-    deviation: Deviation
-    why_unknown: str | None
+    tried: list[TriedSetting]
+    is_search: bool
+    reference: Reference
     is_estimate: bool
+
+    @property
+    def others(self) -> list[TriedSetting]:
+        """The simulated settings without the recording's own."""
+        return [tried for tried in self.tried if tried.name != self.own.name]
+
+    def none(self, verb: str, plain_verb: str) -> str:
+        """Return a clause such as "none of 30 settings fits" or "a:1 does not fit"."""
+        if self.is_search:
+            return f"none of {number(len(self.tried), 'setting')} {verb}"
+        if len(self.others) == 1:
+            return f"{self.others[0].name} does not {plain_verb}"
+        return f"none of the {len(self.others)} given settings {verb}"
 
 
 @dataclass(frozen=True)
@@ -72,28 +90,30 @@ def answer_of(facts: Facts) -> Answer:
             f"reserve {size(capacity)}.",
             "The program must hold less, or the device must be larger.",
         )
-    if facts.why_unknown is not None:
-        return Answer(
-            UNKNOWN,
-            f"Can't tell which setting is best, because {facts.why_unknown}.",
-            "Record from the beginning of the program, with a ring that keeps all events "
-            "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES), and give --capacity.",
-        )
+    if facts.reference.why_unknown is not None:
+        return _unknown(facts, facts.reference.why_unknown)
     if not best.fits:
         assert capacity is not None
+        none = facts.none("fits", "fit")
         return Answer(
             NO_SETTING,
-            f"None of {number(facts.settings, 'setting')} fits into {size(capacity)}, although the "
-            f"program itself never holds more than {needed}.",
+            f"{none[0].upper()}{none[1:]} into {size(capacity)}, although the program itself never "
+            f"holds more than {needed}.",
             _smallest(own, best),
         )
-    bar = abs(facts.deviation.peak_bytes)
+    bar = abs(facts.reference.deviation.peak_bytes)
     saved = own.peak_reserved_bytes - best.peak_reserved_bytes
     helps = not own.fits or (own.retries > 0 and not best.retries)
-    if own.settings == best.settings or not (
-        helps or saved > max(bar, WORTH * own.peak_reserved_bytes)
-    ):
+    if own.settings == best.settings or not (helps or saved > WORTH * own.peak_reserved_bytes):
         return _keep(facts)
+    if not helps and saved <= bar:
+        return Answer(
+            UNKNOWN,
+            f"Can't tell whether {best.name} helps, because it saves {size(saved)} of the "
+            f"{size(own.peak_reserved_bytes)} reserved at the peak, and the error bar is "
+            f"{size(bar)}.",
+            COMPLETE,
+        )
     if (
         capacity is not None
         and not own.fits
@@ -103,21 +123,38 @@ def answer_of(facts: Facts) -> Answer:
     ):
         return Answer(
             UNKNOWN,
-            f"Can't tell whether {best.name} would have fitted: it needs a device of "
+            f"Can't tell whether {best.name} would have fitted, because it needs a device of "
             f"{size(best.smallest_device_bytes)}, the error bar is {size(bar)}, and the allocator "
             f"can reserve {size(capacity)}.",
-            "Record from the beginning of the program to make the simulation exact.",
+            COMPLETE,
         )
     return _change(facts, saved)
+
+
+def _unknown(facts: Facts, why: str) -> Answer:
+    recording, what = facts.recording, "which setting is best"
+    if not facts.is_search:
+        names = [tried.name for tried in facts.others]
+        what = f"whether {names[0]} helps" if len(names) == 1 else "which of the settings helps"
+    advice = COMPLETE
+    if recording.starts_empty and np.any(recording.requests.kind == FAIL):
+        advice = (
+            "If you know how much the allocator could reserve in the recording, give --capacity."
+        )
+    return Answer(UNKNOWN, f"Can't tell {what}, because {why}.", advice)
 
 
 def _keep(facts: Facts) -> Answer:
     own, needed = facts.own, size(facts.needed_bytes)
     peak = size(own.peak_reserved_bytes)
+    begin = "Your settings are right" if facts.is_search else "Keep your settings"
+    saves = f"more than {WORTH:.0%} of the {peak} reserved".replace("%", " %")
+    none = facts.none(f"saves {saves}", f"save {saves}")
+    if own.fits and not facts.is_search and not any(tried.fits for tried in facts.others):
+        none = facts.none("fits", "fit")
     return Answer(
         KEEP,
-        f"Your settings are right: none of {number(facts.settings, 'setting')} saves more than "
-        f"{WORTH:.0%} of the {peak} reserved.".replace("%", " %"),
+        f"{begin}: {none}.",
         f"The program itself holds {needed} at its peak. To need less memory, it must hold less.",
     )
 

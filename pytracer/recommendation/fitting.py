@@ -3,17 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
-
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device, in_order
-from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
+from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.analysis.suggestions import Suggestion, command_of, joins_segments
 from pytracer.errors import PytracerError
-from pytracer.experiments.replay_curves import recorded_curve
-from pytracer.experiments.simulated_replay import Limits, limits_of, run_simulation
 from pytracer.reading.snapshot import Snapshot
 from pytracer.recommendation.candidates import Choice, name_of, placement, with_choice
+from pytracer.recommendation.deviation import reference_of
+from pytracer.simulator.recording import Limits, limits_of, simulate_recording
 from pytracer.simulator.rules import is_checked, rules_of
 
 TRIED: tuple[Choice, ...] = (
@@ -69,16 +67,7 @@ def _is_exact(recording: Recording) -> bool:
     """Return whether a simulation of the recording's own settings equals the recording."""
     if not recording.starts_empty or recording.limit_bytes is None:
         return False
-    requests, limits = recording.requests, limits_of(recording)
-    rules = rules_of(recording.settings, recording.backend, recording.torch_version)
-    done = run_simulation(recording, rules, limits, with_curve=True)
-    if done.failed_request is not None or done.fitted or done.reserved_bytes is None:
-        return False
-    recorded = recorded_curve(recording)
-    answered = np.flatnonzero(np.isin(requests.kind, (ALLOCATE, FREE)))
-    return np.array_equal(answered, recorded.request) and np.array_equal(
-        done.reserved_bytes[answered], recorded.reserved_bytes
-    )
+    return reference_of(recording).is_exact
 
 
 def _fitting(recording: Recording) -> list[Choice]:
@@ -97,5 +86,5 @@ def _fits(recording: Recording, choice: Choice, limits: Limits) -> bool:
         )
     except PytracerError:  # the allocator of this version has no such setting
         return False
-    done = run_simulation(recording, rules, limits)
+    done = simulate_recording(recording, rules, limits)
     return done.ooms == 0

@@ -1,7 +1,7 @@
 """Which settings a recorded program needs, as one answer with its reasons."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,25 +10,19 @@ import numpy as np
 from pytracer.analysis.requests import FAIL, Recording, extract_recording
 from pytracer.analysis.suggestions import command_of
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.experiments.comparison import Setting
-from pytracer.experiments.replay_curves import deviation_of, recorded_curve
-from pytracer.experiments.replay_result import Deviation, Replayed
-from pytracer.experiments.simulated_replay import (
-    limits_of,
-    own_rules,
-    simulate_setting,
-    version_note,
-)
-from pytracer.experiments.what_if import change_requests
 from pytracer.log import warn_once
 from pytracer.reading.files import find
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.recommendation.answers import Facts, answer_of
-from pytracer.recommendation.results import RankOutcome, Recommendation
+from pytracer.recommendation.candidates import COLLECTION
+from pytracer.recommendation.deviation import reference_of
+from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
-from pytracer.settings.hazards import known_hazards
+from pytracer.recommendation.what_if import change_requests
+from pytracer.simulator.recording import limits_of, version_note
+from pytracer.text import number, size
 
 Progress = Callable[[str], None]
 
@@ -57,14 +51,16 @@ class _Loaded:
         name = self.recording.own_name
         return Search(self.changed, limits_of(self.recording, capacity_bytes), name)
 
-    def simulated_own(self, capacity_bytes: int | None) -> Tried:
-        own_rules(self.recording)  # raises the error that explains
-        return self.search(capacity_bytes).own()
+    @property
+    def ran_out(self) -> bool:
+        """Whether an allocation failed in the recording."""
+        return bool(np.any(self.recording.requests.kind == FAIL))
 
 
 def recommend(
     path: str | os.PathLike[str],
     *,
+    settings: Sequence[str] = (),
     capacity_bytes: int | None = None,
     device: int | None = None,
     without: Sequence[str] = (),
@@ -75,7 +71,10 @@ def recommend(
 
     Args:
         path: A snapshot, or a directory of the snapshots of a job's ranks. The worst rank decides:
-            the first that does not fit, or else the one with the highest peak of reserved bytes.
+            one that ran out of memory, and does not in the simulation; or else the first that does
+            not fit, or the one with the highest peak of reserved bytes.
+        settings: Changes of the recording's settings, such as "expandable_segments:True", which are
+            compared with the recording's own settings, and no others; (): many are searched.
         capacity_bytes: How much the allocator can reserve; None: as much as in the recording.
         device: The device's index in the file; None: the accelerator with most events.
         without: Call sites and categories whose allocations are left out (see `change_requests`).
@@ -84,11 +83,12 @@ def recommend(
 
     Raises:
         PytracerError: No file can be simulated (see `extract_recording`).
-        ConfigError: `without` or `scale` match no allocation.
+        ConfigError: A setting is malformed or refused, or `without` or `scale` match no allocation.
     """
     (found,) = recommend_sweep(
         path,
         [capacity_bytes],
+        settings=settings,
         device=device,
         without=without,
         scale=scale,
@@ -101,6 +101,7 @@ def recommend_sweep(
     path: str | os.PathLike[str],
     capacities: Sequence[int | None],
     *,
+    settings: Sequence[str] = (),
     device: int | None = None,
     without: Sequence[str] = (),
     scale: Sequence[str] = (),
@@ -110,6 +111,13 @@ def recommend_sweep(
     for capacity in capacities:
         if capacity is not None and capacity <= 0:
             raise ConfigError(f"capacity_bytes={capacity}: give more than 0, or None")
+    if isinstance(settings, str):
+        raise ConfigError(f"settings={settings!r}: give a list of the settings to compare")
+    if not all(change.strip() for change in settings):
+        raise ConfigError(
+            'settings "": give NAME:VALUE; the recording\'s own settings are always simulated'
+        )
+    given = list(dict.fromkeys(settings))
 
     def loaded(file: Path) -> _Loaded:
         on_progress(f"Reading {file}")
@@ -120,13 +128,14 @@ def recommend_sweep(
     files = find([Path(path)], lambda error: warn_once(str(error)))
     if len(files) == 1:
         one = loaded(files[0])
-        return [_of_file(one, capacity, on_progress) for capacity in capacities]
-    return [_of_directory(files, loaded, capacity, on_progress) for capacity in capacities]
+        return [_of_file(one, given, capacity, on_progress) for capacity in capacities]
+    return [_of_directory(files, loaded, given, capacity, on_progress) for capacity in capacities]
 
 
 def _of_directory(
     files: Sequence[Path],
     loaded: Callable[[Path], _Loaded],
+    given: list[str],
     capacity_bytes: int | None,
     on_progress: Progress,
 ) -> Recommendation:
@@ -138,24 +147,28 @@ def _of_directory(
     for file in files:
         try:
             one = loaded(file)
-            own = one.simulated_own(capacity_bytes)
+            reference = reference_of(one.recording, capacity_bytes)
+            own = one.search(capacity_bytes).own().result
         except ConfigError:
             raise
         except PytracerError as error:
             errors.append(f"Not judged: {error}")
             continue
         limit = one.recording.limit_bytes if capacity_bytes is None else capacity_bytes
-        orders.append((own.result.fits, -own.result.peak_reserved_bytes / (limit or 1)))
-        ranks.append(RankOutcome(os.fspath(file), one.rank, own.result, None))
+        # A rank that ran out of memory, but not in the simulation, leaves no answer to the job.
+        is_clear = not one.ran_out or reference.why_unknown is None
+        orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (limit or 1)))
+        ranks.append(RankOutcome(os.fspath(file), one.rank, own, reference.why_unknown, None))
     if not ranks:
         raise PytracerError(f"no file can be simulated: {errors[0]}")
     worst = min(range(len(ranks)), key=orders.__getitem__)
-    found = _of_file(loaded(Path(ranks[worst].path)), capacity_bytes, on_progress)
+    found = _of_file(loaded(Path(ranks[worst].path)), given, capacity_bytes, on_progress)
     notes = [*errors]
     if found.recommended is not None:
         for i, rank in enumerate(ranks):
             if i == worst:
                 ranks[i] = replace(rank, recommended=found.recommended)
+            if i == worst or rank.why_unknown is not None:
                 continue
             one = loaded(Path(rank.path))
             tried = one.search(capacity_bytes).of_settings(
@@ -169,15 +182,20 @@ def _of_directory(
     return replace(found, ranks=ranks, notes=[*notes, *found.notes])
 
 
-def _of_file(one: _Loaded, capacity_bytes: int | None, on_progress: Progress) -> Recommendation:
+def _of_file(
+    one: _Loaded, given: list[str], capacity_bytes: int | None, on_progress: Progress
+) -> Recommendation:
     recording, changed = one.recording, one.changed
     on_progress("Simulating the recording's own settings")
-    reference, deviation = _reference(recording)
+    reference = reference_of(recording, capacity_bytes)
     search = one.search(capacity_bytes)
     own = search.own()
-    others = search.others(own, lambda count: on_progress(f"Simulated {count} settings"))
+    if given:
+        others = search.given(given)
+    else:
+        others = search.others(own, lambda count: on_progress(f"Simulated {count} settings"))
     on_progress("Searching the smallest devices")
-    own, best, ranked = _measured(search, own, others)
+    own, best, ranked = _measured(search, own, others, measure_all=bool(given))
     limit_bytes = recording.limit_bytes if capacity_bytes is None else capacity_bytes
     facts = Facts(
         recording=recording,
@@ -185,30 +203,23 @@ def _of_file(one: _Loaded, capacity_bytes: int | None, on_progress: Progress) ->
         needed_bytes=needed_bytes(changed.requests),
         own=own.result,
         best=best.result,
-        settings=len(ranked),
-        deviation=deviation,
-        why_unknown=_why_unknown(recording, reference, deviation),
+        tried=[tried.result for tried in ranked],
+        is_search=not given,
+        reference=reference,
         is_estimate=bool(one.what_if),
     )
     answer = answer_of(facts)
     version, backend = recording.torch_version, recording.backend
-    hazards: list[str] = []
     command = ""
     if answer.is_change:
         command = command_of(best.result.settings, backend, version, recording.settings)
-        files = [one.snapshot.strings[i] for i in np.unique(one.snapshot.stacks.filename)]
-        has_pools = recording.requests.pools > 1
-        if (
-            best.choice.get("expandable_segments")
-            == "True"
-            != own.choice.get("expandable_segments")
-        ):
-            hazards = known_hazards(backend, version, files, has_pools)
-    notes = [*one.what_if, *answer.notes]
+    notes = [*one.what_if, *answer.notes, *_notes(recording)]
+    if given:
+        notes += _notes_of_given(
+            [tried.result for tried in ranked if tried.result is not own.result], recording
+        )
     if (note := version_note(recording)) is not None:
         notes.append(note)
-    if changed.requests.pools > 1 or not recording.starts_empty:
-        notes += _limits_of_the_trace(recording)
     return Recommendation(
         path=one.snapshot.path,
         rank=one.rank,
@@ -221,55 +232,28 @@ def _of_file(one: _Loaded, capacity_bytes: int | None, on_progress: Progress) ->
         command=command,
         why=answer.why,
         needed_bytes=facts.needed_bytes,
-        deviation=deviation,
+        deviation=reference.deviation,
         own=own.result,
         recommended=best.result if answer.is_change else None,
-        tried=[tried.result for tried in ranked],
+        settings=given,
+        tried=facts.tried,
         ranks=[],
-        hazards=hazards,
         notes=notes,
         is_estimate=bool(one.what_if),
     )
 
 
-def _reference(recording: Recording) -> tuple[Replayed, Deviation]:
-    """Simulate a recording under its own settings and limit, and compare the two."""
-    setting = Setting("own settings", recording.settings)
-    reference = simulate_setting(setting, recording, own_rules(recording), limits_of(recording))
-    return reference, deviation_of(recording, recorded_curve(recording), reference)
-
-
-LARGE = 0.05
-"""The deviation of the peaks from which there is no answer, as a share of the recording's peak."""
-
-
-def _why_unknown(recording: Recording, reference: Replayed, deviation: Deviation) -> str | None:
-    """Return why a recording says nothing about other settings; None if it does."""
-    if reference.failed_event is not None:
-        return (
-            "the simulation of the recording's own settings runs out of memory where the recording "
-            "did not"
-        )
-    failed = int(np.count_nonzero(recording.requests.kind == FAIL))
-    if reference.fitted and recording.limit_bytes is not None:
-        return (
-            f"of {failed} allocations that failed in the recording, {reference.fitted} find memory "
-            "in the simulation of its own settings, so that the real limit is unknown"
-        )
-    if abs(deviation.peak_share) > LARGE:
-        return (
-            "the simulation of the recording's own settings differs from the recording by "
-            f"{abs(deviation.peak_share):.0%} at the peak".replace("%", " %")
-        )
-    return None
-
-
-def _measured(search: Search, own: Tried, others: list[Tried]) -> tuple[Tried, Tried, list[Tried]]:
+def _measured(
+    search: Search, own: Tried, others: list[Tried], *, measure_all: bool
+) -> tuple[Tried, Tried, list[Tried]]:
     """Return the recording's own settings, the best, and all, with the devices of the best."""
-    (own,) = search.with_smallest_device([own])
-    everything = [own, *others]
+    own, *given = search.with_smallest_device([own, *(others if measure_all else [])])
+    everything = [own, *(given or others)]
     fitting = [tried for tried in everything if tried.result.fits]
-    if is_tight(own) and fitting:
+    if measure_all:
+        measured = given
+        best = best_of(own, everything)
+    elif is_tight(own) and fitting:
         measured = search.least_needing(fitting)
         best = best_of(own, measured)
     else:
@@ -281,16 +265,37 @@ def _measured(search: Search, own: Tried, others: list[Tried]) -> tuple[Tried, T
     return own, best, ranked
 
 
-def _limits_of_the_trace(recording: Recording) -> list[str]:
-    notes = []
-    if recording.requests.older_blocks:
-        notes.append(
-            f"{recording.requests.older_blocks:,} blocks are older than the trace. The simulation "
-            "allocates them first. What was cached before the trace is unknown."
+def _notes(recording: Recording) -> Iterator[str]:
+    """Yield what makes the simulations of a recording inexact, in sentences."""
+    requests = recording.requests
+    if requests.older_blocks:
+        yield (
+            f"{number(requests.older_blocks, 'block is', 'blocks are')} older than the trace. The "
+            "simulation allocates them first. What was cached before the trace is unknown."
         )
     if recording.were_changed:
-        notes.append(
+        yield (
             "The setting of expandable segments was changed while the program ran. A simulation "
             "has one setting throughout."
         )
-    return notes
+    if requests.given_back:
+        yield (
+            f"Memory was given back {number(requests.given_back, 'time')} just before more was "
+            "taken, and the limit of the recording is unknown. The simulation takes this for calls "
+            "of empty_cache(), and not for a lack of memory. Give --capacity if you know the limit."
+        )
+
+
+def _notes_of_given(others: list[TriedSetting], recording: Recording) -> Iterator[str]:
+    """Yield what the rows of given settings do not show, in sentences."""
+    for tried in others:
+        if tried.failed_event is not None:
+            when = f"at event {tried.failed_event:,}"
+            if tried.failed_event < 0:
+                when = "for blocks that are older than the trace"
+            yield f"{tried.name}: out of memory {when}, for {size(tried.failed_bytes or 0)}."
+        if COLLECTION in tried.settings and recording.fraction_bytes is None:
+            yield (
+                f"{tried.name}: {COLLECTION} has no effect without a memory fraction, and the "
+                "recording has none."
+            )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pytracer.experiments.replay_result import Deviation
+from pytracer.recommendation.deviation import Deviation
 
 CHANGE = "change"
 KEEP = "keep"
@@ -17,7 +17,7 @@ class TriedSetting:
 
     Attributes:
         name: The placement settings alone, as in "expandable_segments:True"; "defaults" without
-            any; "own settings (...)" for those of the recording.
+            any; "own settings (...)" for those of the recording. Given settings: as given.
         settings: All settings, in the form of the allocator's variable.
         fits: Whether every allocation found memory, also those that failed in the recording.
         ooms: The number of allocations that found no memory.
@@ -62,32 +62,16 @@ class RankOutcome:
         path: The file.
         rank: The process's rank; None if unknown.
         own: The simulation under the recording's own settings.
+        why_unknown: Why the file says nothing about other settings; None if it does.
         recommended: The simulation under the settings that are recommended for the job; None
-            without a recommendation.
+            without a recommendation, or with `why_unknown`.
     """
 
     path: str
     rank: int | None
     own: TriedSetting
+    why_unknown: str | None
     recommended: TriedSetting | None
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The recommendation, replayed with the real allocator of this machine's device.
-
-    Attributes:
-        peak_reserved_bytes: The most bytes that the allocator had reserved; None if the replay
-            failed.
-        ooms: The number of allocations that found no memory.
-        is_equal: Whether both equal the simulation.
-        failure: Why the replay failed; None if it did not.
-    """
-
-    peak_reserved_bytes: int | None
-    ooms: int | None
-    is_equal: bool
-    failure: str | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +89,8 @@ class Recommendation:
         kind: "change": the recommended settings are better. "keep": no setting is much better than
             the recording's own. "too large": the program holds more than the capacity, so that no
             setting helps. "no setting": none of the settings fits, but another allocator might.
-            "can't tell".
+            "can't tell": a simulation of the recording's own settings does not reproduce the
+            recording, or the difference is within the error bar.
         answer: The answer, in a sentence.
         command: The line to paste into a shell; "" without a change.
         why: The figures that decided, in sentences.
@@ -114,12 +99,11 @@ class Recommendation:
         deviation: How far a simulation of the recording's own settings is from the recording.
         own: The simulation under the recording's own settings.
         recommended: The simulation under the recommended settings; None without a change.
+        settings: The given settings, which were simulated and no others; []: many were searched.
         tried: All simulated settings, the best first.
         ranks: The files of a job with several; [] for one file.
-        hazards: What the recommended settings are known to break.
         notes: What makes the answer inexact, or what could not be judged.
         is_estimate: Whether allocations were left out or scaled.
-        verification: The replay of the recommendation with a real allocator; None: not asked for.
     """
 
     path: str
@@ -133,12 +117,11 @@ class Recommendation:
     command: str
     why: str
     needed_bytes: int
-    deviation: Deviation | None
+    deviation: Deviation
     own: TriedSetting
     recommended: TriedSetting | None
+    settings: list[str]
     tried: list[TriedSetting]
     ranks: list[RankOutcome]
-    hazards: list[str]
     notes: list[str]
     is_estimate: bool
-    verification: Verification | None = None

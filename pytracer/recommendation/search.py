@@ -10,7 +10,6 @@ import numpy as np
 
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
 from pytracer.errors import ConfigError
-from pytracer.experiments.simulated_replay import Limits, run_simulation
 from pytracer.recommendation.candidates import (
     Choice,
     coarse_grid,
@@ -20,6 +19,8 @@ from pytracer.recommendation.candidates import (
     with_choice,
 )
 from pytracer.recommendation.results import TriedSetting
+from pytracer.settings.keys import merge_settings
+from pytracer.simulator.recording import Limits, simulate_recording
 from pytracer.simulator.rules import AllocatorRules, rules_of
 from pytracer.simulator.simulate import Simulated
 
@@ -101,6 +102,15 @@ class Search:
                 try_all(neighbours(best.choice))
         return found[1:]
 
+    def given(self, changes: Iterable[str]) -> list[Tried]:
+        """Simulate changes of the recording's settings, such as "expandable_segments:True".
+
+        Raises:
+            ConfigError: The allocator refuses one.
+        """
+        own = self._recording.settings
+        return [self.of_settings(merge_settings(own, change), change) for change in changes]
+
     def one(self, choice: Choice, rules: AllocatorRules) -> Tried:
         """Simulate one choice."""
         settings = with_choice(self._recording.settings, choice)
@@ -170,7 +180,7 @@ class Search:
         """Simulate with other memory, as the same kind of limit as the recording's."""
         has_fraction = self._limits.fraction_bytes is not None
         limits = Limits(memory_bytes, None) if has_fraction else Limits(None, memory_bytes)
-        return run_simulation(self._recording, rules, limits)
+        return simulate_recording(self._recording, rules, limits)
 
     def _new(self, choices: Iterable[Choice]) -> Iterator[tuple[Choice, AllocatorRules]]:
         """Yield the choices that were not tried yet and that the allocator has, with rules."""
@@ -188,7 +198,7 @@ class Search:
 
     def _simulated(self, choice: Choice, rules: AllocatorRules, settings: str, name: str) -> Tried:
         requests = self._recording.requests
-        done = run_simulation(self._recording, rules, self._limits)
+        done = simulate_recording(self._recording, rules, self._limits)
         failed, ooms = done.failed_request, done.oom_requests
         result = TriedSetting(
             name=name,

@@ -17,7 +17,6 @@ from pytracer.backends.running_torch import torch_build, torch_module
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.log import warn_once
 from pytracer.settings import running
-from pytracer.settings.hazards import warn_of_expandable_segments
 from pytracer.settings.keys import (
     BACK_TO_DEFAULT,
     DEFAULTS,
@@ -30,18 +29,7 @@ from pytracer.settings.keys import (
 from pytracer.variables import VARIABLE
 
 
-def merge_settings(settings: str, change: str) -> str:
-    """Return the settings after `change`, both in the form of the environment variable.
-
-    Keys keep their order, and new keys come last. The last value of a repeated key counts.
-
-    Raises:
-        ConfigError: A string is not of the form `key:value,key:[value,value]`.
-    """
-    return format_settings(parse_settings(settings) | parse_settings(change))
-
-
-def variables(change: str, settings: str | None = None) -> dict[str, str]:
+def variables(change: str) -> dict[str, str]:
     """Return the variables that give a new process's allocator the settings with `change`.
 
     They are right for every torch and torch_npu that pytracer records, and none is imported. Each
@@ -50,14 +38,13 @@ def variables(change: str, settings: str | None = None) -> dict[str, str]:
     the older variable.
 
     Args:
-        change: The change.
-        settings: The settings to change; None: those in this process's environment.
+        change: The change of the settings in this process's environment.
 
     Returns:
         Values by the names of variables.
 
     Raises:
-        ConfigError: `change`, `settings`, or a variable that is set, is malformed.
+        ConfigError: `change`, or a variable that is set, is malformed.
     """
     general = os.environ.get("PYTORCH_ALLOC_CONF")
     cuda = os.environ.get(VARIABLE["cuda"], general or "")
@@ -66,8 +53,6 @@ def variables(change: str, settings: str | None = None) -> dict[str, str]:
     # A torch_npu that knows the general variable refuses to start if both are set.
     if general is None or VARIABLE["npu"] in os.environ or running.torch_npu_is_older():
         found[VARIABLE["npu"]] = os.environ.get(VARIABLE["npu"], cuda)
-    if settings is not None:
-        return dict.fromkeys(found, merge_settings(settings, change))
     changed = parse_settings(change)
     return {
         name: format_settings(_of_variable(name, value) | changed) for name, value in found.items()
@@ -81,8 +66,8 @@ def _of_variable(name: str, value: str) -> dict[str, str]:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def check_in_new_process(change: str, settings: str | None = None) -> str | None:
-    """Have a new process's allocator read its settings, `variables(change, settings)`.
+def check_in_new_process(change: str) -> str | None:
+    """Have a new process's allocator read its settings, `variables(change)`.
 
     Returns:
         The accelerator, "cuda" or "npu"; None without one.
@@ -97,7 +82,7 @@ def check_in_new_process(change: str, settings: str | None = None) -> str | None
     torch_build()
     done = subprocess.run(
         python_command("pytracer.settings.try_process", change),
-        env={**os.environ, **variables(change, settings), "PYTRACER": "0"},
+        env={**os.environ, **variables(change), "PYTRACER": "0"},
         capture_output=True,
         text=True,
         check=False,
@@ -255,8 +240,6 @@ class AllocatorSettings(contextlib.AbstractContextManager[None]):
             raise not_in_force_error(self._change, unmet)
         for key in self._change.keys() - known.keys() - set(BACK_TO_DEFAULT):
             warn_once(f"{key} will keep its new value: pytracer does not know the earlier one")
-        if "True" == self._change.get("expandable_segments") != items.get("expandable_segments"):
-            warn_of_expandable_segments(backend)
         self._before = before
 
     def _refuse_unchangeable(self, items: dict[str, str], new: dict[str, str]) -> None:

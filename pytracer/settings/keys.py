@@ -95,6 +95,17 @@ def parse_settings(settings: str) -> dict[str, str]:
     return found
 
 
+def merge_settings(settings: str, change: str) -> str:
+    """Return the settings after `change`, both in the form of the environment variable.
+
+    Keys keep their order, and new keys come last. The last value of a repeated key counts.
+
+    Raises:
+        ConfigError: A string is not of the form `key:value,key:[value,value]`.
+    """
+    return format_settings(parse_settings(settings) | parse_settings(change))
+
+
 def _bool(value: str) -> bool:
     return {"True": True, "False": False}[value]
 

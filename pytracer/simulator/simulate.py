@@ -64,7 +64,7 @@ def simulate(
     with_curve: bool = False,
     total_bytes: int | None = None,
 ) -> Simulated:
-    """Simulate requests, in the way in which the process of a replay makes them.
+    """Simulate requests, in their order.
 
     The two limits differ. The allocator checks `limit_bytes` itself, before it asks the device: an
     expandable allocator counts the segment of a request against it, even if the request would need

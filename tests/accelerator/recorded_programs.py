@@ -1,4 +1,5 @@
-"""Programs whose memory use is like that of real ones; test_settings_of_programs.py replays them.
+"""Programs whose memory use is like that of real ones; test_settings_of_programs.py simulates
+them.
 
     python recorded_programs.py BACKEND NAME FOLDER RUNS
 

@@ -10,8 +10,8 @@ import torch
 
 from pytracer.analysis import explain
 from pytracer.analysis.report import stats
-from pytracer.experiments.replay import replay
 from pytracer.reading import load
+from pytracer.recommendation import recommend
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_gathers.py"
 CAPACITY_BYTES = 39 << 30
@@ -27,7 +27,6 @@ def cuda(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     if not simulated.active() and total_bytes < CAPACITY_BYTES:
         pytest.skip(f"the example needs 39 GiB, the device has {total_bytes / 2**30:.1f}")
-    monkeypatch.setenv("SIMULATED_CAPACITY_MB", str(80 << 10))  # for the replays
 
 
 def run_example(
@@ -60,10 +59,11 @@ def test_3b_runs_out_of_memory_by_fragmentation(device_mib: int, tmp_path: Path)
     assert done.stdout.startswith("step 1:")
     assert "step 2" not in done.stdout
     assert "out of memory" in done.stderr
-    # AND a replay of the trace shows that expandable segments would have been enough
+    # AND a simulation of the trace shows that expandable segments would have been enough
     (path,) = tmp_path.glob("*.oom-*.pickle")
-    replayed = replay(path, ["expandable_segments:True"]).replayed
-    assert [result.setting.outcomes[0].ooms for result in replayed] == [1, 0]
+    found = recommend(path, settings=["expandable_segments:True"])
+    assert found.kind == "change"
+    assert [tried.ooms for tried in found.tried] == [0, 1]
     # AND this is the first verdict; on the larger device, the limit is to blame as well
     (explanation,) = explain(load(path))
     limit = ["limit"] if device_mib > CAPACITY_BYTES >> 20 else []
@@ -96,15 +96,14 @@ def test_other_models_and_settings_fit(shape: str, expandable: bool, tmp_path: P
     assert report.ooms == []
     assert report.lost.overwritten == 0
     assert (report.end.segments == 0) == expandable
-    # AND a replay of the trace predicts the result of the other setting: 3b fails, and where
-    replayed = replay(path, [f"expandable_segments:{not expandable}"])
-    assert replayed.capacity_bytes == CAPACITY_BYTES
-    assert replayed.deviation is not None
-    assert replayed.deviation.equal == replayed.deviation.requests > 10_000
-    alternative = replayed.replayed[1]
-    assert alternative.setting.outcomes[0].ooms == (shape == "3b")
+    # AND a simulation of the trace predicts the result of the other setting: 3b fails, and where
+    found = recommend(path, settings=[f"expandable_segments:{not expandable}"])
+    assert found.capacity_bytes == CAPACITY_BYTES
+    assert found.deviation.equal == found.deviation.requests > 10_000
+    (other,) = (tried for tried in found.tried if tried.name in found.settings)
+    assert other.ooms == (shape == "3b")
     if shape == "3b":
-        assert alternative.failed_bytes == LOGITS_BYTES
+        assert other.failed_bytes == LOGITS_BYTES
 
 
 @pytest.mark.usefixtures("cuda")
@@ -116,12 +115,13 @@ def test_each_setting_has_the_peak_of_a_run_under_it(tmp_path: Path) -> None:
         folder.mkdir()
         assert run_example(folder, "8b", expandable=expandable).returncode == 0
         (paths[expandable],) = folder.glob("*.pickle")
-    # THEN the replay of each recording under the other setting reserves what that run reserved
+    # THEN the simulation of each under the other setting reserves what that run reserved
     for expandable, path in paths.items():
-        other = replay(path, [f"expandable_segments:{not expandable}"]).replayed[1]
+        found = recommend(path, settings=[f"expandable_segments:{not expandable}"])
+        (other,) = (tried for tried in found.tried if tried.name in found.settings)
         measured = stats(load(paths[not expandable])).devices[0].peak_reserved
         assert measured is not None
-        assert other.setting.outcomes[0].peak_reserved_bytes == measured.reserved_bytes
+        assert other.peak_reserved_bytes == measured.reserved_bytes
 
 
 def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:

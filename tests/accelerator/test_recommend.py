@@ -11,7 +11,6 @@ from commands import invoke
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.recommendation.fitting import TRIED, explain_with_settings
-from pytracer.recommendation.verify import verified
 from pytracer.settings.keys import format_settings
 
 HERE = Path(__file__).parent
@@ -48,11 +47,6 @@ def test_the_recommendation_is_confirmed_by_the_program(backend: str, tmp_path: 
     for capacity_mib, result in ((least >> 20) + 1, "passed"), ((least >> 20) - 12, "failed"):
         more["SIMULATED_CAPACITY_MB"] = str(capacity_mib)
         assert run_programs(backend, tmp_path, "fragmented", **more) == {"fragmented": result}
-    # AND the real allocator verifies the recommendation
-    done = verified(found)
-    assert done.verification is not None
-    assert done.verification.failure is None
-    assert done.verification.ooms == 0
 
 
 def test_a_program_that_is_too_large(backend: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import processes
 import pytest
 import simulated
 
-from pytracer.experiments.replay import replay
+from pytracer.recommendation import recommend
 
 PROGRAMS = Path(__file__).with_name("recorded_programs.py")
 LARGE_BYTES = 16 << 30
@@ -24,6 +24,7 @@ SETTINGS = {
 }
 TIGHT = {"varying_lengths": (1.228, 1.14), "transformer": (1.2, 1.07), "reinforcement": (1.2, 1.05)}
 """The capacities as multiples of what the program allocates; some settings fit, others do not."""
+OWN = "expandable_segments:False"  # the defaults, under which the program is recorded
 SHORTEST = "varying_lengths"
 
 pytestmark = pytest.mark.skipif(
@@ -58,29 +59,16 @@ def test_the_simulator_equals_the_program(backend: str, tmp_path: Path, name: st
     outcomes = set()
     for (settings, capacity), program in zip(runs, programs, strict=True):
         # WHEN the recording is simulated under the same settings and capacity
-        done = replay(path, [settings] if settings else [], capacity_bytes=capacity)
-        assert done.deviation is not None
+        done = recommend(path, settings=[settings or OWN], capacity_bytes=capacity)
         assert done.deviation.equal == done.deviation.requests > 300
-        outcome = done.replayed[-1].setting.outcomes[0]
+        (tried,) = (tried for tried in done.tried if tried.name == (settings or OWN))
         # THEN it runs out of memory where the program does, and reserves the same
         simulated_figures = {
-            "oom": outcome.ooms == 1,
-            "reserved": outcome.peak_reserved_bytes,
-            "retries": outcome.retries,
+            "oom": tried.ooms == 1,
+            "reserved": tried.peak_reserved_bytes,
+            "retries": tried.retries,
         }
         assert simulated_figures.items() <= program.items(), (settings, capacity)
         outcomes.add((program["oom"], program["retries"] > 0))
     # AND the settings differ
     assert {(False, False), (True, True)} <= outcomes
-
-
-def test_a_real_replay_without_nvml(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a container where NVML does not answer, but torch finds the device
-    run_program(tmp_path, backend, "varying_lengths", [("", LARGE_BYTES)])
-    monkeypatch.setenv("SIMULATED_NVML", "0")
-    # THEN the real allocator answers
-    done = replay(tmp_path / "recorded.pickle", [], real=True)
-    assert done.deviation is not None
-    assert done.deviation.equal == done.deviation.requests

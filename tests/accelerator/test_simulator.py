@@ -163,7 +163,7 @@ def test_each_request(
         **requests,
     )
     # WHEN torch's own allocator and the simulator answer them
-    program = Path(__file__).with_name("real_allocator.py")
+    program = Path(__file__).parents[1] / "devices" / "real_allocator.py"
     env = environment(**{VARIABLE[backend]: settings})
     done = run_python(program, tmp_path, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr

@@ -147,7 +147,10 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     yield "explain", lambda: to_json(explain(snapshot))
     yield "explain with settings", lambda: to_json(explain_with_settings(snapshot))
     yield "recommend", partial(command, "recommend", path)
-    yield "replay", partial(command, "replay", path, "--set", "expandable_segments:True")
+    yield (
+        "recommend --set",
+        partial(command, "recommend", path, "--set", "expandable_segments:True"),
+    )
     yield "page", lambda: page_of(open_file(snapshot)).html()
     yield "page of the last events", lambda: page_of(open_file(snapshot), 9).html()
     yield "page with a baseline", lambda: difference_of(snapshot, baseline)
@@ -190,6 +193,6 @@ def test_most_commands_have_a_result(tmp_path: Path) -> None:
     counts = count_results(random.Random("results"), files, tmp_path)
     assert len(counts) == 22
     assert counts.pop("stacks at oom") > files / 20  # only some files have an out-of-memory
-    for name in ("recommend", "replay"):  # only some of the files are of an accelerator
+    for name in ("recommend", "recommend --set"):  # only some of the files are of an accelerator
         assert counts.pop(name) > files / 5
     assert min(counts.values()) > files / 3, counts

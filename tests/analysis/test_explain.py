@@ -122,4 +122,6 @@ def test_the_line_to_paste(backend: str, torch: str, settings: str | None, expec
     # THEN the first suggestion keeps the program's settings
     assert [verdict.kind for verdict in found.verdicts] == ["fragmented"]
     assert found.suggestions[0].command == f"export {expected}"
-    assert found.suggestions[1].command.startswith("pytracer replay made.pickle --set expandable")
+    assert found.suggestions[1].command.startswith(
+        "pytracer recommend made.pickle --set expandable"
+    )

@@ -143,7 +143,7 @@ def test_the_command() -> None:
     output = invoke(CUDA, "--device", 0).output
     assert output.startswith("device 0 at the out-of-memory: of 72 MiB reserved, 57.04 MiB are in")
     assert "train.py:5 make pins most: 1 segment of 20 MiB, with 3 blocks of 9 MiB" in output
-    assert f"pytracer replay {CUDA} --set expandable_segments:True" in output
+    assert f"pytracer recommend {CUDA} --set expandable_segments:True" in output
     document = json.loads(invoke(CUDA, "--device", 0, "--json").output)
     assert document["files"] == [to_json(fragmentation(load(CUDA), 0))]
 

@@ -322,7 +322,7 @@ def test_expandable_segments_reveal_the_setting() -> None:
 def test_files_of_torch_s_own_recorder(path: Path) -> None:
     # GIVEN a file of the recorder of some torch release; some have no trace
     if path.stem in ("cuda-1.13.1", "cuda-2.15.0-state"):
-        with pytest.raises(PytracerError, match=r"nothing to replay|no events"):
+        with pytest.raises(PytracerError, match=r"nothing to simulate|no events"):
             extract_recording(load(path))
         return
     found = extract_recording(load(path))
@@ -334,7 +334,7 @@ def test_files_of_torch_s_own_recorder(path: Path) -> None:
     assert found.limit_bytes is not None  # all of them ran out of memory
 
 
-def test_files_that_cannot_be_replayed() -> None:
+def test_files_that_cannot_be_simulated() -> None:
     # GIVEN files of the CPU, of one phase, and without an allocation
     cpu = {"backends": ["cpu"], "devices": [{"index": 0, "is_cpu": True}]}
     phase = {"backends": ["cuda"], "window": {"phase": "rollout"}, "devices": []}
@@ -346,7 +346,7 @@ def test_files_that_cannot_be_replayed() -> None:
             {"pytracer": phase},
             "only the events of the phase rollout",
         ),
-        (free(A, 512), [segment(A)], {}, "nothing to replay"),
+        (free(A, 512), [segment(A)], {}, "nothing to simulate"),
         ([], [], {}, "no events of an accelerator"),
     ):
         # THEN each is refused, and the error names the file

@@ -43,7 +43,7 @@ def test_all_commands_are_listed() -> None:
     with click.Context(main) as context:
         assert main.list_commands(context) == [
             *("run", "demo", "stats", "explain", "frag", "leaks", "diff", "view"),
-            *("recommend", "replay", "experiment", "fleet", "export", "doctor", "hooks"),
+            *("recommend", "experiment", "fleet", "export", "doctor", "hooks"),
             "build-hooks",
         ]
 

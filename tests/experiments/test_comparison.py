@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from commands import cells
 
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.errors import PytracerError
-from pytracer.experiments.comparison import Comparison, Curve, Failures, Outcome, Setting
+from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import conclusions
-from pytracer.experiments.plot import MAX_POINTS, check_plot, plot, thinned
+from pytracer.experiments.plot import check_plot, plot
 
 GIB = 1 << 30
 OFF, ON = "expandable_segments:False", "expandable_segments:True"
@@ -187,10 +186,10 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_conclusions_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     # WHEN a comparison is printed, THEN its first line is the conclusion
     comparison = compared([outcome(10)], [outcome(8)])
-    output_comparison(comparison, context=["Error bar: none."])
+    output_comparison(comparison)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [*conclusions(comparison), "Error bar: none."]
-    assert lines[2].startswith("┏")
+    assert lines[:1] == conclusions(comparison)
+    assert lines[1].startswith("┏")
 
 
 def test_runs_that_ended_early_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,13 +242,6 @@ def test_a_trace_that_lost_events_gives_a_lower_bound(capsys: pytest.CaptureFixt
     assert f"{ON}: peak unallocated" not in output
 
 
-def test_rows_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    output_comparison(compared([outcome(8)], [outcome(8)]), without=["step_us", "wall_s"])
-    output = capsys.readouterr().out
-    assert "retries" in output
-    assert "time" not in output
-
-
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_it_fits_into_80_columns(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     # GIVEN long names, long numbers, and more settings than fit next to each other
@@ -295,13 +287,6 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["settings"][1]["outcomes"][1]["failure"] == FAILED.failure
 
 
-def curve(*reserved: int, failed: Sequence[tuple[int, int, int]] = ()) -> Curve:
-    """Return a curve; each of `failed` is (request, requested bytes, reserved bytes)."""
-    column = np.array(reserved, np.int64)
-    failures = Failures(*np.array(failed, np.int64).reshape(-1, 3).T)
-    return Curve(np.arange(len(column)), column, column // 2, failures)
-
-
 BEGINS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 
@@ -316,115 +301,53 @@ def test_the_plot(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"plot.{suffix}"
     plot(comparison, path)
     assert path.read_bytes().startswith(BEGINS[suffix])
-    # WHEN there are curves too
-    alone = path.stat().st_size
-    plot(comparison, path, {OFF: curve(GIB, 2 * GIB, GIB)})
-    # THEN they are drawn next to the bars
-    assert path.stat().st_size > alone
 
 
 def test_the_texts_of_the_plot(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     # GIVEN a picture whose text is not converted to paths
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        failed = [(2, 4 * GIB, 14 * GIB)]
-        curves = {"recorded": curve(3 * GIB, 15 * GIB, failed=failed), "nothing": curve()}
-        plot(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg", curves)
-        plot(compared([outcome(2)], names=[OFF]), tmp_path / "far.svg", {"all": curve(2 * GIB)})
+        plot(compared([outcome(10)], [ran_out(12)]), tmp_path / "plot.svg")
+        small = outcome(2, peak_allocated_bytes=GIB)
+        plot(compared([small], names=[OFF]), tmp_path / "far.svg")
         plot(compared([outcome(10)], [outcome(9)]), tmp_path / "peaks.svg")
     text = (tmp_path / "plot.svg").read_text()
-    # THEN it has the peaks, the unit, and the names of the curves
+    # THEN it has the peaks, the unit, the settings and the limit
     for words in ("peak reserved", "peak allocated", ">10<", "GiB", "False", "True"):
         assert words in text, words
-    for words in (">recorded<", ">reserved<", ">allocated<", ">limit: 16 GiB<"):
-        assert words in text, words
+    assert ">limit: 16 GiB<" in text
     # AND the settings that ran out of memory, whose peaks are bounds, and the failed request
     assert "out of memory in 1 of 1" in text
-    for words in (
-        ">≥ 12<",
-        ">out of memory<",
-        ">ended by out of memory:<",
-        ">out of memory: requested,<",
-    ):
+    for words in (">≥ 12<", ">out of memory<", ">ended by out of memory:<"):
         assert words in text, words
     # AND none of that if memory was sufficient
     text = (tmp_path / "peaks.svg").read_text()
     for words in ("≥", "OOM", "out of memory"):
         assert words not in text, words
-    # AND a limit far above the curves is only in the legend
+    # AND a limit far above the bars is only in the legend
     assert "(above the picture)" in (tmp_path / "far.svg").read_text()
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: Any) -> list[Any]:
-    """Draw a plot and return its axes."""
+def test_the_plot_shows_the_request_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a run that ended at a request of 3 GiB, with 14 of 16 GiB reserved
     figure = pytest.importorskip("matplotlib.figure")
     figures: list[Any] = []
     save = figure.Figure.savefig
     monkeypatch.setattr(
         figure.Figure, "savefig", lambda self, to: (figures.append(self), save(self, to))
     )
-    plot(arguments[0], path, *arguments[1:])
-    axes: list[Any] = figures[0].axes
-    return axes
-
-
-def test_the_plot_shows_the_request_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a replay that ended at request 2, which requested 4 GiB with 14 of 16 GiB reserved
-    failed_curve = curve(3 * GIB, 15 * GIB, failed=[(2, 4 * GIB, 14 * GIB)])
-    comparison = compared([ran_out(15)], names=[OFF])
-    above, below = drawn(monkeypatch, tmp_path / "plot.png", comparison, {OFF: failed_curve})
-    # THEN its curve extends to that request
-    reserved = above.lines[1]
-    assert reserved.get_xdata().tolist() == [0, 1, 2]
-    assert reserved.get_ydata().tolist() == [3, 15, 14]
-    # AND the request is drawn on top of the reserved bytes, across the limit
-    (requested,) = above.collections
-    assert requested.get_segments()[0].tolist() == [[2, 14], [2, 18]]
-    assert any(list(line.get_ydata()) == [16, 16] for line in above.lines)
-    # AND it is drawn on the bars too, which are not filled, because the run ended early
-    requested = below.collections[-1]
+    plot(compared([ran_out(15)], names=[OFF]), tmp_path / "plot.png")
+    (axes,) = figures[0].axes
+    # THEN the request is drawn on top of the reserved bytes, across the limit
+    limit, requested = axes.collections
+    assert limit.get_segments()[0][:, 1].tolist() == [16, 16]
     assert requested.get_segments()[0][:, 1].tolist() == [14, 17]
-    assert {bar.get_hatch() for bar in below.patches} == {"///"}
-    # AND no legend covers data
-    for axes in (above, below):
-        legend = axes.get_legend().get_window_extent()
-        assert legend.x0 >= axes.get_window_extent().x1
-
-
-def test_a_request_that_is_much_too_large_does_not_hide_the_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a request of 900 GiB, with 14 of 16 GiB reserved
-    curves = {OFF: curve(3 * GIB, 15 * GIB, failed=[(2, 900 * GIB, 14 * GIB)])}
-    above, _ = drawn(
-        monkeypatch, tmp_path / "plot.png", compared([ran_out(15)], names=[OFF]), curves
-    )
-    # THEN the picture ends a little above the limit
-    bottom, top = above.get_ylim()
-    assert (bottom, round(top, 1)) == (0, 1.3 * 16)
-    # AND a mark at its edge, at the request, has the size
-    (mark,) = (line for line in above.lines if line.get_marker() == "^")
-    assert (mark.get_xdata().tolist(), list(mark.get_ydata())) == ([2], [top])
-    assert [text.get_text() for text in above.texts] == ["900 GiB requested"]
-    # AND the limit is a line in the picture
-    assert any(list(line.get_ydata()) == [16, 16] for line in above.lines)
-
-
-def test_a_long_curve_is_drawn_by_its_highest_points() -> None:
-    # GIVEN a curve of many points, one of which is high
-    reserved = [*range(10_001)]
-    reserved[3_333] = GIB
-    x, thin, allocated, _ = thinned(curve(*reserved))
-    # THEN few points are drawn, among them the high one at its position
-    assert len(x) == len(thin) == len(allocated) == MAX_POINTS
-    assert np.all(np.diff(x) > 0)
-    assert abs(int(x[thin.argmax()]) - 3_333) < 3
-    assert (int(thin.max()), int(thin[-1]), int(allocated.max())) == (GIB, 10_000, GIB // 2)
-    # AND all points of a short curve are drawn
-    short = curve(1, 2)
-    assert thinned(short) is short
+    # AND the bars are not filled, because the run ended early
+    assert {bar.get_hatch() for bar in axes.patches} == {"///"}
+    # AND the legend covers no data
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
 
 
 def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,10 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.history import replay
-from pytracer.experiments.run_files import curve_of_run, read_run
-from pytracer.reading.reader import load
-from pytracer.reading.snapshot import ALLOC, FREE_COMPLETED, OOM
+from pytracer.experiments.run_files import read_run
 
 MIB = 1 << 20
 STATISTICS = {
@@ -227,27 +223,3 @@ def test_files_without_numbers(tmp_path: Path) -> None:
     assert [path.name for path in run.paths] == ["cpu.pickle", "strange.pickle", "torchs.pickle"]
     assert run.problems[0] == "cuda: no hook"
     assert "damaged.pickle" in run.problems[1]
-
-
-def test_the_curve_of_a_run() -> None:
-    # GIVEN the files of a run: its output, and snapshots of which one has the higher peak
-    golden = Path(__file__).parents[1] / "golden"
-    path = golden / "native" / "cuda-2.15.0.pickle"
-    # WHEN its curve is made
-    curve = curve_of_run(["log.txt", golden / "snapshot-1.5-cuda.pickle", path])
-    # THEN it is the usage of the device with the higher peak, after each allocation and free
-    assert curve is not None
-    snapshot = load(path)
-    usages = [replay(snapshot, device).usage for device in range(2)]
-    device = int(np.argmax([usage.reserved_bytes.max() for usage in usages]))
-    trace, usage = snapshot.traces[device], usages[device]
-    done = np.flatnonzero((trace.action == ALLOC) | (trace.action == FREE_COMPLETED))
-    assert curve.reserved_bytes.tolist() == usage.reserved_bytes[done + 1].tolist()
-    assert curve.allocated_bytes.tolist() == usage.allocated_bytes[done + 1].tolist()
-    # AND the out-of-memory is at its request
-    (event,) = np.flatnonzero(trace.action == OOM)
-    assert curve.failures.request.tolist() == [np.count_nonzero(done < event)]
-    assert curve.failures.requested_bytes.tolist() == [2 * 2**30]
-    assert curve.failures.reserved_bytes.tolist() == [usage.reserved_bytes[event + 1]]
-    # AND the CPU has none
-    assert curve_of_run([golden / "snapshot-1.5-cpu.pickle"]) is None

@@ -69,11 +69,6 @@ WHERE = {
     "test_pytest_plugin": (ONCE, "the plugin's own code"),
     "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
-    "test_replay": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
-    "test_replay::test_a_replay_from_an_empty_allocator_equals_the_recording": (
-        EACH_VERSION_IN_LONG,
-        "the allocator's rules, which change between versions",
-    ),
     "test_rlhf_example": (ONCE, "an example"),
     "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
@@ -81,11 +76,12 @@ WHERE = {
         EACH_VERSION_IN_LONG,
         "the allocator's settings and their parser",
     ),
-    "test_expandable_segments_elsewhere": (
-        EACH_VERSION_IN_LONG,
-        "the allocator's settings and their parser",
-    ),
     "test_settings_of_programs": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
+    "test_simulated_recordings": (EACH_BACKEND_IN_LONG, "the allocator's rules"),
+    "test_simulated_recordings::test_a_recording_from_an_empty_allocator": (
+        EACH_VERSION_IN_LONG,
+        "the allocator's rules, which change between versions",
+    ),
     "test_simulator": (EACH_VERSION, "the allocator's rules, which change between versions"),
     "test_snapshot": (EACH_VERSION, "the format of torch's snapshots"),
     "test_patched_functions": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),

@@ -53,9 +53,12 @@ def questions(
     for name in ("explain", "frag", "leaks", "recommend"):
         yield name, partial(command, name, path)
     yield "view", partial(command, "view", path, "--output", folder / "page.html")
-    yield "replay", partial(command, "replay", path, "--set", "expandable_segments:True")
+    yield (
+        "recommend --set",
+        partial(command, "recommend", path, "--set", "expandable_segments:True"),
+    )
     yield "fleet collect", partial(command, "fleet", "collect", path, "--output", folder / "rows")
-    yield "the requests of replay", lambda: extract_recording(load(path))
+    yield "the requests", lambda: extract_recording(load(path))
 
 
 def ask(name: str, path: Path, folder: Path) -> Case:

@@ -12,10 +12,11 @@ from processes import run
 import pytracer
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.settings import running
-from pytracer.settings.change import check_in_new_process, in_force, merge_settings, variables
+from pytracer.settings.change import check_in_new_process, in_force, variables
 from pytracer.settings.keys import (
     format_settings,
     is_shown_as,
+    merge_settings,
     parse_settings,
     refusal,
     shown_value,
@@ -145,9 +146,8 @@ def test_a_malformed_variable_is_named(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_text_needs_no_torch(tmp_path: Path) -> None:
     # GIVEN a program that only uses strings, WHEN it runs
-    program = (
-        "import sys; from pytracer.settings import change; change.merge_settings('a:1', 'b:2')\n"
-    )
+    program = "import sys; from pytracer.settings import change, keys\n"
+    program += "keys.merge_settings('a:1', 'b:2')\n"
     program += "change.variables('a:1'); assert not {'torch', 'numpy'} & set(sys.modules)\n"
     # THEN it imports no torch
     done = run(program, cwd=tmp_path, new=True)

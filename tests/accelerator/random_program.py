@@ -1,6 +1,6 @@
-"""Record random allocator activity, from an empty allocator; test_replay.py replays the record.
+"""Record random allocator activity, for test_simulated_recordings.py.
 
-    python replayable.py DEVICE SNAPSHOT SEED EVENTS [OPTIONS]
+    python random_program.py DEVICE SNAPSHOT SEED EVENTS [OPTIONS]
 
 The activity has no limits that change at run time, because a trace cannot express them. It ends
 when the device has no memory left.
@@ -34,7 +34,7 @@ def main() -> None:
         import torch_npu  # noqa: F401
     from accelerator.workload import Workload
 
-    class Replayable(Workload):
+    class Recordable(Workload):
         def _retry(self, rng: random.Random, device: int) -> int:
             return 0
 
@@ -48,7 +48,7 @@ def main() -> None:
     module = getattr(torch, options.device)
     module.init()
     if not options.pools:
-        Replayable._pool = Replayable._capture = lambda self, rng, device: 0
+        Recordable._pool = Recordable._capture = lambda self, rng, device: 0
     tracer = Tracer(
         device=options.device, context=None, trace_alloc_max_entries=options.entries, on_oom=False
     )
@@ -62,7 +62,7 @@ def main() -> None:
     result: dict[str, Any] = {"oom": False}
     if not options.late:
         start()
-    workload = Replayable(options.device, options.seed, delays=options.delays)
+    workload = Recordable(options.device, options.seed, delays=options.delays)
     if options.late:
         workload.run(options.late)
         start()

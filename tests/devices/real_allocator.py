@@ -1,4 +1,4 @@
-"""A process that makes requests to the real allocator of a simulated device.
+"""A process that makes requests to torch's own allocator on a simulated device.
 
     python real_allocator.py FOLDER
 
@@ -10,19 +10,78 @@ and `limit_bytes`. The process writes `answer.npz`, with the reserved bytes and 
 each request, and the calls to the device.
 """
 
+import math
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simulated  # type: ignore[import-not-found]  # the module of tests/devices
+import simulated
 import torch
 
 from pytracer.analysis.requests import ALLOCATE, EMPTY_CACHE, FREE, LEAVE, RELEASE_POOL
 from pytracer.backends.devices import present_accelerator
-from pytracer.experiments.replay_process import Allocator
+from pytracer.backends.running_torch import torch_module
 
 CALLS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+
+
+class Allocator:
+    """The allocator of the current device, before its first allocation."""
+
+    def __init__(self, backend: str, streams: int) -> None:
+        """Initialise the device and make streams.
+
+        Args:
+            backend: "cuda" or "npu".
+            streams: The number of streams, including the default one.
+        """
+        self._torch = torch_module(backend)
+        self._torch.init()
+        native = torch._C if backend == "cuda" else sys.modules["torch_npu"]._C
+        prefix = f"_{backend}_{backend}CachingAllocator_raw_"
+        self.alloc: Callable[[int, int], int] = getattr(native, f"{prefix}alloc")
+        self.free: Callable[[int], None] = getattr(native, f"{prefix}delete")
+        self._kept_streams = [self._torch.Stream(priority=-(i % 2)) for i in range(1, streams)]
+        self.streams = [0, *(getattr(stream, f"{backend}_stream") for stream in self._kept_streams)]
+        self._pools: dict[int, Any] = {}
+        self._in_use = ExitStack()
+
+    def limit(self, capacity_bytes: int) -> None:
+        """Limit what the allocator reserves."""
+        _, total_bytes = self.memory()
+        fraction = capacity_bytes / total_bytes
+        while int(fraction * total_bytes) < capacity_bytes:  # as torch computes it
+            fraction = math.nextafter(fraction, 1)
+        self._torch.set_per_process_memory_fraction(fraction)
+
+    def memory(self) -> tuple[int, int]:
+        """Return the free bytes and the total bytes of the device."""
+        free_bytes, total_bytes = self._torch.mem_get_info()
+        return free_bytes, total_bytes
+
+    def retries(self) -> int:
+        """Return how often the allocator gave back its cache in order to allocate."""
+        return int(self._torch.memory_stats()["num_alloc_retries"])
+
+    def use_pool(self, number: int) -> None:
+        """Allocate from a pool from now on; 0 is the default pool."""
+        self._in_use.close()
+        if number == 0:
+            return
+        if number not in self._pools:
+            self._pools[number] = self._torch.MemPool()
+        self._in_use.enter_context(self._torch.use_mem_pool(self._pools[number]))
+
+    def release_pool(self, number: int) -> None:
+        """Give up a pool that is not in use; its memory returns to the device."""
+        self._pools.pop(number, None)
+
+    def empty_cache(self) -> None:
+        """Give cached memory back to the device."""
+        self._torch.empty_cache()
 
 
 def answer(requests: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,6 @@ BENCHES = {
     "reading": Bench(CPU),
     "view": Bench(CPU),
     "recommend": Bench(ACCELERATORS),
-    "replay": Bench(ACCELERATORS),
 }
 
 

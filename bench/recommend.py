@@ -1,17 +1,18 @@
 """Measure the seconds and the memory of a recommendation for a million events.
 
-The recording is that of `bench/replay.py`. A separate process recommends settings for it, as the
-command does: once with the memory that it had (`spare_s`), where the settings with the lowest peak
-are searched, and once with 99 % of what its own settings need (`tight_s`), where the smallest
-device of each setting is searched too. `one_s` is one simulation, `explain_s` is `pytracer explain`
-for the same events with an out-of-memory at their end, and `memory_mb` is the process's peak.
-`real_s` is `pytracer replay --real` with one other setting.
+A separate process makes the recording: it allocates and frees blocks as a training does, beginning
+with an empty allocator. Another process recommends settings for it, as the command does: once with
+the memory that it had (`spare_s`), where the settings with the lowest peak are searched, and once
+with 99 % of what its own settings need (`tight_s`), where the smallest device of each setting is
+searched too. `one_s` is one simulation, `explain_s` is `pytracer explain` for the same events with
+an out-of-memory at their end, and `memory_mb` is the process's peak.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/recommend.py --device cuda`.
 """
 
 import json
 import pickle
+import random
 import resource
 import sys
 import tempfile
@@ -19,10 +20,40 @@ import time
 from typing import Any
 
 from harness import arguments, in_own_process, save, summary
-from replay import SETTINGS, record
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+EVENTS = 1_000_000
+LIVE = 10_000
+
+
+def record(device: str, path: str) -> dict[str, Any]:
+    """Write the recording to `path` and return the number of its events."""
+    import torch
+
+    import pytracer
+
+    if device == "npu":
+        import torch_npu  # noqa: F401
+    getattr(torch, device).init()
+    rng = random.Random(0)
+    blocks: list[Any] = []
+    with pytracer.Tracer(
+        device=device, context=None, trace_alloc_max_entries=2 * EVENTS, on_oom=False
+    ) as tracer:
+        events = 0
+        while events < EVENTS:
+            size = rng.randrange(1, 200_000) if rng.random() < 0.9 else rng.randrange(1, 8 << 20)
+            blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
+            events += 1
+            if len(blocks) > LIVE:
+                place = rng.randrange(LIVE)
+                blocks[place], blocks[-1] = blocks[-1], blocks[place]
+                blocks.pop()
+                events += 2
+        tracer.dump(path)
+    return {"events": tracer.stats()["devices"][0]["recorded"]}
 
 
 def with_oom(path: str) -> dict[str, Any]:
@@ -39,12 +70,12 @@ def with_oom(path: str) -> dict[str, Any]:
 
 def measure(path: str) -> dict[str, Any]:
     """Recommend settings for the recording, and return the seconds of each part."""
-    from pytracer.experiments.simulated_replay import limits_of, own_rules, run_simulation
 
     from pytracer.analysis.requests import extract_recording
     from pytracer.reading import load
     from pytracer.recommendation import recommend
     from pytracer.recommendation.fitting import explain_with_settings
+    from pytracer.simulator.recording import limits_of, own_rules, simulate_recording
 
     began = time.perf_counter()
     found = recommend(path)
@@ -56,7 +87,7 @@ def measure(path: str) -> dict[str, Any]:
     tight_s = time.perf_counter() - began
     recording = extract_recording(load(path))
     began = time.perf_counter()
-    run_simulation(recording, own_rules(recording), limits_of(recording))
+    simulate_recording(recording, own_rules(recording), limits_of(recording))
     one_s = time.perf_counter() - began
     began = time.perf_counter()
     explain_with_settings(load(f"{path}.oom.pickle"))
@@ -72,15 +103,6 @@ def measure(path: str) -> dict[str, Any]:
     }
 
 
-def measure_real(path: str) -> dict[str, Any]:
-    """Replay the recording with the real allocator, and return the seconds."""
-    from pytracer.experiments.replay import replay
-
-    began = time.perf_counter()
-    replay(path, SETTINGS, real=True)
-    return {"real_s": time.perf_counter() - began}
-
-
 def main() -> None:
     options = arguments(__doc__, "recommend_{device}.json", devices=("cuda", "npu"))
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +112,6 @@ def main() -> None:
         console = Console(stderr=True)
         rounds = [
             in_own_process(__file__, "measure", path)
-            | in_own_process(__file__, "measure_real", path)
             for _ in track(range(options.rounds), "measuring", console=console)
         ]
     figures = {
@@ -110,12 +131,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    workers = {
-        "record": record,
-        "with_oom": with_oom,
-        "measure": measure,
-        "measure_real": measure_real,
-    }
+    workers = {"record": record, "with_oom": with_oom, "measure": measure}
     if sys.argv[1:2] == ["--worker"]:
         print(json.dumps(workers[sys.argv[2]](*sys.argv[3:])))
     else:

@@ -92,7 +92,7 @@ JSON_ROOTS = {
         "a `Recommendation`:",
         Recommendation,
     ),
-    "`pytracer experiment --json` and `pytracer replay --json`": (
+    "`pytracer experiment --json`": (
         "The object has `schema_version`, `conclusions` (a list of sentences), and the attributes "
         "of `Comparison`. The object has no key `metadata`: each entry of `metadata` is a key of "
         "the object itself:",

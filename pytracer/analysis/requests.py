@@ -63,10 +63,8 @@ class Requests:
         event: int64, the request's event in the trace; -1 for blocks older than the trace.
         older_blocks: The number of blocks older than the trace. Their requests come first. Segments
             that were cached before the trace, and splits, are not part of the requests.
-        older_freed: The number of these blocks that are freed in the trace.
         given_back: How often memory was given back just before more was taken, where the file does
             not show whether the program (`EMPTY_CACHE`) or the allocator did it.
-        streams, pools: The number of streams and pools.
     """
 
     kind: Column
@@ -76,10 +74,7 @@ class Requests:
     pool: Column
     event: Column
     older_blocks: int
-    older_freed: int
     given_back: int
-    streams: int
-    pools: int
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -278,15 +273,12 @@ def _requests(
     rank = np.searchsorted(streams, columns["stream"])
     zero = np.searchsorted(streams, 0)
     columns["stream"] = np.where(rank == zero, 0, rank + (rank < zero))
-    pools, columns["pool"] = np.unique(np.append(columns["pool"], 0), return_inverse=True)
+    _, columns["pool"] = np.unique(np.append(columns["pool"], 0), return_inverse=True)
     columns["pool"] = columns["pool"][:-1]
     return Requests(
         **columns,
         older_blocks=int(np.count_nonzero(is_older)),
-        older_freed=int(np.count_nonzero(is_older[freed])),
         given_back=0 if limit_bytes is not None else count_retries(trace) - len(failed),
-        streams=len(streams),
-        pools=len(pools),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from pytracer.analysis.allocator_rules import UNIT_BYTES, UNLIMITED
+from pytracer.analysis.allocator_rules import UNLIMITED
 from pytracer.analysis.requests import REQUEST_COLUMNS, Requests
 from pytracer.reading import _reader
 from pytracer.reading.snapshot import Column
@@ -62,7 +62,6 @@ def simulate(
     limit_bytes: int | None,
     device_bytes: int | None,
     with_curve: bool = False,
-    total_bytes: int | None = None,
 ) -> Simulated:
     """Simulate requests, in their order.
 
@@ -78,8 +77,6 @@ def simulate(
         limit_bytes: The memory fraction, in bytes; None: there is none.
         device_bytes: What the device can give to this allocator; None: 1 PiB.
         with_curve: Whether to return the bytes after each request.
-        total_bytes: The size of the device, from which the range of an expandable segment follows;
-            None: `device_bytes`.
 
     Raises:
         ValueError: A request or a rule has a value that is out of range.
@@ -88,46 +85,7 @@ def simulate(
         "divisions": list(rules.divisions),
         "limit_bytes": UNLIMITED if limit_bytes is None else max(limit_bytes, 0),
         "device_bytes": UNLIMITED if device_bytes is None else max(device_bytes, 0),
-        "total_bytes": total_bytes or 0,
+        "total_bytes": 0,  # the size of the device is `device_bytes`
     }
     columns = {name: getattr(requests, name) for name in REQUEST_COLUMNS}
     return Simulated(**_reader.simulate(**columns, rules=values, with_curve=with_curve))
-
-
-def smallest_device(
-    requests: Requests, rules: AllocatorRules, *, unit_bytes: int = UNIT_BYTES
-) -> int | None:
-    """Return the size of the smallest device on which no allocation fails, by bisection.
-
-    Whether requests fit is not monotone: they may fail on a larger device, where the cache is given
-    back at another time. So a smaller device may also do; the returned one does.
-
-    Args:
-        requests: The requests; `FAIL` is not counted.
-        rules: The allocator's rules.
-        unit_bytes: The answer is larger than a device that does not do by at most this.
-
-    Returns:
-        The bytes that the device must be able to give; None if no device does.
-    """
-
-    def fits(size_bytes: int) -> bool:
-        done = simulate(requests, rules, limit_bytes=None, device_bytes=size_bytes)
-        return done.failed_request is None
-
-    free = simulate(requests, rules, limit_bytes=None, device_bytes=None)
-    if free.failed_request is not None:
-        return None
-    least, most = (
-        free.peak_allocated_bytes // unit_bytes,
-        -(-free.peak_reserved_bytes // unit_bytes),
-    )
-    while not fits(most * unit_bytes):  # an expandable range ends earlier on a smaller device
-        least, most = most, 2 * most + 1
-    while least < most:
-        middle = (least + most) // 2
-        if fits(middle * unit_bytes):
-            most = middle
-        else:
-            least = middle + 1
-    return most * unit_bytes

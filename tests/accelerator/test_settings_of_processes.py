@@ -59,7 +59,9 @@ def test_a_new_process_has_the_settings(
     begin = f"{'' if is_foreign else setting + ','}expandable_segments:True"
     assert done.stdout.splitlines()[0] == begin
     assert done.stdout.splitlines()[-1] == f"{begin} True"
-    # AND the check in a new process accepts the change
+    # AND the check in a new process accepts the change, also where NVML does not answer
+    assert change.check_in_new_process("expandable_segments:True") == backend
+    monkeypatch.setenv("SIMULATED_NVML", "0")
     assert change.check_in_new_process("expandable_segments:True") == backend
 
 

@@ -8,12 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import (
-    busiest_device_option,
-    json_options,
-    parse_sizes,
-    what_if_options,
-)
+from pytracer.commands.shared_options import json_options, parse_sizes
 from pytracer.commands.table import new_table
 from pytracer.experiments.conclusions import wrapped_name
 from pytracer.recommendation.deviation import deviation_text
@@ -48,8 +43,24 @@ NAME_WIDTH = 26
     help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. Repeat "
     "the option for more. No other settings are simulated.",
 )
-@busiest_device_option
-@what_if_options
+@click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    help="The device's index in the file.  [default: the accelerator with the most events]",
+)
+@click.option(
+    "--without",
+    metavar="WHAT",
+    multiple=True,
+    help="Estimate the program without these allocations: FILE or FILE:LINE of their call site or "
+    "its callers, or category:NAME, such as category:optimizer_state. Repeat the option for more.",
+)
+@click.option(
+    "--scale",
+    metavar="WHAT=FACTOR",
+    multiple=True,
+    help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
+)
 @json_options
 @click.pass_context
 def recommend_command(

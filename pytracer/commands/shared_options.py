@@ -68,13 +68,6 @@ device_option = click.option(
 )
 
 
-busiest_device_option = click.option(
-    "--device",
-    type=click.IntRange(min=0),
-    help="The device's index in the file.  [default: the accelerator with the most events]",
-)
-
-
 moment_option = click.option(
     "--at",
     "moment",
@@ -120,28 +113,6 @@ def parse_sizes(
     sizes = (parse_size(context, parameter, text) for text in texts)
     return tuple(dict.fromkeys(size for size in sizes if size is not None))
 
-
-def what_if_options(command: Command) -> Command:
-    """Give a command `--without` and `--scale`."""
-    for option in (_scale_option, _without_option):
-        command = option(command)
-    return command
-
-
-_without_option = click.option(
-    "--without",
-    metavar="WHAT",
-    multiple=True,
-    help="Estimate the program without these allocations: FILE or FILE:LINE of their call site or "
-    "its callers, or category:NAME, such as category:optimizer_state. Repeat the option for more.",
-)
-
-_scale_option = click.option(
-    "--scale",
-    metavar="WHAT=FACTOR",
-    multiple=True,
-    help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
-)
 
 memory_option = click.option(
     "--memory",

@@ -114,12 +114,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     if any(map(ended_early, settings)):
         label = "ended by out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
-    _draw_legend(axes, handles, max(map(_limit, settings)), most_bytes)
-
-
-def _draw_legend(axes: Any, handles: list[Any], limit_bytes: int, most_bytes: float) -> None:
-    """Draw the legend, which includes the limit, to the right of the axes."""
-    if limit_bytes:
+    if limit_bytes := max(map(_limit, settings)):
         above = "" if _is_near(limit_bytes, most_bytes) else "\n(above the picture)"
         handles += axes.plot([], [], label=f"limit: {size(limit_bytes)}{above}", **_LIMIT)
     outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}

@@ -1,5 +1,6 @@
 """The answer of a recommendation in words."""
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,11 +95,11 @@ def answer_of(facts: Facts) -> Answer:
         return _unknown(facts, facts.reference.why_unknown)
     if not best.fits:
         assert capacity is not None
-        none = facts.none("fits", "fit")
+        none = re.sub("^none ", "None ", facts.none("fits", "fit"))
         return Answer(
             NO_SETTING,
-            f"{none[0].upper()}{none[1:]} into {size(capacity)}, although the program itself never "
-            f"holds more than {needed}.",
+            f"{none} into {size(capacity)}, although the program itself never holds more than "
+            f"{needed}.",
             _smallest(own, best),
         )
     bar = abs(facts.reference.deviation.peak_bytes)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -387,6 +388,11 @@ def test_given_settings(tmp_path: Path) -> None:
         assert tried.failed_event is not None
         note = f"{tried.name}: out of memory at event {tried.failed_event}, for 700 MiB."
         assert (note in done.stdout.splitlines()) == (tried.name in given)
+    # AND without the one that helps, the answer is that none does
+    for settings, begin in (given[:1], given[0]), (given[:2], "None of the 2 given settings"):
+        found = recommend(path, settings=settings, capacity_bytes=1800 * MIB)
+        assert found.kind == "no setting"
+        assert re.match(f"{begin} (does not fit|fits) into 1.758 GiB, although ", found.answer)
 
 
 def test_given_settings_that_do_not_help(tmp_path: Path) -> None:

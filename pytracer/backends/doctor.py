@@ -65,7 +65,7 @@ class Examination:
     """What the doctor found.
 
     Attributes:
-        requested: The backends that should be recorded.
+        requested: The backends that should be recorded, and "autograd" or "host" if requested.
         interpreter: The report on call stacks.
         backends: A report on each backend that pytracer knows, requested or not.
         autograd: The report on the library for forward stacks. Recording works without it.
@@ -84,7 +84,7 @@ class Examination:
     @property
     def problems(self) -> list[str]:
         """Why something requested cannot be recorded; empty if all of it can."""
-        reports = {report.backend: report for report in self.backends}
+        reports = {each.backend: each for each in (*self.backends, self.autograd, self.host)}
         lacking = [name for name in self.requested if not reports[name].available]
         problems = [f"{name}: {reports[name].message}" for name in lacking]
         if not self.interpreter.stacks:
@@ -96,7 +96,7 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
     """Examine this installation. It takes seconds, because torch is imported twice.
 
     Args:
-        requested: The backends that should be recorded; empty: the accelerator that torch finds,
+        requested: What should be recorded, of `LIBRARIES`; empty: the accelerator that torch finds,
             or else the CPU.
         hooks: How hooks are found and attached.
     """

@@ -215,8 +215,8 @@ class HookBuilder:
                 os.replace(fresh, target)
         except OSError as error:
             raise HookError(
-                f"cannot write {target}: {error.strerror}; give `pytracer build-hooks --output` a "
-                "folder that you can write to, and set PYTRACER_HOOK_DIR to it"
+                f"cannot write {target}: {error.strerror}; give `pytracer doctor --build "
+                "--output` a folder that you can write to, and set PYTRACER_HOOK_DIR to it"
             ) from error
         return target
 

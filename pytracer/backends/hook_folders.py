@@ -17,8 +17,8 @@ from pytracer.errors import HookError
 from pytracer.log import warn_once
 
 PREBUILT_REMEDY = (
-    "fill a folder with `pytracer build-hooks --output DIR` on a machine that has the same torch "
-    "and a compiler, and set PYTRACER_HOOK_DIR=DIR"
+    "fill a folder with `pytracer doctor --build --output DIR` on a machine that has the same "
+    "torch and a compiler, and set PYTRACER_HOOK_DIR=DIR"
 )
 """The end of most messages: the remedy that needs neither a compiler nor a writable folder."""
 

@@ -49,11 +49,7 @@ COMMANDS = {
     ),
     "fleet": CommandPlace("fleet", "fleet", "What do the recordings of many ranks show together?"),
     "export": CommandPlace("export", "export", "How do I open a recording in other tools?"),
-    "doctor": CommandPlace("hooks", "doctor", "What can be recorded on this machine?"),
-    "hooks": CommandPlace("hooks", "list_hooks", "Which versions of torch need no compiler here?"),
-    "build-hooks": CommandPlace(
-        "hooks", "build_hooks", "How do I record on a machine that has no compiler?"
-    ),
+    "doctor": CommandPlace("doctor", "doctor", "What can be recorded on this machine?"),
 }
 """Every command, in the order of `pytracer --help`."""
 

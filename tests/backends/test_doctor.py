@@ -1,4 +1,4 @@
-"""Test the doctor, and the commands `pytracer doctor` and `pytracer build-hooks`."""
+"""Test the doctor, and the command `pytracer doctor`."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 from hook_world import World
@@ -16,7 +15,7 @@ import pytracer
 from pytracer.backends.doctor import BackendReport, examine
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.names import BACKENDS
-from pytracer.commands import hooks
+from pytracer.commands.doctor import doctor
 from pytracer.errors import HookError
 from pytracer.reading.to_json import SCHEMA_VERSION
 
@@ -29,8 +28,8 @@ def cpu_report(hooks: Hooks) -> BackendReport:
     return examination.backends[0]
 
 
-def call(command: click.Command, arguments: Sequence[str], world: World) -> Result:
-    return CliRunner().invoke(command, arguments, obj=world.hooks())
+def call(arguments: Sequence[str], world: World) -> Result:
+    return CliRunner().invoke(doctor, arguments, obj=world.hooks())
 
 
 def test_doctor_finds_the_hook(world: World) -> None:
@@ -79,7 +78,7 @@ def test_a_wrong_build_variable_counts_next_to_a_hook(world: World) -> None:
     world.environment["PYTRACER_BUILD"] = "bogus"
     # WHEN
     report = cpu_report(world.hooks())
-    done = call(hooks.doctor, [], world)
+    done = call([], world)
     # THEN
     assert report.available
     assert "record with the given options: PYTRACER_BUILD is 'bogus'; set it to" in done.output
@@ -101,12 +100,12 @@ def test_the_command_reports_variables_that_prevent_recording(
 ) -> None:
     # GIVEN everything that recording needs
     world.put_hook(world.cache)
-    assert call(hooks.doctor, [], world).exit_code == 0
+    assert call([], world).exit_code == 0
     # WHEN
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    table = call(hooks.doctor, [], world)
-    to_stdout = call(hooks.doctor, ["--json"], world)
+    table = call([], world)
+    to_stdout = call(["--json"], world)
     # THEN
     assert (table.exit_code, to_stdout.exit_code) == (1, 1)
     assert re.match(
@@ -192,7 +191,7 @@ def test_doctor_on_an_unsupported_interpreter(world: World) -> None:
 
 def test_without_the_library_for_autograd_all_else_is_available(world: World) -> None:
     # GIVEN an installation in which the library does not compile
-    result = call(hooks.build_hooks, [], world)
+    result = call(["--build"], world)
     # THEN the hooks are built, and one line says what is missing
     assert result.exit_code == 0
     assert "autograd: not built, so no forward stacks: " in result.output
@@ -200,7 +199,7 @@ def test_without_the_library_for_autograd_all_else_is_available(world: World) ->
     report = examine((), world.hooks())
     assert report.problems == []
     assert not report.autograd.available
-    result = call(hooks.doctor, [], world)
+    result = call([], world)
     assert (result.exit_code, result.output.count("forward stacks")) == (0, 1)
     # AND a tracer goes on without it
     attached = world.hooks()
@@ -208,11 +207,11 @@ def test_without_the_library_for_autograd_all_else_is_available(world: World) ->
     assert not attached.reads_autograd
 
 
-def test_build_hooks_prints_the_files(world: World) -> None:
+def test_build_prints_the_files(world: World) -> None:
     # GIVEN the sources of the CPU hook and of the library for autograd
     (world.source / "hooks" / "autograd.cpp").write_text('#include "hook_abi.h"\n')
     # WHEN
-    result = call(hooks.build_hooks, [], world)
+    result = call(["--build"], world)
     # THEN
     path = world.cache / world.hook_name
     library = world.cache / world.compiler().file_name("autograd")
@@ -220,7 +219,7 @@ def test_build_hooks_prints_the_files(world: World) -> None:
     assert path.exists()
     assert "-ltorch_cpu" in world.compilations[-1]
     # WHEN
-    result = call(hooks.build_hooks, ["--output", str(world.root / "image")], world)
+    result = call(["--build", "--output", str(world.root / "image")], world)
     # THEN
     assert result.exit_code == 0
     assert (world.root / "image" / path.name).exists()
@@ -229,13 +228,16 @@ def test_build_hooks_prints_the_files(world: World) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "/dev/null/out"], "--output` a folder that you can write to"),
-        (["--backend", "cuda"], "records only the CPU allocator"),
+        (
+            ["--output", "/dev/null/out"],
+            "pytracer doctor --build --output` a folder that you can write to",
+        ),
+        (["--device", "cuda"], "records only the CPU allocator"),
     ],
 )
-def test_build_hooks_reports_the_failure(world: World, arguments: list[str], message: str) -> None:
+def test_build_reports_the_failure(world: World, arguments: list[str], message: str) -> None:
     # WHEN
-    result = call(hooks.build_hooks, arguments, world)
+    result = call(["--build", *arguments], world)
     # THEN
     assert result.exit_code == 1
     assert message in result.output
@@ -245,8 +247,8 @@ def test_doctor_command(world: World) -> None:
     # GIVEN
     path = world.put_hook(world.cache)
     # WHEN
-    table = call(hooks.doctor, [], world)
-    to_stdout = call(hooks.doctor, ["--json"], world)
+    table = call([], world)
+    to_stdout = call(["--json"], world)
     # THEN the first line has the result
     assert table.exit_code == 0
     assert table.output.splitlines()[0] == "pytracer can record cpu, with call stacks"
@@ -262,9 +264,9 @@ def test_doctor_writes_a_json_file(world: World) -> None:
     # GIVEN
     world.put_hook(world.cache)
     # WHEN
-    to_stdout = call(hooks.doctor, ["--json"], world)
-    to_file = call(hooks.doctor, ["--json-output", str(world.root / "report.json")], world)
-    to_nowhere = call(hooks.doctor, ["--json-output", "/dev/null/report.json"], world)
+    to_stdout = call(["--json"], world)
+    to_file = call(["--json-output", str(world.root / "report.json")], world)
+    to_nowhere = call(["--json-output", "/dev/null/report.json"], world)
     # THEN
     report = json.loads(to_stdout.output)
     assert json.loads((world.root / "report.json").read_text()) == report
@@ -280,9 +282,9 @@ def test_the_exit_code_reports_devices_that_cannot_be_recorded(
     # GIVEN a torch that has only the CPU
     world.put_hook(world.cache)
     # WHEN devices are requested, THEN the exit code is 0 only if all of them can be recorded
-    assert call(hooks.doctor, ["--device", "cpu", *output], world).exit_code == 0
-    assert call(hooks.doctor, ["--device", "cuda", *output], world).exit_code == 1
-    both = call(hooks.doctor, ["--device", "cpu", "--device", "cuda", *output], world)
+    assert call(["--device", "cpu", *output], world).exit_code == 0
+    assert call(["--device", "cuda", *output], world).exit_code == 1
+    both = call(["--device", "cpu", "--device", "cuda", *output], world)
     assert both.exit_code == 1
     if not output:
         first = both.output.splitlines()[0]
@@ -290,7 +292,7 @@ def test_the_exit_code_reports_devices_that_cannot_be_recorded(
         assert "built without CUDA; install a CUDA build of torch" in first
 
 
-def test_doctor_and_hooks_list_the_ready_hooks(world: World) -> None:
+def test_doctor_lists_the_ready_hooks(world: World) -> None:
     # GIVEN a package with hooks for two releases, which fit the installed torch
     ready = world.put_ready_hook("9.9.0", "9.10.0")
     # WHEN
@@ -304,21 +306,15 @@ def test_doctor_and_hooks_list_the_ready_hooks(world: World) -> None:
         "host": [],
     }
     assert examination.backends[0].hook == str(ready)
-    listed = call(hooks.list_hooks, [], world).output
-    assert f"cpu: {ready}" in listed
-    assert re.search(r"^cuda: torch .* is built without CUDA", listed, re.MULTILINE)
-    # AND both commands print the same table
-    table = listed[listed.index("┏") :]
-    assert "9.9.0, 9.10.0" in table
-    assert call(hooks.doctor, [], world).output.endswith(table)
-    # AND the doctor's JSON has the versions
-    report = json.loads(call(hooks.doctor, ["--json"], world).output)
+    # AND the command's last table and its JSON have the versions
+    output = call([], world).output
+    assert "9.9.0, 9.10.0" in output[output.rindex("┏") :]
+    report = json.loads(call(["--json"], world).output)
     assert report["ready_hooks"] == examination.ready_hooks
 
 
-def test_doctor_and_hooks_say_that_no_hook_is_ready(world: World) -> None:
-    for command in (hooks.doctor, hooks.list_hooks):
-        assert "ready hooks: none in this installation" in call(command, [], world).output
+def test_doctor_says_that_no_hook_is_ready(world: World) -> None:
+    assert "ready hooks: none in this installation" in call([], world).output
 
 
 def test_doctor_names_the_ready_releases_where_there_is_no_compiler(world: World) -> None:
@@ -337,4 +333,24 @@ def test_doctor_reports_what_pinned_memory_lacks(world: World) -> None:
     assert (host.backend, host.available) == ("host", False)
     assert host.message == "pinned memory is recorded only with CUDA; not needed otherwise"
     world.put_hook(world.cache)
-    assert call(hooks.doctor, [], world).exit_code == 0
+    assert call([], world).exit_code == 0
+    # AND where it is requested, the exit code counts it
+    requested = call(["--device", "cpu", "--device", "host"], world)
+    assert requested.exit_code == 1
+    assert requested.output.startswith(f"pytracer cannot record host: {host.message}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "hooks"], "--output is the folder for the hooks of --build: add --build"),
+        (["--build", "--json"], "leave out --json"),
+        (["--build", "--json-output", "report.json"], "leave out --json"),
+    ],
+)
+def test_options_of_building_and_of_checking_do_not_mix(
+    world: World, arguments: list[str], message: str
+) -> None:
+    result = call(arguments, world)
+    assert (result.exit_code, world.compilations) == (2, [])
+    assert message in result.output

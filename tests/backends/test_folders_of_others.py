@@ -176,7 +176,7 @@ def test_folders_are_made_for_this_user_alone(world: World, umask: int) -> None:
     assert world.builder().find("cpu") is not None
 
 
-def test_folders_of_build_hooks_cannot_be_written_by_others(world: World) -> None:
+def test_folders_of_built_hooks_cannot_be_written_by_others(world: World) -> None:
     # WHEN, with a umask that forbids nothing
     old_mask = os.umask(0)
     try:

@@ -147,7 +147,7 @@ def test_no_compiler(world: World) -> None:
     # THEN
     assert "no C++ compiler" in str(error.value)
     assert "install g++" in str(error.value)
-    assert "pytracer build-hooks" in str(error.value)
+    assert "pytracer doctor --build" in str(error.value)
 
 
 def test_failed_build_is_not_repeated_by_the_next_tracer(world: World) -> None:

@@ -101,11 +101,11 @@ def test_first_process_builds_and_the_next_finds(env: dict[str, str], tmp_path: 
 
 @pytest.mark.slow
 def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path: Path) -> None:
-    # GIVEN an image with `pytracer build-hooks --output`
-    bake = "from pytracer.commands.hooks import build_hooks; build_hooks()"
+    # GIVEN an image with `pytracer doctor --build --output`
+    bake = "from pytracer.commands.doctor import doctor; doctor()"
     image = tmp_path / "image"
     baked = subprocess.run(
-        [sys.executable, "-c", bake, "--output", str(image)],
+        [sys.executable, "-c", bake, "--build", "--output", str(image)],
         cwd=tmp_path,
         env=env,
         capture_output=True,

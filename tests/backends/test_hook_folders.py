@@ -205,7 +205,7 @@ def test_a_message_names_both_folders_that_cannot_be_written(world: World) -> No
     # THEN
     assert "/dev/null/cache/pytracer: Not a directory" in str(error.value)
     assert f"/dev/null/tmp/pytracer-{os.geteuid()}: Not a directory" in str(error.value)
-    assert "pytracer build-hooks" in str(error.value)
+    assert "pytracer doctor --build" in str(error.value)
     assert "PYTRACER_HOOK_DIR" in str(error.value)
 
 

@@ -117,7 +117,7 @@ def test_without_a_compiler_the_error_names_the_ready_releases(world: World) -> 
     message = str(caught.value)
     assert "the ready hooks are for torch 9.8.0, 9.10.0, and this is torch 9.9.0" in message
     assert "no C++ compiler" in message
-    assert "build-hooks --output" in message
+    assert "doctor --build --output" in message
 
 
 def test_an_error_says_that_a_vendors_headers_differ(world: World) -> None:

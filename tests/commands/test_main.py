@@ -43,8 +43,7 @@ def test_all_commands_are_listed() -> None:
     with click.Context(main) as context:
         assert main.list_commands(context) == [
             *("run", "demo", "stats", "explain", "frag", "leaks", "diff", "view"),
-            *("recommend", "experiment", "fleet", "export", "doctor", "hooks"),
-            "build-hooks",
+            *("recommend", "experiment", "fleet", "export", "doctor"),
         ]
 
 

@@ -1,0 +1,183 @@
+"""The command `pytracer doctor`: what can be recorded here, and hooks for other machines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytracer.backends.doctor import Examination, examine
+from pytracer.backends.hook_attach import HOOKS, Hooks
+from pytracer.backends.hook_build import HookBuilder
+from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
+from pytracer.backends.running_torch import built_backends
+from pytracer.commands.json_output import write_json
+from pytracer.commands.shared_options import json_options
+from pytracer.errors import ConfigError, HookError
+from pytracer.reading.to_json import SCHEMA_VERSION
+from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import (
+    ENVIRONMENT_DEFAULTS,
+    PATCH_TORCH,
+    SWITCH,
+    switch,
+    switched_off,
+)
+
+
+@click.command("doctor")
+@click.option(
+    "--device",
+    "devices",
+    type=click.Choice(LIBRARIES),
+    multiple=True,
+    help="A device that must be recordable, host for pinned host memory, or autograd for forward "
+    "stacks; with --build, what to build a hook for. May be repeated.  [default: the accelerator "
+    "that torch finds, or else cpu; with --build, all that torch supports]",
+)
+@click.option(
+    "--build",
+    is_flag=True,
+    help="Build the hooks for the installed torch, print their paths, and check nothing.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder for the hooks of --build, for PYTRACER_HOOK_DIR.  [default: the user's cache, "
+    "or a private temporary folder if the cache cannot be written]",
+)
+@json_options
+@click.pass_context
+def doctor(
+    context: click.Context,
+    devices: tuple[str, ...],
+    build: bool,
+    output: Path | None,
+    as_json: bool,
+    json_path: str | None,
+) -> None:
+    """What can be recorded on this machine?
+
+    \b
+    pytracer doctor
+    pytracer doctor --device cuda && python train.py
+    pytracer doctor --build --output /opt/pytracer-hooks
+
+    Checks each backend (CPU, CUDA, NPU), reports what is missing where recording is impossible, and
+    lists the versions of torch that need no compiler here. The exit code is 0 if the devices and
+    their call stacks can be recorded. It is 1 if not, and 1 if an environment variable is wrong or
+    prevents recording. So a job script can check before it starts the job.
+
+    With --build, the hooks are built for a machine that has the same torch and no compiler, for
+    example when a container image is built: with PYTRACER_HOOK_DIR=/opt/pytracer-hooks, programs
+    use the hooks of this folder.
+    """
+    hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
+    if build:
+        if as_json or json_path:
+            raise click.UsageError("--build has no report: leave out --json and --json-output")
+        _build(hooks.builder, devices, output)
+        return
+    if output is not None:
+        raise click.UsageError("--output is the folder for the hooks of --build: add --build")
+    examination = examine(devices, hooks)
+    build_problem = hooks.builder.compiler.mode_problem()
+    problems = _variable_problems(build_problem) + examination.problems
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "requested": examination.requested,
+        "problems": problems,
+        "interpreter": examination.interpreter,
+        "backends": examination.backends,
+        "autograd": examination.autograd,
+        "host": examination.host,
+        "ready_hooks": examination.ready_hooks,
+    }
+    write_json(report, to_stdout=as_json, path=json_path)
+    if not as_json:
+        _print(examination, problems)
+    if problems:
+        context.exit(1)
+
+
+_LACKING = {AUTOGRAD: "so no forward stacks", HOST: "so pinned memory is not recorded"}
+
+
+def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) -> None:
+    """Build hooks and print their paths.
+
+    Raises:
+        click.ClickException: A hook that was requested, or that recording needs, was not built.
+    """
+    failures = []
+    try:
+        for library in libraries or _all_libraries():
+            try:
+                if output is None:
+                    path = builder.build_in_chosen(library).path
+                else:
+                    path = builder.build(library, output)
+                click.echo(f"{library}: {path}")
+            except HookError as error:
+                if library in _LACKING and not libraries:  # recording works without it
+                    click.echo(f"{library}: not built, {_LACKING[library]}: {error}", err=True)
+                else:
+                    failures.append(str(error))
+    except HookError as error:
+        failures.append(str(error))
+    if failures:
+        raise click.ClickException("\n".join(dict.fromkeys(failures)))
+
+
+def _all_libraries() -> list[str]:
+    backends = built_backends()
+    return [*backends, AUTOGRAD, *([HOST] if "cuda" in backends else [])]
+
+
+def _variable_problems(build_problem: str | None) -> list[str]:
+    """Return what is wrong with the environment variables, after "pytracer cannot record"."""
+    problems = []
+    try:
+        for name in (SWITCH, PATCH_TORCH):
+            switch(name)
+    except ConfigError as error:
+        problems.append(f"anything: {error}")
+    if switched_off():
+        problems.append(f"anything: {SWITCH}=0 switches off tracing; unset {SWITCH}")
+    # The environment's tracer reads all variables, a tracer in the code at most as many.
+    options = Options.checked({}, **ENVIRONMENT_DEFAULTS)
+    wrong = filter(None, (options.problem, build_problem))
+    return problems + [f"with the given options: {problem}" for problem in wrong]
+
+
+def _print(examination: Examination, problems: Sequence[str]) -> None:
+    for problem in problems:
+        click.echo(f"pytracer cannot record {problem}")
+    if not problems:
+        names = ", ".join(examination.requested)
+        click.echo(f"pytracer can record {names}, with call stacks")
+    if not examination.autograd.available:
+        click.echo("forward stacks in backward: no, see the row autograd; all else is recorded")
+    interpreter = examination.interpreter
+    click.echo(f"{interpreter.python}: {interpreter.executable}")
+    table = Table("backend", "available", "torch", "hook")
+    for report in (*examination.backends, examination.autograd, examination.host):
+        details = [report.message]
+        if report.hook is not None:
+            details.append(f"{report.hook}\n(found in {report.folder})")
+        table.add_row(
+            report.backend,
+            Text("yes", "green") if report.available else Text("no", "red"),
+            report.torch or "-",
+            Text("\n".join(details), overflow="fold"),
+        )
+    Console().print(table)
+    if not any(examination.ready_hooks.values()):
+        click.echo("ready hooks: none in this installation; each torch needs a C++ compiler once")
+        return
+    table = Table("backend", "package", "ready hooks, which need no compiler")
+    for library, versions in examination.ready_hooks.items():
+        table.add_row(library, package_of(library), ", ".join(versions) or "none")
+    Console().print(table)

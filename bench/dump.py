@@ -166,7 +166,7 @@ def worker(device: str, who: str, entries: int, frames: int, stacks: str) -> dic
     if who == OURS:
         more = {"max_stack_bytes": ENOUGH_STACK_BYTES} if stacks == "different" else {}
         tracer = pytracer.Tracer(
-            device=device, stack_depth=64, trace_alloc_max_entries=ring, context="all", **more
+            device=device, stack_depth=64, trace_alloc_max_entries=ring, **more
         )
         start, stop, dump = tracer.start, tracer.stop, tracer.dump
     else:

@@ -68,7 +68,6 @@ def tracer(device: str, ring: int = RING) -> pytracer.Tracer:
     gc.collect()
     return pytracer.Tracer(
         device=device,
-        context="all",
         stack_depth=64,
         trace_alloc_max_entries=ring,
         max_stack_bytes=ENOUGH_STACK_BYTES,

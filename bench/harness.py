@@ -15,7 +15,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
-# The options that select the stacks: pytracer's `context`; torch's `context` and `stacks`.
+# What selects the stacks: the `context` of a session, which torch's callers choose under
+# `patch_torch()`; torch's `context` and `stacks`.
 OURS = {"no stacks": None, "alloc": "alloc", "all": "all"}
 FORWARD = "all, forward stacks"  # with --forward-stacks, as "all" with that option
 NATIVE = {"native python": ("all", "python"), "native all": ("all", "all")}
@@ -170,10 +171,11 @@ def recorder(
     tracer = pytracer.Tracer(
         device=device,
         stack_depth=stack_depth,
-        context="all" if configuration == FORWARD else OURS[configuration],
         forward_stacks=configuration == FORWARD,
         trace_alloc_max_entries=max_entries,
     )
+    context = "all" if configuration == FORWARD else OURS[configuration]
+    tracer._recording.change(tracer._recording.options, context)
     return tracer.start, tracer.stop
 
 

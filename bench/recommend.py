@@ -40,7 +40,7 @@ def record(device: str, path: str) -> dict[str, Any]:
     rng = random.Random(0)
     blocks: list[Any] = []
     with pytracer.Tracer(
-        device=device, context=None, trace_alloc_max_entries=2 * EVENTS, on_oom=False
+        device=device, stack_depth=1, trace_alloc_max_entries=2 * EVENTS, max_oom_snapshots=0
     ) as tracer:
         events = 0
         while events < EVENTS:

@@ -53,7 +53,7 @@ def worker(device: str, name: str, mode: str) -> dict[str, Any]:
     shape = {**SHAPES, **LARGE_SHAPES}[name]
     with tempfile.NamedTemporaryFile() as file:
         with pytracer.Tracer(
-            device=device, context=None, trace_alloc_max_entries=5_000_000
+            device=device, stack_depth=1, trace_alloc_max_entries=5_000_000
         ) as tracer:
             trainer = Trainer(shape, device, mode, seed=0)
             for _ in range(STEPS):

@@ -4,7 +4,7 @@
 spread over as many devices as there are threads, if there are so many. "devices" is the number of
 devices; the CPU counts as one. The figures are the pairs per second of all threads together, and
 the nanoseconds of one thread's pair, including waiting for locks and cores: without recording
-("off"), with pytracer (`context="all"`), and with torch's recorder (`stacks="python"`). The ratio
+("off"), with pytracer, and with torch's recorder (`stacks="python"`). The ratio
 compares what the two recorders added in the same round.
 
 "C++" threads call the allocator and have no Python stack: the cost is that of the event alone, and

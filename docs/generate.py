@@ -3,7 +3,7 @@
     python docs/generate.py            # write them
     python docs/generate.py --check    # only report which are out of date; status 1 if any
 
-The options come from `pytracer.tracing.options.OPTIONS`, the command line from click, and the JSON
+The options come from `pytracer.tracing.options`, the command line from click, and the JSON
 from the dataclasses of the reports. The page on where it runs comes from `where_it_runs`. Whoever
 changes one of these runs this script.
 """
@@ -41,7 +41,7 @@ from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.recommendation.results import Recommendation
-from pytracer.tracing.option_docs import markdown_table
+from pytracer.tracing.options import OPTIONS
 
 DOCS = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py: change the code that it reads, not this page. -->\n\n"
@@ -141,7 +141,13 @@ code requests |
 In the code, a wrong value raises a `pytracer.ConfigError` that names the value and the remedy. If a
 variable has a wrong value, one warning is logged, and the option has its default.
 """
-    return "# Options\n\n" + MADE + head + markdown_table() + tail
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in OPTIONS.values():
+        default = f"`{option.shown_default}`"
+        if option.environment_default != option.default:
+            default += f"; with `PYTRACER=1`: `{option.shown_environment_default}`"
+        rows.append(f"| `{option.name}` | {default} | {option.doc} |")
+    return "# Options\n\n" + MADE + head + "\n".join(rows) + "\n" + tail
 
 
 def cell(text: str) -> str:

@@ -12,8 +12,8 @@ from pytracer import ACTIONS, _core
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.tracing.cell_names import cell_names
+from pytracer.tracing.device_recording import CONTEXTS
 from pytracer.tracing.generated_code import generated_code
-from pytracer.tracing.option_checks import CONTEXTS
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import MAX_ENTRIES_LIMIT, OPTIONS, STEP_OPTIONS
 from pytracer.tracing.tracer import Tracer
@@ -136,7 +136,7 @@ class TorchSession(Tracer):
             arguments: The arguments of the call.
             depth: The option `stack_depth`, if it was given.
         """
-        self._recording.change(self._checked(arguments, depth))
+        self._recording.change(self._checked(arguments, depth), arguments.context)
         self.start()
         if not self.stats()["recording"]:
             return self._recording.why_untraced or "the allocator cannot be recorded here"
@@ -160,7 +160,6 @@ class TorchSession(Tracer):
         given: dict[str, Any] = {
             "output": None,
             "device": self._backend,
-            "context": arguments.context,
             **{name: OPTIONS[name].default for name in STEP_OPTIONS},
         }
         if arguments.enabled == "state":  # the events so far stay

@@ -12,9 +12,11 @@ from pytracer.owners.read import read_owners
 from pytracer.owners.registry import REGISTRY
 from pytracer.settings import change
 from pytracer.tracing import process
-from pytracer.tracing.option_checks import CONTEXTS
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, switched_off
+
+CONTEXTS = (None, "state", "alloc", "all")
+"""The `context` of torch's `_record_memory_history`, by the number of the core's `Context`."""
 
 Indices = dict[str, list[int]]
 """Indices of devices by backend; those of the CPU and of pinned host memory are `_core.CPU_DEVICE`
@@ -26,6 +28,8 @@ class DeviceRecording:
 
     Attributes:
         options: The tracer's options.
+        context: Which stacks are kept, of `CONTEXTS`; a tracer keeps all of them, and a session of
+            torch's recorder those that it asks for.
         session: The session of the core; replaced when other devices are recorded.
         indices: The devices that are or were recorded; empty until the first start.
     """
@@ -33,6 +37,7 @@ class DeviceRecording:
     def __init__(self, options: Options) -> None:
         """Record nothing yet."""
         self.options = options
+        self.context: str | None = "all"
         self._untraced: dict[str, str] = {}  # reasons by backend; "all": for all devices
         self._final_memory: dict[int, dict[str, int | None]] = {}  # when the recording stopped
         self._final_owners: _core.Owners | None = None  # the same
@@ -46,15 +51,15 @@ class DeviceRecording:
             self.options.trace_alloc_max_entries,
             self.options.stack_depth,
             self.options.max_stack_bytes,
-            CONTEXTS.index(self.options.context),
+            CONTEXTS.index(self.context),
             self.options.forward_stacks,
         )
 
-    def change(self, options: Options) -> None:
-        """Use other options from now on: the number of entries, the depth and the context."""
-        self.options = options
+    def change(self, options: Options, context: str | None) -> None:
+        """Use another number of entries, another depth and another context from now on."""
+        self.options, self.context = options, context
         self.session.change(
-            options.trace_alloc_max_entries, options.stack_depth, CONTEXTS.index(options.context)
+            options.trace_alloc_max_entries, options.stack_depth, CONTEXTS.index(context)
         )
 
     def is_forbidden(self) -> bool:
@@ -79,7 +84,7 @@ class DeviceRecording:
                 self.leave_out(backend, error)
         if self.options.pinned_memory:
             self._attach_host(attached)
-        if attached and self.options.forward_stacks and self.options.context is not None:
+        if attached and self.options.forward_stacks and self.context is not None:
             HOOKS.attach_autograd()
         if {*self.options.device} != {"cpu"}:
             process.await_devices()
@@ -218,8 +223,7 @@ class DeviceRecording:
     @property
     def has_forward_stacks(self) -> bool:
         """Whether allocations in backward have the stacks of their forward calls."""
-        options = self.options
-        return options.forward_stacks and options.context is not None and HOOKS.reads_autograd
+        return self.options.forward_stacks and self.context is not None and HOOKS.reads_autograd
 
     @property
     def why_untraced(self) -> str | None:

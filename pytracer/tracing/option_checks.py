@@ -1,28 +1,27 @@
-"""Checks of options' values, and parsers of their variables' texts.
+"""Checks of options' values.
 
 A check takes the name to call the option by and a value. It returns the value to use, or raises a
-`ConfigError` that names both and the remedy. A parser returns the text itself if the text has
-another form, and leaves the error to the check.
+`ConfigError` that names both and the remedy.
 """
 
 import contextlib
-import json
+import itertools
 import operator
 import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from pytracer.backends.names import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
 from pytracer.text import brief
+from pytracer.tracing.option_parsers import parse_list
 from pytracer.tracing.step_windows import SCHEDULE_ACTIONS, CyclicSchedule, Schedule, last_of
 
-CONTEXTS = (None, "state", "alloc", "all")
 MAX_RANK = 2**31 - 1
 MAX_STEP = 2**32 - 1
+MAX_LISTED_STEPS = 100_000  # of a text with several items
 UNUSABLE_SIGNALS = frozenset(
     {
         *(signal.SIGKILL, signal.SIGSTOP),  # a program cannot handle these
@@ -33,70 +32,7 @@ UNUSABLE_SIGNALS = frozenset(
 )
 
 OnSnapshot = Callable[[str], object] | str | None
-
-
-def parse_int(text: str) -> object:
-    """Parse a decimal integer."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def parse_bool(text: str) -> object:
-    """Parse a boolean: 1, true, on, yes; 0, false, off, no."""
-    known = {"1": True, "true": True, "on": True, "yes": True}
-    known.update({"0": False, "false": False, "off": False, "no": False})
-    return known.get(text.strip().lower(), text)
-
-
-def parse_none(text: str) -> str | None:
-    """Parse "none" as None; return any other text."""
-    return None if text.strip().lower() == "none" else text
-
-
-def parse_list(text: str) -> list[str]:
-    """Parse items separated by commas."""
-    return [item.strip() for item in text.split(",")]
-
-
-def parse_ranks(text: str) -> list[object]:
-    """Parse integers separated by commas."""
-    return [parse_int(item) for item in parse_list(text)]
-
-
-def parse_steps(text: str) -> object:
-    """Parse integers separated by commas, in brackets or not; "none"; "[]" for no step."""
-    if parse_none(text) is None:
-        return None
-    items = text.strip().removeprefix("[").removesuffix("]")
-    return parse_ranks(items) if items.strip() else []
-
-
-def parse_schedule(text: str) -> object:
-    """Parse arguments of `torch.profiler.schedule`, as in "wait=1,active=3"; "none"."""
-    known = {field.name for field in fields(CyclicSchedule)}
-    numbers: dict[str, int] = {}
-    for item in parse_list(text):
-        name, _, number = item.partition("=")
-        if name not in known or not number.isdecimal():
-            return parse_none(text)
-        numbers[name] = int(number)
-    return CyclicSchedule(**numbers) if numbers.get("active") else text
-
-
-def parse_discrete(text: str) -> object:
-    """Parse a boolean, or names separated by commas; "none" is False."""
-    value = parse_bool("no" if parse_none(text) is None else text)
-    return value if isinstance(value, bool) else parse_list(text)
-
-
-def parse_json(text: str) -> object:
-    """Parse JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+Ranks = tuple[int, ...] | Literal["all"]
 
 
 def check_int(name: str, value: object, least: int, most: int, default: int | None) -> int:
@@ -129,13 +65,6 @@ def check_bool(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise ConfigError(f"{name}={brief(value)} is not a boolean: give True or False (1 or 0)")
-
-
-def check_context(name: str, context: object) -> str | None:
-    """Check one of `CONTEXTS`."""
-    if context is None or (isinstance(context, str) and context in CONTEXTS):
-        return context
-    raise ConfigError(f'{name}={brief(context)} is unknown: give None, "state", "alloc" or "all"')
 
 
 def check_devices(name: str, device: object) -> tuple[str, ...]:
@@ -193,6 +122,11 @@ def check_output(name: str, output: object) -> str | None:
     return path
 
 
+def check_trigger_file(name: str, path: object) -> str | None:
+    """Check a path or None."""
+    return check_path(name, path, "give a file name, or None")
+
+
 def check_role(name: str, role: object) -> str | None:
     """Check a part of a file name, or None."""
     if role is None or (isinstance(role, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", role)):
@@ -203,31 +137,58 @@ def check_role(name: str, role: object) -> str | None:
     )
 
 
-def check_ranks(name: str, ranks: object) -> tuple[int, ...]:
-    """Check integers from 0; return a tuple."""
+def check_ranks(name: str, ranks: object) -> Ranks:
+    """Check integers from 0, or "all"; return a tuple of integers."""
+    if isinstance(ranks, str) and ranks == "all":
+        return "all"
     if isinstance(ranks, Sequence) and not isinstance(ranks, str):
         with contextlib.suppress(ConfigError):
             return tuple(check_int(name, rank, 0, MAX_RANK, None) for rank in ranks)
     raise ConfigError(
-        f"{name}={brief(ranks)} is not a list of ranks: give integers from 0 (separated by commas)"
+        f"{name}={brief(ranks)} is not a list of ranks: give integers from 0 (separated by "
+        'commas), or "all"'
     )
 
 
 def check_steps(name: str, steps: object) -> Sequence[int] | None:
-    """Check integers from 1, or None; return a tuple, or the range that was given."""
-    if steps is None:
+    """Check integers from 1, as a text or not, or None; return a tuple or a range."""
+    given = _steps_of(steps) if isinstance(steps, str) else steps
+    if given is None and steps is None:
         return None
-    wanted = (
-        f"give a list of integers from 1 to {MAX_STEP} (separated by commas, as in 10,11,12), [] "
+    if isinstance(given, range):
+        if not given or (min(given[0], given[-1]) >= 1 and last_of(given) <= MAX_STEP):
+            return given
+    elif isinstance(given, Iterable):
+        with contextlib.suppress(ConfigError):
+            return tuple(check_int(name, step, 1, MAX_STEP, None) for step in given)
+    raise ConfigError(
+        f"{name}={brief(steps)} is not a list of steps: give a list of integers from 1 to "
+        f'{MAX_STEP} (as a text "3,10-12", of one range or at most {MAX_LISTED_STEPS:,} steps), [] '
         "or None"
     )
-    if isinstance(steps, range):
-        if not steps or (min(steps[0], steps[-1]) >= 1 and last_of(steps) <= MAX_STEP):
-            return steps
-    elif isinstance(steps, Iterable) and not isinstance(steps, str):
-        with contextlib.suppress(ConfigError):
-            return tuple(check_int(name, step, 1, MAX_STEP, None) for step in steps)
-    raise ConfigError(f"{name}={brief(steps)} is not a list of steps: {wanted}")
+
+
+def _steps_of(text: str) -> Sequence[int] | None:
+    """Return the steps of a text: numbers and ranges, separated by commas, in brackets or not.
+
+    None: the text has another form, or several items with more than `MAX_LISTED_STEPS` steps.
+    """
+    ranges = []
+    items = text.strip()
+    if items == "[]":
+        return ()
+    for item in parse_list(items.removeprefix("[").removesuffix("]")):
+        match = re.fullmatch(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?", item)
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            return None
+        ranges.append(range(first, last + 1))
+    if len(ranges) == 1:
+        return ranges[0]
+    is_bounded = sum(map(len, ranges)) <= MAX_LISTED_STEPS
+    return tuple(itertools.chain(*ranges)) if is_bounded else None
 
 
 def check_schedule(name: str, schedule: object) -> Schedule | None:
@@ -282,8 +243,8 @@ def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
 
 def check_phases(name: str, phases: object) -> str | None:
     """Check "auto" or None."""
-    if phases is None or phases == "auto":
-        return "auto" if phases else None
+    if phases is None or (isinstance(phases, str) and phases == "auto"):
+        return phases
     raise ConfigError(
         f'{name}={brief(phases)} is unknown: give "auto" for the phases forward, backward and '
         "optimizer, or None for the phases that the program names (pytracer.annotate)"

@@ -1,24 +1,22 @@
 """The values of a tracer's options: what is given, else the variable, else the default."""
 
-import functools
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any
 
 from pytracer.errors import ConfigError
 from pytracer.text import brief
-from pytracer.tracing.option_checks import OnSnapshot
-from pytracer.tracing.options import ENVIRONMENT_OPTIONS, OPTIONS, switched_on, variable_text
-from pytracer.tracing.step_windows import Schedule
+from pytracer.tracing.options import (
+    ENVIRONMENT_OPTIONS,
+    OPTIONS,
+    TracerOptions,
+    switched_on,
+    variable_text,
+)
 
-Output = str | os.PathLike[str] | None
-Device = str | Sequence[str]
 
-
-@dataclass(frozen=True)
-class Options:
+@dataclass(kw_only=True)
+class Options(TracerOptions):
     """Checked options.
 
     Attributes:
@@ -26,35 +24,10 @@ class Options:
         problem: What is wrong with variables, whose options have their defaults, and what to do;
             None: nothing.
 
-    The other attributes are the options of `pytracer.tracing.options.OPTIONS`, as their checks
-    return them.
+    The other attributes have the values that the checks return. `ranks` is "all" if `all_ranks` is
+    True.
     """
 
-    output: str | None
-    device: tuple[str, ...]  # never empty
-    trace_alloc_max_entries: int
-    stack_depth: int
-    context: str | None
-    max_stack_bytes: int
-    forward_stacks: bool
-    pinned_memory: bool
-    metadata: dict[str, Any]
-    steps: Sequence[int] | None
-    memory_snapshot_num_steps: int
-    schedule: Schedule | None
-    step_from: str | None
-    discrete: bool | tuple[str, ...]
-    phases: str | None
-    ranks: tuple[int, ...]
-    all_ranks: bool
-    oom_ranks: tuple[int, ...] | None
-    role: str | None
-    on_oom: bool
-    max_oom_snapshots: int
-    keep_last: int | None
-    on_snapshot: OnSnapshot
-    dump_signal: signal.Signals | None
-    trigger_file: str | None
     given: frozenset[str]
     problem: str | None = None
 
@@ -64,7 +37,7 @@ class Options:
 
         Args:
             given: The options that the code gives, by name.
-            defaults: Defaults that replace those of `OPTIONS`, for the environment's tracer.
+            defaults: Defaults that replace those in code, for the environment's tracer.
 
         Raises:
             ConfigError: A given option is wrong; the message names it, its value and the remedy.
@@ -97,6 +70,8 @@ class Options:
                 problems[names[0]] = f"{problem}. The defaults are used"
             for name in from_variables or names:
                 values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
+        if values["all_ranks"]:
+            values["ranks"] = "all"
         text = "; ".join(problems.values())
         return cls(**values, given=frozenset(given), problem=text or None)
 
@@ -124,34 +99,3 @@ def _contradictions(
             "`steps` or `schedule`, or leave it out"
         )
         yield ("discrete",), problem
-
-
-class HasGivenOptions(Protocol):
-    """A tracer, for `with_given`."""
-
-    _given: dict[str, object]
-
-
-Self = TypeVar("Self", bound=HasGivenOptions)
-Parameters = ParamSpec("Parameters")
-
-
-def with_given(
-    init: Callable[Concatenate[Self, Parameters], None],
-) -> Callable[Concatenate[Self, Parameters], None]:
-    """Have `__init__` find the options that a call of `Tracer()` gives in `_given`.
-
-    The signature of `__init__` has the real defaults, so that `help()` shows them. Its arguments
-    therefore do not tell whether an option was given, which must override its variable. `_given`
-    ends with `__init__`, so that a tracer does not keep the caller's objects.
-    """
-
-    @functools.wraps(init)
-    def init_with_given(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        self._given = {**dict(zip(OPTIONS, args, strict=False)), **kwargs}
-        try:
-            init(self, *args, **kwargs)
-        finally:
-            del self._given
-
-    return init_with_given

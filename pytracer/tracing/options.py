@@ -1,29 +1,30 @@
-"""The table of a tracer's options, and the environment variables that pytracer reads.
+"""The options of a tracer, and the environment variables that pytracer reads.
 
-`OPTIONS` is the only place where an option's default, meaning, check and text form are written. The
-docstring of `Tracer`, `pytracer run --help` and the table in the documentation are made from it
-(`pytracer.tracing.option_docs`).
+`TracerOptions` is the only place where an option's types, default, meaning, check and text form are
+written. The signature and the docstring of `Tracer`, `pytracer run --help` and the table in the
+documentation are made from its fields.
 
 An option that is not given is read from its variable, `PYTRACER_` and the option's name in
 capitals. Without a variable, or if the variable is blank or wrong, the option has its default.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Generic, TypeVar, overload
 
 from pytracer.errors import ConfigError
 from pytracer.tracing.option_checks import (
+    OnSnapshot,
+    Ranks,
     check_bool,
     check_callback,
-    check_context,
     check_devices,
     check_discrete,
     check_int_in,
     check_metadata,
     check_output,
-    check_path,
     check_phases,
     check_ranks,
     check_role,
@@ -31,7 +32,10 @@ from pytracer.tracing.option_checks import (
     check_signal,
     check_step_from,
     check_steps,
+    check_trigger_file,
     optional,
+)
+from pytracer.tracing.option_parsers import (
     parse_bool,
     parse_discrete,
     parse_int,
@@ -40,8 +44,8 @@ from pytracer.tracing.option_checks import (
     parse_none,
     parse_ranks,
     parse_schedule,
-    parse_steps,
 )
+from pytracer.tracing.step_windows import Schedule
 
 MAX_STACK_DEPTH = 1024  # _core.MAX_STACK_DEPTH; the options are read before the core is imported
 MAX_ENTRIES_LIMIT = 2**28
@@ -50,7 +54,11 @@ MAX_OOM_SNAPSHOTS_LIMIT = MAX_KEPT_LIMIT = 1000
 MAX_STEPS_LIMIT = 1_000_000  # of a window
 
 ENVIRONMENT_DEFAULTS: dict[str, object] = {"output": "outputs/profile", "step_from": "framework"}
-"""Defaults of the tracer that `PYTRACER=1` starts, where they differ from those of `OPTIONS`."""
+"""Defaults of the tracer that `PYTRACER=1` starts, where they differ from those in code."""
+
+Output = str | os.PathLike[str] | None
+Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 
 def variable(name: str) -> str:
@@ -58,9 +66,8 @@ def variable(name: str) -> str:
     return f"PYTRACER_{name.upper()}"
 
 
-@dataclass(frozen=True)
-class Option:
-    """One option of a tracer.
+class Option(Generic[Given, Value]):
+    """One option of a tracer: a field of `TracerOptions`, which takes a `Given`, has a `Value`.
 
     Attributes:
         name: The name of the argument of `Tracer`.
@@ -70,16 +77,45 @@ class Option:
         check: Takes the name to call the option by in an error, and a value; returns the value to
             use, or raises a `ConfigError`.
         doc: The meaning, in Markdown.
-        shown: The default as the documentation shows it, if not as Python does.
     """
 
     name: str
-    default: object
-    metavar: str
-    parse: Callable[[str], object]
-    check: Callable[[str, object], Any]
-    doc: str
-    shown: str | None = None
+
+    def __init__(
+        self,
+        default: Given,
+        metavar: str,
+        parse: Callable[[str], object],
+        check: Callable[[str, object], Value],
+        doc: str,
+        *,
+        shown: str | None = None,
+    ) -> None:
+        """Make an option; `shown`: the default in the documentation, if not as Python shows it."""
+        self.default = default
+        self.metavar = metavar
+        self.parse = parse
+        self.check = check
+        self.doc = doc
+        self._shown = shown
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the field."""
+        self.name = name
+
+    @overload
+    def __get__(self, options: None, owner: type) -> Given: ...
+
+    @overload
+    def __get__(self, options: object, owner: type) -> Value: ...
+
+    def __get__(self, options: object, owner: type) -> Any:
+        """Return the option's value. Of the class: the default, which a dataclass asks for."""
+        return self.default if options is None else options.__dict__[self.name]
+
+    def __set__(self, options: object, value: Given) -> None:
+        """Keep a value. It is not checked: see `pytracer.tracing.option_values`."""
+        options.__dict__[self.name] = value
 
     @property
     def variable(self) -> str:
@@ -94,7 +130,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """The default as a person reads it: 100_000 and "auto", not 100000."""
-        return self.shown or _shown(self.default)
+        return self._shown or _shown(self.default)
 
     @property
     def shown_environment_default(self) -> str:
@@ -109,167 +145,155 @@ def _shown(value: object) -> str:
     return f"{value:_}" if type(value) is int else repr(value)
 
 
-_ALL = (
-    Option(
-        *("output", None, "PATH", parse_none, check_output),
+@dataclass  # in a frozen one, mypy takes the type `Given` for the value
+class TracerOptions:
+    """The options that `Tracer` takes, in the order of the documentation."""
+
+    output: Option[Output, str | None] = Option(
+        *(None, "PATH", parse_none, check_output),
         "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle` or "
         "`.pkl`, or a directory.",
-    ),
-    Option(
-        *("device", "auto", "DEVICE[,DEVICE...]", parse_list, check_devices),
+    )
+    _: KW_ONLY
+    device: Option[str | Sequence[str], tuple[str, ...]] = Option(
+        *("auto", "DEVICE[,DEVICE...]", parse_list, check_devices),
         'The devices to record: `"auto"` (the accelerator that is present, or else the CPU), '
         '`"cpu"`, `"cuda"` or `"npu"` (all devices of the process), one device such as `"cuda:1"`, '
         "or a list of these. A device that torch has not initialised yet is recorded from its "
         "initialisation on.",
-    ),
-    Option(
-        "trace_alloc_max_entries",
+    )
+    trace_alloc_max_entries: Option[int, int] = Option(
         *(100_000, "INTEGER", parse_int, check_int_in(1, MAX_ENTRIES_LIMIT, 100_000)),
         "How many ring events are kept for each device. An allocation is one ring event, and so is "
         "its free; a free that an accelerator's allocator completes later is two. (In a file, an "
         "allocation and its free have five entries on the CPU, and three on an accelerator.) A "
         "ring event takes 48 bytes of memory once it is written. A full ring overwrites its oldest "
         "events, and counts them.",
-    ),
-    Option(
-        *("stack_depth", 32, "INTEGER", parse_int, check_int_in(1, MAX_STACK_DEPTH, 32)),
+    )
+    stack_depth: Option[int, int] = Option(
+        *(32, "INTEGER", parse_int, check_int_in(1, MAX_STACK_DEPTH, 32)),
         f"How many Python frames of a stack are kept, innermost first; at most {MAX_STACK_DEPTH}.",
-    ),
-    Option(
-        *("context", "all", "all|alloc|state|none", parse_none, check_context),
-        'Which stacks are kept. `"all"`: each event has the stack of the thread that caused it. '
-        '`"alloc"`: an allocation and its free both have the stack of the allocation. `"state"`: '
-        "events have no stack, and each live block has the stack of its allocation. `None`: no "
-        "stacks.",
-    ),
-    Option(
-        *("max_stack_bytes", 2**25, "INTEGER", parse_int, check_int_in(*STACK_BYTES_LIMITS, 2**25)),
+    )
+    max_stack_bytes: Option[int, int] = Option(
+        *(2**25, "INTEGER", parse_int, check_int_in(*STACK_BYTES_LIMITS, 2**25)),
         "The most bytes that the table of distinct stacks may take. When the table fills, stacks "
         "that no event and no live block has are given up. An event whose stack does not fit has "
         "no stack, and is counted. All tracers that exist at the same time share the "
         "table, and the bound of the first one applies.",
         shown="32 MiB",
-    ),
-    Option(
-        *("forward_stacks", False, "1|0", parse_bool, check_bool),
+    )
+    forward_stacks: Option[bool, bool] = Option(
+        *(False, "1|0", parse_bool, check_bool),
         "Whether an allocation in the backward pass also has the stack of the forward call that "
         "made its autograd node, and the node's name. An allocation and its free then take 50 to "
         "210 ns more. "
         "This needs a small library that is compiled for the running torch, as the hooks are; "
-        "`pytracer doctor` reports whether it is there. No effect with `context=None`.",
-    ),
-    Option(
-        *("pinned_memory", False, "1|0", parse_bool, check_bool),
+        "`pytracer doctor` reports whether it is there.",
+    )
+    pinned_memory: Option[bool, bool] = Option(
+        *(False, "1|0", parse_bool, check_bool),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as a device of "
         "its own, `host`, next to the CUDA devices. A request and its free then take 200 to 300 ns "
         "more. pytracer wraps torch's allocator of pinned memory until the process ends, which "
         "needs torch 2.8 or newer, and a hook that is compiled at the first use.",
-    ),
-    Option(
-        *("metadata", None, "JSON", parse_json, check_metadata),
+    )
+    metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
+        *(None, "JSON", parse_json, check_metadata),
         "A dict that is written into each snapshot. Its values may be strings, numbers, booleans, "
         "`None`, lists and dicts.",
-    ),
-    Option(
-        *("steps", None, "STEP[,STEP...]", parse_steps, check_steps),
-        "The steps to record, counted from 1. Each of these steps has a snapshot, and no snapshot "
-        "is written at the end of the program. Between these steps, only the live blocks and their "
-        "stacks are tracked. `None`: everything is recorded, and one snapshot is written at the "
-        "end. An empty list, `[]`: everything is recorded, and no snapshot is written at the end; "
-        "`dump()` writes one.",
-    ),
-    Option(
-        "memory_snapshot_num_steps",
+    )
+    steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
+        *(None, "STEP[-STEP][,STEP...]", parse_none, check_steps),
+        "The steps to record, counted from 1: a list, a `range`, or a text such as "
+        '`"3,10-12"`. Each of these steps has a snapshot, and no snapshot is written at the end of '
+        "the program. Between these steps, only the live blocks and their stacks are tracked. "
+        "`None`: everything is recorded, and one snapshot is written at the end. An empty list, "
+        "`[]`: everything is recorded, and no snapshot is written at the end; `dump()` writes one.",
+    )
+    memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", parse_int, check_int_in(1, MAX_STEPS_LIMIT, 1)),
         "How many of the `steps` share a file. The file has everything from the start of the first "
         "of these steps to the end of the last, also what is between them. Needs `steps`.",
-    ),
-    Option(
-        *("schedule", None, "wait=N,active=N,...", parse_schedule, check_schedule),
+    )
+    schedule: Option[Schedule | None, Schedule | None] = Option(
+        *(None, "wait=N,active=N,...", parse_schedule, check_schedule),
         "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
         "variable or on the command line, the arguments of `torch.profiler.schedule()`, such as "
         "`wait=1,active=3`. Consecutive selected steps share a file, which ends at the latest with "
         "a step whose action is `RECORD_AND_SAVE`. The function may be called more than once for a "
         "step.",
-    ),
-    Option(
-        *("step_from", None, "framework|optimizer[:CLASS]|none", parse_none, check_step_from),
+    )
+    step_from: Option[str | None, str | None] = Option(
+        *(None, "framework|optimizer[:CLASS]|none", parse_none, check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
         'profiles. `"optimizer"`: each step of one torch optimizer, the first that steps. '
         '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. `None`: '
         "only `step()`.",
-    ),
-    Option(
-        *("discrete", False, "PHASE[,PHASE...]|1|0", parse_discrete, check_discrete),
+    )
+    discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
+        *(False, "PHASE[,PHASE...]|1|0", parse_discrete, check_discrete),
         "Which phases (`pytracer.annotate`) get a snapshot of their own each time they occur in a "
         "recorded step: a list of names, or `True` for all phases that are not nested in another "
         "phase. Needs `steps` or `schedule`. Decorated coroutines and generators get no snapshot "
         "of their own, because their phases interleave.",
-    ),
-    Option(
-        *("phases", None, "auto|none", parse_none, check_phases),
+    )
+    phases: Option[str | None, str | None] = Option(
+        *(None, "auto|none", parse_none, check_phases),
         '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
         "each step of a torch optimizer is `optimizer`. Each call of a module then takes some 3 µs "
         "of host time more. The arguments and the results of models are noted, so that their "
         "memory has a category. `None`: only the phases that the program names "
         "(`pytracer.annotate`).",
-    ),
-    Option(
-        *("ranks", (), "RANK[,RANK...]", parse_ranks, check_ranks),
-        "Which ranks write the snapshots of steps and the snapshot at the end. Empty: rank 0. A "
-        "process without a rank always writes these snapshots.",
-    ),
-    Option(
-        *("all_ranks", False, "1|0", parse_bool, check_bool),
-        "`True`: all ranks write the snapshots of steps and the snapshot at the end, whatever "
-        "`ranks` is.",
-    ),
-    Option(
-        *("oom_ranks", None, "RANK[,RANK...]", parse_ranks, optional(check_ranks)),
-        "Which ranks write a snapshot when memory runs out; `None`: all.",
-    ),
-    Option(
-        *("role", None, "NAME", str, check_role),
+    )
+    ranks: Option[Sequence[int] | str, Ranks] = Option(
+        *((), "RANK[,RANK...]|all", parse_ranks, check_ranks),
+        "Which ranks write the snapshots of steps and the snapshot at the end: a list, or "
+        '`"all"`. Empty: rank 0. A process without a rank always writes these snapshots, and when '
+        "memory runs out, every rank writes a snapshot.",
+    )
+    all_ranks: Option[bool, bool] = Option(
+        *(False, "1|0", parse_bool, check_bool),
+        '`True`: the same as `ranks="all"`, whatever `ranks` is.',
+    )
+    role: Option[str | None, str | None] = Option(
+        *(None, "NAME", str, check_role),
         "A name for a process without a rank, used in the names of its files in a directory.",
-    ),
-    Option(
-        *("on_oom", True, "1|0", parse_bool, check_bool),
-        "Whether a snapshot is written when memory runs out, before the exception is raised. Needs "
-        "`output`.",
-    ),
-    Option(
-        "max_oom_snapshots",
+    )
+    max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", parse_int, check_int_in(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
-        "How many out-of-memory snapshots are kept: the first ones and the latest. At the limit, "
-        "each further out-of-memory replaces the latest file. `1`: only the latest. `0`: none. "
-        "Each snapshot takes the time of a dump, even if the program survives the out-of-memory.",
-    ),
-    Option(
-        *("keep_last", None, "INTEGER", parse_int, optional(check_int_in(1, MAX_KEPT_LIMIT, None))),
+        "How many out-of-memory snapshots are kept: the first ones and the latest. A snapshot is "
+        "written when memory runs out, before the exception is raised. At the limit, each further "
+        "out-of-memory replaces the latest file. `1`: only the latest. `0`: none is written. "
+        "Each snapshot takes the time of a dump, even if the program survives the out-of-memory. "
+        "Needs `output`.",
+    )
+    keep_last: Option[int | None, int | None] = Option(
+        *(None, "INTEGER", parse_int, optional(check_int_in(1, MAX_KEPT_LIMIT, None))),
         "How many snapshots on demand (`dump_signal`, `trigger_file`) are kept; `None`: all.",
-    ),
-    Option(
-        *("on_snapshot", None, "MODULE:FUNCTION", str, check_callback),
+    )
+    on_snapshot: Option[OnSnapshot, OnSnapshot] = Option(
+        *(None, "MODULE:FUNCTION", str, check_callback),
         'A function, or its name as `"package.module:function"`. When the tracer has written a '
         "file by itself (not by `dump()`), the thread that wrote the file calls the function with "
         "the file's path. There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
         "`pytracer.integrations` has functions that upload the file.",
-    ),
-    Option(
-        *("dump_signal", None, "SIGNAL", str, check_signal),
+    )
+    dump_signal: Option[str | int | None, signal.Signals | None] = Option(
+        *(None, "SIGNAL", str, check_signal),
         'The signal on which a snapshot is written: a name such as `"SIGUSR2"`, or a number. '
         "A handler that the program has installed before the tracer starts runs too.",
-    ),
-    Option(
-        *("trigger_file", None, "FILE", str),
-        lambda name, value: check_path(name, value, "give a file name, or None"),
+    )
+    trigger_file: Option[Output, str | None] = Option(
+        *(None, "FILE", str, check_trigger_file),
         "The path of a file. A snapshot is written each time this file is created or touched. "
         "pytracer looks at the file about once a second.",
-    ),
-)
+    )
 
-OPTIONS = {option.name: option for option in _ALL}
+
+OPTIONS: dict[str, Option[Any, Any]] = {
+    field.name: vars(TracerOptions)[field.name] for field in fields(TracerOptions)
+}
 """Every option of a tracer by name, in the order of the documentation."""
 
 STEP_OPTIONS = ("steps", "memory_snapshot_num_steps", "schedule", "step_from", "discrete")

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from pytracer.tracing.option_checks import Ranks
+
 # Variables of the rank and of the number of ranks: torchrun's (verl and Ray Train set them too),
 # Open MPI's, those of PMI (MPICH, Intel MPI) and of MVAPICH2.
 _LAUNCHERS = (
@@ -36,9 +38,9 @@ class Rank:
         """Whether other processes may write files of the same name."""
         return self.rank is not None and self.world_size != 1
 
-    def selected(self, ranks: tuple[int, ...], all_ranks: bool) -> bool:
-        """Return whether the options, in verl's sense, select this process; without a rank, yes."""
-        return self.rank is None or all_ranks or self.rank in (ranks or (0,))
+    def selected(self, ranks: Ranks) -> bool:
+        """Return whether the option, in verl's sense, selects this process; without a rank, yes."""
+        return self.rank is None or isinstance(ranks, str) or self.rank in (ranks or (0,))
 
     def name(self, role: str | None) -> str:
         """Return the name of the process in file names; without a rank it is not called rank 0."""

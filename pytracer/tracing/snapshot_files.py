@@ -181,28 +181,21 @@ class Files:
 
     def are_wanted(self) -> bool:
         """Return whether this rank writes the snapshots of steps and at the end."""
-        return ranks.current().selected(self._options.ranks, self._options.all_ranks)
+        return ranks.current().selected(self._options.ranks)
 
     def problem_of_ranks(self) -> str | None:
-        """Return why no rank of the job writes files of some kind; None: one does, or unknown.
+        """Return why no rank of the job writes files of steps; None: one does, or unknown.
 
         Only rank 0 has an answer, so that it is said once in a job.
         """
-        rank, options = ranks.current(), self._options
-        if rank.rank != 0 or rank.world_size is None:
+        rank, chosen = ranks.current(), self._options.ranks
+        if rank.rank != 0 or rank.world_size is None or isinstance(chosen, str):
             return None
-        size, problems = rank.world_size, []
-        if options.ranks and not options.all_ranks and min(options.ranks) >= size:
-            problems.append(("ranks", options.ranks, "steps and at the end"))
-        if options.oom_ranks and min(options.oom_ranks) >= size:
-            problems.append(("oom_ranks", options.oom_ranks, "out-of-memory errors"))
+        if not chosen or min(chosen) < rank.world_size:
+            return None
         return (
-            "; ".join(
-                f"no snapshots of {kind} will be written: {name}={brief([*numbers])} selects none "
-                f"of the ranks 0 to {size - 1}"
-                for name, numbers, kind in problems
-            )
-            or None
+            "no snapshots of steps and at the end will be written: "
+            f"ranks={brief([*chosen])} selects none of the ranks 0 to {rank.world_size - 1}"
         )
 
     def of_window(self, window: Window) -> Path:
@@ -215,17 +208,11 @@ class Files:
         number = f"_{occurrence}" if occurrence > 1 else ""
         return self._unclaimed(f"step{step}/{name}{number}", f"step{step}.{name}{number}")
 
-    def out_of_memory(self, now: datetime) -> Path | None:
-        """Return the path of the snapshot of an out-of-memory; None: no snapshot is wanted.
+    def out_of_memory(self, now: datetime) -> Path:
+        """Return the path of the snapshot of an out-of-memory.
 
         If `max_oom_snapshots` files exist when it is written, it replaces the latest of them.
         """
-        rank = ranks.current()
-        chosen = self._options.oom_ranks
-        if self._options.max_oom_snapshots == 0 or not (
-            chosen is None or rank.rank is None or rank.rank in chosen
-        ):
-            return None
         self._oom_snapshots += 1
         time = f"{now:%Y%m%d-%H%M%S-%f}"
         path = self._unclaimed(f"oom_{time}", f"oom-{time}", "torch_memory_oom")

@@ -68,7 +68,7 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "backends": [name for name in recording.indices if name != HOST],
         "trace_alloc_max_entries": options.trace_alloc_max_entries,
         "stack_depth": options.stack_depth,
-        "context": options.context,
+        "context": recording.context,
         "max_stack_bytes": options.max_stack_bytes,
         "forward_stacks": recording.has_forward_stacks,
         "module_phases": MODULE_PHASES.as_metadata(),
@@ -278,7 +278,7 @@ class SnapshotWriter:
             return
         assert self.files is not None
         path = self.files.out_of_memory(datetime.now())
-        if path is None or not self.save(path, {**more, "oom": asdict(event)}):
+        if not self.save(path, {**more, "oom": asdict(event)}):
             return
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -15,13 +14,11 @@ from pytracer.tracing import description, on_demand, phases, process
 from pytracer.tracing.cell_names import cell_names, earlier_of_cell
 from pytracer.tracing.device_recording import DeviceRecording, Indices
 from pytracer.tracing.live_answers import LiveAnswers
-from pytracer.tracing.option_checks import OnSnapshot
-from pytracer.tracing.option_docs import with_options
-from pytracer.tracing.option_values import Device, Options, Output, with_given
-from pytracer.tracing.options import switched_off
+from pytracer.tracing.option_values import Options
+from pytracer.tracing.options import TracerOptions, switched_off
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 from pytracer.tracing.step_recording import StepRecording
-from pytracer.tracing.step_windows import Schedule
+from pytracer.tracing.tracer_arguments import takes_options, with_options
 from pytracer.tracing.training_phases import TRAINING_PHASES
 
 
@@ -38,50 +35,21 @@ class Tracer(LiveAnswers):
     capitals; without a variable it has its default. `PYTRACER=0` switches every tracer off.
 
     Args:
-        ...: see `pytracer.tracing.options.OPTIONS`.
+        ...: see `pytracer.tracing.options.TracerOptions`.
 
     Raises:
         ConfigError: An option cannot be used; the message names its value and the remedy.
     """
 
-    _given: dict[str, object]  # while `__init__` runs
     # For subclasses: defaults of options that replace the documented ones, and whether a process
     # that used no device writes no file.
     _defaults: ClassVar[dict[str, object]] = {}
     _only_if_used: ClassVar[bool] = False
 
-    @with_given
-    def __init__(
-        self,
-        output: Output = None,
-        *,
-        device: Device = "auto",
-        trace_alloc_max_entries: int = 100_000,
-        stack_depth: int = 32,
-        context: str | None = "all",
-        max_stack_bytes: int = 2**25,
-        forward_stacks: bool = False,
-        pinned_memory: bool = False,
-        metadata: dict[str, Any] | None = None,
-        steps: Sequence[int] | None = None,
-        memory_snapshot_num_steps: int = 1,
-        schedule: Schedule | None = None,
-        step_from: str | None = None,
-        discrete: bool | Sequence[str] = False,
-        phases: str | None = None,
-        ranks: Sequence[int] = (),
-        all_ranks: bool = False,
-        oom_ranks: Sequence[int] | None = None,
-        role: str | None = None,
-        on_oom: bool = True,
-        max_oom_snapshots: int = 3,
-        keep_last: int | None = None,
-        on_snapshot: OnSnapshot = None,
-        dump_signal: str | int | None = None,
-        trigger_file: Output = None,
-    ) -> None:
+    @takes_options(TracerOptions)
+    def __init__(self, given: dict[str, Any]) -> None:
         """Check the options; record nothing yet."""
-        self._recording = DeviceRecording(Options.checked(self._given, **self._defaults))
+        self._recording = DeviceRecording(Options.checked(given, **self._defaults))
         default_output = self._defaults.get("output")
         assert default_output is None or isinstance(default_output, str)
         self._writer = SnapshotWriter(self._recording, default_output, self._only_if_used)
@@ -142,7 +110,7 @@ class Tracer(LiveAnswers):
         if self._options.phases == "auto":
             TRAINING_PHASES.begin()
         if self._writer.files is not None:
-            if self._options.on_oom:
+            if self._options.max_oom_snapshots:
                 oom.listeners.add(self._on_oom)
             on_demand.watch(self._on_demand, self._options.dump_signal, self._options.trigger_file)
             self._step_recording.await_first_step()

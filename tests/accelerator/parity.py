@@ -48,7 +48,7 @@ class Rules:
     """The expected differences between the records of pytracer and PyTorch.
 
     Attributes:
-        context: The `context` option of both recorders.
+        context: The `context` of both recorders.
         depth: The tracer's `stack_depth`.
         since: By device, the number of PyTorch's events before pytracer's recording began.
         strangers: By device, the addresses of the blocks that were live when it began.

@@ -42,14 +42,14 @@ def record(recorders: str, backend: str, options: dict[str, Any], output: Path) 
             "all", context=options["context"], stacks="python", max_entries=MAX_ENTRIES
         )
     if recorders != "native":
+        from contexts import with_context
+
         import pytracer
 
         tracer = pytracer.Tracer(
-            device=backend,
-            context=options["context"],
-            stack_depth=options["depth"],
-            trace_alloc_max_entries=MAX_ENTRIES,
-        ).start()
+            device=backend, stack_depth=options["depth"], trace_alloc_max_entries=MAX_ENTRIES
+        )
+        with_context(tracer, options["context"]).start()
     for _ in range(options["parts"]):
         workload.run(options["events"] // options["parts"])
         if tracer is not None and recorders == "both":

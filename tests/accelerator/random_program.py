@@ -50,7 +50,10 @@ def main() -> None:
     if not options.pools:
         Recordable._pool = Recordable._capture = lambda self, rng, device: 0
     tracer = Tracer(
-        device=options.device, context=None, trace_alloc_max_entries=options.entries, on_oom=False
+        device=options.device,
+        stack_depth=1,
+        trace_alloc_max_entries=options.entries,
+        max_oom_snapshots=0,
     )
 
     def start() -> None:

@@ -194,7 +194,7 @@ def run(backend: str, name: str, path: Path | None, settings: str, capacity: int
     api = getattr(torch, backend)
     api.init()
     oom = False
-    tracer = pytracer.Tracer(device=backend, context=None, on_oom=False)
+    tracer = pytracer.Tracer(device=backend, stack_depth=1)
     if path is not None:
         tracer.start()
     try:

@@ -219,4 +219,4 @@ def change_settings(device: ModuleType, settings: str) -> None:
 
 
 def tracer_for(backend: str, entries: int = MAX_ENTRIES) -> Tracer:
-    return Tracer(device=backend, context=None, trace_alloc_max_entries=entries)
+    return Tracer(device=backend, stack_depth=1, trace_alloc_max_entries=entries)

@@ -145,7 +145,7 @@ def test_the_number_of_snapshots_is_limited(
 ) -> None:
     # GIVEN a tracer that wants two files, one that wants none, and one without an output
     two = pytracer.Tracer(tmp_path / "two.pickle", device=backend, max_oom_snapshots=2)
-    none = pytracer.Tracer(tmp_path / "none.pickle", device=backend, on_oom=False)
+    none = pytracer.Tracer(tmp_path / "none.pickle", device=backend, max_oom_snapshots=0)
     nowhere = pytracer.Tracer(device=backend)
     with two, none, nowhere:
         # WHEN memory runs out three times
@@ -181,23 +181,6 @@ def test_the_first_and_the_last_of_fifty_files_remain(
         assert tracer.stats()["oom_snapshots"] == 50
         actions = [ACTIONS[number] for number in tracer.events()["action"]]
         assert actions.count("oom") == 50
-
-
-@pytest.mark.parametrize(("chosen", "files"), [([5], 1), ([0, 4], 0), (None, 1)])
-def test_oom_ranks(
-    backend: str,
-    ask_for_too_much: Callable[[], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    chosen: list[int] | None,
-    files: int,
-) -> None:
-    # GIVEN rank 5
-    monkeypatch.setenv("RANK", "5")
-    # WHEN memory runs out, THEN the process writes a file if its rank is selected
-    with pytracer.Tracer(tmp_path, device=backend, oom_ranks=chosen):
-        ask_for_too_much()
-    assert len(list(tmp_path.glob("oom_*/*"))) == files
 
 
 def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path: Path) -> None:

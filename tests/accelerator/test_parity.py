@@ -14,6 +14,7 @@ import pytest
 from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity
 from accelerator.workload import Workload
+from contexts import with_context
 
 from pytracer import Tracer
 
@@ -73,13 +74,13 @@ def activity(backend: str, seed: int, **options: Any) -> Iterator[Workload]:
 
 
 def tracer_for(backend: str, rules: Rules = ALL, entries: int = MAX_ENTRIES) -> Tracer:
-    return Tracer(
+    tracer = Tracer(
         device=backend,
-        context=rules.context,
         stack_depth=rules.depth,
         trace_alloc_max_entries=entries,
         max_stack_bytes=2**28,  # the activity keeps compiling new functions
     )
+    return with_context(tracer, rules.context)
 
 
 def both_snapshots(device: ModuleType, tracer: Tracer) -> tuple[Snapshot, Snapshot]:

@@ -17,6 +17,7 @@ import simulated
 import torch
 import viewers
 from accelerator.parity import CLOSE_US, require_same
+from contexts import with_context
 from processes import environment, run
 
 from pytracer import Tracer
@@ -117,8 +118,8 @@ def test_the_record_is_that_of_torchs_recorder(
     work = PinnedWork(7)
     work.run(60)
     # WHEN torch's recorder and pytracer's record the same activity
-    tracer = Tracer(device="cuda", pinned_memory=True, context=context, stack_depth=64)
-    tracer.start()
+    tracer = Tracer(device="cuda", pinned_memory=True, stack_depth=64)
+    with_context(tracer, context).start()
     records(context=context)
     before_us = time.time_ns() // 1000
     work.run(1500)

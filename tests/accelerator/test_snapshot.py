@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from contexts import with_context
 from viewers import check_opcodes, check_snapshot
 
 import pytracer
@@ -146,7 +147,9 @@ def test_selected_devices(backend: str, device: ModuleType) -> None:
 def test_tracers_with_different_options(backend: str) -> None:
     # GIVEN tracers with all contexts, and one with a small ring
     contexts = (None, "state", "alloc", "all")
-    tracers = [pytracer.Tracer(device=backend, context=context).start() for context in contexts]
+    tracers = [
+        with_context(pytracer.Tracer(device=backend), context).start() for context in contexts
+    ]
     small = pytracer.Tracer(device=backend, trace_alloc_max_entries=2, stack_depth=1).start()
     # WHEN one block stays allocated, and one is freed
     kept = torch.empty(1000, device=backend)

@@ -516,7 +516,16 @@ sys.exit(7)
 @pytest.mark.parametrize("program", [["program.py"], ["-m", "program"], ["--", "program.py"]])
 def test_run_becomes_the_program(tmp_path: Path, env: Env, program: list[str]) -> None:
     # WHEN a program is run with options of pytracer and of its own
-    command = ["-m", "pytracer", "run", "-o", "job.pickle", "--stack-depth", "1", "--no-on-oom"]
+    command = [
+        "-m",
+        "pytracer",
+        "run",
+        "-o",
+        "job.pickle",
+        "--stack-depth",
+        "1",
+        "--no-pinned-memory",
+    ]
     arguments = ["--output", "mine", "-m", "--", "x y"]
     done = python(*command, *program, *arguments, cwd=tmp_path, env=env, program=REPORT)
     # THEN it has its own arguments, and its exit code is that of the command

@@ -8,6 +8,7 @@ from typing import Any
 import life_programs
 import pytest
 import torch
+from contexts import with_context
 from life_programs import DISTRIBUTED, PROGRAMS, convolutions, custom_function, gradient_penalty
 from synthetic_snapshots import Program
 from torch import nn
@@ -85,7 +86,7 @@ def _categories(content: dict[str, Any] | bytes) -> dict[tuple[str, str], int]:
 
 
 def _train(context: Any = "all") -> dict[str, Any]:
-    with pytracer.Tracer(device="cpu", context=context) as tracer:
+    with with_context(pytracer.Tracer(device="cpu"), context) as tracer:
         model = _model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):

@@ -92,7 +92,7 @@ def test_a_wrong_build_variable_counts_next_to_a_hook(world: World) -> None:
         ({"PYTRACER": "perhaps"}, "PYTRACER='perhaps'"),
         ({"PYTRACER_PATCH_TORCH": "perhaps"}, "PYTRACER_PATCH_TORCH='perhaps'"),
         ({"PYTRACER_STACK_DEPTH": "x"}, "PYTRACER_STACK_DEPTH='x'"),
-        ({"PYTRACER": "1", "PYTRACER_STEPS": "x"}, "PYTRACER_STEPS=['x']"),
+        ({"PYTRACER": "1", "PYTRACER_STEPS": "x"}, "PYTRACER_STEPS='x'"),
     ],
 )
 def test_the_command_reports_variables_that_prevent_recording(

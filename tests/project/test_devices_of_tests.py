@@ -25,4 +25,4 @@ def test_where_a_test_runs() -> None:
     assert [runs_here("test_leaks", "any", *place) for place in places] == [True] + [False] * 3
     # A function's own line comes before that of its module.
     assert runs_here("test_oom", "any", "npu", "2.14.0")
-    assert not runs_here("test_oom", "test_oom_ranks", "npu", "2.14.0")
+    assert not runs_here("test_oom", "test_the_number_of_snapshots_is_limited", "npu", "2.14.0")

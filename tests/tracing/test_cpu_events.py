@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import viewers
+from contexts import with_context
 from core_events import Frames, chain
 from cpu_events import BYTE, Event, block, blocks_of, counts, events_of, frames_of
 from torch import Tensor
@@ -237,7 +238,7 @@ def test_stack_depth(depth: int) -> None:
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
 def test_contexts(context: str | None) -> None:
     # GIVEN a block that is freed and one that stays, each allocated with its own stack
-    with Tracer(context=context) as tracer:
+    with with_context(Tracer(), context) as tracer:
         held, allocated = [torch.empty(500)], chain(sys._getframe())[:32]
         where = block(held[0])
         kept, kept_at = torch.empty(700), chain(sys._getframe())[:32]

@@ -140,7 +140,7 @@ def test_fifty_leave_the_first_files_and_the_last(
 def test_options_of_several_tracers(tmp_path: Path) -> None:
     # GIVEN tracers that write at most one snapshot, none, or have no output
     single = Tracer(tmp_path / "one.pickle", device="cpu", max_oom_snapshots=1)
-    none = Tracer(tmp_path / "none.pickle", device="cpu", on_oom=False)
+    none = Tracer(tmp_path / "none.pickle", device="cpu", max_oom_snapshots=0)
     nowhere = Tracer(device="cpu")
     with single, none, nowhere:
         # WHEN memory runs out twice, THEN one snapshot is written, and all tracers record both
@@ -150,18 +150,6 @@ def test_options_of_several_tracers(tmp_path: Path) -> None:
         assert [path.name.split(".")[0] for path in written(tmp_path)] == ["one"]
         for tracer in (single, none, nowhere):
             assert [ACTIONS[action] for action in tracer.events()["action"]] == ["oom"] * 2
-
-
-@pytest.mark.parametrize(("chosen", "files"), [([5], 1), ([0, 4], 0), (None, 1)])
-def test_oom_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[int] | None, files: int
-) -> None:
-    # GIVEN rank 5
-    monkeypatch.setenv("RANK", "5")
-    # WHEN memory runs out, THEN the rank writes if it is one of the chosen ranks
-    with Tracer(tmp_path, device="cpu", oom_ranks=chosen):
-        ask_for_too_much()
-    assert len(written(tmp_path)) == files
 
 
 def test_without_a_tracer_nothing_happens(

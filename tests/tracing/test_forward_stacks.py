@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from autograd_models import MODELS, ddp
+from contexts import with_context
 from cpu_events import allocs
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -238,9 +239,9 @@ def test_allocations_in_backward_have_the_module_of_the_forward_call() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"forward_stacks": True, "context": None}])
-def test_they_can_be_switched_off(options: dict[str, Any]) -> None:
-    with pytracer.Tracer(device="cpu", **options) as tracer:
+@pytest.mark.parametrize(("is_on", "context"), [(False, "all"), (True, None)])
+def test_they_can_be_switched_off(is_on: bool, context: str | None) -> None:
+    with with_context(pytracer.Tracer(device="cpu", forward_stacks=is_on), context) as tracer:
         MODELS["two_threads"]("cpu")
         snapshot = tracer.snapshot()
     assert not any({"forward_frames", "autograd_node"} & e.keys() for e in allocs(tracer))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from contexts import with_context
 from files_left import load
 from processes import run
 
@@ -314,14 +315,14 @@ def test_overlapping_sessions_record_the_same_as_alone(tmp_path: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "steps": [2, 3], "discrete": True}
     with Tracer(device="cpu", stack_depth=3) as whole_alone:
         run_job(steps)
-    with Tracer(device="cpu", trace_alloc_max_entries=50, context="alloc") as session:
+    with with_context(Tracer(device="cpu", trace_alloc_max_entries=50), "alloc") as session:
         run_job(steps, session=clearing(session, "alone"))
     with Tracer(folders["alone"], **options) as windows:
         run_job(steps, windows=lambda step: windows.step())
     # WHEN all three record the same job together
     with (
         Tracer(device="cpu", stack_depth=3) as run_tracer,
-        Tracer(device="cpu", trace_alloc_max_entries=50, context="alloc") as session,
+        with_context(Tracer(device="cpu", trace_alloc_max_entries=50), "alloc") as session,
         Tracer(folders["together"], **options) as windows,
     ):
         run_job(

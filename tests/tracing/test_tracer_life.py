@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import viewers
+from contexts import with_context
 from core_events import chain
 from cpu_events import (
     BYTE,
@@ -51,7 +52,7 @@ def test_nested_tracers() -> None:
     with Tracer(stack_depth=2) as outer:
         early = torch.empty(100)
         with (
-            Tracer(context=None, trace_alloc_max_entries=2) as inner,
+            with_context(Tracer(trace_alloc_max_entries=2), None) as inner,
             Tracer(stack_depth=30) as deepest,
         ):
             middle = [torch.empty(n) for n in (200, 300, 400)]

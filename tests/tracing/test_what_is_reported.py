@@ -54,12 +54,11 @@ def test_ranks_that_select_none(
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", "2")
     # WHEN a rank that does not exist is to write files
-    pytracer.Tracer("r", device="cpu", ranks=[99], oom_ranks=[2, 3]).start().stop()
+    pytracer.Tracer("r", device="cpu", ranks=[99]).start().stop()
     # THEN the first rank says so
     assert len(logged) == messages
     for message in logged:
         assert "at the end will be written: ranks=[99] selects none of the ranks 0 to 1" in message
-        assert "oom_ranks=[2, 3] selects none" in message
 
 
 def test_a_folder_of_hooks_that_does_not_exist(logged: set[str], tmp_path: Path) -> None:

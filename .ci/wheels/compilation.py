@@ -9,8 +9,9 @@ from pathlib import Path
 from pins import PACKAGES, Release, fetch
 
 from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.hook_key import headers_key
 from pytracer.backends.names import AUTOGRAD, HOST
-from pytracer.backends.ready_hooks import ReadyHook, digests_in, headers_key
+from pytracer.backends.ready_hooks import ReadyHook, digests_in
 from pytracer.backends.running_torch import TorchBuild
 
 # The hook finds torch's libraries by their names, because a process has them loaded before: these

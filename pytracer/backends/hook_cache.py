@@ -11,7 +11,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from pytracer.atomic_file import open_atomically
 from pytracer.backends.hook_folders import HookFolders
@@ -24,7 +25,8 @@ even where the file system counts in whole seconds."""
 NO_KEY = ""
 """What is cached where no hook fits."""
 
-_KEY = re.compile(r"([0-9a-f]{20})?")
+_KEYS = {"key": re.compile(r"[0-9a-f]{20}"), "ready": re.compile(r"([0-9a-f]{20})?")}
+"""What may be cached, by kind: a hook can always be compiled, and a ready one may be missing."""
 
 Stamp = list[int]
 """The size in bytes of a file or folder, and its time of modification in nanoseconds."""
@@ -40,39 +42,47 @@ class HookCache:
             folders: The folders of hooks. A cached key is trusted as a hook is.
         """
         self._folders = folders
-        self._unwritten: dict[
-            str, tuple[str, dict[str, Stamp]]
-        ] = {}  # by file name, not yet written
+        self._unwritten: dict[str, tuple[str, dict[str, Stamp]]] = {}  # by file name
 
-    def get(self, name: str) -> str | None:
-        """Return the cached key or `NO_KEY`. None: nothing is cached, or a file has changed since.
+    def key(
+        self,
+        kind: str,
+        parts: Sequence[bytes],
+        roots: Sequence[Path],
+        facts: Mapping[str, bytes],
+        compute: Callable[[], tuple[str, dict[str, Stamp]]],
+    ) -> str:
+        """Return the cached key or `NO_KEY`; compute it if a file has changed, and keep it.
 
         Args:
-            name: The name of the cache's file, from `cache_name`.
+            kind: "key" for a hook to compile, "ready" for a ready one.
+            parts: What decides the key, with the paths of `roots`, the `facts` and the files.
+            roots: The folders in which the compiler would look for headers, in order.
+            facts: What else decides the ABI, by name.
+            compute: Returns the key, or `NO_KEY`, and the stamps of the files that decide it, and
+                of the folders in which such a file was looked up and not found, by path. That of a
+                file was taken before the file was read, that of a folder after the look-up.
         """
+        decides = [kind.encode(), *parts, *map(os.fsencode, roots)]
+        decides += [b"%s=%s" % (name.encode(), fact) for name, fact in sorted(facts.items())]
+        name = f"{kind}-{hashlib.sha256(bytes(1).join(decides)).hexdigest()[:20]}.json"
+        if (cached := self._read(name, _KEYS[kind])) is not None:
+            return cached
+        computed = self._unwritten[name] = compute()
+        return computed[0]
+
+    def _read(self, name: str, form: re.Pattern[str]) -> str | None:
         for folder in self._folders.chosen():
             if (content := folder.read(name)) is None:
                 continue
             try:
                 cached = json.loads(content)
                 key, seen = cached["key"], cached["seen"]
-                if _KEY.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
+                if form.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
                     return str(key)
             except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue  # the file is not ours, or is damaged: the key is computed again
         return None
-
-    def put(self, name: str, key: str, seen: dict[str, Stamp]) -> None:
-        """Keep a key for `write`.
-
-        Args:
-            name: As for `get`.
-            key: The key, or `NO_KEY`.
-            seen: The stamps of the files that decide the key, and of the folders in which such a
-                file was looked up and not found, by path. That of a file was taken before the file
-                was read, that of a folder after the look-up.
-        """
-        self._unwritten[name] = key, seen
 
     def write(self) -> None:
         """Write the keys that were computed, so that later starts read no headers.
@@ -88,11 +98,6 @@ class HookCache:
                 path = self._folders.destination().directory / name
                 with open_atomically(path) as file:
                     file.write(json.dumps({"key": key, "seen": seen}).encode())
-
-
-def cache_name(kind: str, parts: Iterable[bytes]) -> str:
-    """Return the name of the file that caches one key of one installation."""
-    return f"{kind}-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:20]}.json"
 
 
 def stamp(path: str) -> Stamp:

@@ -1,25 +1,49 @@
-"""The key in a hook's file name: a hash of everything that the hook is compiled from."""
+"""The key of a hook: a hash of headers and of what else decides the ABI.
+
+The key of a hook that is compiled here is in its file name. It covers every header that the
+compiler may read, because it is needed before the compilation. The key of a ready hook covers the
+headers that the compiler did read, so that the hook serves builds of torch that differ in others.
+"""
 
 import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytracer.backends.hook_cache import HookCache, Stamp, cache_name, nearest_folder, stamp
+from pytracer.backends.hook_cache import NO_KEY, HookCache, Stamp, nearest_folder, stamp
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
+
+
+def headers_key(
+    headers: Iterable[str], facts: Mapping[str, bytes], digest: Callable[[str], bytes | None]
+) -> str | None:
+    """Return 20 hexadecimal digits that identify headers and facts; None: a header is missing.
+
+    Args:
+        headers: The paths of the headers.
+        facts: What else decides the ABI, by name.
+        digest: Returns the hash of a header's content, or None if there is no such header.
+    """
+    whole = hashlib.sha256()
+    for name, fact in sorted(facts.items()):
+        whole.update(b"%s=%s\0" % (name.encode(), fact))
+    for header in sorted(headers):
+        content = digest(header)
+        if content is None:
+            return None
+        whole.update(b"%s\0%s" % (os.fsencode(header), content))
+    return whole.hexdigest()[:20]
 
 
 def hook_key(
     source: Path, roots: Sequence[Path], facts: Mapping[str, bytes], cache: HookCache
 ) -> str:
-    """Return 20 hexadecimal digits that identify what a hook is compiled from.
+    """Return the key of a hook that is compiled here, from all headers that it may read.
 
-    The key is a hash of the hook's source, of every header under `roots` that the source includes,
-    directly or not, and of `facts`. Install paths do not count, so that a hook built elsewhere for
-    the same torch is found.
+    Install paths do not count, so that a hook built elsewhere for the same torch is found.
 
     Args:
         source: The hook's source, in one of `roots`.
@@ -30,18 +54,12 @@ def hook_key(
     Raises:
         OSError: A header cannot be read.
     """
-    parts = [os.fsencode(path) for path in (source, *roots)]
-    parts += [b"%s=%s" % (os.fsencode(name), fact) for name, fact in sorted(facts.items())]
-    name = cache_name("key", parts)
-    if key := cache.get(name):
-        return key
-    contents, seen = included_files(source, roots)
-    digest = hashlib.sha256()
-    for part, content in sorted({**facts, **contents}.items()):
-        digest.update(b"%s\0%d\0%s" % (os.fsencode(part), len(content), content))
-    key = digest.hexdigest()[:20]
-    cache.put(name, key, seen)
-    return key
+
+    def compute() -> tuple[str, dict[str, Stamp]]:
+        digests, seen = included_files(source, roots)
+        return headers_key(digests, facts, digests.get) or NO_KEY, seen
+
+    return cache.key("key", [os.fsencode(source)], roots, facts, compute)
 
 
 def included_files(
@@ -50,11 +68,11 @@ def included_files(
     """Return all files under `roots` that `source` includes, directly or not.
 
     Returns:
-        The contents of the files, `source` among them, by the path relative to the root; and the
+        The hashes of the files, `source` among them, by the path relative to the root; and the
         stamps of the files, and of the folders in which a header was looked up and not found, by
         path. While these stamps are the same, so are the contents.
     """
-    contents: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     seen: dict[str, Stamp] = {}
     # torch_npu's headers name 200,000 files, most of them many times. Each is looked up once.
     prefixes = [str(root) for root in roots]
@@ -76,10 +94,10 @@ def included_files(
             continue
         seen[path] = stamp(path)  # before its content is read, which may then be newer
         content = Path(path).read_bytes()
-        contents[os.path.relpath(path, root)] = content
+        digests[os.path.relpath(path, root)] = hashlib.sha256(content).digest()
         for name in map(os.fsdecode, set(_INCLUDE.findall(content))):
             for folder in (os.path.dirname(path), *prefixes):
                 if (folder, name) not in tried:
                     tried.add((folder, name))
                     todo.append(os.path.normpath(os.path.join(folder, name)))
-    return contents, seen
+    return digests, seen

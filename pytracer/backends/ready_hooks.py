@@ -11,20 +11,14 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from pytracer.backends.hook_cache import (
-    NO_KEY,
-    HookCache,
-    Stamp,
-    cache_name,
-    nearest_folder,
-    stamp,
-)
+from pytracer.backends.hook_cache import NO_KEY, HookCache, Stamp, nearest_folder, stamp
+from pytracer.backends.hook_key import headers_key
 from pytracer.backends.names import LIBRARIES
 
 FOLDER = "_ready_hooks"
@@ -52,27 +46,6 @@ class ReadyHook:
     key: str
     headers: tuple[str, ...]
     releases: tuple[str, ...]
-
-
-def headers_key(
-    headers: Iterable[str], facts: Mapping[str, bytes], digest: Callable[[str], bytes | None]
-) -> str | None:
-    """Return 20 hexadecimal digits that identify headers and facts; None: a header is missing.
-
-    Args:
-        headers: The paths of the headers.
-        facts: What else decides the ABI, by name.
-        digest: Returns the hash of a header's content, or None if there is no such header.
-    """
-    whole = hashlib.sha256()
-    for name, fact in sorted(facts.items()):
-        whole.update(b"%s=%s\0" % (name.encode(), fact))
-    for header in sorted(headers):
-        content = digest(header)
-        if content is None:
-            return None
-        whole.update(b"%s\0%s" % (header.encode(), content))
-    return whole.hexdigest()[:20]
 
 
 def digests_in(
@@ -145,23 +118,20 @@ class ReadyHooks:
         self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
     ) -> str:
         """Return the key of the hook for the headers in `roots`, or `NO_KEY`."""
-        parts = [backend.encode(), *(os.fsencode(root) for root in roots)]
-        parts += [b"%s=%s" % (name.encode(), fact) for name, fact in sorted(facts.items())]
         # The index itself: installers may give the index of another pytracer the same time.
-        parts += [_hash_of(directory / INDEX).encode() for directory in self._directories]
-        name = cache_name("ready", parts)
-        if (cached := self._cache.get(name)) is not None:
-            return cached
-        seen: dict[str, Stamp] = {}
-        digest = digests_in(roots, seen)
-        hooks = [hook for _, hook in self._hooks if hook.backend == backend]
-        hooks.sort(key=lambda hook: public(release) not in hook.releases)
-        fitting = (
-            hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
-        )
-        key = next(fitting, NO_KEY)
-        self._cache.put(name, key, seen)
-        return key
+        indices = [_hash_of(directory / INDEX).encode() for directory in self._directories]
+
+        def compute() -> tuple[str, dict[str, Stamp]]:
+            seen: dict[str, Stamp] = {}
+            digest = digests_in(roots, seen)
+            hooks = [hook for _, hook in self._hooks if hook.backend == backend]
+            hooks.sort(key=lambda hook: public(release) not in hook.releases)
+            fitting = (
+                hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
+            )
+            return next(fitting, NO_KEY), seen
+
+        return self._cache.key("ready", [backend.encode(), *indices], roots, facts, compute)
 
     def releases_by_library(self) -> dict[str, list[str]]:
         """Return the versions of torch, and for "npu" of torch_npu, that have ready hooks."""

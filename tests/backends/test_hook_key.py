@@ -243,6 +243,7 @@ def test_a_cached_key_is_not_used_after_a_change(
         b"null",
         b'{"key": "../../other", "seen": {}}',
         b'{"key": 5, "seen": {}}',
+        b'{"key": "", "seen": {}}',
         b'{"key": "00000000000000000000", "seen": {"/nonexistent": [1, 2]}}',
         b'{"key": "00000000000000000000", "seen": 3}',
         b'{"key": "00000000000000000000", "seen": {"a\\u0000b": [1, 2]}}',

@@ -18,7 +18,8 @@ from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_file import sealed
 from pytracer.backends.hook_folders import HookFolders
-from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, headers_key, write_index
+from pytracer.backends.hook_key import headers_key
+from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, write_index
 from pytracer.backends.running_torch import TorchBuild
 
 # This stand-in for a compiler logs its arguments and writes an output file. It fails while the file

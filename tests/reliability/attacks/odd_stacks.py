@@ -59,9 +59,7 @@ class Program:
         self.empty: Callable[..., Any] = lambda size: torch.empty(size, dtype=torch.uint8)
         self._torch_empty, self._uint8 = torch.empty, torch.uint8
         self.depth = depth
-        self.tracer = Tracer(
-            device="cpu", stack_depth=depth, trace_alloc_max_entries=200_000, context="alloc"
-        )
+        self.tracer = Tracer(device="cpu", stack_depth=depth, trace_alloc_max_entries=200_000)
         self.expected: dict[int, Frames] = {}  # by the block's size
         self._sizes = itertools.count(1)
         self.problems: list[str] = []

@@ -103,6 +103,22 @@ def expands(data: DeviceData) -> bool:
     )
 
 
+def why_empty(metadata: Mapping[str, Any]) -> str:
+    """Return why a file has no device that was in use, and what to do, as a part of a sentence.
+
+    Args:
+        metadata: The file's metadata.
+    """
+    reason = (
+        'the program used no recorded device; "pytracer doctor" shows which can be recorded here'
+    )
+    if isinstance(untraced := metadata.get("untraced"), str):
+        reason = untraced.rstrip(".")
+    elif metadata.get("waiting") is True:
+        reason = "it was written while no step was recorded"
+    return f"the file has no events and no segments: {reason}"
+
+
 def chosen_devices(snapshot: Snapshot, device: int | None) -> list[int]:
     """Return the devices to report: the given one, or all devices that were used.
 

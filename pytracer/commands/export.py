@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 import click
 
+from pytracer.analysis.device_data import why_empty
 from pytracer.atomic_file import remove_unfinished
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
@@ -22,7 +23,7 @@ from pytracer.export.origin import Origin, find_origin, unique_names
 from pytracer.export.output_file import open_output
 from pytracer.reading.files import SUFFIXES, find, parse_place
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.snapshot import Snapshot, used_devices
 from pytracer.text import printable
 
 Result = list[str | PytracerError]
@@ -120,7 +121,9 @@ def _stacks(
         stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots, by_category)
         with adding:
             found.update(stacks)
-        return []
+        return (
+            [] if used_devices(snapshot) else [f"{snapshot.path}: {why_empty(snapshot.metadata)}"]
+        )
 
     results = _export_files(files, add, memory_bytes)
     with _opened(output) as file:

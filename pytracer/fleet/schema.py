@@ -167,7 +167,7 @@ TABLES = {
             "leak_begin_bytes": _bytes("the allocated bytes at the end of the first of them"),
             "leak_end_bytes": _bytes("the allocated bytes at the end of the last of them"),
             "leak_bytes_per_step": Field("float64", "the growth per step of all leaks"),
-            "available_bytes": _bytes("the device's memory that was not allocated at the end"),
+            "available_bytes": _bytes("from the last steps' peak to the limit of the process"),
             "exhausted_step": Field("int64", "the step in which the leaks will have taken it"),
         },
     ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation_lines import (
     fitting_text,
     holder_text,
@@ -43,7 +44,8 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
         is_saved: Whether commands can read the file.
     """
     if not file.devices:
-        return Verdict("The file has no events and no segments.", [], [])
+        text = why_empty(file.snapshot.metadata)
+        return Verdict(f"{text[0].upper()}{text[1:]}.", [], [])
     explanation = file.explanations[0]
     lines, is_leak = [explanation.what], explanation.leak == "leak"
     if explanation.oom is not None:

@@ -14,6 +14,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import find_leaks
 from pytracer.analysis.leaks import DeviceLeaks, Growth
 from pytracer.analysis.leaks.growth import steadiness, theil_sen
+from pytracer.analysis.leaks.texts import answer
 from pytracer.reading import load
 
 SEEDS = 60
@@ -268,6 +269,79 @@ def test_the_leak_of_one_file_is_not_hidden_by_another(order: tuple[int, int]) -
     assert (report.verdict, device.verdict, device.observed) == ("leak", "leak", 30)
 
 
+MIB = 1 << 20
+
+
+def training(program: Program, number: int) -> None:
+    """Keep 1 MiB of a step, whose peak is 9 MiB higher; in each fifth step 12 MiB."""
+    program.alloc(MIB, LINE)
+    for address in [program.alloc(MIB, OTHER) for _ in range(9 + 3 * (number % 5 == 0))]:
+        program.free(address)
+
+
+def step_that_runs_out(limit_bytes: int) -> int:
+    """Run `training` without end, and return the first step whose peak is above the limit."""
+    held = 0
+    for number in range(1, 10_000):
+        held += MIB
+        if held + (9 + 3 * (number % 5 == 0)) * MIB > limit_bytes:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("total", "others", "fraction"), [(100, 0, 1.0), (100, 39, 1.0), (100, 0, 0.5), (100, 60, 0.5)]
+)
+def test_the_step_in_which_memory_runs_out(total: int, others: int, fraction: float) -> None:
+    # GIVEN a device, of which others hold a part and of which the process may use a fraction
+    limit = min(total - others, int(total * fraction)) * MIB
+    program = recorded(training, steps=20)
+    reserved = sum(segment["total_size"] for segment in program.content()["segments"])
+    program.metadata["devices"][0] |= {
+        "total_bytes": total * MIB,
+        "free_bytes": (total - others) * MIB - reserved,
+        "reserved_bytes": reserved,
+        "statistics": {"memory_fraction": fraction},
+    }
+    # WHEN the recording ends long before memory runs out
+    (device,) = find_leaks(program.snapshot()).devices
+    # THEN the answer names the step whose peak is above the limit, or one of the same five
+    expected = step_that_runs_out(limit)
+    assert device.exhausted_step is not None
+    assert expected - 5 < device.exhausted_step <= expected
+    assert f"Memory would run out at about step {device.exhausted_step}." in answer(device)
+
+
+def test_the_step_in_which_memory_ran_out() -> None:
+    # GIVEN a program that ran out of memory in step 61, and whose device has much free memory
+    program = recorded(keep, end=lambda program: program.out_of_memory(1 << 40, 1 << 36))
+    (device,) = find_leaks(program.snapshot()).devices
+    # THEN no later step is named
+    assert (device.verdict, device.oom_step, device.exhausted_step) == ("leak", 61, None)
+    assert answer(device).endswith(" Memory ran out in step 61.")
+    # AND an out-of-memory that the program survived is no end: here, in step 1
+    program = recorded(keep, begin=lambda program: program.out_of_memory(1 << 40, 1 << 36))
+    (device,) = find_leaks(program.snapshot()).devices
+    assert (device.verdict, device.oom_step) == ("leak", None)
+    assert device.exhausted_step is not None
+
+
+def test_a_leak_of_later_steps_is_not_hidden_by_one_of_earlier_steps() -> None:
+    # GIVEN a process with a leak in steps 1 to 60, and another one in steps 61 to 90
+    early = recorded(keep)
+    late = recorded(lambda program, _: program.alloc(2 * SIZE, MODEL), first=61, steps=90)
+    for written_ns, program in enumerate((early, late)):
+        program.metadata["written_ns"] = written_ns
+    files = early.snapshot("a.pickle"), late.snapshot("b.pickle")
+    # WHEN the files are searched in any order
+    for order in (files, files[::-1]):
+        (device,) = find_leaks(*order).devices
+        # THEN both are found, and the answer is of the last file
+        found = [(growth.frames[0].line, growth.bytes_per_step) for growth in device.growths]
+        assert found == [(MODEL[2], 2 * SIZE), (LINE[2], SIZE)]
+        assert (device.last, device.bytes_per_step) == (90, 3 * SIZE)
+
+
 def test_files_of_other_programs_are_not_compared() -> None:
     # GIVEN ten files without a process, whose blocks have nothing in common
     snapshots = []
@@ -278,6 +352,19 @@ def test_files_of_other_programs_are_not_compared() -> None:
         snapshots.append(program.snapshot(f"{number}.pickle"))
     (device,) = find_leaks(*snapshots).devices
     assert (device.verdict, device.files) == ("unknown", 1)
+
+
+def test_files_of_ranks_without_metadata_are_not_compared() -> None:
+    # GIVEN nine ranks of one program, each of which holds one block more than the one before
+    snapshots = []
+    for rank in range(9):
+        program = Program()
+        for _ in range(rank + 1):
+            program.alloc(SIZE, LINE)
+        snapshots.append(program.snapshot(f"out/snapshot_rank_{rank}.pickle"))
+    # THEN no rank leaks because another one holds more
+    devices = find_leaks(*snapshots).devices
+    assert [(device.verdict, device.files) for device in devices] == [("unknown", 1)] * 9
 
 
 def part_of(growth: Growth, program: generated_leaks.Program) -> Part:

@@ -236,6 +236,33 @@ def test_files_of_steps_are_compared(tmp_path: Path) -> None:
     assert "from me/train.py:41 train_step" in output.splitlines()[0]
 
 
+def test_a_file_without_devices(tmp_path: Path) -> None:
+    # GIVEN a file without any event or segment, of a process that could not record
+    empty = Program()
+    empty.metadata = file_metadata(untraced="CUDA is not recorded: no hook.", devices=[])
+    path = empty.write(tmp_path / "empty.pickle")
+    # WHEN commands are asked about it, THEN each says what the file lacks, and why
+    sentence = "the file has no events and no segments: CUDA is not recorded: no hook"
+    for command in (["leaks"], ["diff", path], ["export", "--to", "collapsed"]):
+        result = invoke(*command, path)
+        assert result.exit_code == 0
+        assert sentence in " ".join((result.output + result.stderr).split()), command
+    (device,) = find_leaks(load(path)).devices
+    assert (device.verdict, device.reason) == ("unknown", sentence)
+    # AND a file of another recorder names the remedy
+    empty.metadata = {}
+    (device,) = find_leaks(empty.snapshot()).devices
+    assert '"pytracer doctor"' in device.reason
+    # AND next to other files of the process, such a file does not count
+    program = training(30)
+    empty.metadata = file_metadata(devices=[])
+    report = find_leaks(program.snapshot(), empty.snapshot(), empty.snapshot())
+    assert [device.verdict for device in report.devices] == ["leak"]
+    # AND several such files are one answer
+    report = find_leaks(empty.snapshot(), empty.snapshot())
+    assert [device.verdict for device in report.devices] == ["unknown"]
+
+
 def test_errors_are_reported_next_to_results(tmp_path: Path) -> None:
     good = training(30).write(tmp_path / "a.pickle")
     (tmp_path / "b.pickle").write_bytes(b"no pickle")

@@ -81,6 +81,13 @@ def test_one_rank(tmp_path: Path) -> None:
     assert invoke("fleet", "report", tmp_path / "table").exit_code == 0
 
 
+def test_files_without_rank_and_pid_are_of_several_processes(tmp_path: Path) -> None:
+    fleet = Fleet()
+    for name in ("a", "b", "c"):
+        fleet.add(None, None, 1000, source=f"/run7/{name}.pickle", leak_verdict="none")
+    assert fleet_report(fleet.write(tmp_path / "table")).observed_ranks == 3
+
+
 def test_a_lower_peak_is_named_too(tmp_path: Path) -> None:
     fleet = Fleet()
     for rank in range(16):
@@ -230,6 +237,26 @@ def test_a_leak_in_a_trace_is_counted_over_ranks(tmp_path: Path) -> None:
     assert answer(report, "growth")[1] == (
         "Memory grows on ranks 2 and 7 of 10 ranks, by 3 MiB a step at src/c.py:3 keep."
     )
+
+
+def test_a_leak_in_a_later_trace_is_not_hidden_by_an_earlier_one(tmp_path: Path) -> None:
+    # GIVEN a process with a leak in a long trace, and in a later trace the same and another leak
+    fleet = Fleet()
+    row = {"verdict": "leak", "unit": "step", "held_bytes": MIB, "first_step": 5}
+    traces = ((40, 40, {"/a.py:1 f": 1}), (50, 10, {"/a.py:1 f": 2, "/b.py:2 g": 3}))
+    for step, observed, sites in traces:
+        leak = {"leak_verdict": "leak", "leak_unit": "step", "leak_observed": observed}
+        device = fleet.add(0, step, 1000, **leak)
+        for site, rate in sites.items():
+            fleet.rows["leaks"].append(
+                device | row | {"site": site, "bytes_per_step": float(rate * MIB)}
+            )
+    # THEN both are named, each with its rate in the last trace
+    report = fleet_report(fleet.write(tmp_path / "table"))
+    assert {each.site: each.bytes_per_step for each in report.growth} == {
+        "/a.py:1 f": 2 * MIB,
+        "/b.py:2 g": 3 * MIB,
+    }
 
 
 def test_memory_that_rises_and_falls_does_not_grow(tmp_path: Path) -> None:

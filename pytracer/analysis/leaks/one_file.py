@@ -1,7 +1,7 @@
 """The search for leaks in the trace of one file."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -13,16 +13,18 @@ from pytracer.analysis.history import ContradictionError, History, replay
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Verdict
+from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.metadata import (
     device_metadata,
     device_name,
     only_phase,
     read_number,
+    step_at,
     step_boundaries,
 )
-from pytracer.reading.snapshot import Column, Frame, Snapshot, Trace, has_events
+from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
 
 TIME_SLICES = 24
 """The number of slices of a file without steps."""
@@ -99,18 +101,18 @@ def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = N
     """Search the trace of one device for leaks; `history` is its history, if the caller has it."""
     is_traced = 0 <= device < len(snapshot.traces)  # the oldest files have no traces
     if not is_traced or not has_events(snapshot.traces[device]):
-        return _unknown(snapshot, device, "the file has no events of the device")
+        return unknown(snapshot, device, "the file has no events of the device")
     if (phase := only_phase(snapshot)) is not None:
         reason = f"the file has only the events of phase {phase!r}"
-        return _unknown(snapshot, device, reason)
+        return unknown(snapshot, device, reason)
     try:
         history = history or replay(snapshot, device)
     except ContradictionError as error:
-        return _unknown(snapshot, device, str(error))
+        return unknown(snapshot, device, str(error))
     slots = timeline(snapshot, device)
     if slots.slots < 2:
         reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
-        return _unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
+        return unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
     seen = _observe(snapshot, device, history, slots)
     sites = call_sites(snapshot.stacks)
     files = program_files(snapshot.stacks)
@@ -118,17 +120,65 @@ def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = N
     allocated = history.usage.allocated_bytes
     begin, end = int(allocated[slots.edges[1]]), int(allocated[slots.edges[-1]])
     verdict, reason = judged(growths, seen, end)
-    return device_leaks(
-        snapshot,
-        device,
-        verdict,
-        reason,
-        slots.unit,
-        (slots.position, begin, end),
-        growths,
-        releases,
-        _available(snapshot, device, int(allocated[-1])),
+    has_steps = slots.unit == "step"
+    per_step = bytes_per_step(growths)
+    limit = limit_bytes_of(snapshot, device, history)
+    available = None
+    if has_steps and limit is not None:
+        available = limit - _peak_of_last_step(allocated, slots, per_step)
+    found = replace(
+        unknown(snapshot, device, reason),
+        verdict=verdict,
+        unit=slots.unit,
+        first=int(slots.position[0]) if has_steps else None,
+        last=int(slots.position[-1]) if has_steps else None,
+        observed=slots.slots,
+        begin_bytes=begin,
+        end_bytes=end,
+        growths=growths,
+        releases=releases,
+        bytes_per_step=per_step,
+        available_bytes=available,
+        oom_step=_oom_step(snapshot, device, slots),
     )
+    return replace(found, exhausted_step=exhausted_step(found))
+
+
+def bytes_per_step(growths: Sequence[Growth]) -> float:
+    """Return the sum of the growth per step of all leaks."""
+    return sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
+
+
+def exhausted_step(device: DeviceLeaks) -> int | None:
+    """Return the first step after the last one whose peak will be above the limit.
+
+    None without a leak, if the limit is unknown, or if memory has already run out.
+    """
+    available, per_step = device.available_bytes, device.bytes_per_step
+    if device.last is None or available is None or per_step <= 0 or device.oom_step is not None:
+        return None
+    return device.last + 1 + int(min(max(available, 0) / per_step, 2**53))
+
+
+def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:
+    """Return the most bytes that a step like the observed ones allocates at the end of the file.
+
+    Memory runs out at the peak of a step. The peaks of the second half of the steps count, each
+    with the leak's growth since then: an evaluation may have a higher peak than other steps, and
+    the first step a peak that does not return.
+    """
+    half = slots.slots // 2
+    peaks = np.maximum.reduceat(allocated[: slots.edges[-1] + 1], slots.edges[half:-1])
+    grown = (slots.position[-1] - slots.position[half:]) * per_step
+    return int((peaks + grown).max())
+
+
+def _oom_step(snapshot: Snapshot, device: int, slots: Timeline) -> int | None:
+    """Return the incomplete last step, if memory ran out in it."""
+    ooms = np.flatnonzero(snapshot.traces[device].action == OOM)
+    if slots.unit != "step" or len(ooms) == 0 or ooms[-1] < slots.edges[-1]:
+        return None
+    return step_at(step_boundaries(snapshot, device), int(ooms[-1]))
 
 
 def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tuple[Verdict, str]:
@@ -148,60 +198,29 @@ def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tupl
     return "none", "no memory that outlived a step kept growing"
 
 
-def device_leaks(
-    snapshot: Snapshot,
-    device: int,
-    verdict: Verdict,
-    reason: str,
-    unit: Literal["step", "second", "slice", "file"],
-    observed: tuple[Column, int | None, int | None],
-    growths: list[Growth],
-    releases: list[Release],
-    available: int | None,
-) -> DeviceLeaks:
-    """Return the result for one device of the process that wrote `snapshot`."""
-    position, begin, end = observed
-    per_step = sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
-    has_steps = unit == "step" and len(position) > 0
-    last = int(position[-1]) if has_steps else None
-    exhausted = None
-    # With less left than a step takes, memory has run out, or is about to.
-    if available is not None and last is not None and 0 < per_step <= available:
-        exhausted = last + int(min(available / per_step, 2**53))
+def unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
+    """Return that a file does not tell whether a device has leaks, and why."""
     return DeviceLeaks(
-        verdict=verdict,
+        verdict="unknown",
         reason=reason,
         device=device_name(snapshot, device),
         rank=read_number(snapshot.metadata, "rank"),
         pid=read_number(snapshot.metadata, "pid"),
         path=snapshot.path,
         files=1,
-        unit=unit,
-        first=int(position[0]) if has_steps else None,
-        last=last,
-        observed=len(position),
-        begin_bytes=begin,
-        end_bytes=end,
-        growths=growths,
-        releases=releases,
-        bytes_per_step=per_step,
-        available_bytes=available,
-        exhausted_step=exhausted,
+        unit="step",
+        first=None,
+        last=None,
+        observed=0,
+        begin_bytes=None,
+        end_bytes=None,
+        growths=[],
+        releases=[],
+        bytes_per_step=0,
+        available_bytes=None,
+        exhausted_step=None,
+        oom_step=None,
     )
-
-
-def _unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
-    nothing = (np.zeros(0), None, None)
-    return device_leaks(snapshot, device, "unknown", reason, "step", nothing, [], [], None)
-
-
-def _available(snapshot: Snapshot, device: int, allocated: int) -> int | None:
-    """Return the bytes that the program could still allocate at the end; None if unknown."""
-    metadata = device_metadata(snapshot, device)
-    free, reserved = (read_number(metadata, name) for name in ("free_bytes", "reserved_bytes"))
-    if free is None or reserved is None or free < 0 or reserved < allocated:
-        return None
-    return free + reserved - allocated
 
 
 def stack_frames(snapshot: Snapshot, sites: Column) -> Callable[[int], tuple[Frame, ...]]:

@@ -83,10 +83,12 @@ class DeviceLeaks:
         growths: The growths, leaks first, the largest first.
         releases: The largest memory that grew for some steps, but is no leak; at most five.
         bytes_per_step: The sum of the growth per step of all leaks; 0 without a leak.
-        available_bytes: The device's memory that was not allocated at the end of the file and that
-            no other process held; None if unknown.
-        exhausted_step: The step in which the leaks will have taken `available_bytes`; None if
-            unknown, or without a leak.
+        available_bytes: The bytes from the peak of a step at the end of the file to the limit of
+            the process: the memory of the device that no other process held, and at most the memory
+            fraction. Negative if the limit has become lower; None if unknown, or without steps.
+        exhausted_step: The first step in which the leaks will have taken more than
+            `available_bytes`; None if unknown, without a leak, or if memory has already run out.
+        oom_step: The step in which memory ran out, if it is the last one of the file; else None.
     """
 
     verdict: Verdict
@@ -107,6 +109,7 @@ class DeviceLeaks:
     bytes_per_step: float
     available_bytes: int | None
     exhausted_step: int | None
+    oom_step: int | None
 
 
 @dataclass(frozen=True)

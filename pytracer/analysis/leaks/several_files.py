@@ -1,5 +1,6 @@
 """The search for leaks in several files: dumps of one process, files of steps, many ranks."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -8,16 +9,29 @@ from pathlib import Path
 import numpy as np
 
 from pytracer.analysis.call_sites import call_sites
-from pytracer.analysis.device_data import chosen_devices
+from pytracer.analysis.device_data import chosen_devices, why_empty
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames
+from pytracer.analysis.leaks.one_file import (
+    bytes_per_step,
+    exhausted_step,
+    judged,
+    leaks_on_device,
+    stack_frames,
+    unknown,
+)
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
 from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
 from pytracer.reading.metadata import device_name, read_number
 from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot
+
+_NO_DEVICE = "no device"
+"""The name in the result for a process of whose files none has a device."""
+
+_RANK = re.compile(r"rank[_-]?(\d+)")
+"""Ranks in the names that programs give to files of torch's own recorder."""
 
 Block = tuple[int, int, int]
 """A block that is alive at the end of a file: its address, its size, and the key of its stack."""
@@ -64,7 +78,8 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
     host, pid = metadata.get("host"), read_number(metadata, "pid")
     process: tuple[object, ...] = (str(host), pid)
     if pid is None:
-        process = (parse_place(Path(snapshot.path)).who,)
+        who = parse_place(Path(snapshot.path)).who
+        process = (who, *_RANK.findall(snapshot.path.lower()))
     stacks: dict[int, tuple[Frame, ...]] = {}
     alive = {
         device_name(snapshot, index): _alive(snapshot, index, stacks)
@@ -75,7 +90,8 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
         process=process,
         written_ns=read_number(metadata, "written_ns"),
         step=read_number(metadata, "current_step"),
-        devices=[leaks_on_device(snapshot, index) for index in devices],
+        devices=[leaks_on_device(snapshot, index) for index in devices]
+        or [replace(unknown(snapshot, -1, why_empty(metadata)), device=_NO_DEVICE)],
         alive=alive,
         stacks=stacks,
         program_files=program_files(snapshot.stacks),
@@ -107,6 +123,8 @@ def combine(files: Iterable[FileLeaks]) -> LeakReport:
         if all(file.written_ns is not None for file in process):
             process = sorted(process, key=lambda file: file.written_ns or 0)
         names = dict.fromkeys(device.device for file in process for device in file.devices)
+        if len(names) > 1:
+            names.pop(_NO_DEVICE, None)
         devices += [_of_process(process, name) for name in names]
     devices.sort(key=lambda device: device.rank if device.rank is not None else -1)
     verdicts = {device.verdict for device in devices}
@@ -115,23 +133,40 @@ def combine(files: Iterable[FileLeaks]) -> LeakReport:
 
 
 def _of_process(files: Sequence[FileLeaks], name: str) -> DeviceLeaks:
-    """Return the result for one device of one process: from the longest trace, or all ends.
+    """Return the result for one device of one process: from its traces, or from all ends.
 
     A trace with a leak comes before longer ones without: they may be of earlier steps, or of
-    another process, if the files do not name theirs.
+    another process, if the files do not name theirs. Of several traces with leaks, the last one
+    decides, because a leak may begin late. It gets the leaks of the other traces.
     """
     having = [file for file in files if any(d.device == name for d in file.devices)]
     found = [next(d for d in file.devices if d.device == name) for file in having]
-    longest = max(
-        reversed(found),
-        key=lambda device: (device.verdict == "leak", device.unit == "step", device.observed),
-    )
-    if longest.verdict == "leak" or len(having) < 2:
+    leaking = [device for device in found if device.verdict == "leak"]
+    if leaking:
+        return _with_leaks_of(leaking[-1], leaking[-2::-1])
+    longest = max(reversed(found), key=lambda device: (device.unit == "step", device.observed))
+    if len(having) < 2 or name == _NO_DEVICE:
         return longest
     compared = _compare_ends(having, found, name)
     if compared is None or (longest.verdict == "none" and compared.verdict != "leak"):
         return longest
     return compared
+
+
+def _with_leaks_of(device: DeviceLeaks, others: Iterable[DeviceLeaks]) -> DeviceLeaks:
+    """Return the result with the leaks of other call sites in other traces of the process."""
+    growths, known = list(device.growths), {growth.frames[:1] for growth in device.growths}
+    for other in others:
+        if other.unit == device.unit:
+            growths += (
+                growth
+                for growth in other.growths
+                if growth.verdict == "leak" and growth.frames[:1] not in known
+            )
+            known |= {growth.frames[:1] for growth in other.growths}
+    growths.sort(key=lambda growth: (growth.verdict != "leak", -growth.bytes_per_step))
+    found = replace(device, growths=growths, bytes_per_step=bytes_per_step(growths))
+    return replace(found, exhausted_step=exhausted_step(found))
 
 
 def _compare_ends(
@@ -160,13 +195,8 @@ def _compare_ends(
     growths, releases = search(seen, callers)
     totals = [sum(size for _, size, _ in alive) for alive in (ends[0], ends[-1])]
     verdict, reason = judged(growths, seen, totals[1])
-    per_step = sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
-    last = found[-1]
-    exhausted = None
-    if has_steps and per_step > 0 and last.available_bytes is not None:
-        exhausted = known[-1] + int(min(last.available_bytes / per_step, 2**53))
-    return replace(
-        last,
+    compared = replace(
+        found[-1],
         verdict=verdict,
         reason=reason,
         files=len(files),
@@ -178,9 +208,9 @@ def _compare_ends(
         end_bytes=totals[1],
         growths=growths,
         releases=releases,
-        bytes_per_step=per_step,
-        exhausted_step=exhausted,
+        bytes_per_step=bytes_per_step(growths),
     )
+    return replace(compared, exhausted_step=exhausted_step(compared))
 
 
 def _observation(

@@ -53,7 +53,9 @@ def answer(device: DeviceLeaks) -> str:
         leaks = leaks_of(device)
         text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
         text += f"{where_text(leaks)}."
-        if device.exhausted_step is not None:
+        if device.oom_step is not None:
+            text += f" Memory ran out in step {device.oom_step:,}."
+        elif device.exhausted_step is not None:
             text += f" Memory would run out at about step {device.exhausted_step:,}."
         return text
     if device.verdict == "none":

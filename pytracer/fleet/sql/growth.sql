@@ -19,17 +19,22 @@
 -- first_source    with `files`: the first file of the rank on which it grows fastest
 -- source          the last file of this rank
 CREATE OR REPLACE TABLE growth AS
-WITH found AS (
-    SELECT
-        l.site, 'trace' AS evidence, t.process, any_value(t.rank) AS rank,
-        if(bool_or(l.verdict = 'leak'), 'leak', 'unknown') AS verdict,
-        sum(l.bytes_per_step) AS bytes_per_step, any_value(l.unit) AS unit,
-        sum(l.held_bytes)::BIGINT AS held_bytes, min(l.first_step) AS first_step,
-        NULL AS first_source, any_value(t.source) AS source
+WITH traced AS (  -- of several traces with a leak of a call site, the last one
+    SELECT l.*, t.process
     FROM leaks AS l
     JOIN growth_traces AS t USING (source, device)
     WHERE l.verdict = 'leak'
-    GROUP BY l.site, t.process
+    QUALIFY rank() OVER (
+        PARTITION BY t.process, t.device_name, l.site ORDER BY t.written_ns DESC, source
+    ) = 1
+), found AS (
+    SELECT
+        site, 'trace' AS evidence, process, any_value(rank) AS rank, 'leak' AS verdict,
+        sum(bytes_per_step) AS bytes_per_step, any_value(unit) AS unit,
+        sum(held_bytes)::BIGINT AS held_bytes, min(first_step) AS first_step,
+        NULL AS first_source, any_value(source) AS source
+    FROM traced
+    GROUP BY site, process
     UNION ALL
     SELECT
         site, 'files', process, rank, if(is_certain, 'leak', 'unknown'), bytes_per_step, 'step',

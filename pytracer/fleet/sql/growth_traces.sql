@@ -1,15 +1,17 @@
--- Which trace of each process tells whether its memory leaks?
+-- Which traces of each process tell whether its memory leaks?
 --
--- As `pytracer leaks` does, a trace with a leak, and of these the one in which the most steps were
+-- As `pytracer leaks` does: all traces with a leak, or else the trace in which the most steps were
 -- observed.
 --
 -- process, rank   the process
 -- source, device  the file, and the device in it
+-- device_name     the name of the device
+-- written_ns      when the file was written
 -- leak_verdict    `leak`, `none` or `unknown`
 CREATE OR REPLACE TABLE growth_traces AS
 WITH ordered AS (
     SELECT
-        p.process, p.rank, p.source, k.device, k.leak_verdict,
+        p.process, p.rank, p.source, k.device, k.device_name, p.written_ns, k.leak_verdict,
         row_number() OVER (
             PARTITION BY p.process, k.device_name
             ORDER BY
@@ -20,4 +22,4 @@ WITH ordered AS (
     JOIN processes AS p USING (source)
     WHERE k.leak_verdict IS NOT NULL
 )
-SELECT * EXCLUDE (place) FROM ordered WHERE place = 1;
+SELECT * EXCLUDE (place) FROM ordered WHERE place = 1 OR leak_verdict = 'leak';

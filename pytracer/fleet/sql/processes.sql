@@ -2,7 +2,8 @@
 --
 -- source          the file
 -- rank            the rank; null: unknown
--- process         the process as text: its role, if it has one, with its rank, or host and process id
+-- process         the process as text: its role, if it has one, with its rank, or host and process id,
+--                 or host and file
 -- role, host, pid, kind, file_phase, written_ns, error     as in the table `files`
 -- step            the step of the file
 -- first_step, last_step     the steps of the file's window, or its step
@@ -25,7 +26,7 @@ SELECT
         nullif(role, ''),
         CASE
             WHEN rank IS NOT NULL THEN 'rank ' || rank
-            ELSE concat_ws(', ', coalesce(host, 'unknown host'), 'pid ' || pid)
+            ELSE concat_ws(', ', coalesce(host, 'unknown host'), coalesce('pid ' || pid, source))
         END
     ) AS process,
     coalesce(role, '') AS role,

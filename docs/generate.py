@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import answer_picture
 import where_it_runs
 
-from pytracer.analysis.diff import Difference, DirectoryDifference
+from pytracer.analysis.diff import Difference
 from pytracer.analysis.diff.limit import LimitCheck
 from pytracer.analysis.groups import Held
 from pytracer.analysis.leaks import LeakReport
@@ -71,13 +71,9 @@ JSON_ROOTS = {
         "`errors`. The list of a file has a `Fragmentation` for each device:",
         Fragmentation,
     ),
-    "`pytracer diff --json`, of two files": (
+    "`pytracer diff --json`": (
         "The object has `schema_version`, and the attributes of `Difference`:",
         Difference,
-    ),
-    "`pytracer diff --json`, of two directories": (
-        "The object has `schema_version`, and the attributes of `DirectoryDifference`:",
-        DirectoryDifference,
     ),
     "`pytracer diff --fail-over --json`": (
         "The object has also the key `limit`, a `LimitCheck`:",

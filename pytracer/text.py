@@ -32,7 +32,8 @@ def file_name(text: str) -> str:
 def size(count_bytes: int) -> str:
     """Return bytes to four digits, as in "12.05 MiB"."""
     number, unit = float(count_bytes), 0
-    while abs(number) >= 1024 and unit + 1 < len(_UNITS):
+    # 1023.96 rounds to 1024 of a unit, which is 1 of the next.
+    while float(f"{abs(number):.4g}") >= 1024 and unit + 1 < len(_UNITS):
         number, unit = number / 1024, unit + 1
     return f"{number:.4g} {_UNITS[unit]}"
 
@@ -78,7 +79,8 @@ def utc_time(time_us: int) -> str:
 
 def duration(duration_us: int) -> str:
     """Return microseconds to four digits, as in "1.5 ms"."""
-    _, unit_us, unit = next(row for row in _DURATIONS if abs(duration_us) < row[0])
+    rounded_us = abs(float(f"{duration_us:.4g}"))
+    _, unit_us, unit = next(row for row in _DURATIONS if rounded_us < row[0])
     return f"{duration_us / unit_us:.4g} {unit}"
 
 

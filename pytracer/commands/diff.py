@@ -13,22 +13,15 @@ from rich.text import Text
 from pytracer.analysis.diff import (
     DeviceDifference,
     Difference,
-    DirectoryDifference,
     SnapshotSummary,
-    compare_directories,
-    compare_summaries,
+    SummaryPair,
+    compare,
     summarise,
 )
-from pytracer.analysis.diff.changes import (
-    CategoryChange,
-    Change,
-    ModuleChange,
-    PhaseChange,
-    SiteChange,
-)
+from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
-from pytracer.analysis.diff.texts import AT, delta, device_answer, frames_text, most_text
+from pytracer.analysis.diff.texts import AT, answers, delta, falsified, site_text
 from pytracer.commands.diff_amounts import amounts_table
 from pytracer.commands.json_output import write_json
 from pytracer.commands.parallel import in_parallel, print_errors
@@ -41,12 +34,10 @@ from pytracer.commands.shared_options import (
 )
 from pytracer.commands.table import Fitted, new_table
 from pytracer.errors import PytracerError
-from pytracer.reading.files import match
+from pytracer.reading.files import MatchedFiles, Place, match
 from pytracer.reading.reader import load
 from pytracer.reading.to_json import SCHEMA_VERSION
-from pytracer.text import number, printable, size
-
-AnyChange = SiteChange | PhaseChange | CategoryChange | ModuleChange
+from pytracer.text import printable, size
 
 
 def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Limit | None:
@@ -101,9 +92,8 @@ def diff_command(
             f"{baseline} and {new} are a file and a directory: give two files or two directories"
         )
     read = partial(_read, device=device)
-    compare = _diff_directories if are_directories[0] else _diff_files
     try:
-        report, pairs, failed = compare(baseline, new, read, memory_bytes)
+        report, pairs, failed = _compared(baseline, new, read, memory_bytes)
     except PytracerError as error:
         if limit is None:
             raise
@@ -126,13 +116,11 @@ def diff_command(
 
 _EXIT_CODES = {"within": 0, "over": 1, "unknown": 3}
 
-_Pairs = list[tuple[str, SnapshotSummary, SnapshotSummary]]
 
-
-def _missing(report: Difference | DirectoryDifference) -> Iterator[str]:
-    """Yield what could not be compared, apart from devices."""
-    if isinstance(report, DirectoryDifference):
-        yield from report.errors
+def _missing(report: Difference) -> Iterator[str]:
+    """Yield which files could not be compared; `check_limit` finds missing devices itself."""
+    yield from report.errors
+    if os.path.isdir(report.baseline):
         yield from (f"{path} has no counterpart" for path in report.only_baseline)
         yield from (f"{path} has no counterpart" for path in report.only_new)
 
@@ -141,24 +129,19 @@ def _read(path: Path, device: int | None) -> SnapshotSummary:
     return summarise(load(path), device)
 
 
-def _diff_files(
+def _compared(
     baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
-) -> tuple[Difference | DirectoryDifference, _Pairs, bool]:
-    """Return the difference of two files, as `_diff_directories` does."""
-    results = in_parallel(read, [baseline, new], "Reading snapshots", memory_bytes)
-    summaries = [result for result in results if isinstance(result, SnapshotSummary)]
-    if len(summaries) < len(results):
-        raise next(result for result in results if isinstance(result, PytracerError))
-    before, after = summaries
-    return compare_summaries(before, after), [("", before, after)], False
+) -> tuple[Difference, list[SummaryPair], bool]:
+    """Return the difference, the pairs of files, and whether a file was unreadable.
 
-
-def _diff_directories(
-    baseline: Path, new: Path, read: Callable[[Path], SnapshotSummary], memory_bytes: int | None
-) -> tuple[Difference | DirectoryDifference, _Pairs, bool]:
-    """Return the difference of two directories, the pairs, and whether a file was unreadable."""
+    Raises:
+        PytracerError: Nothing can be compared.
+    """
     unsearched: list[PytracerError] = []
-    matched = match(baseline, new, unsearched.append)
+    is_directory = os.path.isdir(baseline)
+    matched = MatchedFiles([(Place(), baseline, new)], [], [])
+    if is_directory:
+        matched = match(baseline, new, unsearched.append)
     if not matched.pairs:
         raise PytracerError(
             f"no snapshot in {baseline} has a counterpart with the same step, phase and rank in "
@@ -166,114 +149,65 @@ def _diff_directories(
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
-    pairs: _Pairs = []
+    pairs: list[SummaryPair] = []
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(
         matched.pairs, results[::2], results[1::2], strict=True
     ):
-        where = str(place) or str(path)
+        where = (str(place) or str(path)) if is_directory else ""
         if isinstance(before, SnapshotSummary) and isinstance(after, SnapshotSummary):
             pairs.append((where, before, after))
-        errors += (f"{where}: {e}" for e in (before, after) if isinstance(e, PytracerError))
-    report = compare_directories(
-        str(baseline),
-        str(new),
-        pairs,
-        map(str, matched.only_first),
-        map(str, matched.only_second),
-        errors,
-    )
+            continue
+        found = [error for error in (before, after) if isinstance(error, PytracerError)]
+        if not is_directory:
+            raise found[0]
+        errors += (f"{where}: {error}" for error in found)
+    only_baseline, only_new = map(str, matched.only_first), map(str, matched.only_second)
+    report = compare(str(baseline), str(new), pairs, only_baseline, only_new, errors)
     return report, pairs, print_errors([*unsearched, *results])
 
 
-def show(report: Difference | DirectoryDifference, top: int = TOP) -> None:
+def show(report: Difference, top: int = TOP) -> None:
     """Print a difference."""
     console = Console(highlight=False)
-    for answer in _answers(report):
+    for sentence in falsified(report):
+        console.print(Text(printable(sentence)))
+    for answer in answers(report):
         console.print(Text(printable(answer), "bold"))
     title = Text(printable(f"{report.baseline} → {report.new}"))
     console.print(title, soft_wrap=True)
-    if isinstance(report, Difference):
-        pairs = 1
-        for device in report.devices:
-            console.print()
-            _show_device(console, device, top)
-    else:
-        pairs = report.pairs
-        _show_directories(console, report, top)
+    for error in report.errors:
+        console.print(Text(printable(f"Not compared: {error}")), soft_wrap=True)
     for side, only in ((report.baseline, report.only_baseline), (report.new, report.only_new)):
         for name in only:
             console.print(Text(printable(f"Only in {side}: {name}")), soft_wrap=True)
     if report.metadata:
         console.print()
-        console.print(_facts(report.metadata, pairs))
-
-
-def _answers(report: Difference | DirectoryDifference) -> Iterator[str]:
-    """Yield what a reader wants to know first: how much usage changed, and where most."""
-    if isinstance(report, DirectoryDifference):
-        if report.files:
-            largest = max(report.files, key=lambda file: abs(file.delta_bytes))
-            yield (
-                f"The peaks of {number(report.pairs, 'pair')} of files differ by "
-                f"{delta(largest.delta_bytes)} at most, in {largest.place}"
-                f"{most_text(report.sites)}."
-            )
-        return
-    yield from filter(None, map(device_answer, report.devices))
+        console.print(_facts(report.metadata, report.pairs))
+    if report.files and top:
+        console.print()
+        console.print(_changes("file", report.files, top))
+    for device in report.devices:
+        console.print()
+        _show_device(console, device, top)
 
 
 def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
     same = device.before == device.after
     name = device.before if same else f"{device.before} → {device.after}"
+    is_mean = device.pairs > 1
+    some = "Some are compared" if is_mean and device.at == "peak" else "Compared"
     for reason in device.reasons:
-        console.print(Text(printable(f"Compared at the end, not at the peaks: {reason}")))
+        console.print(Text(printable(f"{some} at the end, not at the peaks: {reason}")))
     _show_notes(console, device.notes)
-    console.print(amounts_table(device, f"{printable(name)}, at {AT[device.at]}"))
-    _show_changes(console, device, top)
-
-
-def _show_directories(console: Console, report: DirectoryDifference, top: int) -> None:
-    for reason in report.reasons:
-        console.print(Text(printable(f"Some are compared at the end, not at the peaks: {reason}")))
-    _show_notes(console, report.notes)
-    for error in report.errors:
-        console.print(Text(printable(f"Not compared: {error}")), soft_wrap=True)
-    console.print()
-    by_delta = sorted(report.files, key=lambda file: -abs(file.delta_bytes))
-    shown = {id(file) for file in by_delta[: max(top, 1)]}
-    table = new_table("delta", "baseline", "new", "file", title="Allocated at the peaks", text=-1)
-    for file in report.files:
-        if id(file) not in shown:
-            continue
-        name = file.place if file.at == "peak" else f"{file.place} (at the end)"
-        table.add_row(
-            delta(file.delta_bytes),
-            size(file.before_bytes),
-            size(file.after_bytes),
-            Text(printable(name), overflow="fold"),
-        )
-    if others := len(report.files) - len(shown):
-        table.add_row("", "", "", f"({others:,} others, which differ less)")
-    if report.files:
-        console.print(table)
-    _show_changes(console, report, top)
-
-
-def _show_notes(console: Console, notes: Iterable[str]) -> None:
-    for note in notes:
-        console.print(f"{note}.", markup=False)
-
-
-def _show_changes(
-    console: Console, report: DeviceDifference | DirectoryDifference, top: int
-) -> None:
-    has_phases = not {phase.phase for phase in report.phases} <= {"", None}
-    tables: dict[str, Sequence[AnyChange]] = {
-        "category": report.categories,
-        "module": report.modules,
-        "call site": report.sites,
-        "phase": report.phases if has_phases else [],
+    title = f"{printable(name)}, at {AT[device.at]}"
+    console.print(amounts_table(device, f"{title}, on average" if is_mean else title))
+    has_phases = not {phase.name for phase in device.phases} <= {"", None}
+    tables: dict[str, Sequence[Change]] = {
+        "category": device.categories,
+        "module": device.modules,
+        "call site": device.sites,
+        "phase": device.phases if has_phases else [],
     }
     for what, changes in tables.items():
         if changes and top:
@@ -281,13 +215,18 @@ def _show_changes(
             console.print(_changes(what, changes, top))
 
 
-def _changes(what: str, changes: Sequence[AnyChange], top: int) -> Table | str:
+def _show_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"{note}.", markup=False)
+
+
+def _changes(what: str, changes: Sequence[Change], top: int) -> Table | str:
     differing = [change for change in changes if change.is_change]
     if not differing:
         return f"Every {what} holds as much as before."
     is_mean = differing[0].largest_in is not None
     title = f"By {what}, on average" if is_mean else f"By {what}"
-    last = "most in" if is_mean else "allocations" if what == "phase" else "blocks"
+    last = "most in" if is_mean else "blocks" if what not in ("phase", "file") else "allocations"
     table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
     for change in differing[:top]:
         table.add_row(
@@ -295,7 +234,7 @@ def _changes(what: str, changes: Sequence[AnyChange], top: int) -> Table | str:
             "(new)" if change.kind == "new" else size(change.before_bytes),
             "(gone)" if change.kind == "gone" else size(change.after_bytes),
             _most_in(change) if is_mean else _counts(change),
-            _name(change),
+            _name(what, change),
         )
     if others := differing[top:]:
         total = sum(change.delta_bytes for change in others)
@@ -314,23 +253,21 @@ def _most_in(change: Change) -> Text:
     return Text(largest + printable(change.largest_in or ""), overflow="fold")
 
 
-def _name(change: AnyChange) -> Text | Fitted:
-    if isinstance(change, CategoryChange):
-        return Text(printable(change.category.replace("_", " ")), overflow="fold")
-    if isinstance(change, ModuleChange):
-        module = "(none)" if change.module is None else printable(change.module)
-        return Text(module, overflow="fold")
-    if isinstance(change, PhaseChange):
-        phase = "(before the trace)" if change.phase is None else printable(change.phase)
-        return Text(phase or "(none)", overflow="fold")
+def _name(what: str, change: Change) -> Text | Fitted:
+    name = change.name
+    if what == "call site":
+        return Fitted(partial(_site, change), _site(change, None))
+    if name is None:
+        return Text("(before the trace)" if what == "phase" else "(none)")
+    text = site_text(name) or "(none)"
+    return Text(printable(text.replace("_", " ") if what == "category" else text), overflow="fold")
 
-    def fitted(width: int | None) -> str:
-        if change.matched_by in (None, "line"):
-            return frames_text(change.after or change.before, width)
-        was = None if width is None else width - len("was ")
-        return f"{frames_text(change.after, width)}\nwas {frames_text(change.before, was)}"
 
-    return Fitted(fitted, fitted(None))
+def _site(change: Change, width: int | None) -> str:
+    if change.matched_by in (None, "line"):
+        return site_text(change.name, width)
+    was = None if width is None else width - len("was ")
+    return f"{site_text(change.after, width)}\nwas {site_text(change.before, was)}"
 
 
 def _facts(facts: Iterable[OptionChange], pairs: int) -> Table:

@@ -10,12 +10,6 @@ from pytracer.text import size
 _AMOUNTS = {
     "requested_bytes": "requested",
     "allocated_bytes": "allocated",
-    "allocs": "allocations",
-    "frees": "frees",
-}
-_AMOUNTS_OF_ACCELERATORS = {
-    "requested_bytes": "requested",
-    "allocated_bytes": "allocated",
     "active_bytes": "active",
     "reserved_bytes": "reserved",
     "fragmentation_bytes": "reserved - allocated",
@@ -31,15 +25,16 @@ _AMOUNTS_OF_ACCELERATORS = {
     "ooms": "out of memory",
     "retries": "retries",
 }
+_OF_CPU = ("requested_bytes", "allocated_bytes", "allocs", "frees")
 
 
 def amounts_table(device: DeviceDifference, title: str) -> Table:
     """Make the table of the amounts of a device, and of their differences."""
     is_cpu = device.before == device.after == "cpu"
     table = new_table("delta", "baseline", "new", "", title=title, text=-1)
-    for key, name in (_AMOUNTS if is_cpu else _AMOUNTS_OF_ACCELERATORS).items():
+    for key, name in _AMOUNTS.items():
         amount = device.amounts[key]
-        if not amount.before and not amount.after:
+        if (is_cpu and key not in _OF_CPU) or (not amount.before and not amount.after):
             continue
         show = size if key.endswith("_bytes") else "{:,}".format
         table.add_row(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pytracer.analysis.diff import compare_summaries, summarise
-from pytracer.analysis.diff.texts import device_answer, frames_text
+from pytracer.analysis.diff import compare_snapshots
+from pytracer.analysis.diff.texts import device_answer, falsified, site_text
 from pytracer.page.tables import shortened
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import printable
@@ -17,17 +17,16 @@ def difference_of(run: Snapshot, baseline: Snapshot) -> dict[str, Any]:
 
     Of several devices, the one whose allocated memory changed most is shown.
     """
-    found = compare_summaries(summarise(baseline), summarise(run))
+    found = compare_snapshots(baseline, run)
     if not found.devices:
         return {"rows": [], "sentence": "The files have no device in common."}
     device = max(found.devices, key=lambda each: abs(each.amounts["allocated_bytes"].delta or 0))
-    sentences = [device_answer(device), *(f"{note}." for note in device.notes)]
+    sentences = [*falsified(found), device_answer(device)]
+    sentences += (f"{note}." for note in device.notes)
     sentences += [f"Compared at the end, not at the peaks: {why}" for why in device.reasons]
     rows = [
         {
-            "site": shortened(
-                printable(frames_text(change.after or change.before).replace("\n", " "))
-            ),
+            "site": shortened(printable(site_text(change.name))),
             "before_bytes": change.before_bytes,
             "after_bytes": change.after_bytes,
         }

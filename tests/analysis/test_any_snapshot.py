@@ -15,7 +15,7 @@ from amount import amount
 from click.testing import CliRunner
 
 from pytracer.analysis import explain, fragmentation, who_holds
-from pytracer.analysis.diff import compare_directories, compare_snapshots, summarise
+from pytracer.analysis.diff import compare, compare_snapshots, summarise
 from pytracer.analysis.diff.limit import check_limit, parse_limit
 from pytracer.analysis.report import stats
 from pytracer.commands.json_output import write_json
@@ -129,7 +129,7 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     def directories() -> None:
         summaries = summarise(snapshot), summarise(baseline)
         pairs = [("step 1", *summaries), ("step 2", *summaries[::-1])]
-        write_json(compare_directories("a", "b", pairs), path=str(folder / "diff.json"))
+        write_json(compare("a", "b", pairs), path=str(folder / "diff.json"))
 
     def limit() -> None:
         pairs = [("", summarise(baseline), summarise(snapshot))]

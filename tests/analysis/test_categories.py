@@ -13,7 +13,7 @@ import pytracer
 from pytracer import text
 from pytracer.analysis import explain
 from pytracer.analysis.categories import CategoryUsage
-from pytracer.analysis.diff import compare_summaries, summarise
+from pytracer.analysis.diff import compare, summarise
 from pytracer.analysis.groups import who_holds
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.errors import PytracerError
@@ -144,7 +144,7 @@ def test_a_comparison_has_the_categories_of_both_peaks(path: Path, tmp_path: Pat
         model(torch.ones(512, 64)).square().sum().backward()
     # WHEN they are compared
     summaries = [summarise(load(source)) for source in (path, other)]
-    (difference,) = compare_summaries(*summaries).devices
+    (difference,) = compare("a", "b", [("", *summaries)]).devices
     # THEN each category has the bytes of both peaks
     reports = [summary.devices[0].report.categories for summary in summaries]
     sizes = []
@@ -153,13 +153,12 @@ def test_a_comparison_has_the_categories_of_both_peaks(path: Path, tmp_path: Pat
         assert report.at_peak is not None
         sizes.append({usage.category: usage.size_bytes for usage in report.at_peak})
     assert {
-        change.category: (change.before_bytes, change.after_bytes)
-        for change in difference.categories
+        change.name: (change.before_bytes, change.after_bytes) for change in difference.categories
     } == {name: tuple(size.get(name, 0) for size in sizes) for name in {**sizes[0], **sizes[1]}}
     output = invoke("diff", path, other).output
     assert "By category" in output
     assert "optimizer state" in output
     # AND a file without the owners of blocks is not compared by category
     old = summarise(load(GOLDEN / "snapshot-1.4-cpu.pickle"))
-    (difference,) = compare_summaries(old, summaries[1]).devices
+    (difference,) = compare("a", "b", [("", old, summaries[1])]).devices
     assert difference.categories == []

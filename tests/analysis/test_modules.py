@@ -242,7 +242,7 @@ def test_the_commands_show_modules(tmp_path: Path) -> None:
     assert "(1 other)" in invoke("stats", paths[1], "--top", len(held.groups) - 1).output
     # AND a comparison has the modules that differ
     (difference,) = compare_snapshots(load(paths[0]), snapshot).devices
-    changes = {change.module: change.delta_bytes for change in difference.modules}
+    changes = {change.name: change.delta_bytes for change in difference.modules}
     assert changes["1"] == 512 * 256 * 4
     text = invoke("diff", *paths).output
     assert "By module" in text

@@ -81,6 +81,8 @@ def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
         (-2048, "-2 KiB"),
         (3 << 40, "3 TiB"),
         (12634000, "12.05 MiB"),
+        ((1 << 30) - 10_000, "1 GiB"),  # 1023.99 MiB
+        (1 - (1 << 20), "-1 MiB"),
         (1 << 80, "1.049e+06 EiB"),
     ],
 )
@@ -90,7 +92,10 @@ def test_sizes(count: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("duration_us", "text"),
-    [(0, "0 µs"), (999, "999 µs"), (1500, "1.5 ms"), (2_000_000, "2 s"), (36 * 10**9, "10 h")],
+    [
+        *((0, "0 µs"), (999, "999 µs"), (1500, "1.5 ms"), (2_000_000, "2 s"), (36 * 10**9, "10 h")),
+        (999_990, "1 s"),
+    ],
 )
 def test_durations(duration_us: int, text: str) -> None:
     assert duration(duration_us) == text

@@ -1,18 +1,13 @@
-"""The comparison of the devices of two snapshots."""
+"""The comparison of the devices of two snapshots, or of many pairs of snapshots."""
 
-from collections.abc import Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytracer.analysis.diff.changes import (
-    Held,
-    Key,
-    Pair,
-    category_changes,
-    module_changes,
-    phase_changes,
-    site_changes,
-)
-from pytracer.analysis.diff.differences import Amount, DeviceDifference, FileDifference
+from pytracer.analysis.diff.changes import Change, Held, Key, Pair, changes, site_changes
+from pytracer.analysis.diff.differences import Amount, DeviceDifference
+from pytracer.analysis.diff.matching import Line, Lines
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
 from pytracer.reading.snapshot import Frame
@@ -36,6 +31,8 @@ class DevicePair:
     """Two devices that are compared, and the data that both have.
 
     Attributes:
+        place: What the files are of, as in "step 3, rank 0".
+        baseline, new: The files.
         before, after: The devices.
         reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
         uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
@@ -43,6 +40,9 @@ class DevicePair:
             None if only one side has them.
     """
 
+    place: str
+    baseline: SnapshotSummary
+    new: SnapshotSummary
     before: DeviceSummary
     after: DeviceSummary
     reasons: list[str]
@@ -91,45 +91,79 @@ def pair_devices(
     )
 
 
-def device_difference(pair: DevicePair) -> DeviceDifference:
-    """Return the difference between two devices."""
+def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
+    """Return the difference between the devices of one kind, in one or several pairs of files."""
+    is_certain = all(
+        pair.reasons or (pair.before.report.is_peak_certain and pair.after.report.is_peak_certain)
+        for pair in pairs
+    )
     return DeviceDifference(
-        before=pair.before.name,
-        after=pair.after.name,
-        at="end" if pair.reasons else "peak",
-        reasons=pair.reasons,
-        notes=[*(uncertain_note(side, more) for side, more in pair.uncertain), *pair.notes],
-        is_certain=bool(pair.reasons)
-        or (pair.before.report.is_peak_certain and pair.after.report.is_peak_certain),
-        amounts=_amounts(pair),
-        sites=[] if pair.sites is None else site_changes([pair.sites]),
-        phases=[] if pair.phases is None else phase_changes([pair.phases]),
-        categories=[] if pair.categories is None else category_changes([pair.categories]),
-        modules=[] if pair.modules is None else module_changes([pair.modules]),
+        before=_name([pair.before.name for pair in pairs]),
+        after=_name([pair.after.name for pair in pairs]),
+        pairs=len(pairs),
+        at="end" if all(pair.reasons for pair in pairs) else "peak",
+        reasons=list(dict.fromkeys(reason for pair in pairs for reason in pair.reasons)),
+        notes=_notes(pairs),
+        is_certain=is_certain,
+        amounts=_amounts(pairs),
+        sites=site_changes(
+            [pair.sites for pair in pairs if pair.sites is not None],
+            _lines(pair.baseline for pair in pairs),
+            _lines(pair.new for pair in pairs),
+        ),
+        phases=changes([pair.phases for pair in pairs if pair.phases is not None]),
+        categories=changes([pair.categories for pair in pairs if pair.categories is not None]),
+        modules=changes([pair.modules for pair in pairs if pair.modules is not None]),
     )
 
 
-def file_difference(
-    baseline: SnapshotSummary, new: SnapshotSummary, place: str, pair: DevicePair
-) -> FileDifference:
-    """Return the difference between two devices of two matched files."""
-    before_bytes, after_bytes = (
-        _sample(device, pair.reasons).allocated_bytes for device in (pair.before, pair.after)
-    )
-    return FileDifference(
-        place=place,
-        baseline=baseline.path,
-        new=new.path,
-        before=pair.before.name,
-        after=pair.after.name,
-        at="end" if pair.reasons else "peak",
-        before_bytes=before_bytes,
-        after_bytes=after_bytes,
-        delta_bytes=after_bytes - before_bytes,
-    )
+def file_changes(pairs: Sequence[DevicePair]) -> list[Change]:
+    """Return how much each pair of files differs, the largest difference first."""
+    per_file = Counter(pair.place for pair in pairs)
+    before: dict[str, Held] = {}
+    after: dict[str, Held] = {}
+    for pair in pairs:
+        name = pair.place if per_file[pair.place] == 1 else f"{pair.place}, {pair.after.name}"
+        name += " (at the end)" if pair.reasons else ""
+        for held, device in ((before, pair.before), (after, pair.after)):
+            allocated = _sample(device, pair.reasons).allocated_bytes
+            held[name] = Held(allocated, device.report.counts.allocs)
+    return changes([Pair("", before, after)])
 
 
-def uncertain_note(side: str, more_bytes: int) -> str:
+def kind_of(name: str) -> str:
+    """Return the kind of a device, as in "cuda" of "cuda:1"."""
+    return re.split(r":| \d+$", name)[0]
+
+
+def _name(names: Sequence[str]) -> str:
+    return names[0] if len({*names}) == 1 else kind_of(names[0])
+
+
+def _lines(files: Iterable[SnapshotSummary]) -> Lines:
+    lines: dict[str, frozenset[Line]] = {}
+    for file in files:
+        for filename, found in file.lines.items():
+            if found is not lines.get(filename):
+                lines[filename] = lines.get(filename, frozenset()) | found
+    return lines
+
+
+def _notes(pairs: Sequence[DevicePair]) -> list[str]:
+    """Return what is unknown as sentences, each with the number of pairs if it is not of all."""
+    notes = Counter(note for pair in pairs for note in pair.notes)
+    uncertain: dict[str, list[int]] = defaultdict(list)
+    for pair in pairs:
+        for side, more_bytes in pair.uncertain:
+            uncertain[side].append(more_bytes)
+    notes.update({_uncertain_note(side, max(more)): len(more) for side, more in uncertain.items()})
+    return [
+        note if count == len(pairs) else f"{note} ({count} of {len(pairs)} pairs)"
+        for note, count in notes.most_common()
+    ]
+
+
+def _uncertain_note(side: str, more_bytes: int) -> str:
     """Return the sentence about a peak that may be higher than shown."""
     return (
         f"The peak of the {side} may be up to {size(more_bytes)} higher: the exact sizes of some "
@@ -147,10 +181,6 @@ def _pair(
     reasons = _reasons_for_end(before, after)
     notes = []
     uncertain: list[tuple[str, int]] = []
-    held = (before.at_end, after.at_end) if reasons else (before.at_peak, after.at_peak)
-    sites: Pair[Frame | None] | None = Pair(place, *held)
-    # A snapshot does not have the phases of the blocks that exist at the end.
-    phases = None if reasons else Pair(place, before.phases, after.phases)
     for side, file, device in (("baseline", baseline, before), ("new one", new, after)):
         if not reasons and file.only_phase is not None:
             notes.append(
@@ -161,29 +191,39 @@ def _pair(
             notes.append(f"The {side}: {device.report.contradiction}")
         elif not reasons and (more := _peak_uncertainty(device)):
             uncertain.append((side, more))
-    lacks_before, lacks_after = (by_site.keys() == {None} for by_site in held)
-    if lacks_before != lacks_after and all(held):
-        sites = None
+    old, held = (device.at_end if reasons else device.at_peak for device in (before, after))
+    sites = Pair(place, old.sites, held.sites)
+    if baseline.has_forward_stacks != new.has_forward_stacks:
+        sites = Pair(place, old.own_sites, held.own_sites)
+        if not baseline.metadata or not new.metadata:  # else the options show it
+            side = "new one" if baseline.has_forward_stacks else "baseline"
+            notes.append(
+                f"The {side} has no stacks of forward calls: call sites are compared without them"
+            )
+    compared: Pair[Frame | None] | None = sites
+    lacks_before, lacks_after = (side.keys() == {None} for side in (sites.before, sites.after))
+    if lacks_before != lacks_after and sites.before and sites.after:
+        compared = None
         side = "baseline" if lacks_before else "new one"
         notes.append(f"The {side} has no stacks: call sites are not compared")
+    phases = _both(place, old.phases, held.phases)
     if phases is not None and baseline.has_phases != new.has_phases:
         phases = None
         side = "new one" if baseline.has_phases else "baseline"
         notes.append(f"The {side} has no phases: phases are not compared")
     return DevicePair(
-        before,
-        after,
-        reasons,
-        notes,
-        uncertain,
-        sites,
-        phases,
-        _both(place, before.categories_at_end, after.categories_at_end)
-        if reasons
-        else _both(place, before.categories_at_peak, after.categories_at_peak),
-        _both(place, before.modules_at_end, after.modules_at_end)
-        if reasons
-        else _both(place, before.modules_at_peak, after.modules_at_peak),
+        place=place,
+        baseline=baseline,
+        new=new,
+        before=before,
+        after=after,
+        reasons=reasons,
+        notes=notes,
+        uncertain=uncertain,
+        sites=compared,
+        phases=phases,
+        categories=_both(place, old.categories, held.categories),
+        modules=_both(place, old.modules, held.modules),
     )
 
 
@@ -216,21 +256,36 @@ def _sample(device: DeviceSummary, reasons: list[str]) -> UsageSample:
     return (None if reasons else device.report.peak_allocated) or device.report.end
 
 
-def _amounts(pair: DevicePair) -> dict[str, Amount]:
-    def numbers(device: DeviceSummary) -> dict[str, int | None]:
-        sample, counts = _sample(device, pair.reasons), device.report.counts
-        highest = device.report.peak_reserved
-        # The sum of a trace alone says nothing about reserved memory.
-        is_sum = not pair.reasons and highest is None
-        known = _OF_BLOCKS if is_sum else _USAGE
-        has_trace = device.report.contradiction is not None or highest is not None
-        return {
-            **{name: getattr(sample, name) if name in known else None for name in _USAGE},
-            "peak_reserved_bytes": None
-            if pair.reasons or highest is None
-            else highest.reserved_bytes,
-            **{name: getattr(counts, name) if has_trace else None for name in _COUNTS},
-        }
+def _amounts(pairs: Sequence[DevicePair]) -> dict[str, Amount]:
+    """Return the amounts of all pairs in which they are known on both sides, as means."""
+    numbers = [(_numbers(pair.before, pair), _numbers(pair.after, pair)) for pair in pairs]
+    found: dict[str, Amount] = {}
+    for name in numbers[0][0]:
+        both = [
+            (old[name], new[name])
+            for old, new in numbers
+            if old[name] is not None and new[name] is not None
+        ]
+        chosen = both or [(old[name], new[name]) for old, new in numbers]
+        before, after = (_mean(side) for side in zip(*chosen, strict=True))
+        delta = None if before is None or after is None else after - before
+        found[name] = Amount(before, after, delta)
+    return found
 
-    before, after = numbers(pair.before), numbers(pair.after)
-    return {name: Amount.between(before[name], after[name]) for name in before}
+
+def _mean(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return round(sum(known) / len(known)) if known else None
+
+
+def _numbers(device: DeviceSummary, pair: DevicePair) -> dict[str, int | None]:
+    sample, counts = _sample(device, pair.reasons), device.report.counts
+    highest = device.report.peak_reserved
+    # The sum of a trace alone says nothing about reserved memory.
+    known = _OF_BLOCKS if highest is None and not pair.reasons else _USAGE
+    has_trace = device.report.contradiction is not None or highest is not None
+    return {
+        **{name: getattr(sample, name) if name in known else None for name in _USAGE},
+        "peak_reserved_bytes": None if pair.reasons or highest is None else highest.reserved_bytes,
+        **{name: getattr(counts, name) if has_trace else None for name in _COUNTS},
+    }

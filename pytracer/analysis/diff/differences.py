@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pytracer.analysis.diff.changes import CategoryChange, ModuleChange, PhaseChange, SiteChange
+from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.options import OptionChange
 
 At = Literal["peak", "end"]
@@ -11,11 +11,11 @@ At = Literal["peak", "end"]
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of a device in both snapshots. None means unknown.
+    """A number of a device in both recordings. None means unknown.
 
     Attributes:
-        before: The number in the baseline.
-        after: The number in the new snapshot.
+        before: The number in the baseline. With several pairs of files, the mean over all pairs.
+        after: The number in the new recording, in the same form.
         delta: `after - before`.
     """
 
@@ -23,25 +23,24 @@ class Amount:
     after: int | None
     delta: int | None
 
-    @classmethod
-    def between(cls, before: int | None, after: int | None) -> "Amount":
-        """Return the amount with its delta."""
-        return cls(before, after, None if before is None or after is None else after - before)
-
 
 @dataclass(frozen=True)
 class DeviceDifference:
-    """The difference between a device of the baseline and a device of the new snapshot.
+    """The difference between a device of the baseline and a device of the new recording.
+
+    In directories, a difference has all devices of one kind. Files of one phase count only if there
+    are no others.
 
     Attributes:
-        before: The name of the baseline's device, as in "cuda:0".
-        after: The name of the new snapshot's device.
-        at: "peak" if each device is compared at its own peak of allocated bytes, "end" if both are
-            compared when the snapshots were taken.
-        reasons: Why the devices are compared at the end; [] if they are compared at the peak.
+        before: The name of the baseline's device, as in "cuda:0"; "cuda" for several devices.
+        after: The name of the new recording's device, in the same form.
+        pairs: The number of pairs of files. With several, all figures are means over the pairs.
+        at: "peak" if each device is compared at its own peak of allocated bytes, "end" if devices
+            are compared when the snapshots were taken. Of several pairs, some are at their peaks.
+        reasons: Why devices are compared at the end; [] if all are compared at their peaks.
         notes: What is unknown, as sentences: why a peak is not certain, why call sites or phases
             are missing.
-        is_certain: Whether both peaks are certain; true if the devices are compared at the end. If
+        is_certain: Whether all peaks are certain; true if the devices are compared at the end. If
             a peak may have been visibly higher, `notes` has its bound.
         amounts: For each name an `Amount`: the values of the compared sample, the largest reserved
             bytes, and the counts of events.
@@ -56,99 +55,46 @@ class DeviceDifference:
 
     before: str
     after: str
+    pairs: int
     at: At
     reasons: list[str]
     notes: list[str]
     is_certain: bool
     amounts: dict[str, Amount]
-    sites: list[SiteChange]
-    phases: list[PhaseChange]
-    categories: list[CategoryChange]
-    modules: list[ModuleChange]
+    sites: list[Change]
+    phases: list[Change]
+    categories: list[Change]
+    modules: list[Change]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two snapshots.
+    """The difference between two files, or between the files of two directories.
 
     Attributes:
         baseline: The path of the baseline.
-        new: The path of the new snapshot.
-        devices: The devices that both snapshots have.
-        only_baseline: The names of the devices that only the baseline has.
-        only_new: The names of the devices that only the new snapshot has.
-        metadata: The differences in the allocator's settings, in versions, in options and in the
-            user's metadata.
-    """
-
-    baseline: str
-    new: str
-    devices: list[DeviceDifference]
-    only_baseline: list[str]
-    only_new: list[str]
-    metadata: list[OptionChange]
-
-
-@dataclass(frozen=True)
-class FileDifference:
-    """The difference between a device in two matched files of two directories.
-
-    Attributes:
-        place: The step, phase and process of both files, as in "step 3, rank 0".
-        baseline: The path of the baseline's file.
-        new: The path of the new file.
-        before: The name of the baseline's device.
-        after: The name of the new file's device.
-        at: As in `DeviceDifference`.
-        before_bytes: The allocated bytes at the compared sample of the baseline.
-        after_bytes: The allocated bytes at the compared sample of the new file.
-        delta_bytes: `after_bytes - before_bytes`.
-    """
-
-    place: str
-    baseline: str
-    new: str
-    before: str
-    after: str
-    at: At
-    before_bytes: int
-    after_bytes: int
-    delta_bytes: int
-
-
-@dataclass(frozen=True)
-class DirectoryDifference:
-    """The difference between the snapshots of two directories.
-
-    Attributes:
-        baseline: The directory of the baseline.
-        new: The directory of the new snapshots.
-        files: One difference for each device of each pair of files.
-        pairs: The number of pairs of files.
+        new: The path of the new recording.
+        pairs: The number of pairs of files: 1 for two files.
+        metadata: The differences in options, in versions, in the allocator's settings and in the
+            user's metadata. Those that falsify the comparison come first.
+        files: The allocated bytes of each pair of files at the compared sample, by step, phase and
+            process, as in "step 3, rank 0", and by device if the files have several; [] for two
+            files. The counts are those of allocations.
+        devices: One difference for each device of two files, or for each kind of device of two
+            directories.
         only_baseline: The files of the baseline without a match, and the devices that only the
             baseline's file of a pair has.
         only_new: The new files without a match, and the devices that only the new file of a pair
             has.
-        sites: The changes of the call sites, as means over all pairs that have call sites, and the
-            pair with the largest delta. Files of one phase count only if there are no others.
-        phases, categories, modules: Their changes, in the same form.
-        metadata: As in `Difference`.
-        reasons: Why some devices were compared at the end.
-        notes: What is unknown, as sentences.
-        errors: Why pairs of files could not be compared.
+        errors: Why files could not be compared.
     """
 
     baseline: str
     new: str
-    files: list[FileDifference]
     pairs: int
+    metadata: list[OptionChange]
+    files: list[Change]
+    devices: list[DeviceDifference]
     only_baseline: list[str]
     only_new: list[str]
-    sites: list[SiteChange]
-    phases: list[PhaseChange]
-    categories: list[CategoryChange]
-    modules: list[ModuleChange]
-    metadata: list[OptionChange]
-    reasons: list[str]
-    notes: list[str]
     errors: list[str]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pytracer.analysis.diff.devices import pair_devices
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
+from pytracer.analysis.diff.texts import delta, share
 from pytracer.analysis.report import DeviceReport
 from pytracer.text import number, parsed_size, size
 
@@ -168,10 +169,9 @@ def _check(
 
 
 def _change(found: _Compared) -> str:
-    before, after = found.before.least, found.after.least
-    share = f", +{(after / before - 1) * 100:.3g}%" if before > 0 else ""
-    grown = f"+{size(int(after - before))}{share}"
-    return f"{found.where}: {found.amount} {size(int(before))} → {size(int(after))} ({grown})"
+    before, after = int(found.before.least), int(found.after.least)
+    grown = f"{delta(after - before)}{share(before, after)}"
+    return f"{found.where}: {found.amount} {size(before)} → {size(after)} ({grown})"
 
 
 def _compared(

@@ -1,6 +1,7 @@
 """Differences in how two snapshots were made: versions, options, the allocator's settings."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +24,66 @@ class OptionChange:
             "allocator_settings" alone means that one file has no allocator settings.
         before: The value in the baseline, as text; None if the baseline does not have it.
         after: The value in the new snapshot, as text; None if the new snapshot does not have it.
+        falsifies: Which part of the comparison shows the options instead of the program, as a
+            sentence; "" if none does.
         pairs: The number of pairs of files with this difference.
     """
 
     name: str
     before: str | None
     after: str | None
+    falsifies: str
     pairs: int
 
 
+_FALSIFIES = {
+    "forward_stacks": "call sites are compared without the stacks of forward calls, because only "
+    "one side has them. Categories and modules of what the backward pass allocates may differ for "
+    "this reason alone",
+    "stack_depth": "a line that is called through more frames than the smaller depth may be "
+    "another call site",
+    "context": "with less context, blocks or events have no stack",
+    "stand_in.stacks": "with other stacks, a block may have another call site",
+    "stand_in.skip_actions": "the counts of the skipped events differ",
+    "backends": "each backend's allocator rounds sizes in its own way",
+}
+"""What differs in the recordings of the same program, if only this option differs."""
+
 OptionValues = tuple[str, str | None, str | None]
 
+OptionSource = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""The metadata and the allocator's settings of a file."""
 
-def changed_options(
+
+def option_changes(pairs: Iterable[tuple[OptionSource, OptionSource]]) -> list[OptionChange]:
+    """Return what differs between files, first what falsifies their comparison.
+
+    Args:
+        pairs: For each two files the metadata and the allocator's settings of both.
+    """
+    pairs = list(pairs)
+    found = Counter(values for pair in pairs for values in _of_pair(*pair))
+    falsifies = dict(_FALSIFIES)
+    if not any(_has_cut_stacks(metadata) for pair in pairs for metadata, _ in pair):
+        del falsifies["stack_depth"]
+    changes = [
+        OptionChange(*values, falsifies=falsifies.get(values[0], ""), pairs=count)
+        for values, count in found.most_common()
+    ]
+    return sorted(changes, key=lambda change: not change.falsifies)
+
+
+def _has_cut_stacks(metadata: Mapping[str, Any]) -> bool:
+    stacks = metadata.get("stacks")
+    return isinstance(stacks, dict) and stacks.get("truncated") != 0
+
+
+def _of_pair(before: OptionSource, after: OptionSource) -> Iterator[OptionValues]:
+    yield from _changed(before[0], after[0], "pytracer")
+    yield from _changed(before[1], after[1], "allocator_settings", "allocator_settings.")
+
+
+def _changed(
     before: Mapping[str, Any], after: Mapping[str, Any], name: str, prefix: str = ""
 ) -> Iterator[OptionValues]:
     """Find the values that differ between two files.

@@ -1,19 +1,42 @@
 """The parts of a snapshot that a comparison needs: little memory, also for a large snapshot."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pytracer.analysis.call_sites import Site, sites_at_end
+from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories
+from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
+from pytracer.analysis.diff.matching import Line, Lines
 from pytracer.analysis.modules import Modules
-from pytracer.analysis.report import DeviceReport, stats
+from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
-from pytracer.reading.metadata import device_name, only_phase
+from pytracer.reading.metadata import only_phase
 from pytracer.reading.snapshot import Frame, Snapshot
+
+Sites = Mapping[Frame | None, Held]
+
+
+@dataclass(frozen=True)
+class Holders:
+    """What held memory at one moment.
+
+    Attributes:
+        sites: By call site.
+        own_sites: By call site without forward stacks: what the backward pass allocated is where it
+            was called.
+        phases, categories, modules: By phase, category and module; None if unknown.
+    """
+
+    sites: Sites
+    own_sites: Sites
+    phases: Mapping[str | None, Held] | None
+    categories: Mapping[str, Held] | None
+    modules: Mapping[str | None, Held] | None
 
 
 @dataclass(frozen=True)
@@ -23,22 +46,14 @@ class DeviceSummary:
     Attributes:
         name: The device's name, as in "cuda:0".
         report: The device's report.
-        at_peak, at_end: What each call site held at the peak, and at the end.
-        phases: What each phase held at the peak.
-        categories_at_peak, categories_at_end: What each category held at the peak, and at the end;
-            None if unknown.
-        modules_at_peak, modules_at_end: The same for modules.
+        at_peak: What held memory at the peak; without a history, at the end.
+        at_end: What held memory at the end.
     """
 
     name: str
     report: DeviceReport
-    at_peak: Mapping[Frame | None, Held]
-    at_end: Mapping[Frame | None, Held]
-    phases: Mapping[str | None, Held]
-    categories_at_peak: Mapping[str, Held] | None
-    categories_at_end: Mapping[str, Held] | None
-    modules_at_peak: Mapping[str | None, Held] | None
-    modules_at_end: Mapping[str | None, Held] | None
+    at_peak: Holders
+    at_end: Holders
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,8 @@ class SnapshotSummary:
         path, metadata, allocator_settings: As in `Snapshot`.
         only_phase: The phase of a file with the events of one phase only (`discrete`); else None.
         has_phases: Whether any event has a phase.
+        has_forward_stacks: Whether memory of the backward pass has the stacks of forward calls.
+        lines: The lines in the stacks, of the files that have call sites.
         devices: The devices to compare.
     """
 
@@ -57,6 +74,8 @@ class SnapshotSummary:
     allocator_settings: Mapping[str, Any]
     only_phase: str | None
     has_phases: bool
+    has_forward_stacks: bool
+    lines: Lines
     devices: Sequence[DeviceSummary]
 
 
@@ -70,31 +89,72 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
     Raises:
         PytracerError: The snapshot has no such device.
     """
-    report = stats(snapshot, device, points=LEAST_POINTS)
+    devices = [_summarised(snapshot, index) for index in chosen_devices(snapshot, device)]
     return SnapshotSummary(
         path=snapshot.path,
         metadata=snapshot.metadata,
         allocator_settings=snapshot.allocator_settings,
         only_phase=only_phase(snapshot),
         has_phases=any(np.any(trace.user_metadata) for trace in snapshot.traces),
-        devices=[
-            DeviceSummary(
-                name=device_name(snapshot, found.device),
-                report=found,
-                at_peak=_held(found.sites),
-                at_end=_held(sites_at_end(snapshot, found.device)),
-                phases={
-                    phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations)
-                    for phase in found.phases
-                },
-                categories_at_peak=_held_by(found.categories, "at_peak", "category"),
-                categories_at_end=_held_by(found.categories, "at_end", "category"),
-                modules_at_peak=_held_by(found.modules, "at_peak", "module"),
-                modules_at_end=_held_by(found.modules, "at_end", "module"),
-            )
-            for found in report.devices
-        ],
+        has_forward_stacks=snapshot.metadata.get("forward_stacks") is True or _has_nodes(snapshot),
+        lines=_lines(snapshot, devices),
+        devices=devices,
     )
+
+
+def _has_nodes(snapshot: Snapshot) -> bool:
+    return bool(snapshot.stacks.forward.any() or snapshot.stacks.node.any())
+
+
+def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
+    data = device_data(snapshot, index)
+    found = report_device(data, points=LEAST_POINTS)
+    at_end = _held(sites_at_end(snapshot, index))
+    own_at_peak, own_at_end = _held(found.sites), at_end
+    if _has_nodes(snapshot):
+        nothing = np.zeros_like(snapshot.stacks.forward)
+        stacks = replace(snapshot.stacks, forward=nothing, node=nothing)
+        without = replace(snapshot, stacks=stacks)
+        own_at_end = own_at_peak = _held(sites_at_end(without, index))
+        if (history := data.known_usage) is not None:
+            peak = int(history.usage.allocated_bytes.argmax())
+            own_at_peak = _held(sites_at(history, without, peak))
+    phases = {
+        phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in found.phases
+    }
+    return DeviceSummary(
+        name=found.name,
+        report=found,
+        at_peak=Holders(
+            sites=_held(found.sites),
+            own_sites=own_at_peak,
+            phases=phases,
+            categories=_held_by(found.categories, "at_peak", "category"),
+            modules=_held_by(found.modules, "at_peak", "module"),
+        ),
+        at_end=Holders(
+            sites=at_end,
+            own_sites=own_at_end,
+            phases=None,  # a file does not have the phases of the blocks that exist at its end
+            categories=_held_by(found.categories, "at_end", "category"),
+            modules=_held_by(found.modules, "at_end", "module"),
+        ),
+    )
+
+
+def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:
+    held = [holders for device in devices for holders in (device.at_peak, device.at_end)]
+    sites = (frame for each in held for frame in (*each.sites, *each.own_sites))
+    files = {frame.filename for frame in sites if frame is not None}
+    stacks, strings = snapshot.stacks, snapshot.stacks.strings
+    is_chosen = np.array([string in files for string in strings], bool)[stacks.filename]
+    lines: dict[str, set[Line]] = defaultdict(set)
+    for filename, name, line in zip(
+        *(column[is_chosen].tolist() for column in (stacks.filename, stacks.name, stacks.line)),
+        strict=True,
+    ):
+        lines[strings[filename]].add((line, strings[name]))
+    return {filename: frozenset(found) for filename, found in lines.items()}
 
 
 def _held_by(

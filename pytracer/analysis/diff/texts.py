@@ -1,15 +1,32 @@
 """Differences in words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from pytracer.analysis.diff.changes import SiteChange
-from pytracer.analysis.diff.differences import DeviceDifference
+from pytracer.analysis.diff.changes import Change
+from pytracer.analysis.diff.differences import DeviceDifference, Difference
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
-from pytracer.text import size
+from pytracer.text import number, size
 
 AT = {"peak": "the peaks", "end": "the end"}
 """The compared moments of `DeviceDifference.at`, as in "at the peaks"."""
+
+
+def falsified(found: Difference) -> Iterator[str]:
+    """Yield what options falsify that differ between the recordings, as sentences."""
+    for option in found.metadata:
+        if option.falsifies:
+            values = (option.before, option.after)
+            before, after = ("missing" if value is None else value for value in values)
+            yield f"{option.name} differs ({before} → {after}): {option.falsifies}."
+
+
+def answers(found: Difference) -> Iterator[str]:
+    """Yield what a reader wants to know first: how much usage changed, and where most."""
+    yield from filter(None, map(device_answer, found.devices))
+    if found.pairs > 1 and found.files and found.files[0].delta_bytes:
+        largest = found.files[0]
+        yield f"The largest difference is {delta(largest.delta_bytes)}, in {largest.name}."
 
 
 def device_answer(device: DeviceDifference) -> str:
@@ -17,25 +34,44 @@ def device_answer(device: DeviceDifference) -> str:
     amount = device.amounts["allocated_bytes"]
     if amount.delta is None or amount.before is None or amount.after is None:
         return ""
+    over = f" on average of {number(device.pairs, 'pair')} of files" if device.pairs > 1 else ""
     return (
-        f"{device.after}: {delta(amount.delta)} allocated at {AT[device.at]} "
-        f"({size(amount.before)} → {size(amount.after)}){most_text(device.sites)}."
+        f"{device.after}: {delta(amount.delta)} allocated at {AT[device.at]}{over} "
+        f"({size(amount.before)} → {size(amount.after)}{share(amount.before, amount.after)})"
+        f"{_most(device.sites, amount.delta)}."
     )
 
 
-def most_text(sites: Sequence[SiteChange]) -> str:
-    """Name the call site that changed most; sites are sorted by their change."""
-    if not sites or not sites[0].delta_bytes:
+def share(before: int, after: int) -> str:
+    """Return a change as a percentage, as in ", +5.2%"; as a factor if it has doubled."""
+    if before <= 0 or before == after:
         return ""
-    frames = sites[0].after or sites[0].before
-    where = call_site_text(frames[0] if frames else None)
-    return f"; most by {where}: {delta(sites[0].delta_bytes)}"
+    ratio = after / before
+    if ratio < 2:
+        return f", {(ratio - 1) * 100:+.3g}%"
+    return f", {ratio:{'.3g' if ratio < 1000 else ',.0f'}}\N{MULTIPLICATION SIGN}"
 
 
-def frames_text(frames: Sequence[Frame], width: int | None = None) -> str:
-    """Return the call sites that are one row of a table; `width` as for `call_site_text`."""
-    first = call_site_text(frames[0] if frames else None, width)
-    return first if len(frames) < 2 else f"{first}\nand {len(frames) - 1} more lines"
+def _most(sites: Sequence[Change], delta_bytes: int) -> str:
+    """Name the call site that changed most in the direction of the sum; sites are sorted."""
+    if not delta_bytes:
+        changed = [change for change in sites if change.delta_bytes][:2]
+        parts = (f"{_where(change)}: {delta(change.delta_bytes)}" for change in changed)
+        return f"; changes that cancel, the largest: {', '.join(parts)}" if changed else ""
+    largest = next((c for c in sites if (c.delta_bytes > 0) == (delta_bytes > 0)), None)
+    if largest is None or not largest.delta_bytes:
+        return ""
+    return f"; most by {_where(largest)}: {delta(largest.delta_bytes)}"
+
+
+def _where(change: Change) -> str:
+    assert not isinstance(change.name, str)
+    return call_site_text(change.name)
+
+
+def site_text(site: Frame | str | None, width: int | None = None) -> str:
+    """Return a call site, or the name of something else; `width` as for `call_site_text`."""
+    return site if isinstance(site, str) else call_site_text(site, width)
 
 
 def delta(delta_bytes: int) -> str:

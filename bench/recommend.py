@@ -70,12 +70,12 @@ def with_oom(path: str) -> dict[str, Any]:
 
 def measure(path: str) -> dict[str, Any]:
     """Recommend settings for the recording, and return the seconds of each part."""
-
+    from pytracer.analysis import explain
     from pytracer.analysis.requests import extract_recording
     from pytracer.reading import load
     from pytracer.recommendation import recommend
-    from pytracer.recommendation.fitting import explain_with_settings
     from pytracer.simulator.recording import limits_of, own_rules, simulate_recording
+    from pytracer.simulator.trials import try_settings
 
     began = time.perf_counter()
     found = recommend(path)
@@ -90,7 +90,7 @@ def measure(path: str) -> dict[str, Any]:
     simulate_recording(recording, own_rules(recording), limits_of(recording))
     one_s = time.perf_counter() - began
     began = time.perf_counter()
-    explain_with_settings(load(f"{path}.oom.pickle"))
+    explain(load(f"{path}.oom.pickle"), try_settings=try_settings)
     explain_s = time.perf_counter() - began
     return {
         "requests": found.requests,

@@ -21,9 +21,19 @@ class Addresses {
       if (left != 0) free_[start + bytes] = left;
       return start;
     }
-    if (bytes > kEnd - end_) {
-      throw std::length_error("the segments of these requests take more than 2**62 addresses");
+    if (bytes > kEnd - end_) throw too_many();
+    end_ += bytes;
+    return end_ - bytes;
+  }
+
+  // Takes a range that begins at `start`, or, if that is taken, behind all ranges.
+  uint64_t take_at(uint64_t start, uint64_t bytes) {
+    if (start > end_) {
+      free_[end_] = start - end_;
+      end_ = start;
     }
+    bytes = whole(bytes);
+    if (bytes > kEnd - end_) throw too_many();
     end_ += bytes;
     return end_ - bytes;
   }
@@ -53,6 +63,10 @@ class Addresses {
   static uint64_t whole(uint64_t bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes; }
 
  private:
+  static std::length_error too_many() {
+    return std::length_error("the segments of these requests take more than 2**62 addresses");
+  }
+
   static constexpr uint64_t kEnd = uint64_t{1} << 62;
   std::map<uint64_t, uint64_t> free_;  // begin to size
   uint64_t end_ = kUnitBytes;

@@ -71,6 +71,10 @@ Block* Allocator::find_free(BlockPool& pool, uint64_t size, uint64_t stream) {
   const auto is_usable = [&](auto place) {
     return place != pool.free.end() && (*place)->stream == stream;
   };
+  if (!rules_.expandable) {
+    // Segments may have been expandable before the start. They serve no request.
+    while (is_usable(found) && (*found)->expands()) ++found;
+  }
   if (!is_usable(found)) return nullptr;
   if (rules_.expandable && (*found)->expands()) {
     // Of expandable segments, the block with the least room to grow is preferred.

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "simulator/addresses.h"
 #include "simulator/blocks.h"
 #include "simulator/rules.h"
+#include "simulator/start.h"
 
 namespace pytracer::simulator {
 
@@ -40,6 +42,12 @@ class Allocator {
  public:
   Allocator(const Rules& rules, Host& host);
 
+  // Takes over the memory of another allocator, before the first request. Sets the blocks in
+  // `numbered`, by their numbers in the requests. Throws std::invalid_argument.
+  void begin(const Start& start, std::vector<Block*>& numbered);
+  // Whether the memory is within the limits, which that of the start may not be.
+  bool is_within_limits() const;
+
   // Returns nullptr if there is not enough memory. Pool 0 is the default pool.
   Block* allocate(uint64_t requested, uint64_t stream, uint64_t pool);
   // Takes a block out of the allocated bytes, which its memory may leave later.
@@ -53,6 +61,7 @@ class Allocator {
   const Counts& counts() const { return counts_; }
 
  private:
+  friend class StartBuilder;
   struct PoolPair {
     explicit PoolPair(bool is_private, Tie tie)
         : small(true, is_private, tie), large(false, is_private, tie) {}
@@ -77,6 +86,8 @@ class Allocator {
   // Expandable segments.
   Block* expand(BlockPool& pool, uint64_t size, uint64_t stream);
   Block* find_room(BlockPool& pool, uint64_t size, uint64_t stream);
+  uint64_t page_bytes(const BlockPool& pool) const;
+  uint64_t range_bytes(const BlockPool& pool) const;
   Block* reserve_range(BlockPool& pool, uint64_t stream);
   bool map(Block* block, uint64_t size);
   void unmap(Block* block);

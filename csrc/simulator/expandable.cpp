@@ -41,14 +41,21 @@ Block* Allocator::find_room(BlockPool& pool, uint64_t size, uint64_t stream) {
   return made->size >= size ? made : nullptr;
 }
 
+uint64_t Allocator::page_bytes(const BlockPool& pool) const {
+  return pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
+}
+
 // The range is larger than the device, so that memory can move to its end.
-Block* Allocator::reserve_range(BlockPool& pool, uint64_t stream) {
-  const uint64_t page = pool.is_small ? kSmallSegmentBytes : rules_.large_page_bytes;
+uint64_t Allocator::range_bytes(const BlockPool& pool) const {
+  const uint64_t page = page_bytes(pool);
   const auto factor = static_cast<double>(rules_.total_bytes) * rules_.range_factor;
-  uint64_t bytes = rules_.range_bytes != 0 ? rules_.range_bytes : static_cast<uint64_t>(factor);
-  bytes = std::max((bytes + page - 1) / page, uint64_t{1}) * page;
-  const uint64_t address = addresses_.take(bytes);
-  Segment* segment = segments_.make({address, bytes, page, segments_made_++});
+  const uint64_t bytes = rules_.range_bytes != 0 ? rules_.range_bytes : static_cast<uint64_t>(factor);
+  return std::max((bytes + page - 1) / page, uint64_t{1}) * page;
+}
+
+Block* Allocator::reserve_range(BlockPool& pool, uint64_t stream) {
+  const uint64_t bytes = range_bytes(pool), address = addresses_.take(bytes);
+  Segment* segment = segments_.make({address, bytes, page_bytes(pool), segments_made_++});
   Block* block = make_block(stream, address, bytes, pool, segment);
   block->is_mapped = false;
   pool.unmapped.insert(block);

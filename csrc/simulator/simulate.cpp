@@ -10,7 +10,8 @@ namespace {
 
 class Run final : public Host {
  public:
-  Run(const Requests& requests, const Rules& rules, const Options& options, Simulated& result)
+  Run(const Requests& requests, const Rules& rules, const Options& options, const Start* start,
+      Simulated& result)
       : requests_(requests),
         options_(options),
         result_(result),
@@ -19,13 +20,19 @@ class Run final : public Host {
     int64_t last = -1;
     for (size_t i = 0; i < requests.size; ++i) last = std::max(last, requests.block[i]);
     blocks_.resize(static_cast<size_t>(last + 1), nullptr);
+    if (start == nullptr) return;
+    allocator_.begin(*start, blocks_);
+    is_from_start_.resize(blocks_.size());
+    for (size_t i = 0; i < blocks_.size(); ++i) is_from_start_[i] = blocks_[i] != nullptr;
+    if (!allocator_.is_within_limits()) allocator_.empty_cache();
+    starts_within_limits_ = allocator_.is_within_limits();
   }
 
   void run(reading::Watch& watch) {
     for (size_t i = 0; i < requests_.size; ++i) {
       watch.tick();
       current_ = i;
-      const bool goes_on = request(i);
+      const bool goes_on = starts_within_limits_ ? request(i) : fail(i);
       note();
       if (!goes_on) {
         result_.failed_request = static_cast<int64_t>(i);
@@ -93,17 +100,22 @@ class Run final : public Host {
                                static_cast<uint64_t>(requests_.pool[i]));
   }
 
+  bool fail(size_t i) {
+    result_.oom_requests.push_back(static_cast<int64_t>(i));
+    return false;
+  }
+
   // Returns whether the requests after it are made.
   bool request(size_t i) {
     switch (static_cast<Kind>(requests_.kind[i])) {
       case Kind::allocate: {
+        if (is_made_at_start(i)) return true;
         if (block_of(i) != nullptr) refuse(i, "the allocated block", requests_.block[i]);
         Block* made = allocate(i);
         block_of(i) = made;
         if (options_.with_calls && made != nullptr) address_ = made->address;
         if (made != nullptr) return true;
-        result_.oom_requests.push_back(static_cast<int64_t>(i));
-        return options_.continues;
+        return fail(i) || options_.continues;
       }
       case Kind::free:
         if (block_of(i) != nullptr) allocator_.free(block_of(i));
@@ -120,7 +132,7 @@ class Run final : public Host {
           allocator_.free(made);
           ++result_.fitted;
         } else {
-          result_.oom_requests.push_back(static_cast<int64_t>(i));
+          fail(i);
         }
         return true;
       case Kind::release_pool:
@@ -129,6 +141,14 @@ class Run final : public Host {
       case Kind::empty_cache: allocator_.empty_cache(); return true;
     }
     return true;
+  }
+
+  bool is_made_at_start(size_t i) {
+    if (is_from_start_.empty()) return false;
+    const auto block = static_cast<size_t>(requests_.block[i]);
+    const bool is_made = is_from_start_[block];
+    is_from_start_[block] = false;
+    return is_made;
   }
 
   void note() {
@@ -156,6 +176,8 @@ class Run final : public Host {
   Simulated& result_;
   Allocator allocator_;
   std::vector<Block*> blocks_;
+  std::vector<bool> is_from_start_;  // by block; empty without a start
+  bool starts_within_limits_ = true;
   std::vector<int64_t> left_;  // the numbers of blocks, in the order in which they were left
   size_t synchronized_ = 0;    // of these, the first ones, which are freed before the next allocation
   size_t current_ = 0;  // the request
@@ -165,9 +187,9 @@ class Run final : public Host {
 }  // namespace
 
 Simulated simulate(const Requests& requests, const Rules& rules, const Options& options,
-                   reading::Watch& watch) {
+                   reading::Watch& watch, const Start* start) {
   Simulated result;
-  Run run(requests, rules, options, result);
+  Run run(requests, rules, options, start, result);
   run.run(watch);
   return result;
 }

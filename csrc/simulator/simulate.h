@@ -8,6 +8,7 @@
 #include "reading/column.h"
 #include "reading/watch.h"
 #include "simulator/allocator.h"
+#include "simulator/start.h"
 
 namespace pytracer::simulator {
 
@@ -51,8 +52,10 @@ struct Simulated {
   reading::Column<int64_t> call_request, call_address, call_bytes;
 };
 
-// Throws RequestError. The memory is in proportion to the requests.
+// With a start, the first allocations of its blocks are not made: the start has these blocks.
+// Throws RequestError, or std::invalid_argument for a start. The memory is in proportion to the
+// requests and the start.
 Simulated simulate(const Requests& requests, const Rules& rules, const Options& options,
-                   reading::Watch& watch);
+                   reading::Watch& watch, const Start* start = nullptr);
 
 }  // namespace pytracer::simulator

@@ -12,21 +12,23 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytracer.analysis.advice import (
+    LEAST_STEPS,
+    Suggestion,
+    Trial,
+    TrySettings,
+    advise_after_oom,
+    advise_at_peak,
+    is_much_unallocated,
+)
 from pytracer.analysis.call_sites import sites_at_end
 from pytracer.analysis.categories import CategoryUsage, categories_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder, holders, holders_at
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
-from pytracer.analysis.suggestions import (
-    LEAST_STEPS,
-    Suggestion,
-    is_much_unallocated,
-    suggestions_after_oom,
-    suggestions_at_peak,
-)
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
-from pytracer.analysis.verdicts import Surroundings, Verdict, verdicts
+from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
 from pytracer.reading.metadata import backend, device_name, only_phase, read_number
 from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.text import number, size
@@ -60,10 +62,10 @@ class Explanation:
             out-of-memory, where a leak is one of the verdicts.
         leak_answer: The answer of `pytracer leaks`; "" if `leak` is unknown.
         suggestions: What to do next.
-        fitting_settings: The allocator settings with which the allocation that failed would have
-            found memory, in a simulation; []: with none of those tried; None: not simulated,
-            because there was no out-of-memory, the recording is not complete, or the simulator does
-            not reproduce it. Only `explain_with_settings` simulates.
+        fitting_settings: The changes of the allocator's settings with which the allocation that
+            failed would have found memory, in a simulation; []: with none of those tried; None: not
+            simulated, because there was no out-of-memory, or because a simulation of the
+            recording's own settings does not equal the recording.
     """
 
     path: str
@@ -82,13 +84,22 @@ class Explanation:
     leak_answer: str = ""
     fitting_settings: list[str] | None = None
 
+    def leak_sentence(self) -> str:
+        """Return the sentence about memory that is kept from step to step; "" without a leak."""
+        of_oom = (verdict.text for verdict in self.verdicts if verdict.kind == LEAK)
+        return self.leak_answer if self.leak == "leak" else next(of_oom, "")
 
-def explain(snapshot: Snapshot, device: int | None = None) -> list[Explanation]:
+
+def explain(
+    snapshot: Snapshot, device: int | None = None, try_settings: TrySettings | None = None
+) -> list[Explanation]:
     """Explain a snapshot: its last out-of-memory, or else its peak.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
         device: The index of the only device to explain; None for all devices that were used.
+        try_settings: Simulates settings, as `pytracer.simulator.trials.try_settings`; None: no
+            setting is simulated.
 
     Returns:
         One explanation for each device; devices that ran out of memory come first.
@@ -96,27 +107,26 @@ def explain(snapshot: Snapshot, device: int | None = None) -> list[Explanation]:
     Raises:
         PytracerError: The snapshot has no such device.
     """
-    found = [explain_device(device_data(snapshot, i)) for i in chosen_devices(snapshot, device)]
-    return in_order(found)
+    data = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
+    found = [explain_device(each, try_settings) for each in data]
+    return sorted(found, key=lambda each: (each.oom is None, each.device))
 
 
-def in_order(explanations: list[Explanation]) -> list[Explanation]:
-    """Return the explanations of a file's devices; those that ran out of memory come first."""
-    return sorted(explanations, key=lambda each: (each.oom is None, each.device))
-
-
-def explain_device(data: DeviceData) -> Explanation:
+def explain_device(data: DeviceData, try_settings: TrySettings | None = None) -> Explanation:
     """Explain a device: its last out-of-memory, or else its peak."""
     ooms = out_of_memories(data.snapshot, data.device, data.trace, data.history, data.boundaries)
-    return explain_oom(data, ooms) if ooms else _explain_peak(data)
+    return explain_oom(data, ooms, try_settings) if ooms else _explain_peak(data)
 
 
-def explain_oom(data: DeviceData, ooms: list[OutOfMemory]) -> Explanation:
+def explain_oom(
+    data: DeviceData, ooms: list[OutOfMemory], try_settings: TrySettings | None = None
+) -> Explanation:
     """Explain the last out-of-memory of a device, which has at least one."""
     oom, snapshot, device = ooms[-1], data.snapshot, data.device
     found = verdicts(oom, _surroundings(data, oom))
     entry = None if data.history is None else oom.event + 1
     held_at, held_bytes, held = _held(data, entry, "oom")
+    trials = None if try_settings is None else try_settings(data)
     return Explanation(
         path=snapshot.path,
         device=device,
@@ -129,8 +139,15 @@ def explain_oom(data: DeviceData, ooms: list[OutOfMemory]) -> Explanation:
         held_bytes=held_bytes,
         holders=held,
         categories=_categories(data, entry),
-        suggestions=suggestions_after_oom(data, oom, found, held),
+        suggestions=advise_after_oom(data, found, held, trials),
+        fitting_settings=_fitting(trials),
     )
+
+
+def _fitting(trials: list[Trial] | None) -> list[str] | None:
+    if trials is None or not all(trial.is_exact for trial in trials):
+        return None
+    return [trial.name for trial in trials if trial.fits]
 
 
 def _explain_peak(data: DeviceData) -> Explanation:
@@ -153,7 +170,7 @@ def _explain_peak(data: DeviceData) -> Explanation:
         held_bytes=held_bytes,
         holders=held,
         categories=_categories(data, peak),
-        suggestions=suggestions_at_peak(data, sample, held, has_leak=leak == "leak"),
+        suggestions=advise_at_peak(data, sample, held, has_leak=leak == "leak"),
         leak=leak,
         leak_answer=leak_answer,
     )

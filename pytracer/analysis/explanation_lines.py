@@ -24,8 +24,7 @@ def lines(explanation: Explanation, *, is_file: bool = True) -> list[str]:
         held = "; ".join(map(holder_text, explanation.holders[:SHOWN_HOLDERS]))
         found.append(f"Held by: {held}.")
     if explanation.suggestions and is_file:
-        first = explanation.suggestions[0]
-        found.append(f"Try: {first.command or first.why}")
+        found.append(f"Try: {explanation.suggestions[0].text()}")
     return [printable(line) for line in found]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.advice import TrySettings
 from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories, categories
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
@@ -226,7 +227,11 @@ class Report:
 
 
 def stats(
-    snapshot: Snapshot, device: int | None = None, top: int | None = None, points: int = 1000
+    snapshot: Snapshot,
+    device: int | None = None,
+    top: int | None = None,
+    points: int = 1000,
+    try_settings: TrySettings | None = None,
 ) -> Report:
     """Report a snapshot in numbers.
 
@@ -235,6 +240,7 @@ def stats(
         device: The index of the only device to report; None for all devices that were used.
         top: The largest number of call sites to report; None for all.
         points: The largest number of samples in a series, at least `usage.LEAST_POINTS`.
+        try_settings: Simulates settings, as `explain` takes it.
 
     Raises:
         PytracerError: The snapshot has no such device, or `points` is too small.
@@ -245,13 +251,18 @@ def stats(
         allocator_settings=snapshot.allocator_settings,
         unknown_keys=list(snapshot.unknown_keys),
         devices=[
-            report_device(device_data(snapshot, index), top, points)
+            report_device(device_data(snapshot, index), top, points, try_settings)
             for index in chosen_devices(snapshot, device)
         ],
     )
 
 
-def report_device(data: DeviceData, top: int | None = None, points: int = 1000) -> DeviceReport:
+def report_device(
+    data: DeviceData,
+    top: int | None = None,
+    points: int = 1000,
+    try_settings: TrySettings | None = None,
+) -> DeviceReport:
     """Report one device in numbers; the arguments are those of `stats`."""
     snapshot, device = data.snapshot, data.device
     trace, history, boundaries = data.trace, data.history, data.boundaries
@@ -304,7 +315,7 @@ def report_device(data: DeviceData, top: int | None = None, points: int = 1000) 
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
-        explanation=explain_oom(data, ooms) if ooms else None,
+        explanation=explain_oom(data, ooms, try_settings) if ooms else None,
         leak=leak_answer if leak == "leak" else "",
         outside=_outside(metadata),
         series=None if history is None else series(trace, history, points),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from pytracer.analysis.allocator_rules import PADDING_BYTES
 from pytracer.analysis.history import History, Lifetimes, replay
 from pytracer.analysis.memory_limits import fraction_bytes_of, limit_bytes_of
 from pytracer.analysis.ooms import count_retries
+from pytracer.analysis.start import Start, start_of
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import (
     backend,
@@ -61,10 +62,11 @@ class Requests:
         pool: int64, the pool of `ALLOCATE`, `FAIL` and `RELEASE_POOL`: 0 is the default pool,
             others are counted from 1.
         event: int64, the request's event in the trace; -1 for blocks older than the trace.
-        older_blocks: The number of blocks older than the trace. Their requests come first. Segments
-            that were cached before the trace, and splits, are not part of the requests.
+        older_blocks: The number of blocks older than the trace. Their requests come first.
         given_back: How often memory was given back just before more was taken, where the file does
             not show whether the program (`EMPTY_CACHE`) or the allocator did it.
+        start: The memory at the first event, which has the blocks older than the trace; None: there
+            was none, or it is unknown.
     """
 
     kind: Column
@@ -75,6 +77,7 @@ class Requests:
     event: Column
     older_blocks: int
     given_back: int
+    start: Start | None = None
 
     def __len__(self) -> int:
         """Return the number of requests."""
@@ -97,8 +100,7 @@ class Recording:
         limit_bytes: The most bytes that the allocator could have reserved; None if unknown.
         fraction_bytes: The limit of the process (`set_per_process_memory_fraction`), if it is
             smaller than what the device had for the allocator; None: no such limit is known.
-        starts_empty: Whether nothing was reserved before the trace: only then can a simulation be
-            exact.
+        starts_empty: Whether nothing was reserved before the trace.
         trace: The device's events.
         history: The device's history.
         requests: The requests to the device's allocator.
@@ -163,7 +165,8 @@ def extract_recording(
     history = replay(snapshot, device) if history is None else history
     limit_bytes = limit_bytes_of(snapshot, device, history)
     fraction_bytes = fraction_bytes_of(snapshot, device)
-    requests = _requests(snapshot, device, history, limit_bytes)
+    settings = _settings(snapshot, trace)
+    requests = _requests(snapshot, device, history, limit_bytes, settings)
     if not np.any((requests.kind == ALLOCATE) & (requests.event >= 0)):
         raise PytracerError(
             f"{snapshot.path}: {name} has no allocation in its trace ({len(trace)} events), so "
@@ -175,7 +178,7 @@ def extract_recording(
         name=name,
         backend=kind,
         torch_version=torch_version(snapshot, kind),
-        settings=_settings(snapshot, trace),
+        settings=settings,
         were_changed=_were_changed(trace),
         limit_bytes=limit_bytes,
         fraction_bytes=fraction_bytes if fraction_bytes == limit_bytes else None,
@@ -224,7 +227,7 @@ def block_order(blocks: Lifetimes) -> Column:
 
 
 def _requests(
-    snapshot: Snapshot, device: int, history: History, limit_bytes: int | None
+    snapshot: Snapshot, device: int, history: History, limit_bytes: int | None, settings: str
 ) -> Requests:
     trace, blocks = snapshot.traces[device], history.blocks
     events = len(trace)
@@ -268,18 +271,35 @@ def _requests(
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     sequence = np.argsort(columns["event"], kind="stable")
     columns = {name: column[sequence] for name, column in columns.items()}
-    streams = np.unique(np.append(columns["stream"], 0))
-    # The default stream gets the number 0, wherever its handle is among the sorted ones.
-    rank = np.searchsorted(streams, columns["stream"])
-    zero = np.searchsorted(streams, 0)
-    columns["stream"] = np.where(rank == zero, 0, rank + (rank < zero))
-    _, columns["pool"] = np.unique(np.append(columns["pool"], 0), return_inverse=True)
-    columns["pool"] = columns["pool"][:-1]
+    start = start_of(snapshot, device, history, settings)
+    nothing = np.zeros(0, np.int64)
+    starts = (nothing, nothing) if start is None else (start.stream, start.pool)
+    columns["stream"], its_stream = _numbered(columns["stream"], starts[0])
+    columns["pool"], its_pool = _numbered(columns["pool"], starts[1])
+    if start is not None:
+        start = replace(start, stream=its_stream, pool=its_pool)
     return Requests(
         **columns,
         older_blocks=int(np.count_nonzero(is_older)),
         given_back=0 if limit_bytes is not None else count_retries(trace) - len(failed),
+        start=start,
     )
+
+
+def _numbered(values: Column, others: Column) -> tuple[Column, Column]:
+    """Return two columns of values as numbers from 0.
+
+    The value 0, of the default stream or pool, gets the number 0, wherever it is in their order.
+    """
+    found = np.unique(np.concatenate((values, others, [0])))
+    zero = np.searchsorted(found, 0)
+
+    def numbers(column: Column) -> Column:
+        rank = np.searchsorted(found, column)
+        renumbered: Column = np.where(rank == zero, 0, rank + (rank < zero))
+        return renumbered
+
+    return numbers(values), numbers(others)
 
 
 def _pools(snapshot: Snapshot, device: int, blocks: Lifetimes) -> Column:

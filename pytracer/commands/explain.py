@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.explanation import Explanation, explain
 from pytracer.analysis.explanation_lines import age_text, fitting_text, purposes_text, verdict_text
 from pytracer.commands.explained_files import ExplainedFile, in_order
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
@@ -20,7 +20,7 @@ from pytracer.commands.shared_options import (
 from pytracer.commands.table import call_chain, new_table
 from pytracer.reading.metadata import read_number
 from pytracer.reading.reader import load
-from pytracer.recommendation.fitting import explain_with_settings
+from pytracer.simulator.trials import try_settings
 from pytracer.text import printable, size
 
 _HELD = {
@@ -82,7 +82,7 @@ def _read(path: Path, device: int | None) -> ExplainedFile:
         rank=read_number(metadata, "rank"),
         pid=read_number(metadata, "pid"),
         written_ns=read_number(metadata, "written_ns"),
-        devices=explain_with_settings(snapshot, device),
+        devices=explain(snapshot, device, try_settings),
     )
 
 

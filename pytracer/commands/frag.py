@@ -1,6 +1,6 @@
 """The command `pytracer frag`."""
 
-import shlex
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from pytracer.analysis.advice import Suggestion
+from pytracer.analysis.explanation import explain
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
@@ -22,6 +24,7 @@ from pytracer.commands.shared_options import (
 from pytracer.commands.table import call_site, new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
+from pytracer.simulator.trials import try_settings
 from pytracer.text import number, printable, size, size_range
 
 
@@ -58,28 +61,44 @@ def frag_command(
     read = partial(_read, device=device, moment=moment)
     results = errors + in_parallel(read, found, "Reading snapshots", memory_bytes)
     files = [result for result in results if not isinstance(result, PytracerError)]
-    files.sort(key=lambda devices: -max(device.stuck_bytes for device in devices))
+    files.sort(key=lambda file: -max(device.stuck_bytes for device in file.devices))
     if as_json or json_path is not None:
         from pytracer.commands.json_output import write_results
 
-        write_results({"files": files}, results, to_stdout=as_json, path=json_path)
+        write_results(
+            {"files": [file.devices for file in files]}, results, to_stdout=as_json, path=json_path
+        )
     if not as_json:
         console = Console(highlight=False)
-        for index, fragmented in enumerate(device for devices in files for device in devices):
+        shown = ((device, file.advice) for file in files for device in file.devices)
+        for index, (fragmented, advice) in enumerate(shown):
             if index:
                 console.print()
             if len(found) > 1:
                 console.print(Text(printable(fragmented.path)), soft_wrap=True)
-            _show(console, fragmented, top)
+            _show(console, fragmented, advice.get(fragmented.device), top)
     if print_errors(results):
         context.exit(1)
 
 
-def _read(path: Path, device: int | None, moment: str | None) -> list[Fragmentation]:
-    return fragmentation(load(path), device, moment)
+@dataclass(frozen=True)
+class _File:
+    """The devices of a file, and by device what `pytracer explain` advises first."""
+
+    devices: list[Fragmentation]
+    advice: dict[int, Suggestion]
 
 
-def _show(console: Console, fragmented: Fragmentation, top: int) -> None:
+def _read(path: Path, device: int | None, moment: str | None) -> _File:
+    snapshot = load(path)
+    devices = fragmentation(snapshot, device, moment)
+    explanations = explain(snapshot, device, try_settings)
+    return _File(
+        devices, {one.device: one.suggestions[0] for one in explanations if one.suggestions}
+    )
+
+
+def _show(console: Console, fragmented: Fragmentation, advice: Suggestion | None, top: int) -> None:
     console.print(Text(printable(_answer(fragmented)), "bold"))
     if fragmented.pins and (sentence := _sentence(fragmented.pins[0])):
         console.print(Text(printable(sentence), "bold"))
@@ -88,12 +107,10 @@ def _show(console: Console, fragmented: Fragmentation, top: int) -> None:
     if fragmented.pins and top:
         console.print()
         console.print(_table(fragmented.pins, top))
-    if fragmented.stuck_bytes and not any(pin.is_expandable for pin in fragmented.pins):
+    if fragmented.stuck_bytes and advice is not None:
         console.print()
         console.print("What to try:")
-        path = shlex.quote(fragmented.path)
-        command = f"  pytracer recommend {path} --set expandable_segments:True"
-        console.print(Text(printable(command), "bold"), soft_wrap=True)
+        console.print(Text(printable(f"  {advice.text()}"), "bold"), soft_wrap=True)
 
 
 def _answer(fragmented: Fragmentation) -> str:

@@ -11,8 +11,8 @@ from pytracer.commands.interruption import Interruption, signals_interrupt
 from pytracer.commands.shared_options import json_options, parse_sizes
 from pytracer.commands.table import new_table
 from pytracer.experiments.conclusions import wrapped_name
-from pytracer.recommendation.deviation import deviation_text
 from pytracer.recommendation.results import Recommendation, TriedSetting
+from pytracer.simulator.deviation import deviation_text
 from pytracer.text import printable, size
 
 ROWS = 6

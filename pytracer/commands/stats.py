@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytracer.analysis.advice import Trial
+from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.explanation_lines import lines
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.report import DeviceReport, Report, stats
@@ -111,7 +113,13 @@ def _read(path: Path, device: int | None, writes_stacks: bool) -> Report:
         from pytracer.export.texts import check_stack_texts
 
         check_stack_texts(snapshot)
-    return stats(snapshot, device)
+    return stats(snapshot, device, try_settings=_try_settings)
+
+
+def _try_settings(data: DeviceData) -> list[Trial] | None:
+    from pytracer.simulator.trials import try_settings  # not needed without an out-of-memory
+
+    return try_settings(data)
 
 
 def _console() -> Console:

@@ -20,6 +20,7 @@ from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.page.verdict import compared, of_file_named, verdict_of
 from pytracer.reading.files import SUFFIXES
 from pytracer.reading.reader import load
+from pytracer.simulator.trials import try_settings
 from pytracer.text import number, printable, size
 
 
@@ -114,12 +115,7 @@ def _open(path: Path) -> OpenFile:
 
 
 def _explain(data: DeviceData) -> Explanation:
-    explanation = explain_device(data)
-    if explanation.oom is None:
-        return explanation
-    from pytracer.recommendation.fitting import with_settings  # not needed for other files
-
-    return with_settings(data, explanation)
+    return explain_device(data, try_settings)
 
 
 def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:

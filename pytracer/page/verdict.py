@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytracer.analysis.advice import UNTESTED
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation_lines import (
     fitting_text,
@@ -59,6 +60,9 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     if purposes := purposes_text(explanation):
         lines.append(f"It was for: {purposes}.")
     lines += [f"Try: {one.why}" for one in explanation.suggestions if not one.command]
+    if is_saved:
+        untested = (one for one in explanation.suggestions if one.evidence == UNTESTED)
+        lines += [f"Untested: {one.command}" for one in untested]
     commands = [one.command for one in explanation.suggestions if one.command and is_saved]
     heading, *rest = map(printable, lines)
     return Verdict(heading, rest, [printable(command) for command in commands], is_leak)

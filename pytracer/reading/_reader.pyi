@@ -61,6 +61,7 @@ def simulate(
     with_curve: bool = ...,
     with_calls: bool = ...,
     continues: bool = ...,
+    start: dict[str, Any] | None = ...,
 ) -> dict[str, Any]:
     """Return the values of `Simulated`; see pytracer/simulator/simulate.py.
 
@@ -72,9 +73,12 @@ def simulate(
         with_calls: Whether to return `address` by request (0 for none), and `calls` to the device:
             their request, kind (0 alloc, 1 free, 2 map, 3 unmap), address and bytes.
         continues: Whether to go on after an allocation that found no memory.
+        start: The columns of `Start` (pytracer/analysis/start.py): the memory that is there before
+            the first request. The allocations of its blocks are not made again.
 
     Raises:
         RequestError: A request has a value that is out of range.
+        ValueError: The start has segments or blocks that cannot be.
         ValueError: The columns differ in length, or a rule is out of range.
         ValueError: The segments take more than 2**62 addresses.
     """

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pytracer.analysis.requests import FAIL, Recording
-from pytracer.recommendation.deviation import Reference
 from pytracer.recommendation.results import (
     CHANGE,
     KEEP,
+    LEAK,
     NO_SETTING,
     TOO_LARGE,
     UNKNOWN,
     TriedSetting,
 )
+from pytracer.simulator.deviation import Reference
 from pytracer.text import number, size
 
 WORTH = 0.02
@@ -78,6 +79,18 @@ class Answer:
     def is_change(self) -> bool:
         """Whether other settings are recommended."""
         return self.kind == CHANGE
+
+
+def leak_first(answer: Answer, sentence: str) -> Answer:
+    """Return an answer that begins with a leak, which no setting stops.
+
+    Args:
+        answer: The answer about settings.
+        sentence: The sentence about the leak.
+    """
+    text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
+    why = f"No setting stops a leak. Apart from the leak: {answer.text} {answer.why}".rstrip()
+    return Answer(LEAK, text, why, answer.notes)
 
 
 def answer_of(facts: Facts) -> Answer:
@@ -166,8 +179,10 @@ def _change(facts: Facts, saved: int) -> Answer:
     peak = size(best.peak_reserved_bytes)
     notes = []
     if not own.fits:
-        tense = "would fit" if facts.is_estimate or not failed else "would have fitted"
-        text = f"Use {best.name}: the program {tense}, with {peak} reserved at the peak."
+        fits = "the program would fit"
+        if failed and not facts.is_estimate:
+            fits = "the allocation that failed would have fitted"
+        text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
         why = (
             f"With its own settings, it runs out of memory for {size(own.failed_bytes or 0)}"

@@ -1,27 +1,32 @@
 """Which settings a recorded program needs, as one answer with its reasons."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from pytracer.analysis.advice import LEAST_STEPS, command_of
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.explanation import explain_device
 from pytracer.analysis.requests import FAIL, Recording, extract_recording
-from pytracer.analysis.suggestions import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
 from pytracer.reading.files import find
-from pytracer.reading.metadata import read_number
+from pytracer.reading.metadata import read_number, step_boundaries
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
-from pytracer.recommendation.answers import Facts, answer_of
-from pytracer.recommendation.candidates import COLLECTION
-from pytracer.recommendation.deviation import reference_of
+from pytracer.recommendation.answers import Facts, answer_of, leak_first
+from pytracer.recommendation.candidates import COLLECTION, name_of, placement
 from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
 from pytracer.recommendation.what_if import change_requests
+from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.recording import limits_of, version_note
+from pytracer.simulator.simulate import begins_as_recorded
+from pytracer.simulator.trials import trials_of
 from pytracer.text import number, size
 
 Progress = Callable[[str], None]
@@ -196,6 +201,12 @@ def _of_file(
         others = search.others(own, lambda count: on_progress(f"Simulated {count} settings"))
     on_progress("Searching the smallest devices")
     own, best, ranked = _measured(search, own, others, measure_all=bool(given))
+    notes = [*one.what_if]
+    if capacity_bytes is None and not given and not one.what_if:
+        advised = _advised_after_oom(recording, search, best)
+        notes += _why_not_best(advised, best)
+        best = advised
+        ranked = [best, *(tried for tried in ranked if tried.choice != best.choice)]
     limit_bytes = recording.limit_bytes if capacity_bytes is None else capacity_bytes
     facts = Facts(
         recording=recording,
@@ -209,11 +220,17 @@ def _of_file(
         is_estimate=bool(one.what_if),
     )
     answer = answer_of(facts)
+    leak = "" if given else _leak_sentence(one.snapshot, recording)
+    if leak:
+        answer = leak_first(answer, leak)
     version, backend = recording.torch_version, recording.backend
     command = ""
     if answer.is_change:
         command = command_of(best.result.settings, backend, version, recording.settings)
-    notes = [*one.what_if, *answer.notes, *_notes(recording)]
+    if leak:
+        command = f"pytracer leaks {shlex.quote(one.snapshot.path)}"
+    simulated = [own] if best is own else [own, best]
+    notes += [*answer.notes, *_notes(changed, ranked if given else simulated)]
     if given:
         notes += _notes_of_given(
             [tried.result for tried in ranked if tried.result is not own.result], recording
@@ -265,14 +282,60 @@ def _measured(
     return own, best, ranked
 
 
-def _notes(recording: Recording) -> Iterator[str]:
-    """Yield what makes the simulations of a recording inexact, in sentences."""
+def _advised_after_oom(recording: Recording, search: Search, best: Tried) -> Tried:
+    """Return the settings that an explanation of the same out-of-memory names, or else the best.
+
+    All answers to one question name the same settings, also those that simulate few settings.
+    """
+    if not np.any(recording.requests.kind == FAIL):
+        return best
+    fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
+    if fitting is None or placement(fitting.settings) == best.choice:
+        return best
+    name = name_of(placement(fitting.settings))
+    (tried,) = search.with_smallest_device([search.of_settings(fitting.settings, name)])
+    return tried
+
+
+def _why_not_best(advised: Tried, best: Tried) -> list[str]:
+    least, needed = best.result.smallest_device_bytes, advised.result.smallest_device_bytes
+    if least is None or needed is None or least >= needed:
+        return []
+    return [
+        f"With {best.result.name}, the smallest device would have {size(least)}, and not "
+        f"{size(needed)}."
+    ]
+
+
+def _leak_sentence(snapshot: Snapshot, recording: Recording) -> str:
+    """Return the sentence of an explanation about a leak; "" without a leak."""
+    if len({step for step, _ in step_boundaries(snapshot, recording.device)}) < LEAST_STEPS:
+        return ""
+    return explain_device(device_data(snapshot, recording.device)).leak_sentence()
+
+
+def _names(simulated: list[Tried]) -> str:
+    return " and of ".join(one.result.name for one in simulated)
+
+
+def _notes(recording: Recording, simulated: list[Tried]) -> Iterator[str]:
+    """Yield how the simulations start, and what makes them inexact, in sentences."""
     requests = recording.requests
-    if requests.older_blocks:
-        yield (
-            f"{number(requests.older_blocks, 'block is', 'blocks are')} older than the trace. The "
-            "simulation allocates them first. What was cached before the trace is unknown."
-        )
+    if requests.start is not None or requests.older_blocks:
+        blocks = number(requests.older_blocks, "block")
+        kept = [one for one in simulated if begins_as_recorded(requests, one.rules)]
+        others = [one for one in simulated if one not in kept]
+        if kept:
+            yield (
+                f"The simulation of {_names(kept)} starts with the segments that the recording had "
+                f"at its first event, and with {blocks} older than the trace in them."
+            )
+        if others:
+            yield (
+                f"The simulation of {_names(others)} starts with an empty cache, and first "
+                f"allocates {blocks} older than the trace: in which segments these would be is "
+                "unknown."
+            )
     if recording.were_changed:
         yield (
             "The setting of expandable segments was changed while the program ran. A simulation "

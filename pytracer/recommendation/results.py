@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from pytracer.recommendation.deviation import Deviation
+from pytracer.simulator.deviation import Deviation
 
 CHANGE = "change"
 KEEP = "keep"
 TOO_LARGE = "too large"
 NO_SETTING = "no setting"
 UNKNOWN = "can't tell"
+LEAK = "leak"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Recommendation:
             the recording's own. "too large": the program holds more than the capacity, so that no
             setting helps. "no setting": none of the settings fits, but another allocator might.
             "can't tell": a simulation of the recording's own settings does not reproduce the
-            recording, or the difference is within the error bar.
+            recording, or the difference is within the error bar. "leak": memory is kept from step
+            to step, which no setting stops.
         answer: The answer, in a sentence.
         command: The line to paste into a shell; "" without a change.
         why: The figures that decided, in sentences.

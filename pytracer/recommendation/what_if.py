@@ -76,7 +76,7 @@ def change_requests(
     columns["size_bytes"] = size_bytes[is_kept]
     if not np.any(np.isin(columns["kind"], (ALLOCATE, FAIL))):
         raise ConfigError("no allocation is left: leave out fewer call sites")
-    return replace(recording, requests=replace(requests, **columns)), notes
+    return replace(recording, requests=replace(requests, **columns, start=None)), notes
 
 
 def _parsed(text: str) -> _Change:

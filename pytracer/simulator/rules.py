@@ -114,6 +114,22 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
     return rules
 
 
+def makes_same_segments(rules: AllocatorRules, settings: str) -> bool:
+    """Return whether an allocator with other settings makes segments of the same kind and size.
+
+    Raises:
+        ConfigError: The settings are malformed.
+    """
+    other = AllocatorRules()
+    for key, value in parse_settings(settings).items():
+        if key in ("expandable_segments", "large_segment_size_mb"):
+            other = _changed(other, key, value)
+    return (rules.expandable, rules.large_segment_bytes) == (
+        other.expandable,
+        other.large_segment_bytes,
+    )
+
+
 def is_checked(backend: str, torch_version: str | None) -> bool:
     """Return whether tests compare the simulator with this version's allocator."""
     number = (torch_version or "").partition("+")[0].partition(".post")[0]

@@ -6,7 +6,7 @@ from pytracer.analysis.allocator_rules import UNLIMITED
 from pytracer.analysis.requests import REQUEST_COLUMNS, Requests
 from pytracer.reading import _reader
 from pytracer.reading.snapshot import Column
-from pytracer.simulator.rules import AllocatorRules
+from pytracer.simulator.rules import AllocatorRules, makes_same_segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,4 +88,17 @@ def simulate(
         "total_bytes": 0,  # the size of the device is `device_bytes`
     }
     columns = {name: getattr(requests, name) for name in REQUEST_COLUMNS}
-    return Simulated(**_reader.simulate(**columns, rules=values, with_curve=with_curve))
+    start = vars(requests.start) if requests.start and begins_as_recorded(requests, rules) else None
+    return Simulated(
+        **_reader.simulate(**columns, rules=values, with_curve=with_curve, start=start)
+    )
+
+
+def begins_as_recorded(requests: Requests, rules: AllocatorRules) -> bool:
+    """Return whether a simulation begins with the memory that the recording had at its first event.
+
+    Not if the allocator would have made other segments before. Then the older blocks are requested
+    from an empty allocator.
+    """
+    start = requests.start
+    return start is not None and makes_same_segments(rules, start.settings)

@@ -11,7 +11,7 @@ from pytracer.log import report_once
 from pytracer.tracing import ranks
 
 MOST_BYTES = 16 * 2**20
-"""The largest file that is read: about 250,000 events, 0.2 s and 100 MB of host memory."""
+"""The largest file that is read: about 250,000 events, 0.3 s and 100 MB of host memory."""
 
 
 def report(message: str, kind: str | None = None) -> None:
@@ -34,8 +34,9 @@ def explain(path: Path, device: int) -> None:
         from pytracer.analysis.explanation import explain
         from pytracer.analysis.explanation_lines import lines
         from pytracer.reading.reader import load
+        from pytracer.simulator.trials import try_settings
 
-        (explanation,) = explain(load(path), device)
+        (explanation,) = explain(load(path), device, try_settings)
         report("\n".join(lines(explanation)))
     except FileNotFoundError:
         return  # `on_snapshot` has moved the file

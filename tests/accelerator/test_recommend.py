@@ -8,10 +8,11 @@ import simulated
 from amount import amount
 from commands import invoke
 
+from pytracer.analysis import explain
 from pytracer.reading import load
 from pytracer.recommendation import recommend
-from pytracer.recommendation.fitting import TRIED, explain_with_settings
 from pytracer.settings.keys import format_settings
+from pytracer.simulator.trials import TRIED, try_settings
 
 HERE = Path(__file__).parent
 OOM_PROGRAMS = HERE / "oom_programs.py"
@@ -90,7 +91,7 @@ def test_explanations_name_the_settings_that_fit(backend: str, tmp_path: Path) -
     judged = 0
     for seed in map(str, seeds):
         (path,) = tmp_path.glob(f"{seed}/oom_*/*.pickle")
-        explanation = explain_with_settings(load(path))[0]
+        explanation = explain(load(path), try_settings=try_settings)[0]
         if explanation.fitting_settings is None:
             continue
         judged += 1

@@ -30,7 +30,7 @@ from pytracer.page.page import page_of
 from pytracer.reading import load
 from pytracer.reading.files import Place
 from pytracer.reading.to_json import to_json
-from pytracer.recommendation.fitting import explain_with_settings
+from pytracer.simulator.trials import try_settings
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
 PYTRACER_FILES = [path for path in GOLDEN if path.name.startswith("snapshot-1.")]
@@ -145,7 +145,7 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     yield "leaks of two files", partial(command, "leaks", golden, path)
     yield "tables", lambda: write_tables(snapshot, origin, folder)
     yield "explain", lambda: to_json(explain(snapshot))
-    yield "explain with settings", lambda: to_json(explain_with_settings(snapshot))
+    yield "explain with settings", lambda: to_json(explain(snapshot, try_settings=try_settings))
     yield "recommend", partial(command, "recommend", path)
     yield (
         "recommend --set",

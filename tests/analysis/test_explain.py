@@ -122,6 +122,5 @@ def test_the_line_to_paste(backend: str, torch: str, settings: str | None, expec
     # THEN the first suggestion keeps the program's settings
     assert [verdict.kind for verdict in found.verdicts] == ["fragmented"]
     assert found.suggestions[0].command == f"export {expected}"
-    assert found.suggestions[1].command.startswith(
-        "pytracer recommend made.pickle --set expandable"
-    )
+    assert found.suggestions[0].evidence == "untested"
+    assert found.suggestions[1].command == "pytracer recommend made.pickle"

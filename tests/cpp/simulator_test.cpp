@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,11 @@ class Program {
     pool_.push_back(pool);
   }
 
-  Simulated run(const Rules& rules) const {
+  Simulated run(const Rules& rules, const Start* start = nullptr) const {
     reading::Watch watch;
     const Requests requests{kind_.size(),  kind_.data(),   block_.data(),
                             bytes_.data(), stream_.data(), pool_.data()};
-    return simulate(requests, rules, {true, true, true}, watch);
+    return simulate(requests, rules, {true, true, true}, watch, start);
   }
 
   // The address of the last request, which is an allocation.
@@ -324,6 +325,92 @@ TEST(any_requests_give_a_result_without_overlaps) {
   }
   CHECK(allocated > 5'000);
   CHECK(failed > 1'000);
+}
+
+// Columns of a start: segments of 20 MiB, each with blocks of 5 MiB, of which every other is in use.
+struct StartColumns {
+  std::vector<int64_t> address, range, bytes, stream, pool, order;
+  std::array<bool, 8> is_small{}, is_expandable{};
+  std::vector<int64_t> block_segment, block_bytes, number, block_order;
+
+  StartColumns(std::mt19937_64& random, size_t segments) {
+    constexpr int64_t segment_bytes = int64_t{20} << 20;
+    int64_t next = 0;
+    for (size_t i = 0; i < segments; ++i) {
+      is_small[i] = random() % 2 == 0;
+      is_expandable[i] = random() % 2 == 0;
+      const int64_t gap = random() % 2 == 0 ? segment_bytes : 0;
+      address.push_back(i == 0 ? 0 : address.back() + segment_bytes + gap);
+      range.push_back(0);
+      bytes.push_back(segment_bytes);
+      stream.push_back(static_cast<int64_t>(random() % 2));
+      pool.push_back(static_cast<int64_t>(random() % 2));
+      order.push_back(static_cast<int64_t>(i));
+      for (int64_t block = 0; block < 4; ++block) {
+        block_segment.push_back(static_cast<int64_t>(i));
+        block_bytes.push_back(segment_bytes / 4);
+        number.push_back(block % 2 == 0 ? next++ : -1);
+        block_order.push_back(static_cast<int64_t>(block_order.size()));
+      }
+    }
+  }
+
+  Start view() const {
+    return {address.size(),       address.data(),     range.data(),    bytes.data(),
+            stream.data(),        pool.data(),        order.data(),    is_small.data(),
+            is_expandable.data(), number.size(),      block_segment.data(),
+            block_bytes.data(),   number.data(),      block_order.data()};
+  }
+};
+
+TEST(a_start_serves_the_first_requests) {
+  // GIVEN a segment with free blocks of 5 MiB, and blocks 0 and 1 in use
+  std::mt19937_64 random(3);
+  StartColumns columns(random, 1);
+  columns.is_small[0] = columns.is_expandable[0] = false;
+  columns.stream[0] = columns.pool[0] = 0;
+  const Start start = columns.view();
+  Program program;
+  program.allocate(5 * kMiB);
+  program.allocate(5 * kMiB);
+  program.free(0);
+  program.allocate(10 * kMiB);
+  program.allocate(5 * kMiB);
+  const Simulated done = program.run({}, &start);
+  // THEN the allocations of these blocks are not made again, and the next ones use the free blocks
+  CHECK(done.counts.device_allocs == 0);
+  CHECK(done.counts.reserved_bytes == 20 * kMiB);
+  CHECK(done.counts.peak_allocated_bytes == 20 * kMiB);
+}
+
+TEST(any_start_is_used_or_refused) {
+  std::mt19937_64 random(8);
+  int used = 0, refused = 0;
+  for (int run = 0; run < 1500; ++run) {
+    const Program program = any_program(random);
+    const Rules rules = any_rules(random);
+    StartColumns columns(random, 1 + random() % 8);
+    if (run % 3 == 0) {
+      std::vector<int64_t>* const changed[] = {&columns.address,       &columns.range,
+                                               &columns.bytes,         &columns.stream,
+                                               &columns.pool,          &columns.order,
+                                               &columns.block_segment, &columns.block_bytes,
+                                               &columns.number,        &columns.block_order};
+      const int64_t values[] = {-1, 0, 1, 511, INT64_MAX, INT64_MIN, int64_t{1} << 50};
+      std::vector<int64_t>& column = *changed[random() % std::size(changed)];
+      column[random() % column.size()] = values[random() % std::size(values)];
+    }
+    const Start start = columns.view();
+    try {
+      const Simulated done = program.run(rules, &start);
+      CHECK(done.counts.reserved_bytes >= done.counts.allocated_bytes);
+      ++used;
+    } catch (const std::invalid_argument&) {
+      ++refused;
+    }
+  }
+  CHECK(used > 500);
+  CHECK(refused > 200);
 }
 
 }  // namespace

@@ -16,11 +16,11 @@ RECORDING = (
     "commands",
     "recommendation",
     "experiments",
-    "simulator",
     "activation",
     "torch_recorder",
     "integrations",
     "tracing",
+    "simulator",
     "owners",
     "settings",
     "backends",
@@ -31,14 +31,14 @@ READING = (
     "experiments",
     "fleet",
     "export",
-    "simulator",
     "page",
+    "simulator",
     "analysis",
     "reading",
 )
 FLEET = ("commands", "fleet", "settings")  # only the names of settings, without the recorder
 # A tracer explains its own snapshots, and an integration reads them.
-LIVE = ("integrations", "tracing", "page", "analysis", "reading")
+LIVE = ("integrations", "tracing", "page", "simulator", "analysis", "reading")
 
 # The modules next to the folders, below all of them. Reading, which needs no recorder and works
 # without the compiled core, may import only the second group.

@@ -22,13 +22,14 @@ from allocator_workloads import (
 from commands import cells, invoke
 from reference_allocator import Allocator
 
+from pytracer.analysis.advice import command_of
 from pytracer.analysis.requests import Recording, extract_recording
-from pytracer.analysis.suggestions import command_of
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading import load
-from pytracer.recommendation import deviation, recommend, recommend_sweep
+from pytracer.recommendation import recommend, recommend_sweep
 from pytracer.recommendation.search import needed_bytes
 from pytracer.settings.keys import format_settings
+from pytracer.simulator import deviation
 from pytracer.simulator.rules import rules_of
 from pytracer.simulator.simulate import simulate
 from pytracer.text import size
@@ -100,10 +101,10 @@ def write_oom(
     return path
 
 
-def write_late(path: Path, rank: int = 0) -> Path:
-    """Write a recording without most of its events, whose simulation has another peak."""
+def write_changed(path: Path, rank: int = 0) -> Path:
+    """Write a recording with settings that it was not made with, which lead to another peak."""
     made = content(varying_lengths, 8 << 30, rank)
-    made["device_traces"][0] = made["device_traces"][0][-150:]
+    made["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:21"
     path.write_bytes(pickle.dumps(made))
     return path
 
@@ -172,12 +173,18 @@ def test_settings_that_are_right(tmp_path: Path) -> None:
     assert found.deviation.peak_bytes == 0
 
 
-def test_a_failed_request_must_fit(tmp_path: Path) -> None:
-    # GIVEN a recording that ends by an allocation that failed in a fragmented device
-    path = write_oom(tmp_path / "oom.pickle")
+@pytest.mark.parametrize("events", [None, 12])
+def test_a_failed_request_must_fit(tmp_path: Path, events: int | None) -> None:
+    # GIVEN a recording that ends by an allocation that failed in a fragmented device, and whose
+    # ring may have lost the first events
+    path = write_oom(tmp_path / "oom.pickle", events=events)
     # WHEN settings are recommended
     found = recommend(path)
-    # THEN they let the failed allocation find memory
+    # THEN the simulation of the recording's own settings equals the recording
+    assert found.deviation is not None
+    assert found.deviation.requests == found.deviation.equal >= 10
+    assert found.deviation.peak_bytes == 0
+    # AND settings are found that let the failed allocation find memory
     assert found.capacity_bytes == OOM_CAPACITY
     assert found.kind == "change"
     assert "would have fitted" in found.answer
@@ -192,14 +199,14 @@ def test_a_failed_request_must_fit(tmp_path: Path) -> None:
 def test_settings_that_do_not_reproduce_the_recording(
     tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
-    # GIVEN recordings whose simulation differs from them, because most events are lost: one of
-    # another peak, and one whose failed allocation finds memory
-    late = write_late(tmp_path / "late.pickle")
-    peak = extract_recording(load(late)).history.usage.reserved_bytes.max()
-    oom = write_oom(tmp_path / "oom.pickle", events=6)
+    # GIVEN recordings whose simulation differs from them: one of another peak, and one whose failed
+    # allocation finds memory, because its limit was not that of the file
+    changed = write_changed(tmp_path / "changed.pickle")
+    peak = extract_recording(load(changed)).history.usage.reserved_bytes.max()
+    oom = write_oom(tmp_path / "oom.pickle", free_bytes=800 * MIB)
     subjects = "which setting is best", f"whether {JOINED} helps", "which of the settings helps"
     for path, figures in (
-        (late, f"the recording {size(int(peak))}."),
+        (changed, f"the recording {size(int(peak))}."),
         (oom, "of 1 allocation that failed in the recording, 1 found memory in the simulation"),
     ):
         # WHEN settings are searched or compared
@@ -208,7 +215,6 @@ def test_settings_that_do_not_reproduce_the_recording(
         assert (found.kind, found.recommended, found.command) == ("can't tell", None, "")
         assert found.answer.startswith(f"Can't tell {subjects[len(settings)]}, because ")
         assert figures in found.answer
-        assert any("older than the trace" in note for note in found.notes)
 
 
 def test_a_setting_that_saves_less_than_the_error_bar(
@@ -244,6 +250,27 @@ def test_a_given_capacity_is_the_limit_that_the_file_does_not_show(tmp_path: Pat
     assert recommend(path, capacity_bytes=OOM_CAPACITY + 800 * MIB).kind == "can't tell"
 
 
+def test_the_notes_say_how_the_simulations_start(tmp_path: Path) -> None:
+    # GIVEN a recording whose ring has lost most events
+    made = content(varying_lengths, 8 << 30)
+    events = made["device_traces"][0]
+    first = next(i for i in range(len(events) - 150, 0, -1) if events[i]["action"] == "alloc")
+    made["device_traces"][0] = events[first:]
+    path = tmp_path / "changed.pickle"
+    path.write_bytes(pickle.dumps(made))
+    # WHEN settings are recommended
+    found = recommend(path)
+    # THEN the simulation of its own settings equals the recording
+    assert found.deviation is not None
+    assert found.deviation.requests == found.deviation.equal > 50
+    # AND the notes name the simulations that start with the recorded memory, and the others
+    kept, other = (note for note in found.notes if "older than the trace" in note)
+    assert kept.startswith("The simulation of own settings (defaults) starts with the segments")
+    assert found.recommended is not None
+    assert "expandable_segments:True" in found.recommended.name
+    assert other.startswith(f"The simulation of {found.recommended.name} starts with an empty")
+
+
 def test_the_worst_rank_decides(tmp_path: Path) -> None:
     # GIVEN two ranks, of which rank 1 does not fit
     write(tmp_path / "rank0.pickle", constant, 4 << 30, rank=0)
@@ -267,7 +294,7 @@ def test_a_rank_that_ran_out_for_an_unknown_reason(tmp_path: Path) -> None:
     # its simulation does not
     write(tmp_path / "rank0.pickle", constant, 641 * MIB, rank=0)
     assert recommend(tmp_path / "rank0.pickle").kind == "keep"
-    write_oom(tmp_path / "rank1.pickle", events=6, rank=1)
+    write_oom(tmp_path / "rank1.pickle", free_bytes=800 * MIB, rank=1)
     # THEN the settings of the job are not said to be right
     found = recommend(tmp_path)
     assert (found.rank, found.kind) == (1, "can't tell")
@@ -280,7 +307,7 @@ def test_a_rank_that_ran_out_for_an_unknown_reason(tmp_path: Path) -> None:
 def test_a_rank_that_cannot_tell_whether_the_settings_of_the_job_help(tmp_path: Path) -> None:
     # GIVEN a rank that needs other settings, and one whose simulation differs from the recording
     write_oom(tmp_path / "rank0.pickle", rank=0)
-    write_late(tmp_path / "rank1.pickle", rank=1)
+    write_changed(tmp_path / "rank1.pickle", rank=1)
     # THEN the settings are recommended because of the first, and nothing is said of the second
     done = invoke("recommend", tmp_path)
     (found,) = json.loads(invoke("recommend", tmp_path, "--json").stdout)["recommendations"]

@@ -45,6 +45,16 @@ def test_requests_that_fail_are_counted() -> None:
     assert (done.fitted, done.oom_requests.tolist(), done.failed_request) == (1, [0, 2], 2)
 
 
+def test_pages_may_exceed_the_memory_fraction() -> None:
+    # GIVEN a fraction of 30 MiB, and a request whose segment has 26 MiB, in two pages of 20 MiB
+    requests = requests_of((ALLOCATE, 0, 25 * MIB), (ALLOCATE, 1, 10 * MIB), (ALLOCATE, 2, 9 * MIB))
+    rules = rules_of("expandable_segments:True", "cuda", "2.12.1")
+    # WHEN more is allocated than these pages have
+    done = simulate(requests, rules, limit_bytes=30 * MIB, device_bytes=None)
+    # THEN only the request that needs another page finds no memory
+    assert (done.failed_request, done.peak_reserved_bytes) == (2, 40 * MIB)
+
+
 @pytest.mark.parametrize(
     "settings",
     ["max_split_size_mb:20", "backend:cudaMallocAsync", "garbage_collection_threshold:2", "size:1"],

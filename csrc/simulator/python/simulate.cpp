@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "reading/python/arrays.h"
 #include "reading/python/python_watch.h"
 #include "reading/python/register.h"
@@ -56,10 +58,53 @@ simulator::Rules to_rules(const py::dict& values) {
   return rules;
 }
 
+// The columns of a start, which it refers to.
+struct StartColumns {
+  Input<int64_t> address, range_address, size_bytes, stream, pool, order;
+  Input<bool> is_small, is_expandable;
+  Input<int64_t> block_segment, block_size_bytes, block_number, block_order;
+
+  explicit StartColumns(const py::dict& values) {
+    const auto set = [&values](auto& column, const char* name, const char* like) {
+      column = values[name].cast<std::decay_t<decltype(column)>>();
+      if (column.size() != py::len(values[like])) throw py::value_error("columns of different lengths");
+    };
+    set(address, "address", "address");
+    set(range_address, "range_address", "address");
+    set(size_bytes, "size_bytes", "address");
+    set(stream, "stream", "address");
+    set(pool, "pool", "address");
+    set(order, "order", "address");
+    set(is_small, "is_small", "address");
+    set(is_expandable, "is_expandable", "address");
+    set(block_segment, "block_segment", "block_segment");
+    set(block_size_bytes, "block_size_bytes", "block_segment");
+    set(block_number, "block_number", "block_segment");
+    set(block_order, "block_order", "block_segment");
+  }
+
+  simulator::Start view() const {
+    return {static_cast<size_t>(address.size()),
+            address.data(),
+            range_address.data(),
+            size_bytes.data(),
+            stream.data(),
+            pool.data(),
+            order.data(),
+            is_small.data(),
+            is_expandable.data(),
+            static_cast<size_t>(block_segment.size()),
+            block_segment.data(),
+            block_size_bytes.data(),
+            block_number.data(),
+            block_order.data()};
+  }
+};
+
 py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block,
                          const Input<int64_t>& size_bytes, const Input<int64_t>& stream,
                          const Input<int64_t>& pool, const py::dict& rules, bool with_curve,
-                         bool with_calls, bool continues) {
+                         bool with_calls, bool continues, const std::optional<py::dict>& start) {
   using namespace py::literals;
   const auto length = kind.size();
   if (block.size() != length || size_bytes.size() != length || stream.size() != length ||
@@ -70,10 +115,16 @@ py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block
                                      size_bytes.data(),           stream.data(), pool.data()};
   const simulator::Rules its_rules = to_rules(rules);
   const simulator::Options options{with_curve, with_calls, continues};
+  const std::optional<StartColumns> its_start =
+      start ? std::optional<StartColumns>(*start) : std::nullopt;
+  const simulator::Start view = its_start ? its_start->view() : simulator::Start{};
   const GilScope scope;
   PythonWatch watch(scope);
   simulator::Simulated result = outside_gil(
-      [&] { return simulator::simulate(requests, its_rules, options, watch); });
+      [&] {
+        return simulator::simulate(requests, its_rules, options, watch,
+                                   its_start ? &view : nullptr);
+      });
   const simulator::Counts& counts = result.counts;
   py::dict values("peak_reserved_bytes"_a = counts.peak_reserved_bytes,
                   "peak_allocated_bytes"_a = counts.peak_allocated_bytes,
@@ -106,7 +157,8 @@ void register_simulate(py::module_& m) {
   py::register_local_exception<simulator::RequestError>(m, "RequestError", PyExc_ValueError);
   m.def("simulate", &simulate_arrays, py::arg("kind"), py::arg("block"), py::arg("size_bytes"),
         py::arg("stream"), py::arg("pool"), py::arg("rules"), py::arg("with_curve") = false,
-        py::arg("with_calls") = false, py::arg("continues") = false);
+        py::arg("with_calls") = false, py::arg("continues") = false,
+        py::arg("start") = py::none());
 }
 
 }  // namespace pytracer::reading

@@ -1,0 +1,222 @@
+"""What to do next: the adviser of the log, the page, and all commands.
+
+1. A leak comes first: with it, memory runs out under any settings.
+2. Settings are named if a simulation has shown that they help, and otherwise as untested.
+3. Nothing is advised that the recording has already.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holders import Holder
+from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
+from pytracer.reading.metadata import (
+    backend,
+    has_marked_steps,
+    only_phase,
+    settings_text,
+    torch_version,
+)
+from pytracer.text import size
+from pytracer.variables import VARIABLE
+
+LEAST_STEPS = 3
+"""The number of steps from which a leak can be looked for in one file."""
+
+UNTESTED = "untested"
+"""The evidence for settings that were not simulated."""
+
+_UNTESTED_CHANGE = {"expandable_segments": "True"}
+_SETTING = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
+_GENERAL = "PYTORCH_ALLOC_CONF"
+_NOT_WITH_EXPANDABLE = {"npu": ("max_split_size_mb", "garbage_collection_threshold")}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Something to do next.
+
+    Attributes:
+        command: A command for a shell; "" if the program has to be changed.
+        why: What the command shows or changes, as a sentence.
+        evidence: How it is known that changed settings help, in a few words; "" for everything that
+            changes no setting.
+    """
+
+    command: str
+    why: str
+    evidence: str = ""
+
+    def text(self) -> str:
+        """Return the suggestion in one line."""
+        evidence = f" ({self.evidence})" if self.evidence else ""
+        return f"{self.command or self.why}{evidence}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The simulation of a recording under changed settings.
+
+    Attributes:
+        name: The change, as in "expandable_segments:True".
+        settings: All settings, in the form of the allocator's variable.
+        fits: Whether every allocation found memory, also those that failed in the recording.
+        is_exact: Whether a simulation of the recording's own settings equals the recording after
+            each request, and tests compare the simulator with this version of the allocator.
+    """
+
+    name: str
+    settings: str
+    fits: bool
+    is_exact: bool
+
+
+TrySettings = Callable[[DeviceData], list[Trial] | None]
+"""Simulates some settings: see `pytracer.simulator.trials.try_settings`."""
+
+
+def is_much_unallocated(sample: UsageSample) -> bool:
+    """Return whether a large part of the reserved memory is not allocated."""
+    return sample.fragmentation_bytes > max(sample.reserved_bytes // 5, 256 * 2**20)
+
+
+def advise_after_oom(
+    data: DeviceData, found: list[Verdict], held: list[Holder], trials: list[Trial] | None
+) -> list[Suggestion]:
+    """Return what to try after an out-of-memory.
+
+    Args:
+        data: The device.
+        found: The verdicts.
+        held: Who held memory.
+        trials: The simulated settings; None if none could be simulated.
+    """
+    kinds = [verdict.kind for verdict in found]
+    path = shlex.quote(data.snapshot.path)
+    suggestions = [_of_leak(path)] if LEAK in kinds else []
+    suggestions += _of_settings(data, path, kinds, trials)
+    if LIMIT in kinds:
+        suggestions.append(
+            Suggestion("", "Raise or remove the limit, torch's set_per_process_memory_fraction.")
+        )
+    if OTHERS in kinds:
+        command = "npu-smi info" if backend(data.snapshot, data.device) == "npu" else "nvidia-smi"
+        suggestions.append(Suggestion(command, "Shows which processes use the device."))
+    return [*suggestions, *_of_holders(data, path, held, has_leak=LEAK in kinds)]
+
+
+def advise_at_peak(
+    data: DeviceData, sample: UsageSample, held: list[Holder], *, has_leak: bool
+) -> list[Suggestion]:
+    """Return what to try to lower a peak."""
+    path = shlex.quote(data.snapshot.path)
+    suggestions = [_of_leak(path)] if has_leak else []
+    if is_much_unallocated(sample):
+        suggestions += _of_search(data, path)
+    return [*suggestions, *_of_holders(data, path, held, has_leak)]
+
+
+def _of_leak(path: str) -> Suggestion:
+    why = "Shows each line whose memory is kept from step to step."
+    return Suggestion(f"pytracer leaks {path}", why)
+
+
+def _of_settings(
+    data: DeviceData, path: str, kinds: list[str], trials: list[Trial] | None
+) -> list[Suggestion]:
+    """Return the settings that would have helped, or else how to look for such."""
+    kind, own = backend(data.snapshot, data.device), settings_text(data.snapshot) or ""
+    version = torch_version(data.snapshot, kind)
+    fitting = next((trial for trial in trials or [] if trial.fits), None)
+    if fitting is not None:
+        why = (
+            f"With {fitting.name}, the allocation would have found memory, in a simulation of the "
+            "recorded requests. What the program would have allocated next is unknown."
+        )
+        command = command_of(fitting.settings, kind, version, own)
+        how = "simulated" if fitting.is_exact else "simulated, with some deviation"
+        return [Suggestion(command, why, f"{how}: this allocation succeeds")]
+    found = []
+    if trials is None and FRAGMENTED in kinds:
+        command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
+        why = "Lets the allocator join free memory. Whether that is enough was not simulated."
+        found.append(Suggestion(command, why, UNTESTED))
+    if FRAGMENTED in kinds or UNKNOWN in kinds:
+        found += _of_search(data, path)
+    return found
+
+
+def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
+    """Return the command that searches settings, if the file can be simulated."""
+    if data.is_cpu or data.history is None or only_phase(data.snapshot) is not None:
+        return []
+    why = "Simulates the recorded requests under many settings, and names the best."
+    return [Suggestion(f"pytracer recommend {path}", why)]
+
+
+def with_settings(own: str, change: Mapping[str, str], backend: str) -> str:
+    """Return settings with a change, in the form of the variable.
+
+    The other settings stay, except those that the allocator refuses next to expandable segments.
+    """
+    settings = {**dict(_SETTING.findall(own)), **change}
+    if settings.get("expandable_segments") == "True":
+        for key in _NOT_WITH_EXPANDABLE.get(backend, ()):
+            settings.pop(key, None)
+    return ",".join(f"{key}:{value}" for key, value in settings.items())
+
+
+def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:
+    """Return the line to paste into a shell.
+
+    torch before 2.9 does not know the general variable, and later versions call the older name
+    deprecated. If the job sets a variable already, the line must name the one that counts if both
+    are set: in torch 2.12 and later that is the older name.
+
+    Args:
+        settings: The settings, in the form of the variable; "" for the defaults.
+        backend: "cuda", "npu", or "" if unknown: then the variable of CUDA.
+        torch_version: The version of torch; None if unknown.
+        own_settings: The settings of the recording; "" if no variable was set.
+    """
+    variable = VARIABLE.get(backend, VARIABLE["cuda"])
+    if not settings:
+        return f"unset {variable} {_GENERAL}"
+    if backend == "cuda" and torch_version is not None:
+        version = tuple(int(part) for part in torch_version.split(".")[:2])
+        if version >= (2, 9) and (version < (2, 12) or not own_settings):
+            variable = _GENERAL
+    return f"export {variable}={shlex.quote(settings)}"
+
+
+def _of_holders(
+    data: DeviceData, path: str, held: list[Holder], has_leak: bool = False
+) -> list[Suggestion]:
+    found = []
+    if held:
+        site = held[0].site
+        found.append(
+            Suggestion(
+                f"pytracer stats {path} --top 20",
+                f"Shows all holders. Look first at {call_site_text(site.call_site)}, which held "
+                f"{size(site.size_bytes)}.",
+            )
+        )
+    is_unnamed = any(holder.site.call_site is None for holder in held)
+    if is_unnamed and data.snapshot.metadata.get("forward_stacks") is False:
+        why = "Names the forward calls of what backward allocates, in the next run."
+        found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
+    if not has_marked_steps(data.snapshot, data.boundaries):
+        # Memory may run out before the first step of an optimizer ends.
+        if str(data.snapshot.metadata.get("step_from")).startswith("optimizer"):
+            return found
+        why = "Records steps, without which a leak cannot be seen, in the next run."
+        found.append(Suggestion("export PYTRACER_STEP_FROM=optimizer", why))
+    elif not has_leak and len({step for step, _ in data.boundaries}) >= LEAST_STEPS:
+        found.append(Suggestion(f"pytracer leaks {path}", "Shows blocks that no step frees."))
+    return found

@@ -1,0 +1,192 @@
+"""Test the adviser: one advice for one file, a leak first, and nothing that was set already."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from allocator_workloads import content
+from reference_allocator import Allocator
+from simulated_recordings import Recorded, random_requests
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.analysis import explain
+from pytracer.analysis.allocator_rules import UNIT_BYTES
+from pytracer.analysis.verdicts import FRAGMENTED, LEAK
+from pytracer.reading import load
+from pytracer.recommendation import recommend
+from pytracer.simulator.trials import try_settings
+from pytracer.tracing import oom_log
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def written(
+    path: Path,
+    workload: Callable[[Allocator], None],
+    requested_mib: int,
+    free_mib: int,
+    **device: Any,
+) -> Path:
+    """Write the file of a program that ends because this much was requested, and this much free."""
+    made = content(workload)
+    made["pytracer"] |= {"oom": {"device": 0, "requested_bytes": requested_mib * MIB}}
+    made["pytracer"]["devices"][0] |= device
+    for event in made["device_traces"][0]:  # a line for each size
+        line = event["size"] // MIB
+        event["frames"] = [{"filename": "train.py", "name": "step", "line": line}]
+    oom = {"action": "oom", "device_free": free_mib * MIB, "size": requested_mib * MIB}
+    rest = {"stream": 0, "pool_id": (0, 0), "time_us": 1, "frames": []}
+    made["device_traces"][0].append({**oom, **rest})
+    path.write_bytes(pickle.dumps(made))
+    return path
+
+
+def pinned_segments(allocator: Allocator) -> None:
+    """Leave 35 MiB free in each of 20 segments."""
+    for address in [allocator.malloc(80 * MIB) for _ in range(20)]:
+        allocator.free(address)
+    for _ in range(20):
+        allocator.malloc(45 * MIB)
+
+
+def tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the first advice of the log, `stats`, `explain`, `frag` and `recommend`."""
+    logged: list[str] = []
+    monkeypatch.setattr(oom_log, "report", lambda message, *_: logged.append(message))
+    oom_log.explain(path, 0)
+    outputs = {name: commands.invoke(name, path).output for name in ("explain", "frag")}
+    first = {name: text.partition("What to try:\n  ") for name, text in outputs.items()}
+    of_stats = commands.invoke("stats", path).output.partition("\nTry: ")[2]
+    return {
+        "stats": of_stats.partition("\n")[0].partition(" (")[0],
+        "log": logged[0].partition("\nTry: ")[2].partition(" (")[0],
+        "explain": first["explain"][2].partition("\n")[0],
+        "frag": first["frag"][2].partition("\n")[0].partition(" (")[0],
+        "recommend": recommend(path).command,
+    }
+
+
+def test_all_answers_name_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = 0
+    for seed in range(12):
+        # GIVEN a random program that ran out of memory
+        rows = random_requests(seed, waits=False)
+        peak = Recorded(rows, "").peak_allocated_bytes
+        made = Recorded(rows, "", int(peak * 1.05) // UNIT_BYTES * UNIT_BYTES)
+        if not made.ran_out:
+            continue
+        path = tmp_path / f"{seed}.pickle"
+        path.write_bytes(pickle.dumps(made.content()))
+        # WHEN the log and the commands answer
+        answers = tries(path, monkeypatch)
+        # THEN all name the same settings, or all others refer to `recommend`, or to the holders
+        if answers["log"].startswith("export"):
+            assert len(set(answers.values())) == 1
+            named += 1
+        else:
+            command = answers.pop("recommend")
+            assert len(set(answers.values())) == 1
+            assert answers["log"].startswith(f"pytracer recommend {path}") or (not command)
+    assert named >= 3
+
+
+def test_settings_that_are_known_not_to_help_are_not_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN free memory in pieces of 18 MiB, with a block of 2 MiB in each page of 20 MiB
+    def pinned_pages(allocator: Allocator) -> None:
+        for address in [allocator.malloc(400 * MIB) for _ in range(4)]:
+            allocator.free(address)
+        pairs = [(allocator.malloc(18 * MIB), allocator.malloc(2 * MIB)) for _ in range(80)]
+        for large, _ in pairs:
+            allocator.free(large)
+
+    path = written(tmp_path / "oom.pickle", pinned_pages, 600, 100)
+    (found,) = explain(load(path), 0, try_settings)
+    assert [verdict.kind for verdict in found.verdicts] == [FRAGMENTED]
+    assert found.fitting_settings == []
+    # THEN no settings are named: expandable segments cannot give a page back either
+    answers = tries(path, monkeypatch)
+    del answers["recommend"]
+    assert set(answers.values()) == {f"pytracer recommend {path}"}
+
+
+def test_settings_that_were_not_simulated_are_called_untested(tmp_path: Path) -> None:
+    path = written(tmp_path / "oom.pickle", pinned_segments, 200, 50)
+    (simulated,), (untested,) = explain(load(path), 0, try_settings), explain(load(path), 0)
+    for found, evidence in (
+        (simulated, "simulated: this allocation succeeds"),
+        (untested, "untested"),
+    ):
+        first = found.suggestions[0]
+        assert first.text() == f"export PYTORCH_ALLOC_CONF=expandable_segments:True ({evidence})"
+
+
+def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a program that keeps 45 MiB of each of 20 steps, each in a segment of 80 MiB, until
+    # 400 MiB do not fit any more, which expandable segments would find
+    steps: list[list[int]] = []
+
+    def leaking(allocator: Allocator) -> None:
+        for address in [allocator.malloc(80 * MIB) for _ in range(20)]:
+            allocator.free(address)
+        for step in range(1, 21):
+            steps.append([step, len(allocator.events)])
+            allocator.malloc(45 * MIB)
+            allocator.free(allocator.malloc(30 * MIB))
+        steps.append([21, len(allocator.events)])
+
+    path = written(tmp_path / "oom.pickle", leaking, 400, 50, steps=steps)
+    (found,) = explain(load(path), 0, try_settings)
+    assert LEAK in [verdict.kind for verdict in found.verdicts]
+    assert found.fitting_settings
+    # THEN all answers name the leak's command first, and settings only afterwards
+    assert set(tries(path, monkeypatch).values()) == {f"pytracer leaks {path}"}
+    done = recommend(path)
+    assert (done.kind, done.recommended) == ("leak", None)
+    assert done.answer.startswith("Leak: 45 MiB a step")
+    assert "expandable_segments:True" in done.why
+
+
+def test_settings_that_are_set_are_not_advised() -> None:
+    # GIVEN a program with expandable segments, much of whose memory is not allocated
+    program = Program()
+    program.metadata = file_metadata()
+    program.settings = {"expandable_segments": True}
+    for _ in range(300):
+        program.alloc(MIB + 512, ("train.py", "step", 3))
+    (found,) = explain(program.snapshot())
+    assert found.suggestions[0].command == "pytracer recommend made.pickle"
+    # THEN nothing is advised that it has
+    assert not [one for one in found.suggestions if "expandable_segments" in one.text()]
+
+
+def test_steps_are_not_advised_where_they_are_taken_from_the_optimizer() -> None:
+    # GIVEN a program that ran out of memory before the first step of its optimizer
+    program = Program()
+    for step_from, is_advised in (("framework", True), ("optimizer AdamW", False)):
+        program.metadata = file_metadata(step_from=step_from, current_step=1)
+        program.alloc(MIB, ("train.py", "step", 3))
+        (found,) = explain(program.snapshot())
+        advised = [one for one in found.suggestions if "STEP_FROM" in one.command]
+        assert bool(advised) == is_advised
+
+
+def test_a_larger_ring_is_not_advised_where_nothing_was_lost(tmp_path: Path) -> None:
+    # GIVEN a complete recording, in which an allocation failed that had enough memory
+    path = written(tmp_path / "oom.pickle", pinned_segments, 200, 900)
+    found = recommend(path)
+    # THEN the answer is not to record more events
+    assert found.kind == "can't tell"
+    assert "TRACE_ALLOC_MAX_ENTRIES" not in found.why
+    assert "--capacity" in found.why

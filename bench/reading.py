@@ -206,8 +206,8 @@ def measure_command(command: list[str], timeout_s: float) -> dict[str, float] | 
 
 def measure(what: str, path: Path, events: int) -> dict[str, float] | None:
     """Read the file once, in the way that `what` names."""
-    if what == "pytracer stats":
-        command = [sys.executable, "-m", "pytracer", "stats", str(path)]
+    if what == "pytracer show":
+        command = [sys.executable, "-m", "pytracer", "show", str(path)]
         return measure_command(command, IMPORT_TIMEOUT_S)
     if what == "pt-snap import":
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -220,7 +220,7 @@ def measure(what: str, path: Path, events: int) -> dict[str, float] | None:
 
 def ways(events: int, rounds: int) -> list[str]:
     """Return the ways to read a file, in the order of measurement."""
-    several = ["load", "load and stats", "pytracer stats", "pickle.load"]
+    several = ["load", "load and stats", "pytracer show", "pickle.load"]
     result = several * (min(rounds, ROUNDS_OF_LARGE) if events > 1_000_000 else rounds)
     if Path(sys.executable).with_name("pt-snap").exists():
         result.append("pt-snap import")

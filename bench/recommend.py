@@ -4,8 +4,8 @@ A separate process makes the recording: it allocates and frees blocks as a train
 with an empty allocator. Another process recommends settings for it, as the command does: once with
 the memory that it had (`spare_s`), where the settings with the lowest peak are searched, and once
 with 99 % of what its own settings need (`tight_s`), where the smallest device of each setting is
-searched too. `one_s` is one simulation, `explain_s` is `pytracer explain` for the same events with
-an out-of-memory at their end, and `memory_mb` is the process's peak.
+searched too. `one_s` is one simulation, `explain_s` is the answer of `pytracer show` for the same
+events with an out-of-memory at their end, and `memory_mb` is the process's peak.
 
 On simulated devices: `tests/devices/simulate cuda PYTHON bench/recommend.py --device cuda`.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 
 CHARACTER, LINE, MARGIN = 7.8, 17, 16
-COLUMNS = 104
+COLUMNS, NOTE_COLUMNS = 104, 34
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,22 @@ PICTURES = (
     Picture(
         path=DOCS / "answer.svg",
         page=DOCS / "how-to/out-of-memory.md",
-        title="The answer of pytracer explain to an out-of-memory error",
-        command="$ pytracer explain",
-        first_table="Memory held",
+        title="The answer of pytracer show to an out-of-memory error",
+        command="$ pytracer show",
+        first_table=" more",
         notes=(
-            (
-                r"│ +[\d.]+ [KMG]iB │ +\d+% │",
-                ("the line of your program that", "held most when memory ran out,"),
-            ),
-            (r"│ ←.* loss_of", ("and what called it",)),
-            (r"^  export ", ("to paste into your shell",)),
+            (r"^ asked", ("the line that asked for too much",)),
+            (r"^ lines", ("the line of your program that", "held most when memory ran out")),
+            (r"^ do", ("to paste into your shell",)),
         ),
-        note_column=76,
+        note_column=104,
     ),
     Picture(
         path=DOCS / "categories.svg",
         page=DOCS / "how-to/what-takes-memory.md",
         title="What took the memory of a GPT, by category and by module",
-        command="$ pytracer stats gpt.pickle | head",
-        first_table="$ pytracer stats gpt.pickle --by category",
+        command="$ pytracer show gpt.pickle",
+        first_table="$ pytracer show gpt.pickle --by category",
         notes=(
             (r"│ activation", ("checkpointing makes this smaller,",)),
             (r"│ optimizer state", ("and a sharded optimizer this",)),
@@ -91,14 +88,15 @@ def text(x: float, y: float, content: str, style: str) -> str:
 def drawing(picture: Picture) -> str:
     """Return a picture as SVG."""
     lines = lines_of(picture)
-    width = 2 * MARGIN + COLUMNS * CHARACTER
+    columns = max(COLUMNS, picture.note_column + NOTE_COLUMNS)
+    width = 2 * MARGIN + columns * CHARACTER
     height = 2 * MARGIN + len(lines) * LINE
     body, notes = [], list(picture.notes)
     table = next(at for at, line in enumerate(lines) if line.startswith(picture.first_table))
     for number, line in enumerate(lines):
         y = MARGIN + (number + 0.8) * LINE
         style = "answer" if number < table else "line"
-        if line.startswith(("$ ", "Memory held at the out-of-memory", "What to try")):
+        if line.startswith("$ "):
             style = "title"
         body.append(text(MARGIN, y, line, style))
         if notes and re.search(notes[0][0], line):

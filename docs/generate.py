@@ -27,14 +27,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import answer_picture
 import where_it_runs
 
+from pytracer.analysis.addresses import AddressedBlock
+from pytracer.analysis.answer import Answer
+from pytracer.analysis.answered_files import AnsweredFile
 from pytracer.analysis.diff import Difference
 from pytracer.analysis.diff.limit import LimitCheck
 from pytracer.analysis.groups import Held
-from pytracer.analysis.leaks import LeakReport
+from pytracer.analysis.leaks import DeviceLeaks, LeakReport
 from pytracer.analysis.pinned_segments import Fragmentation
 from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
-from pytracer.commands.explained_files import ExplainedFile
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
 from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
@@ -45,31 +47,38 @@ from pytracer.tracing.options import OPTIONS
 
 DOCS = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py: change the code that it reads, not this page. -->\n\n"
+LAZY = {"DeviceLeaks": DeviceLeaks}
+"""Types that the modules of reports import for type checkers only."""
+
 JSON_ROOTS = {
-    "`pytracer stats --json`": (
-        "The object has `schema_version`, `files` (one report for each file that could be read) "
-        "and `errors` (one message for each file that could not be read). A report is a `Report`:",
-        Report,
+    "`pytracer show --json`": (
+        "The object has `schema_version`, `answer` (an `Answer`; null without a file), `explained` "
+        "(an `AnsweredFile` for each file, the file that matters first), `files` (a `Report` for "
+        "each file) and `errors` (one message for each file that could not be read). An answer is "
+        "an `Answer`:",
+        Answer,
     ),
-    "`pytracer stats --json` with `--at`, `--by` or `--depth`": (
+    "`explained` of `pytracer show --json`": ("A file is an `AnsweredFile`:", AnsweredFile),
+    "`files` of `pytracer show --json`": ("A report is a `Report`:", Report),
+    "`pytracer show --json` with `--at`, `--by` or `--depth`": (
         "The object has `schema_version`, `files` (a list for each file that could be read) and "
         "`errors`. The list of a file has a `Held` for each device:",
         Held,
     ),
-    "`pytracer explain --json`": (
-        "The object has `schema_version`, `files` (the file that matters first) and `errors` (one "
-        "message for each file that could not be read). A file is an `ExplainedFile`:",
-        ExplainedFile,
-    ),
-    "`pytracer leaks --json`": (
+    "`pytracer show --leaks --json`": (
         "The object has `schema_version`, `errors` (one message for each file that could not be "
         "read), and the attributes of `LeakReport`:",
         LeakReport,
     ),
-    "`pytracer frag --json`": (
+    "`pytracer show --fragmentation --json`": (
         "The object has `schema_version`, `files` (a list for each file that could be read) and "
         "`errors`. The list of a file has a `Fragmentation` for each device:",
         Fragmentation,
+    ),
+    "`pytracer show --address --json`": (
+        "The object has `schema_version`, `files` (a list for each file that could be read) and "
+        "`errors`. The list of a file has an `AddressedBlock` for each block:",
+        AddressedBlock,
     ),
     "`pytracer diff --json`": (
         "The object has `schema_version`, and the attributes of `Difference`:",
@@ -267,7 +276,7 @@ def as_json(text: str) -> str:
 def parts_of(kind: type) -> list[type]:
     """Return the dataclasses and named tuples that the attributes of one have."""
     found = []
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, localns=LAZY)
     for field in fields_of(kind):
         found += [part for part in leaves(hints[field]) if is_object(part)]
     return found
@@ -297,7 +306,7 @@ def leaves(hint: Any) -> Iterator[Any]:
 def table(kind: Any, shown: dict[type, None]) -> str:
     """Return the table of an object's keys."""
     shown[kind] = None
-    meanings, hints = attributes(kind), typing.get_type_hints(kind)
+    meanings, hints = attributes(kind), typing.get_type_hints(kind, localns=LAZY)
     rows = ["| key | type | meaning |", "|---|---|---|"]
     for name in fields_of(kind):
         meaning = as_json(cell(meanings.get(name, "")))

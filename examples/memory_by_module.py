@@ -1,7 +1,7 @@
 """Train a small GPT, and record what its memory is for, and which layer it belongs to.
 
     python memory_by_module.py
-    pytracer stats gpt.pickle
+    pytracer show gpt.pickle
 
 The first lines of the report answer three questions: do weights, gradients, optimizer states or
 activations fill the memory? Which layer holds most? Will checkpointing or a sharded optimizer help?

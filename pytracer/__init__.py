@@ -11,6 +11,7 @@ PYTEST_DONT_REWRITE: with PYTRACER=1, this module is imported before pytest is, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pytracer.commands.answers import show
     from pytracer.errors import ConfigError, HookError, PytracerError
     from pytracer.experiments.function_experiment import experiment
     from pytracer.settings.change import allocator_settings, expandable_segments
@@ -34,6 +35,7 @@ __all__ = [
     "expandable_segments",
     "experiment",
     "patch_torch",
+    "show",
     "unpatch_torch",
 ]
 
@@ -64,6 +66,7 @@ _HOMES = {
     "expandable_segments": "settings.change",
     "experiment": "experiments.function_experiment",
     "patch_torch": "torch_recorder.patch",
+    "show": "commands.answers",
     "unpatch_torch": "torch_recorder.patch",
 }
 

@@ -65,7 +65,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
                 name,
                 [str(HELPERS / "leak_cases.py"), name, device, f"{name}.pickle", *steps],
                 60,
-                ("leaks",),
+                ("show", "--leaks"),
             )
             for name in leaks
         ),
@@ -73,21 +73,21 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
             "fsdp_gathers 3b",
             ["-m", "pytracer", "run", "--output", "fsdp", str(EXAMPLES / "fsdp_gathers.py"), "3b"],
             90,
-            ("explain",),
+            ("show",),
         ),
         Part(
             "rlhf_phases",
             [str(EXAMPLES / "rlhf_phases.py"), "--device", device, "--output", "rlhf"],
             90,
-            ("stats",),
+            ("show",),
         ),
-        Part("memory_by_module", [str(EXAMPLES / "memory_by_module.py")], 60, ("stats",)),
-        Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("stats",)),
+        Part("memory_by_module", [str(EXAMPLES / "memory_by_module.py")], 60, ("show",)),
+        Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("show",)),
         Part(
             "plain_training",
             ["-m", "pytracer", "run", "--output", "plain", str(EXAMPLES / "plain_training.py")],
             60,
-            ("stats",),
+            ("show",),
         ),
         Part("demo", ["-m", "pytracer", "demo"], 60),
     ]

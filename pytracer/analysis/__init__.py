@@ -4,9 +4,9 @@
     from pytracer.reading import load
 
     snapshot = load("snapshot.pickle")
-    report = stats(snapshot)                       # what `pytracer stats --json` prints
+    report = stats(snapshot)                       # the figures of `pytracer show --all`
     history = replay(snapshot, device=0)           # usage after every event, life of every block
-    explanations = explain(snapshot)               # what `pytracer explain --json` prints
+    explanations = explain(snapshot)               # the last out-of-memory, or the peak
     difference = compare_snapshots(load("baseline.pickle"), snapshot)
 
 Nothing here imports torch or needs a device. The names are imported when they are used.

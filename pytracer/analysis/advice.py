@@ -7,11 +7,11 @@
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
@@ -30,6 +30,9 @@ LEAST_STEPS = 3
 
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""
+
+_LEAST_PART = 0.05
+"""The least part of the memory of which a remedy is suggested."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
 _SETTING = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
@@ -52,10 +55,10 @@ class Suggestion:
     why: str
     evidence: str = ""
 
-    def text(self) -> str:
-        """Return the suggestion in one line."""
-        evidence = f" ({self.evidence})" if self.evidence else ""
-        return f"{self.command or self.why}{evidence}"
+    def note(self) -> str:
+        """Return the evidence and the reason, as sentences."""
+        evidence = f"{self.evidence[0].upper()}{self.evidence[1:]}. " if self.evidence else ""
+        return f"{evidence}{self.why}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,11 @@ def is_much_unallocated(sample: UsageSample) -> bool:
 
 
 def advise_after_oom(
-    data: DeviceData, found: list[Verdict], held: list[Holder], trials: list[Trial] | None
+    data: DeviceData,
+    found: Sequence[Verdict],
+    held: Sequence[Holder],
+    categories: Sequence[CategoryUsage],
+    trials: list[Trial] | None,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory.
 
@@ -94,6 +101,7 @@ def advise_after_oom(
         data: The device.
         found: The verdicts.
         held: Who held memory.
+        categories: What the memory was for.
         trials: The simulated settings; None if none could be simulated.
     """
     kinds = [verdict.kind for verdict in found]
@@ -107,23 +115,30 @@ def advise_after_oom(
     if OTHERS in kinds:
         command = "npu-smi info" if backend(data.snapshot, data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
-    return [*suggestions, *_of_holders(data, path, held, has_leak=LEAK in kinds)]
+    if LEAK not in kinds:
+        suggestions += _lowering(categories)
+    return [*suggestions, *_for_next_run(data, held)]
 
 
 def advise_at_peak(
-    data: DeviceData, sample: UsageSample, held: list[Holder], *, has_leak: bool
+    data: DeviceData,
+    sample: UsageSample,
+    held: Sequence[Holder],
+    categories: Sequence[CategoryUsage],
+    *,
+    has_leak: bool,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak."""
     path = shlex.quote(data.snapshot.path)
     suggestions = [_of_leak(path)] if has_leak else []
     if is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    return [*suggestions, *_of_holders(data, path, held, has_leak)]
+    return [*suggestions, *_lowering(categories), *_for_next_run(data, held)]
 
 
 def _of_leak(path: str) -> Suggestion:
     why = "Shows each line whose memory is kept from step to step."
-    return Suggestion(f"pytracer leaks {path}", why)
+    return Suggestion(f"pytracer show {path} --leaks", why)
 
 
 def _of_settings(
@@ -134,10 +149,7 @@ def _of_settings(
     version = torch_version(data.snapshot, kind)
     fitting = next((trial for trial in trials or [] if trial.fits), None)
     if fitting is not None:
-        why = (
-            f"With {fitting.name}, the allocation would have found memory, in a simulation of the "
-            "recorded requests. What the program would have allocated next is unknown."
-        )
+        why = "What the program would have allocated next is unknown."
         command = command_of(fitting.settings, kind, version, own)
         how = "simulated" if fitting.is_exact else "simulated, with some deviation"
         return [Suggestion(command, why, f"{how}: this allocation succeeds")]
@@ -194,29 +206,29 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
     return f"export {variable}={shlex.quote(settings)}"
 
 
-def _of_holders(
-    data: DeviceData, path: str, held: list[Holder], has_leak: bool = False
-) -> list[Suggestion]:
+def _lowering(categories: Sequence[CategoryUsage]) -> list[Suggestion]:
+    """Return which memory two usual remedies would change, if the file has both kinds of it."""
+    sizes = {usage.category: usage.size_bytes for usage in categories}
+    least = min(sizes.get("activation", 0), sizes.get("optimizer_state", 0))
+    if least < _LEAST_PART * sum(sizes.values()) or least == 0:
+        return []
+    why = (
+        f"To lower the peak: checkpointing applies to {size(sizes['activation'])} (activations), "
+        f"a sharded optimizer to {size(sizes['optimizer_state'])} (optimizer states)."
+    )
+    return [Suggestion("", why)]
+
+
+def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
+    """Return what the next recording needs to have the answers that this one lacks."""
     found = []
-    if held:
-        site = held[0].site
-        found.append(
-            Suggestion(
-                f"pytracer stats {path} --top 20",
-                f"Shows all holders. Look first at {call_site_text(site.call_site)}, which held "
-                f"{size(site.size_bytes)}.",
-            )
-        )
     is_unnamed = any(holder.site.call_site is None for holder in held)
     if is_unnamed and data.snapshot.metadata.get("forward_stacks") is False:
         why = "Names the forward calls of what backward allocates, in the next run."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
-    if not has_marked_steps(data.snapshot, data.boundaries):
-        # Memory may run out before the first step of an optimizer ends.
-        if str(data.snapshot.metadata.get("step_from")).startswith("optimizer"):
-            return found
+    # Memory may run out before the first step of an optimizer ends.
+    takes_steps = str(data.snapshot.metadata.get("step_from")).startswith("optimizer")
+    if not takes_steps and not has_marked_steps(data.snapshot, data.boundaries):
         why = "Records steps, without which a leak cannot be seen, in the next run."
         found.append(Suggestion("export PYTRACER_STEP_FROM=optimizer", why))
-    elif not has_leak and len({step for step, _ in data.boundaries}) >= LEAST_STEPS:
-        found.append(Suggestion(f"pytracer leaks {path}", "Shows blocks that no step frees."))
     return found

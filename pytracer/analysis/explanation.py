@@ -4,11 +4,12 @@
     from pytracer.reading import load
 
     for explanation in explain(load("snapshot.pickle")):
-        print(explanation.what, explanation.verdicts, explanation.suggestions)
+        print(explanation.verdicts, explanation.holders, explanation.suggestions)
 
-`pytracer explain --json` writes these dataclasses as `to_json` converts them.
+`answer.py` makes the words of it, which `pytracer show`, the log and the page have.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,19 +20,27 @@ from pytracer.analysis.advice import (
     TrySettings,
     advise_after_oom,
     advise_at_peak,
-    is_much_unallocated,
 )
+from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
 from pytracer.analysis.call_sites import sites_at_end
 from pytracer.analysis.categories import CategoryUsage, categories_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.holders import Holder, holders, holders_at
+from pytracer.analysis.memory_limits import limit_bytes_of
+from pytracer.analysis.modules import modules_at
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
+from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
-from pytracer.reading.metadata import backend, device_name, only_phase, read_number
-from pytracer.reading.snapshot import Snapshot, has_events
-from pytracer.text import number, size
+from pytracer.reading.metadata import (
+    device_name,
+    has_marked_steps,
+    module_phases,
+    only_phase,
+    read_number,
+)
+from pytracer.reading.snapshot import Snapshot
+from pytracer.text import number
 
 if TYPE_CHECKING:
     from pytracer.analysis.leaks import DeviceLeaks
@@ -49,8 +58,9 @@ class Explanation:
         device: The index of the device in the file.
         name: The name of the device, as in "cuda:0".
         is_oom_file: Whether the file was written because this device ran out of memory.
-        what: What happened, in one or two sentences: the last out-of-memory, or else the peak.
+        rank, role: The process that wrote the file; None if unknown.
         oom: The last out-of-memory; None if the file has none.
+        ooms: The number of out-of-memory errors in the file.
         verdicts: Why the allocation failed, the cheapest remedy first; [] without an out-of-memory.
         held_at: The moment of `holders`: "oom", "peak", or "end" if the usage before the end is
             unknown.
@@ -58,10 +68,18 @@ class Explanation:
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
-        leak: Whether memory is kept from step to step: "leak", "none", or "unknown", also after an
-            out-of-memory, where a leak is one of the verdicts.
-        leak_answer: The answer of `pytracer leaks`; "" if `leak` is unknown.
         suggestions: What to do next.
+        sample: The usage at that moment.
+        is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
+        limit_bytes: The bytes that the allocator could reserve; None if unknown.
+        why_unknown: Why the usage before the end is unknown; None if it is known.
+        gaps: What the recording lacks, so that an earlier problem may be missing, as sentences.
+        is_cpu: Whether the device is the CPU; None if unknown.
+        has_steps: Whether the program marked steps.
+        steps: The peaks of the steps; [] in a file without steps.
+        modules: The modules that held memory at that moment; [] if no module was a phase.
+        leaks: The search for memory that is kept from step to step; None after an out-of-memory,
+            where a leak is one of the verdicts, and in a file of few steps.
         fitting_settings: The changes of the allocator's settings with which the allocation that
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
@@ -72,22 +90,35 @@ class Explanation:
     device: int
     name: str
     is_oom_file: bool
-    what: str
+    rank: int | None
+    role: str | None
     oom: OutOfMemory | None
+    ooms: int
     verdicts: list[Verdict]
     held_at: str
     held_bytes: int
     holders: list[Holder]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
-    leak: str = "unknown"
-    leak_answer: str = ""
+    sample: UsageSample
+    is_sum: bool
+    limit_bytes: int | None
+    why_unknown: str | None
+    gaps: list[str]
+    is_cpu: bool | None
+    has_steps: bool
+    steps: list[AlikeSteps]
+    modules: list[AlikeModules]
+    leaks: "DeviceLeaks | None"
     fitting_settings: list[str] | None = None
 
     def leak_sentence(self) -> str:
         """Return the sentence about memory that is kept from step to step; "" without a leak."""
-        of_oom = (verdict.text for verdict in self.verdicts if verdict.kind == LEAK)
-        return self.leak_answer if self.leak == "leak" else next(of_oom, "")
+        if self.leaks is not None and self.leaks.verdict == "leak":
+            from pytracer.analysis.leaks.texts import answer  # not needed for other files
+
+            return answer(self.leaks)
+        return next((verdict.text for verdict in self.verdicts if verdict.kind == LEAK), "")
 
 
 def explain(
@@ -122,26 +153,11 @@ def explain_oom(
     data: DeviceData, ooms: list[OutOfMemory], try_settings: TrySettings | None = None
 ) -> Explanation:
     """Explain the last out-of-memory of a device, which has at least one."""
-    oom, snapshot, device = ooms[-1], data.snapshot, data.device
+    oom, history = ooms[-1], data.history
     found = verdicts(oom, _surroundings(data, oom))
-    entry = None if data.history is None else oom.event + 1
-    held_at, held_bytes, held = _held(data, entry, "oom")
     trials = None if try_settings is None else try_settings(data)
-    return Explanation(
-        path=snapshot.path,
-        device=device,
-        name=device_name(snapshot, device),
-        is_oom_file=is_oom_snapshot(snapshot, device),
-        what=_what_happened(data, ooms),
-        oom=oom,
-        verdicts=found,
-        held_at=held_at,
-        held_bytes=held_bytes,
-        holders=held,
-        categories=_categories(data, entry),
-        suggestions=advise_after_oom(data, found, held, trials),
-        fitting_settings=_fitting(trials),
-    )
+    entry = None if history is None else oom.event + 1
+    return _explanation(data, "oom", entry, ooms=ooms, found=found, trials=trials)
 
 
 def _fitting(trials: list[Trial] | None) -> list[str] | None:
@@ -151,41 +167,112 @@ def _fitting(trials: list[Trial] | None) -> list[str] | None:
 
 
 def _explain_peak(data: DeviceData) -> Explanation:
-    snapshot, device, history = data.snapshot, data.device, data.known_usage
+    history = data.known_usage
     peak = None if history is None else int(history.usage.allocated_bytes.argmax())
-    held_at, held_bytes, held = _held(data, peak, "peak")
+    return _explanation(data, "peak", peak, leaks=leaks_of(data))
+
+
+def _explanation(
+    data: DeviceData,
+    moment: str,
+    entry: int | None,
+    *,
+    ooms: Sequence[OutOfMemory] = (),
+    found: Sequence[Verdict] = (),
+    trials: list[Trial] | None = None,
+    leaks: "DeviceLeaks | None" = None,
+) -> Explanation:
+    """Explain a moment; `entry` is its entry in the history, None without a history."""
+    snapshot, device, oom = data.snapshot, data.device, ooms[-1] if ooms else None
+    history = data.history if oom is not None else data.known_usage
+    held_at, held_bytes, held = _held(data, entry, moment)
+    categories = _categories(data, entry)
     sample = final_sample(snapshot, device, data.boundaries)
-    if history is not None and peak is not None:
-        sample = sample_at(snapshot, device, history, peak, data.boundaries)
-    leak, leak_answer = leak_of(data)
+    if oom is not None and oom.sample is not None:
+        sample = oom.sample
+    elif history is not None and entry is not None:
+        sample = sample_at(snapshot, device, history, entry, data.boundaries)
+    if oom is None:
+        has_leak = leaks is not None and leaks.verdict == "leak"
+        suggestions = advise_at_peak(data, sample, held, categories, has_leak=has_leak)
+    else:
+        suggestions = advise_after_oom(data, found, held, categories, trials)
+    role = snapshot.metadata.get("role")
     return Explanation(
         path=snapshot.path,
         device=device,
         name=device_name(snapshot, device),
-        is_oom_file=False,
-        what=_peak_text(data, sample, held_at),
-        oom=None,
-        verdicts=[],
+        is_oom_file=oom is not None and is_oom_snapshot(snapshot, device),
+        rank=read_number(snapshot.metadata, "rank"),
+        role=role if isinstance(role, str) else None,
+        oom=oom,
+        ooms=len(ooms),
+        verdicts=list(found),
         held_at=held_at,
         held_bytes=held_bytes,
         holders=held,
-        categories=_categories(data, peak),
-        suggestions=advise_at_peak(data, sample, held, has_leak=leak == "leak"),
-        leak=leak,
-        leak_answer=leak_answer,
+        categories=categories,
+        suggestions=suggestions,
+        sample=sample,
+        is_sum=history is not None and data.history is None,
+        limit_bytes=None
+        if data.history is None
+        else limit_bytes_of(snapshot, device, data.history),
+        why_unknown=_why_unknown(data),
+        gaps=list(_gaps(data)),
+        is_cpu=data.is_cpu,
+        has_steps=has_marked_steps(snapshot, data.boundaries),
+        steps=alike_steps(steps(snapshot, device, history, data.boundaries))
+        if history is not None
+        else [],
+        modules=_modules(data, entry),
+        leaks=leaks,
+        fitting_settings=_fitting(trials),
     )
 
 
-def leak_of(data: DeviceData) -> tuple[str, str]:
-    """Return whether a device's memory is kept from step to step, as `leak` and `leak_answer`."""
-    if data.history is None or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
-        return "unknown", ""
-    # Not needed for other files.
-    from pytracer.analysis.leaks.one_file import leaks_on_device
-    from pytracer.analysis.leaks.texts import answer
+def _steps(data: DeviceData) -> list[AlikeSteps]:
+    if data.history is None:
+        return []
+    return alike_steps(steps(data.snapshot, data.device, data.history, data.boundaries))
 
-    found = leaks_on_device(data.snapshot, data.device, data.history)
-    return found.verdict, "" if found.verdict == "unknown" else answer(found)
+
+def _modules(data: DeviceData, entry: int | None) -> list[AlikeModules]:
+    phases = module_phases(data.snapshot.metadata)
+    if not phases.models and not phases.paths:
+        return []
+    usages = modules_at(data, entry)
+    return alike_modules([(one.module, one.size_bytes) for one in usages if one.module is not None])
+
+
+def _gaps(data: DeviceData) -> Iterator[str]:
+    metadata = data.snapshot.metadata
+    if overwritten := read_number(data.metadata, "overwritten"):
+        yield (
+            f"the ring overwrote its first {number(overwritten, 'event')}: earlier peaks are "
+            "unknown. A larger trace_alloc_max_entries keeps more"
+        )
+    if metadata.get("untraced"):
+        yield f"not recorded: {metadata['untraced']}"
+    if metadata.get("waiting") is True:
+        yield "no events were recorded, because the step was not selected"
+
+
+def _why_unknown(data: DeviceData) -> str | None:
+    if (phase := only_phase(data.snapshot)) is not None:
+        return f"the file has the events of phase {phase!r} only"
+    if data.history is None:
+        return data.contradiction or "the file has no events"
+    return None
+
+
+def leaks_of(data: DeviceData) -> "DeviceLeaks | None":
+    """Return the search for memory that is kept from step to step; None for a few steps."""
+    if data.history is None or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
+        return None
+    from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
+
+    return leaks_on_device(data.snapshot, data.device, data.history)
 
 
 def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
@@ -210,10 +297,7 @@ def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
     process, reserved = (
         read_number(data.metadata, f"{name}_bytes") for name in ("process", "reserved")
     )
-    phase = only_phase(data.snapshot)
-    why = data.contradiction
-    if phase is not None:
-        why = f"the file has the events of phase {phase!r} only"
+    why = _why_unknown(data)
     return Surroundings(
         is_cpu=data.is_cpu is True,
         expands=expands(data),
@@ -230,55 +314,3 @@ def _leaks(data: DeviceData, oom: OutOfMemory) -> "DeviceLeaks | None":
     from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
 
     return leaks_on_device(data.snapshot, data.device, data.history)
-
-
-def _what_happened(data: DeviceData, ooms: list[OutOfMemory]) -> str:
-    oom = ooms[-1]
-    kind = backend(data.snapshot, data.device).upper() or device_name(data.snapshot, data.device)
-    where = call_site_text(oom.call_site)
-    text = f"{kind} out of memory: {size(oom.requested_bytes)} were requested at {where}"
-    if oom.step is not None and len(data.boundaries) > 1:
-        text += f", step {oom.step}"
-    text += f", phase {oom.phase}. " if oom.phase else ". "
-    place = "in the system" if data.is_cpu else "on the device"
-    text += f"{size(oom.device_free_bytes)} were free {place}"
-    if oom.available_bytes < oom.device_free_bytes:
-        text += f" ({size(oom.available_bytes)} within the limit of the process)"
-    if oom.sample is not None and not data.is_cpu:
-        bound = "" if oom.sample.is_exact else "up to "
-        inside = "segments" if oom.free_segments is None else number(oom.free_segments, "segment")
-        text += (
-            f", {bound}{size(oom.sample.free_bytes)} were free inside {inside}, largest block "
-            f"{bound}{size(oom.sample.largest_free_bytes)}"
-        )
-    text += "."
-    if len(ooms) > 1:
-        text += f" The file has {len(ooms):,} out-of-memory errors; this is the last."
-    elif not oom.is_at_end and not data.is_cpu and data.history is not None:
-        text += " The recording continued afterwards."
-    return text
-
-
-def _peak_text(data: DeviceData, sample: UsageSample, moment: str) -> str:
-    name, amount = device_name(data.snapshot, data.device), size(sample.allocated_bytes)
-    is_sum = moment == "peak" and data.history is None
-    bound = "" if sample.is_exact or is_sum else "at least "
-    oom = "no out-of-memory"
-    if not has_events(data.trace):
-        oom = "the file has no events, so whether memory ran out is unknown"
-    text = f"{name}: {oom}. At the {moment}, {bound}{amount} were allocated"
-    if sample.step is not None and len(data.boundaries) > 1:
-        text += f", in step {sample.step}"
-    if sample.phase:
-        text += f", phase {sample.phase}"
-    if data.is_cpu:
-        return f"{text}."
-    if is_sum:
-        return f"{text} by the sum of the trace alone, which does not lead to the final state."
-    text += f", and {size(sample.reserved_bytes)} reserved."
-    if is_much_unallocated(sample):
-        text += (
-            f" {size(sample.fragmentation_bytes)} of the reserved memory were not allocated: they "
-            "were cached, or fragmented."
-        )
-    return text

@@ -1,6 +1,7 @@
 """Call sites as text."""
 
 import re
+from collections.abc import Sequence
 
 from pytracer.reading.snapshot import Frame
 from pytracer.text import printable
@@ -29,6 +30,20 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
     if len(file) > width:
         file = "…" + file[1 - width :]
     return f"{file}\n{_shortened(function, width)}"
+
+
+def chain_text(frame: Frame | None, callers: Sequence[Frame]) -> str:
+    """Return a call site and its callers, as in "models/llama.py:123 forward ← :98 train".
+
+    A caller in the same file as the frame before it has no file name.
+    """
+    text, before = call_site_text(frame), frame
+    for caller in callers:
+        where = call_site_text(caller)
+        if before is not None and caller.filename == before.filename:
+            where = f":{caller.line} {printable(caller.name)}"
+        text, before = f"{text} ← {where}", caller
+    return text
 
 
 _LEAST_FUNCTION = 12

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.block_categories import rows_at_end
 from pytracer.analysis.call_sites import (
     UNKNOWN,
     active_at,
@@ -30,7 +31,10 @@ from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name, step_at
 from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot, Stacks
 
-KEYS = ("site", "caller", "stack", "category", "owner", "module", "phase", "step", "age")
+KEYS = (
+    *("line", "caller", "stack", "category", "owner", "module"),
+    *("phase", "step", "age", "stream", "pool"),
+)
 """What memory can be grouped by."""
 
 
@@ -39,7 +43,7 @@ class Group:
     """The active blocks that have the same key.
 
     Attributes:
-        frames: By "site": the call site, then its callers as far as `depth`. By "caller": the
+        frames: By "line": the call site, then its callers as far as `depth`. By "caller": the
             program's frame that called the call site, then its callers. By "stack": all frames,
             innermost first. [] for blocks without such a frame, and for other keys.
         phase: By "phase": the phase; "" for no phase, None if unknown.
@@ -47,6 +51,9 @@ class Group:
         age: By "age": the age in steps; None if unknown.
         category: By "category" and "owner": what the blocks hold (see `CategoryUsage`).
         owner: By "owner": the name of the largest tensor in the blocks; None if none is known.
+        stream: By "stream": the stream, as the allocator numbers it; None if unknown.
+        pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
+            unknown.
         module: By "module": the path of the module, as in `ModuleUsage`; None if none is known.
         size_bytes: The bytes that the allocator gave the blocks.
         requested_bytes: The bytes that the program requested.
@@ -63,6 +70,8 @@ class Group:
     category: str | None = None
     owner: str | None = None
     module: str | None = None
+    stream: int | None = None
+    pool: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ def who_holds(
     device: int | None = None,
     *,
     at: str | None = None,
-    by: str = "site",
+    by: str = "line",
     depth: int = 0,
 ) -> list[Held]:
     """Return who holds memory at a moment, for each device.
@@ -106,7 +115,7 @@ def who_holds(
         at: "oom", "peak", "end", the index of an event, or "+SECONDS" after the first event. None:
             the last out-of-memory, or else the peak.
         by: What to group by: one of `KEYS`.
-        depth: How many callers distinguish groups by "site" and "caller".
+        depth: How many callers distinguish groups by "line" and "caller".
 
     Raises:
         PytracerError: The snapshot has no such device or no such moment, or `by` is unknown.
@@ -144,7 +153,7 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
         data: The device.
         moment: The moment.
         by: One of `KEYS`.
-        depth: How many callers distinguish groups by "site" and "caller".
+        depth: How many callers distinguish groups by "line" and "caller".
 
     Raises:
         PytracerError: The file lacks what the key needs: the trace, or the owners of blocks.
@@ -156,9 +165,11 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
             _group((usage.size_bytes, usage.requested_bytes, usage.count), module=usage.module)
             for usage in modules_at(data, moment.entry)
         ]
+    if by in ("stream", "pool"):
+        return sorted(_by_place(data, moment, by), key=lambda group: -group.size_bytes)
     stack, size, requested, alloc, phase = _blocks(data, moment, by)
     stacks = data.snapshot.stacks
-    if by in ("site", "caller", "stack"):
+    if by in ("line", "caller", "stack"):
         present, sums = sum_by_key(stack, size, requested, 1)
         frames_of = _frames_of(stacks, by, depth)
         merged: dict[tuple[int, ...], list[int]] = {}
@@ -202,6 +213,35 @@ def _by_category(data: DeviceData, moment: Moment, by: str) -> Iterator[Group]:
                 total[2] -= owner.count
         if total[2]:
             yield _group(total, category=usage.category)
+
+
+def _by_place(data: DeviceData, moment: Moment, by: str) -> Iterator[Group]:
+    """Yield the groups of streams, or of memory pools."""
+    snapshot, blocks, segments = data.snapshot, data.snapshot.blocks, data.snapshot.segments
+    history = data.history if moment.entry is None else data.known_usage
+    if history is None:
+        is_own = segments.device[blocks.segment] == data.device
+        rows = np.flatnonzero(is_own & (blocks.state != INACTIVE))
+        key = getattr(segments, by)[blocks.segment[rows]].astype(np.int64)
+        sizes = blocks.size_bytes[rows], blocks.requested_bytes[rows]
+    else:
+        lives = history.blocks
+        entry = len(data.trace) if moment.entry is None else moment.entry
+        alive = np.flatnonzero(active_at(history, entry))
+        # The allocation of an older block is not in the trace, but its segment may be in the file.
+        row = rows_at_end(snapshot, data.device, lives)[alive]
+        key = getattr(lives, by)[alive].astype(np.int64)
+        if by == "pool":
+            key[lives.alloc_event[alive] < 0] = -1
+        if len(blocks):
+            key = np.where(row < 0, key, getattr(segments, by)[blocks.segment[row]])
+        sizes = lives.size_bytes[alive], lives.requested_bytes[alive]
+    present, sums = sum_by_key(key, *sizes, 1)
+    for place, *total in zip(present.tolist(), *(column.tolist() for column in sums), strict=True):
+        if by == "stream":
+            yield _group(total, stream=place)
+        else:
+            yield _group(total, pool=None if place < 0 else tuple(snapshot.pools[place].tolist()))
 
 
 def _by_step(

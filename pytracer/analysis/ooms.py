@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
-from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.call_sites import call_sites, callers, frame_at
 from pytracer.analysis.free_memory import free_memory
 from pytracer.analysis.history import History
 from pytracer.analysis.layout import Layout, layout_at, layout_at_end
+from pytracer.analysis.program_files import program_files
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, device_metadata, read_number, step_at
@@ -63,7 +64,7 @@ class OutOfMemory:
         fits_in_largest_block: Whether the largest free block is as large as the request.
         fits_in_free_blocks: Whether all free blocks together are as large as the request.
         fits_if_joined: Whether all free blocks and `available_bytes` together are as large as the
-            request. `pytracer explain` needs more than that to call memory fragmented. None for
+            request. `pytracer show` needs more than that to call memory fragmented. None for
             the CPU.
         is_one_pool: Whether all segments and events of the device belong to one stream and one
             memory pool, so that any free block can serve any request.
@@ -71,6 +72,7 @@ class OutOfMemory:
             reserved bytes: memory of other processes, and of this process outside the allocator.
             None if unknown.
         call_site: The call site of the allocation.
+        callers: The program's frames that called the call site, innermost first.
         is_at_end: Whether the file's final state is the state at the out-of-memory, because no
             event that changes it follows. Then everything about the state is exact.
         sample: The usage of the device at that time; None without a history.
@@ -95,6 +97,7 @@ class OutOfMemory:
     is_one_pool: bool
     elsewhere_bytes: int | None
     call_site: Frame | None
+    callers: list[Frame]
     is_at_end: bool
     sample: UsageSample | None
 
@@ -106,7 +109,7 @@ def out_of_memories(
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
-    sites = call_sites(snapshot.stacks)
+    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
     metadata = device_metadata(snapshot, device)
     total, limit = read_number(metadata, "total_bytes"), _limit(snapshot, device)
     is_one_pool = _is_one_pool(snapshot, device, trace)
@@ -132,6 +135,8 @@ def out_of_memories(
             if layout is not None:
                 state = free_memory(layout, int(trace.pool[event]), requested)
         reserved = None if sample is None else sample.reserved_bytes
+        stack = int(trace.stack[event])
+        call_site = frame_at(snapshot.stacks, int(sites[stack]))
         available = free
         if limit is not None and reserved is not None:
             available = min(free, max(limit - reserved, 0))
@@ -157,7 +162,8 @@ def out_of_memories(
                 else _fits(requested - available, sample, "free_bytes"),
                 is_one_pool=is_one_pool,
                 elsewhere_bytes=remainder(total, free, reserved),
-                call_site=frame_at(snapshot.stacks, int(sites[trace.stack[event]])),
+                call_site=call_site,
+                callers=callers(files, snapshot.stacks.frames(stack), call_site),
                 is_at_end=event == at_end,
                 sample=sample,
             )

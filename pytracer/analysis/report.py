@@ -1,7 +1,7 @@
-"""The report of a snapshot in numbers, which `pytracer stats` prints.
+"""The report of a snapshot in numbers, which `pytracer show --all` prints.
 
 A report consists of dataclasses, numbers, strings, frames, lists and dicts. `to_json(report)` is
-what `pytracer stats --json` writes for each file: attributes are keys, and a frame is an object
+what `pytracer show --json` writes for each file: attributes are keys, and a frame is an object
 with `filename`, `name` and `line`. Bytes are integers, times are microseconds since the Unix epoch,
 events are indices in the device's trace. None, null in JSON, means unknown.
 """
@@ -16,7 +16,7 @@ from pytracer.analysis.advice import TrySettings
 from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
 from pytracer.analysis.categories import Categories, categories
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.explanation import Explanation, explain_oom, leak_of
+from pytracer.analysis.explanation import Explanation, explain_oom
 from pytracer.analysis.modules import Modules, modules
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -171,8 +171,6 @@ class DeviceReport:
         phases: The usage of each phase.
         ooms: Each out-of-memory.
         explanation: The explanation of the last of `ooms`; None if there is none.
-        leak: The answer of `pytracer leaks` if memory is kept from step to step and the file has
-            no out-of-memory; else "".
         outside: The device's memory outside the allocator; None if the file does not have it.
         series: The usage over the trace; None without a history.
     """
@@ -200,7 +198,6 @@ class DeviceReport:
     phases: list[Phase]
     ooms: list[OutOfMemory]
     explanation: Explanation | None
-    leak: str
     outside: Outside | None
     series: UsageSeries | None
 
@@ -280,7 +277,6 @@ def report_device(
         fullest = int(reserved.argmax())
         fullest_sample = sample_at(snapshot, device, history, fullest, boundaries)
     ooms = out_of_memories(snapshot, device, trace, history, boundaries)
-    leak, leak_answer = ("unknown", "") if ooms else leak_of(data)
     return DeviceReport(
         device=device,
         name=device_name(snapshot, device),
@@ -316,7 +312,6 @@ def report_device(
         phases=phases(snapshot, device, history, peak) if has_trace else [],
         ooms=ooms,
         explanation=explain_oom(data, ooms, try_settings) if ooms else None,
-        leak=leak_answer if leak == "leak" else "",
         outside=_outside(metadata),
         series=None if history is None else series(trace, history, points),
     )

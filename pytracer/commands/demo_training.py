@@ -15,7 +15,7 @@ from torch.nn import functional
 from pytracer.analysis.report import stats
 from pytracer.backends.devices import present_accelerator
 from pytracer.backends.running_torch import torch_module
-from pytracer.commands.stats_tables import sites_table
+from pytracer.commands.show_tables import sites_table
 from pytracer.errors import ConfigError, HookError
 from pytracer.reading import load
 from pytracer.reading.metadata import device_metadata
@@ -156,7 +156,7 @@ def report(path: Path, losses: list[float]) -> None:
         f"at the end {size(device.end.allocated_bytes)}"
     )
     console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
-    console.print(sites_table(device.sites, "Memory held at the peak", top=10))
+    console.print(sites_table(device.sites, "Memory held at the peak", 10, ()))
     recorded = device_metadata(snapshot, 0)
     console.print(
         f"{recorded['recorded']:,} allocations and frees recorded "
@@ -168,7 +168,7 @@ def report(path: Path, losses: list[float]) -> None:
         Text(
             "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
             f"  pytracer view {path} --open\n"
-            f"  pytracer stats {path}"
+            f"  pytracer show {path}"
         ),
         soft_wrap=True,
     )

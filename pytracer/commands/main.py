@@ -31,12 +31,9 @@ class CommandPlace(NamedTuple):
 COMMANDS = {
     "run": CommandPlace("run", "run", "How do I record a program without changing it?"),
     "demo": CommandPlace("demo", "demo", "Does pytracer work here, and what does it show?"),
-    "stats": CommandPlace("stats", "stats_command", "What took the memory, and when?"),
-    "explain": CommandPlace(
-        "explain", "explain_command", "Why did memory run out, and what can I do?"
+    "show": CommandPlace(
+        "show", "show_command", "What happened, who holds the memory, and what can I do?"
     ),
-    "frag": CommandPlace("frag", "frag_command", "What keeps free memory from being given back?"),
-    "leaks": CommandPlace("leaks", "leaks_command", "Does memory leak, and from which line?"),
     "diff": CommandPlace("diff", "diff_command", "What changed between two recordings?"),
     "view": CommandPlace("view", "view_command", "What does a recording look like?"),
     "recommend": CommandPlace(
@@ -98,7 +95,7 @@ def main() -> None:
 
     \b
     pytracer run --output snapshot.pickle train.py
-    pytracer stats snapshot.pickle
+    pytracer show snapshot.pickle
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -113,7 +113,7 @@ class Recording:
         if not lines:
             path.unlink(missing_ok=True)
             return ""
-        command = f"To look further: pytracer stats {shlex.quote(str(path))}"
+        command = f"To look further: pytracer show {shlex.quote(str(path))}"
         return "\n".join([f"{self._item.name} {lines[0]}", *lines[1:], command])
 
     def _file(self) -> Path:

@@ -77,27 +77,6 @@ moment_option = click.option(
 )
 
 
-def moment_options(command: Command) -> Command:
-    """Give `pytracer stats` its options about one moment: `moment`, `by` and `depth`."""
-    from pytracer.analysis.groups import KEYS
-
-    by = click.option(
-        "--by",
-        type=click.Choice(KEYS),
-        help="Print only who holds memory at one moment, grouped by this.  [default: site]",
-    )
-    depth = click.option(
-        "--depth",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="How many callers to print with --by site or caller, and to tell groups apart by.",
-    )
-    for option in (depth, by, moment_option):
-        command = option(command)
-    return command
-
-
 def parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """Return the bytes that the text of an option means, such as "8GiB"."""
     try:

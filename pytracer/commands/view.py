@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from pytracer.analysis.answered_files import in_order
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.explanation import Explanation, explain_device
-from pytracer.commands.explained_files import ExplainedFile, in_order
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
@@ -188,14 +188,12 @@ def _summarised(path: Path) -> Summary:
 
 
 def _in_order(summaries: Sequence[Summary]) -> list[Summary]:
-    """Return the files in the order of `pytracer explain`, and of the other files by rank."""
+    """Return the files in the order of `pytracer show`, and of the other files by rank."""
     by_path = {summary.path: summary for summary in summaries}
-    explained = in_order(
-        [
-            ExplainedFile(each.path, each.rank, each.pid, each.written_ns, each.explanations)
-            for each in summaries
-        ]
-    )
-    files = [by_path[file.path] for file in explained]
-    others = sorted(files[1:], key=lambda each: (each.ooms == 0, each.rank is None, each.rank or 0))
-    return [*files[:1], *others]
+    files = [by_path[file.path] for file in in_order(each.file for each in summaries)]
+
+    def key(summary: Summary) -> tuple[bool, bool, int]:
+        rank = summary.file.rank
+        return summary.ooms == 0, rank is None, rank or 0
+
+    return [*files[:1], *sorted(files[1:], key=key)]

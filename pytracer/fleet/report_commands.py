@@ -15,7 +15,7 @@ def commands(report: FleetReport) -> Iterator[Command]:
     if report.ooms:
         first = report.ooms[0]
         yield _command(
-            "explain", f"Explains the out-of-memory error of {first.process}.", first.source
+            "show", f"Explains the out-of-memory error of {first.process}.", first.source
         )
     for outlier in report.outliers[:1]:
         why = f"Compares {outlier.process} with {outlier.reference_process}, the median rank."
@@ -23,7 +23,7 @@ def commands(report: FleetReport) -> Iterator[Command]:
     for growth in [growth for growth in report.growth if growth.verdict != "unknown"][:2]:
         where = f"the growth at {site_text(growth.site)}"
         if growth.evidence == "trace":
-            yield _command("leaks", f"Shows {where}.", growth.source)
+            yield _command("show --leaks", f"Shows {where}.", growth.source)
         elif growth.first_source is not None:
             why = f"Compares two steps of {growth.processes[0]}: {where}."
             yield _command("diff", why, growth.first_source, growth.source)

@@ -134,9 +134,9 @@ class SiteGrowth:
 
     Attributes:
         site: The call site; None if unknown.
-        evidence: "trace": `pytracer leaks` found it in single files; "files": it is seen when the
-            ends of files are compared.
-        verdict: "leak": `pytracer leaks` is certain; "grows": it grew from file to file, for
+        evidence: "trace": `pytracer show --leaks` found it in single files; "files": it is seen
+            when the ends of files are compared.
+        verdict: "leak": `pytracer show --leaks` is certain; "grows": it grew from file to file, for
             ever or not; "unknown": it may be chance.
         extent: "all": at least nine of ten of the ranks that were observed; else "some".
         ranks, of_ranks: The number of ranks on which it grows, and that were observed.
@@ -179,7 +179,7 @@ class FleetOom:
         step, phase, site: Those of the allocation that failed; None if unknown.
         requested_bytes, device_free_bytes, allocated_bytes, reserved_bytes: The size of the
             allocation, and the memory at that moment.
-        verdict, explanation: The first verdict of `pytracer explain`, and its figures; None if a
+        verdict, explanation: The first verdict of `pytracer show`, and its figures; None if a
             later error in the file hides it.
         source: The file.
     """

@@ -246,7 +246,7 @@ TABLES = {
             "allocated_bytes": _bytes("the allocated bytes at that time"),
             "reserved_bytes": _bytes("the reserved bytes at that time"),
             **_SITE,
-            "verdict": Field("text", "the first verdict of `pytracer explain`; of the last one"),
+            "verdict": Field("text", "the first verdict of `pytracer show`; of the last one"),
             "verdicts": Field("text", "all verdicts, joined by commas; of the last one"),
             "explanation": Field("text", "the figures that decided; of the last one"),
             "what": Field("text", "what happened, in sentences; of the last one"),
@@ -254,7 +254,7 @@ TABLES = {
     ),
     "leaks": Table(
         "One row for each call site whose memory grew in the trace of a file: at most "
-        f"{MOST_LEAKS} of a device, leaks first. `pytracer leaks` describes the search.",
+        f"{MOST_LEAKS} of a device, leaks first. `pytracer show --leaks` describes the search.",
         {
             **_DEVICE,
             "verdict": Field("text", "`leak`, or `unknown` if it is not certainly a leak"),

@@ -1,6 +1,6 @@
 """One snapshot as rows of the tables of `pytracer.fleet.schema`.
 
-The numbers are those of `pytracer stats`, `explain` and `leaks`: this module only arranges them.
+The numbers are those of `pytracer show`: this module only arranges them.
 """
 
 import json
@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
@@ -253,7 +254,7 @@ def _ooms(report: DeviceReport) -> Iterable[Row]:
                 "verdict": verdicts[0].kind if verdicts else None,
                 "verdicts": ",".join(verdict.kind for verdict in verdicts),
                 "explanation": " ".join(verdict.text for verdict in verdicts),
-                "what": report.explanation.what,
+                "what": answer_of(report.explanation).headline,
             }
         yield row
 

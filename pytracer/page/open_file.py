@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pytracer.analysis.answered_files import AnsweredFile, answered_file, importance
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.usage import final_sample
 from pytracer.page.file_data import capacity_bytes
 from pytracer.page.parts import rows_of
-from pytracer.reading.metadata import read_number
 from pytracer.reading.snapshot import OOM, Column, Snapshot
 from pytracer.text import printable
 
@@ -28,7 +28,7 @@ class OpenFile:
     Attributes:
         snapshot: The snapshot.
         devices: The devices that were used, the one that matters first: that which ran out of
-            memory, else the accelerator with the highest peak.
+            memory, else one that leaks, else the accelerator with the highest peak.
         explanations: The explanation of each device.
     """
 
@@ -51,10 +51,7 @@ class Summary:
 
     Attributes:
         path: The file's path.
-        rank: The rank of the process; None if unknown.
-        pid: The process; None if unknown.
-        written_ns: When the file was written; None if unknown.
-        explanations: The explanation of each device, as in `OpenFile`.
+        file: The process that wrote the file, and the explanation of each device.
         events: The number of events of all devices; a block of a device without a history counts
             as an event.
         peak_bytes, peak_reserved_bytes: The peaks of the first device; without a history the usage
@@ -65,10 +62,7 @@ class Summary:
     """
 
     path: str
-    rank: int | None
-    pid: int | None
-    written_ns: int | None
-    explanations: list[Explanation]
+    file: AnsweredFile
     events: int
     peak_bytes: int
     peak_reserved_bytes: int
@@ -84,21 +78,16 @@ class Summary:
     @property
     def what(self) -> str:
         """What happened on the first device."""
-        return printable(self.explanations[0].what) if self.explanations else ""
+        answers = self.file.answers()
+        return printable(answers[0].headline) if answers else ""
 
 
 def open_file(snapshot: Snapshot, explain: Explain = explain_device) -> OpenFile:
     """Replay the devices of a snapshot and explain what happened on them."""
     devices = [device_data(snapshot, device) for device in chosen_devices(snapshot, None)]
-    devices.sort(key=_importance)
-    return OpenFile(snapshot, devices, [explain(data) for data in devices])
-
-
-def _importance(data: DeviceData) -> tuple[bool, bool, int, int]:
-    """Return a key by which the device that matters is the first."""
-    has_oom = bool(np.any(data.trace.action == OOM))
-    is_memory_of_host = data.is_cpu is True or data.device == data.snapshot.host_device
-    return not has_oom, is_memory_of_host, -_peaks(data)[0], data.device
+    explained = [(data, explain(data)) for data in devices]
+    explained.sort(key=lambda pair: importance(pair[1]))
+    return OpenFile(snapshot, [data for data, _ in explained], [each for _, each in explained])
 
 
 def _peaks(data: DeviceData) -> tuple[int, int]:
@@ -114,7 +103,7 @@ def _peaks(data: DeviceData) -> tuple[int, int]:
 
 def summarised(file: OpenFile) -> Summary:
     """Return the short description of a file."""
-    snapshot, metadata = file.snapshot, file.snapshot.metadata
+    snapshot = file.snapshot
     first = file.devices[0] if file.devices else None
     peak, peak_reserved = (0, 0) if first is None else _peaks(first)
     curve = Curve([], [])
@@ -123,10 +112,7 @@ def summarised(file: OpenFile) -> Summary:
         curve = Curve(_highest(usage.allocated_bytes), _highest(usage.reserved_bytes))
     return Summary(
         path=snapshot.path,
-        rank=read_number(metadata, "rank"),
-        pid=read_number(metadata, "pid"),
-        written_ns=read_number(metadata, "written_ns"),
-        explanations=file.explanations,
+        file=answered_file(snapshot, file.explanations),
         events=sum(map(rows_of, file.devices)),
         peak_bytes=peak,
         peak_reserved_bytes=peak_reserved,

@@ -96,7 +96,7 @@ class Page:
         files = [
             {
                 "name": shortened(summary.name),
-                "rank": summary.rank,
+                "rank": summary.file.rank,
                 "verdict": shortened(summary.what),
                 "peak_bytes": summary.peak_bytes,
                 "peak_reserved_bytes": summary.peak_reserved_bytes,

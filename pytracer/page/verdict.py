@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.advice import UNTESTED
+from pytracer.analysis.answer import one_line
+from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.device_data import why_empty
-from pytracer.analysis.explanation_lines import (
-    fitting_text,
-    holder_text,
-    purposes_text,
-    verdict_text,
-)
 from pytracer.page.open_file import OpenFile, Summary
 from pytracer.text import printable
-
-SHOWN_HOLDERS = 3
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,7 @@ class Verdict:
     """The answer of a page.
 
     Attributes:
-        heading: What happened, in one or two sentences.
+        heading: The verdict, and the device and the process that it is about.
         lines: The reasons and the figures.
         commands: What to run next, for a shell.
         is_leak: Whether the heading names a leak.
@@ -38,7 +32,7 @@ class Verdict:
 
 
 def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
-    """Return the answer of `explain` after an out-of-memory, else those of `leaks` and `stats`.
+    """Return the answer of `pytracer show` about the device that matters.
 
     Args:
         file: The file.
@@ -47,25 +41,21 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     if not file.devices:
         text = why_empty(file.snapshot.metadata)
         return Verdict(f"{text[0].upper()}{text[1:]}.", [], [])
-    explanation = file.explanations[0]
-    lines, is_leak = [explanation.what], explanation.leak == "leak"
-    if explanation.oom is not None:
-        lines += [f"Verdict: {verdict_text([one])}" for one in explanation.verdicts]
-        lines += filter(None, [fitting_text(explanation)])
-    elif explanation.leak_answer:
-        lines.insert(0 if is_leak else 1, explanation.leak_answer)
-    if explanation.holders:
-        held = "; ".join(map(holder_text, explanation.holders[:SHOWN_HOLDERS]))
-        lines.append(f"Held at the {_MOMENTS[explanation.held_at]} by: {held}.")
-    if purposes := purposes_text(explanation):
-        lines.append(f"It was for: {purposes}.")
-    lines += [f"Try: {one.why}" for one in explanation.suggestions if not one.command]
-    if is_saved:
-        untested = (one for one in explanation.suggestions if one.evidence == UNTESTED)
-        lines += [f"Untested: {one.command}" for one in untested]
-    commands = [one.command for one in explanation.suggestions if one.command and is_saved]
-    heading, *rest = map(printable, lines)
-    return Verdict(heading, rest, [printable(command) for command in commands], is_leak)
+    answer = answer_of(file.explanations[0], is_saved=is_saved)
+    lines = [
+        f"{line.role.capitalize()}: {one_line(line)}"
+        for line in answer.lines
+        if not line.is_command
+    ]
+    untested = (line for line in answer.lines if line.note.startswith(UNTESTED.capitalize()))
+    lines += [f"Untested: {line.text}" for line in untested]
+    commands = [line.text for line in answer.lines if line.is_command]
+    return Verdict(
+        heading=printable(f"{answer.verdict} ({answer.where})"),
+        lines=[printable(line) for line in lines],
+        commands=[printable(command) for command in commands],
+        is_leak=answer.kind == "leak",
+    )
 
 
 def of_file_named(verdict: Verdict, summary: Summary) -> Verdict:
@@ -83,6 +73,3 @@ def compared(verdict: Verdict, files: Sequence[Summary], difference: Mapping[str
         lines=[printable(f"{files[0].name}: {verdict.heading}"), *verdict.lines],
         commands=[printable(f"pytracer diff {baseline} {run}"), *verdict.commands],
     )
-
-
-_MOMENTS = {"oom": "out-of-memory", "peak": "peak", "end": "end"}

@@ -228,7 +228,7 @@ def _of_file(
     if answer.is_change:
         command = command_of(best.result.settings, backend, version, recording.settings)
     if leak:
-        command = f"pytracer leaks {shlex.quote(one.snapshot.path)}"
+        command = f"pytracer show {shlex.quote(one.snapshot.path)} --leaks"
     simulated = [own] if best is own else [own, best]
     notes += [*answer.notes, *_notes(changed, ranked if given else simulated)]
     if given:

@@ -55,8 +55,8 @@ def change_requests(
         if count == 0:
             raise ConfigError(
                 f'"{change.what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
-                f"of a call site or its caller (pytracer stats lists them), or {CATEGORY}NAME of a "
-                "category that the file has"
+                "of a call site or its caller (pytracer show --by line lists them), or "
+                f"{CATEGORY}NAME of a category that the file has"
             )
         factor[is_chosen] *= change.factor
         what = "without" if change.factor == 0 else f"with {change.factor:g} times the bytes of"

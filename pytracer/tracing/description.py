@@ -83,7 +83,7 @@ def report_file(
 def _events(recording: DeviceRecording, view: _core.View | None) -> str:
     """Return how many events are in the file, or in the ring, if it is not known what the file has.
 
-    Events are counted as `pytracer stats` counts them. Those of the CPU are counted as allocations
+    Events are counted as `pytracer show` counts them. Those of the CPU are counted as allocations
     and frees, because a file has two or three events for each of them.
     """
     devices = recording.session.stats()["devices"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LiveReport:
-    """What `pytracer explain` would say about the recording. A notebook shows it as text.
+    """The answer of `pytracer show` about the recording. A notebook shows it as text.
 
     Attributes:
         explanations: One explanation for each device; devices that ran out of memory come first.
@@ -25,10 +25,10 @@ class LiveReport:
     explanations: "list[Explanation]"
 
     def __str__(self) -> str:
-        """Return what happened, the verdicts and who holds the memory, for each device."""
-        from pytracer.analysis.explanation_lines import lines
+        """Return the answer about each device, without commands that read a file."""
+        from pytracer.analysis.answer_words import answer_of
 
-        devices = ["\n".join(lines(one, is_file=False)) for one in self.explanations]
+        devices = [str(answer_of(one, is_saved=False)) for one in self.explanations]
         return "\n\n".join(devices) or "Nothing was recorded."
 
     __repr__ = __str__
@@ -47,7 +47,7 @@ class LiveAnswers:
         raise NotImplementedError
 
     def report(self) -> LiveReport:
-        """Return what `pytracer explain` would say about the recording so far."""
+        """Return the answer of `pytracer show` about the recording so far."""
         from pytracer.analysis.explanation import explain
         from pytracer.reading.reader import load
 
@@ -75,14 +75,14 @@ class LiveAnswers:
         """Return what live memory is for now, by device and category: see `live_categories`."""
         return live_categories(self._recording)
 
-    def who_holds(self, by: str = "site", *, at: str = "end", depth: int = 0) -> "list[Held]":
+    def who_holds(self, by: str = "line", *, at: str = "end", depth: int = 0) -> "list[Held]":
         """Return who holds memory now, or at another moment, for each device.
 
         Args:
-            by: What to group by: "site", "caller", "stack", "category", "owner", "phase", "step"
-                or "age".
+            by: What to group by: "line", "caller", "stack", "category", "owner", "module",
+                "phase", "step", "age", "stream" or "pool".
             at: "end" (now), "peak", "oom", the index of an event, or "+SECONDS" after the first.
-            depth: How many callers distinguish groups by "site" and "caller".
+            depth: How many callers distinguish groups by "line" and "caller".
 
         Raises:
             PytracerError: There is no such moment, or `by` is unknown.

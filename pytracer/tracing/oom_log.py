@@ -2,7 +2,7 @@
 
 The thread that ran out of memory reads the file again, which takes host memory only. Nothing here
 calls torch or a device. The size of the file bounds the time and the memory; a larger file is left
-to `pytracer explain`.
+to `pytracer show`.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def report(message: str, kind: str | None = None) -> None:
 
 
 def explain(path: Path, device: int) -> None:
-    """Log the explanation of a file in four lines. Never raises an exception of its own.
+    """Log the answer about a file, one line a role. Never raises an exception of its own.
 
     Args:
         path: The snapshot of the out-of-memory.
@@ -31,18 +31,19 @@ def explain(path: Path, device: int) -> None:
     try:
         if path.stat().st_size > MOST_BYTES:
             return
+        from pytracer.analysis.answer import log_lines
+        from pytracer.analysis.answer_words import answer_of
         from pytracer.analysis.explanation import explain
-        from pytracer.analysis.explanation_lines import lines
         from pytracer.reading.reader import load
         from pytracer.simulator.trials import try_settings
 
         (explanation,) = explain(load(path), device, try_settings)
-        report("\n".join(lines(explanation)))
+        report("\n".join(log_lines(answer_of(explanation))))
     except FileNotFoundError:
         return  # `on_snapshot` has moved the file
     except Exception as error:
         report(
             f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
-            "read it with `pytracer explain`",
+            "read it with `pytracer show`",
             "out-of-memory not explained",
         )

@@ -282,7 +282,7 @@ class SnapshotWriter:
             return
         self._latest_oom = path, event.device
         if not self.files.replaced_oom_snapshots:
-            oom_log.report(f"out of memory: wrote {path}; `pytracer explain` shows the reason")
+            oom_log.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             # After an out-of-memory of the CPU, reading might fail too.
             if event.device >= 0 and event.requested_bytes:
                 oom_log.explain(path, event.device)

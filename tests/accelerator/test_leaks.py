@@ -1,4 +1,4 @@
-"""Test `pytracer leaks` on an accelerator: the cases of tests/commands/test_leaks_command.py."""
+"""Test `show --leaks` on an accelerator: the cases of tests/commands/test_show_leaks.py."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -93,7 +93,7 @@ def test_the_page_is_the_output_of_a_cell(tmp_path: Path) -> None:
     frame = Frame()
     frame.feed(output)
     html = frame.page.encode()
-    assert page_json(html)["verdict"]["heading"].startswith("cpu: no out-of-memory. At the peak, ")
+    assert page_json(html)["verdict"]["heading"] == "NO PROBLEM FOUND (cpu)"
     file = page_file(html)
     (device,) = file["devices"]
     rows = (device["blocks"]["requested_bytes"] == 4000).nonzero()[0]

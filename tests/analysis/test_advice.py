@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import commands
 import pytest
 from allocator_workloads import content
 from reference_allocator import Allocator
 from simulated_recordings import Recorded, random_requests
 from synthetic_snapshots import Program, file_metadata
 
+from pytracer import show
 from pytracer.analysis import explain
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK
@@ -58,18 +58,13 @@ def pinned_segments(allocator: Allocator) -> None:
 
 
 def tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the first advice of the log, `stats`, `explain`, `frag` and `recommend`."""
+    """Return the first advice of the log, `show` and `recommend`."""
     logged: list[str] = []
     monkeypatch.setattr(oom_log, "report", lambda message, *_: logged.append(message))
     oom_log.explain(path, 0)
-    outputs = {name: commands.invoke(name, path).output for name in ("explain", "frag")}
-    first = {name: text.partition("What to try:\n  ") for name, text in outputs.items()}
-    of_stats = commands.invoke("stats", path).output.partition("\nTry: ")[2]
     return {
-        "stats": of_stats.partition("\n")[0].partition(" (")[0],
-        "log": logged[0].partition("\nTry: ")[2].partition(" (")[0],
-        "explain": first["explain"][2].partition("\n")[0],
-        "frag": first["frag"][2].partition("\n")[0].partition(" (")[0],
+        "log": logged[0].partition("\ndo: ")[2].partition(" (")[0],
+        "show": show(path).texts("do")[0],
         "recommend": recommend(path).command,
     }
 
@@ -129,7 +124,8 @@ def test_settings_that_were_not_simulated_are_called_untested(tmp_path: Path) ->
         (untested, "untested"),
     ):
         first = found.suggestions[0]
-        assert first.text() == f"export PYTORCH_ALLOC_CONF=expandable_segments:True ({evidence})"
+        assert first.command == "export PYTORCH_ALLOC_CONF=expandable_segments:True"
+        assert first.evidence == evidence
 
 
 def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +147,7 @@ def test_a_leak_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert LEAK in [verdict.kind for verdict in found.verdicts]
     assert found.fitting_settings
     # THEN all answers name the leak's command first, and settings only afterwards
-    assert set(tries(path, monkeypatch).values()) == {f"pytracer leaks {path}"}
+    assert set(tries(path, monkeypatch).values()) == {f"pytracer show {path} --leaks"}
     done = recommend(path)
     assert (done.kind, done.recommended) == ("leak", None)
     assert done.answer.startswith("Leak: 45 MiB a step")
@@ -168,7 +164,7 @@ def test_settings_that_are_set_are_not_advised() -> None:
     (found,) = explain(program.snapshot())
     assert found.suggestions[0].command == "pytracer recommend made.pickle"
     # THEN nothing is advised that it has
-    assert not [one for one in found.suggestions if "expandable_segments" in one.text()]
+    assert not [one for one in found.suggestions if "expandable_segments" in one.command]
 
 
 def test_steps_are_not_advised_where_they_are_taken_from_the_optimizer() -> None:

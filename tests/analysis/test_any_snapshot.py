@@ -14,7 +14,7 @@ import pytest
 from amount import amount
 from click.testing import CliRunner
 
-from pytracer.analysis import explain, fragmentation, who_holds
+from pytracer.analysis import explain, who_holds
 from pytracer.analysis.diff import compare, compare_snapshots, summarise
 from pytracer.analysis.diff.limit import check_limit, parse_limit
 from pytracer.analysis.report import stats
@@ -136,13 +136,14 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
         write_json(check_limit(pairs, parse_limit("5%")), path=str(folder / "limit.json"))
 
     yield "stats as JSON", lambda: write_json(stats(snapshot), path=str(folder / "stats.json"))
-    yield "stats", partial(command, "stats", path)
+    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"], ["--address", "0"]):
+        yield " ".join(["show", *options]), partial(command, "show", path, *options)
     yield "diff", partial(command, "diff", golden, path)
     yield "diff with swapped files", lambda: compare_snapshots(snapshot, baseline)
     yield "diff of directories", directories
     yield "diff with a limit", limit
-    yield "leaks", partial(command, "leaks", path)
-    yield "leaks of two files", partial(command, "leaks", golden, path)
+    yield "show two files", partial(command, "show", golden, path)
+    yield "leaks of two files", partial(command, "show", "--leaks", golden, path)
     yield "tables", lambda: write_tables(snapshot, origin, folder)
     yield "explain", lambda: to_json(explain(snapshot))
     yield "explain with settings", lambda: to_json(explain(snapshot, try_settings=try_settings))
@@ -154,9 +155,9 @@ def commands(path: Path, golden: Path, folder: Path) -> Iterator[tuple[str, Call
     yield "page", lambda: page_of(open_file(snapshot)).html()
     yield "page of the last events", lambda: page_of(open_file(snapshot), 9).html()
     yield "page with a baseline", lambda: difference_of(snapshot, baseline)
-    yield "frag", lambda: to_json(fragmentation(snapshot))
     yield "held by step", lambda: to_json(who_holds(snapshot, by="step"))
-    yield "held by site", lambda: to_json(who_holds(snapshot, by="site", depth=1))
+    yield "held by line", lambda: to_json(who_holds(snapshot, by="line", depth=1))
+    yield "held by pool", lambda: to_json(who_holds(snapshot, by="pool"))
     yield from (
         (f"stacks at {at}", partial(collapse_stacks, snapshot, at)) for at in ("peak", "end", "oom")
     )
@@ -191,8 +192,9 @@ def test_most_commands_have_a_result(tmp_path: Path) -> None:
     # GIVEN distorted files, THEN each command has a result for many of them
     files = amount(40, 100)
     counts = count_results(random.Random("results"), files, tmp_path)
-    assert len(counts) == 22
+    assert len(counts) == 26
     assert counts.pop("stacks at oom") > files / 20  # only some files have an out-of-memory
-    for name in ("recommend", "recommend --set"):  # only some of the files are of an accelerator
+    # Only some of the files are of an accelerator.
+    for name in ("recommend", "recommend --set", "show --fragmentation"):
         assert counts.pop(name) > files / 5
     assert min(counts.values()) > files / 3, counts

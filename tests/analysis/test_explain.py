@@ -6,7 +6,8 @@ import pytest
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import explain
-from pytracer.analysis.explanation_lines import lines
+from pytracer.analysis.answer import log_lines
+from pytracer.analysis.answer_words import answer_of
 from pytracer.reading import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,19 +50,21 @@ def test_who_holds_memory_and_for_how_long() -> None:
     # AND the ages are those of their oldest and newest block, in steps
     assert (model.oldest_age, model.newest_age) == (3, 0)
     assert (setup.oldest_age, setup.newest_age) == (3, 2)
-    # AND the text names the step
-    assert found.what.startswith("CUDA out of memory: 40 MiB were requested at (unknown), step 4.")
+    # AND the answer names the step
+    assert answer_of(found).where == "cuda:0, step 4"
 
 
-def test_four_lines() -> None:
+def test_the_lines_of_a_log() -> None:
     (found,) = explain(program_of_steps().snapshot())
-    what, verdict, held, advice = lines(found)
-    assert what == found.what
-    assert verdict.startswith("Verdict: too large: 40 MiB are more than all free memory")
-    assert held.startswith(
-        "Held by: 1.172 MiB (100%) model.py:31 forward ← train.py:1 step1 (0-3 steps old); 2 KiB"
+    verdict, asked, free, why, held, lines = log_lines(answer_of(found))
+    assert verdict == "OUT OF MEMORY: the request is too large (cuda:0, step 4)"
+    assert asked == "asked: 40 MiB (unknown)"
+    assert free.startswith("free: 10 MiB on the device + ")
+    assert why.startswith("why: 40 MiB are more than all free memory")
+    assert held == "held: 1.174 MiB at that moment"
+    assert lines.startswith(
+        "lines: 1.172 MiB model.py:31 forward ← train.py:1 step1 (0-3 steps old); 2 KiB"
     )
-    assert advice == "Try: pytracer stats made.pickle --top 20"
 
 
 def test_blocks_older_than_the_trace_have_no_age() -> None:
@@ -83,9 +86,10 @@ def test_without_an_out_of_memory_the_peak_is_explained() -> None:
     assert found.oom is None
     assert found.verdicts == []
     assert found.held_at == "peak"
-    assert found.what.startswith("cuda:0: no out-of-memory. At the peak, 8.127 MiB were allocated")
+    answer = answer_of(found)
+    assert (answer.kind, answer.verdict) == ("none", "NO PROBLEM FOUND")
+    assert answer.texts("peak")[0].startswith("8.127 MiB")
     assert found.holders[0].site.call_site is not None
-    assert found.suggestions
 
 
 @pytest.mark.parametrize(

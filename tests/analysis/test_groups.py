@@ -1,6 +1,7 @@
 """Test who holds memory at a moment, against a synthetic program whose state is known."""
 
 import json
+import pickle
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -12,26 +13,26 @@ from commands import cells
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, operations, run
-from synthetic_snapshots import Program
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import who_holds
-from pytracer.analysis.groups import KEYS, Group
+from pytracer.analysis.groups import Group
 from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.4-cuda.pickle"
-# test_categories.py and test_modules.py test the others.
-OF_TRACE = [key for key in KEYS if key not in ("category", "owner", "module")]
+# The model has one stream and one pool. test_categories.py and test_modules.py test the others.
+OF_TRACE = ["line", "caller", "stack", "phase", "step", "age"]
 # The program's frames that call the call site of each stack.
 CALLERS = [(), (STACKS[1][2],), (), (STACKS[3][1],), ()]
 
-invoke = partial(commands.invoke, "stats")
+invoke = partial(commands.invoke, "show")
 
 
 def key(group: Group, by: str) -> Any:
-    return tuple(group.frames) if by in ("site", "caller", "stack") else getattr(group, by)
+    return tuple(group.frames) if by in ("line", "caller", "stack") else getattr(group, by)
 
 
 @given(operations, st.integers(0, 200), st.sampled_from(OF_TRACE), st.integers(0, 2))
@@ -55,7 +56,7 @@ def test_groups_equal_the_model(
         site, callers = CALL_SITES[block.stack], CALLERS[block.stack]
         step, now = step_at(block.event), step_at(event)
         expected = {
-            "site": () if site is None else (site, *callers[:depth]),
+            "line": () if site is None else (site, *callers[:depth]),
             "caller": callers[: depth + 1],
             "stack": STACKS[block.stack],
             "phase": block.phase,
@@ -88,12 +89,12 @@ def test_the_end_without_a_history() -> None:
 
 
 def test_the_command() -> None:
-    result = invoke(CUDA, "--at", "peak", "--by", "site", "--depth", 1)
+    result = invoke(CUDA, "--at", "peak", "--by", "line", "--depth", 1)
     assert result.exit_code == 0
     assert "cuda:0 at the peak: 8.127 MiB in use (event 37)." in result.output
     rows = cells(result.output)
-    assert ["8.126 MiB", "100%", "3", "train.py:5 forward"] in rows
-    assert ["", "", "", "← train.py:8 step"] in rows
+    assert ["8.126 MiB", "8.125 MiB", "100%", "3", "train.py:5 forward"] in rows
+    assert ["", "", "", "", "← train.py:8 step"] in rows
     # AND the JSON has all groups
     document = json.loads(invoke(CUDA, "--by", "phase", "--json").output)
     assert document["files"] == [to_json(who_holds(load(CUDA), by="phase"))]
@@ -114,3 +115,37 @@ def test_moments_that_do_not_exist(arguments: list[str], message: str) -> None:
     result = invoke(CUDA, *arguments)
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
+
+
+def test_streams_and_pools() -> None:
+    # GIVEN blocks on two streams, one of them in a pool of its own, and one older than the trace
+    program = Program()
+    program.alloc(1000, ("train.py", "load", 1), events=False)
+    program.alloc(3000, ("train.py", "step", 2))
+    program.alloc(2_096_000, ("train.py", "capture", 3))
+    content = program.content()
+    for event in content["device_traces"][0][-2:]:
+        event |= {"stream": 0x40, "pool_id": (1, 7)}
+    content["segments"][-1] |= {"stream": 0x40, "segment_pool_id": (1, 7)}
+    snapshot = load(pickle.dumps(content))
+    expected = {"stream": {0: 4096, 0x40: 2_096_128}, "pool": {(0, 0): 4096, (1, 7): 2_096_128}}
+    # THEN both are told apart, with and without the trace
+    for without_trace in (False, True):
+        if without_trace:
+            snapshot = load(pickle.dumps({**content, "device_traces": [[]]}))
+        for by, groups in expected.items():
+            (held,) = who_holds(snapshot, at="end", by=by)
+            assert {getattr(group, by): group.size_bytes for group in held.groups} == groups
+
+
+def test_steps_and_modules_that_are_alike_have_one_row(tmp_path: Path) -> None:
+    program, steps = Program(), []
+    for step in range(1, 8):
+        steps.append([step, len(program.events)])
+        program.alloc(5000 if step == 5 else 1000, ("train.py", "keep", 1))
+    program.metadata = file_metadata(current_step=8)
+    program.metadata["devices"][0]["steps"] = steps
+    path = program.write(tmp_path / "a.pickle")
+    rows = cells(invoke(path, "--at", "end", "--by", "step").output)
+    each = "\N{MULTIPLICATION SIGN}, 1 KiB each)"
+    assert [row[-1] for row in rows] == ["5", f"1 to 4 (4 {each}", f"6 to 7 (2 {each}"]

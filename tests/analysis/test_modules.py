@@ -229,17 +229,17 @@ def test_the_commands_show_modules(tmp_path: Path) -> None:
         content["pytracer"]["module_phases"]["models"].append(f"Other{rows}")
         path.write_bytes(pickle.dumps(content, protocol=4))
     # WHEN the second one is reported, THEN a table has the modules at the peak
-    text = invoke("stats", paths[1]).output
+    text = invoke("show", "--all", paths[1]).output
     assert "Modules that held memory at the peak" in text
     snapshot = load(paths[1])
     (held,) = who_holds(snapshot, at="peak", by="module")
     shown = {row[-1] for row in cells(text) if len(row) == 4}
     assert {group.module or "(none)" for group in held.groups} <= shown
     # AND --by module prints the same modules
-    shown = {row[-1] for row in cells(invoke("stats", paths[1], "--by", "module").output)}
+    shown = {row[-1] for row in cells(invoke("show", paths[1], "--by", "module").output)}
     assert {group.module or "(none)" for group in held.groups} <= shown
     # AND --top limits the rows
-    assert "(1 other)" in invoke("stats", paths[1], "--top", len(held.groups) - 1).output
+    assert "(1 other)" in invoke("show", "--all", paths[1], "--top", len(held.groups) - 1).output
     # AND a comparison has the modules that differ
     (difference,) = compare_snapshots(load(paths[0]), snapshot).devices
     changes = {change.name: change.delta_bytes for change in difference.modules}

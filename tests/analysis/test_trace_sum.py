@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from pytracer.analysis import stats, who_holds
+from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain
 from pytracer.analysis.report import DeviceReport
 from pytracer.reading import Snapshot, load
+from pytracer.text import size
 
 Event = dict[str, Any]
 
@@ -106,14 +108,16 @@ def test_other_answers_have_the_sum_too() -> None:
     events, usage, _ = random_program(0)
     snapshot = file_of(events)
     # THEN the memory at its peak, and the explanation, are those of the sum
-    (at_peak,) = who_holds(snapshot, at="peak", by="site")
+    (at_peak,) = who_holds(snapshot, at="peak", by="line")
     assert (at_peak.active_bytes, at_peak.is_exact) == (max(usage), False)
     (explanation,) = explain(snapshot)
     assert (explanation.held_at, explanation.held_bytes) == ("peak", max(usage))
-    assert "by the sum of the trace alone" in explanation.what
-    assert "reserved" not in explanation.what
+    answer = answer_of(explanation)
+    assert answer.kind == "unknown"
+    assert "the sum of the trace alone" in answer.texts("why")[0]
+    assert answer.texts("peak") == [size(max(usage))]
     # AND the end is that of the state
-    (at_end,) = who_holds(snapshot, at="end", by="site")
+    (at_end,) = who_holds(snapshot, at="end", by="line")
     assert (at_end.active_bytes, at_end.is_exact) == (2048, True)
 
 

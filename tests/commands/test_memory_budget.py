@@ -140,14 +140,14 @@ def test_a_quarter_of_the_free_memory_is_the_default(
     other = Program().write(tmp_path / "b.pickle")
     # GIVEN the commands that read several files, WHEN they run without and with --memory
     files = [path, other]
-    commands = (["stats", *files], ["diff", *files], ["export", *files, "--to", "collapsed"])
+    commands = (["show", *files], ["diff", *files], ["export", *files, "--to", "collapsed"])
     for command in commands:
         for option in ([], ["--memory", "3GiB"]):
             assert invoke(*command, *option).exit_code == 0
     # THEN they use a quarter of the free memory, or the given size
     assert budgets == [2 * GIB, 3 * GIB] * 3
     # AND the help documents the default
-    assert "a quarter of the free memory" in " ".join(invoke("stats", "--help").output.split())
-    refused = invoke("stats", path, "--memory", "much")
+    assert "a quarter of the free memory" in " ".join(invoke("show", "--help").output.split())
+    refused = invoke("show", path, "--memory", "much")
     assert (refused.exit_code, "'much' is not a size" in refused.output) == (2, True)
     assert memory_budget.SHARE_OF_FREE == 4

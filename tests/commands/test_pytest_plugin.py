@@ -72,7 +72,7 @@ def test_that_fails():
     assert second[-2:] == [f"{tmp_path.name}/test_it.py:{number - 1}", "test_large"]
     # AND the command's file exists
     command, _, path = lines[at + 3].rpartition(" ")
-    assert command == "To look further: pytracer stats"
+    assert command == "To look further: pytracer show"
     assert (tmp_path / path).exists()
     # AND that of the passing test does not; the other failure is the test's own
     assert len([*(tmp_path / path).parent.iterdir()]) == 1

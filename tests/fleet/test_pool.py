@@ -182,7 +182,7 @@ def test_a_full_disk_ends_the_collection_with_a_message(
         collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
 
 
-def test_stats_and_diff_read_many_files_in_the_pool(
+def test_show_and_diff_read_many_files_in_the_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN two runs of many files, one of them damaged
@@ -190,7 +190,7 @@ def test_stats_and_diff_read_many_files_in_the_pool(
         paths = make_run(tmp_path / run, ranks=2, steps=2)
     paths[-1].write_bytes(b"")
     commands = (
-        ["stats", tmp_path / "run7", "--json"],
+        ["show", tmp_path / "run7", "--json"],
         ["diff", tmp_path / "run6", tmp_path / "run7", "--json"],
     )
     by_threads = [invoke(*command) for command in commands]

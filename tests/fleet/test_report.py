@@ -95,7 +95,7 @@ def test_the_first_lines_are_the_answers(table: Path, plan: Plan) -> None:
 
 def test_the_commands_run(report: FleetReport) -> None:
     assert [command.command.split()[1] for command in report.commands] == [
-        *("explain", "diff", "diff", "diff", "view")
+        *("show", "diff", "diff", "diff", "view")
     ]
     for command in report.commands[:-1]:
         result = invoke(*command.command.split()[1:])

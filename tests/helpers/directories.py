@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 COMMANDS = (
-    *("stats", "explain", "frag", "leaks", "view", "diff", "export", "recommend"),
-    *("stats by phase", "fleet collect"),
+    *("show", "show --all", "show --leaks", "show --fragmentation", "show by phase"),
+    *("view", "diff", "export", "recommend", "fleet collect"),
 )
 
 
@@ -15,12 +15,12 @@ def command(name: str, directory: Path, output: Path | None = None) -> tuple[obj
     """Return the arguments of a command of `COMMANDS`; what it writes is next to the directory."""
     output = output or directory.parent / "output"
     return {
-        "stats by phase": ("stats", directory, "--at", "peak", "--by", "phase"),
+        "show by phase": ("show", directory, "--at", "peak", "--by", "phase"),
         "diff": ("diff", directory, directory),
         "export": ("export", directory, "--to", "parquet", "--output", output),
         "fleet collect": ("fleet", "collect", directory, "--output", output),
         "view": ("view", directory, "--output", output),
-    }.get(name, (name, directory))
+    }.get(name, (*name.split(), directory))
 
 
 def _link_to_a_fifo(path: Path) -> None:

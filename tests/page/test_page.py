@@ -13,7 +13,6 @@ from synthetic_snapshots import Program, file_metadata
 
 import pytracer
 from pytracer.analysis.diff import compare_snapshots
-from pytracer.analysis.explanation import explain
 from pytracer.analysis.history import replay
 from pytracer.commands import view as command
 from pytracer.errors import PytracerError
@@ -119,16 +118,19 @@ def test_the_browser_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # The verdict
 
 
-def test_an_out_of_memory_has_the_verdict_of_explain(tmp_path: Path) -> None:
+def test_an_out_of_memory_has_the_answer_of_show(tmp_path: Path) -> None:
     # GIVEN a file with an out-of-memory
     assert view(CUDA, "-o", tmp_path / "page.html").exit_code == 0
     verdict = page_json((tmp_path / "page.html").read_bytes())["verdict"]
-    first = explain(load(CUDA))[0]
-    # THEN the page begins with what `explain` says, and has its commands
-    assert verdict["heading"] == first.what
-    assert verdict["lines"][0].startswith(f"Verdict: {first.verdicts[0].kind}")
-    assert set(verdict["commands"]) <= {s.command for s in first.suggestions}
-    assert verdict["commands"]
+    answer = pytracer.show(CUDA)
+    # THEN the page begins with the verdict of `show`, and has its lines and its commands
+    assert verdict["heading"] == f"{answer.verdict} ({answer.where})"
+    assert [line.partition(": ")[0] for line in verdict["lines"]] == [
+        line.role.capitalize()
+        for line in answer.lines
+        if not line.is_command and line.role != "others"
+    ]
+    assert verdict["commands"] == [line.text for line in answer.lines if line.is_command]
 
 
 def test_a_leak_is_the_first_line() -> None:
@@ -143,11 +145,10 @@ def test_a_leak_is_the_first_line() -> None:
     program.metadata["devices"][0]["steps"] = steps
     # THEN the page says it, then how much there was
     verdict = page_json(html_of(program.snapshot()))["verdict"]
-    assert verdict["heading"].startswith("Leak: ")
-    assert "train.py:7 remember" in verdict["heading"]
-    assert verdict["lines"][0].startswith("cuda:0: no out-of-memory. At the peak, ")
-    assert verdict["commands"][0].startswith("pytracer leaks ")
-    assert sum(command.startswith("pytracer leaks ") for command in verdict["commands"]) == 1
+    assert verdict["heading"].startswith("LEAK: ")
+    assert verdict["lines"][0].startswith("From: train.py:7 remember")
+    assert any(line.startswith("Peak: ") for line in verdict["lines"])
+    assert verdict["commands"][0].endswith(" --leaks")
     assert verdict["is_leak"]
 
 
@@ -175,7 +176,7 @@ def test_a_directory(tmp_path: Path) -> None:
     assert [file["rank"] for file in content["files"]] == [1, 0, 2]
     # AND the verdict names the file that it is about
     heading = content["verdict"]["heading"]
-    assert heading.startswith("run/torch_memory_rank1_pid1.pickle: cuda:0: no out-of-memory. ")
+    assert heading == "run/torch_memory_rank1_pid1.pickle: NO PROBLEM FOUND (cuda:0, rank 1)"
     for index, file in enumerate(content["files"]):
         decoded = page_file(html, index)
         assert decoded["path"].endswith(file["name"])
@@ -276,7 +277,7 @@ def test_the_device_that_ran_out_of_memory_comes_first() -> None:
     # THEN it is the first one of the page
     html = html_of(load(pickle.dumps(content)))
     assert [device["name"] for device in page_file(html)["devices"]] == ["device 1", "device 0"]
-    assert page_json(html)["verdict"]["heading"].startswith("device 1 out of memory: ")
+    assert page_json(html)["verdict"]["heading"].endswith(" (device 1)")
 
 
 def test_a_long_curve_keeps_its_peak() -> None:
@@ -319,7 +320,7 @@ def test_the_difference_to_a_baseline(tmp_path: Path) -> None:
     # AND it opens on the difference: the first line, and the first command
     verdict = content["verdict"]
     assert verdict["heading"].startswith("Compared with the baseline: cuda:0: +")
-    assert verdict["lines"][0].startswith("after.pickle: cuda:0: no out-of-memory. ")
+    assert verdict["lines"][0].startswith("after.pickle: NO PROBLEM FOUND (cuda:0")
     paths = [str(tmp_path / name) for name in ("before.pickle", "after.pickle")]
     assert verdict["commands"][0] == f"pytracer diff {paths[0]} {paths[1]}"
     # AND a baseline of a directory is refused
@@ -496,7 +497,8 @@ def test_the_page_of_a_running_tracer(tmp_path: Path) -> None:
         (device,) = page_file(page.html())["devices"]
         assert held.numel() in device["blocks"]["requested_bytes"].tolist()
         verdict = page_json(page.html())["verdict"]
-        assert verdict["heading"].startswith("cpu: no out-of-memory. At the peak, 976.6 KiB")
+        assert verdict["heading"] == "NO PROBLEM FOUND (cpu)"
+        assert verdict["lines"][0] == "Peak: 976.6 KiB"
         assert verdict["commands"] == []
         # AND a notebook shows it, and it can be saved
         assert page._repr_html_().startswith('<iframe title="')

@@ -42,16 +42,16 @@ def questions(
     path: Path, folder: Path, counterpart: Path = OURS
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield all questions about a file, by name; a question that refuses raises `PytracerError`."""
-    yield "stats", partial(command, "stats", path)
-    yield "stats --json", partial(command, "stats", path, "--json-output", folder / "stats.json")
+    for options in ([], ["--all"], ["--leaks"], ["--fragmentation"], ["--address", "0"]):
+        yield " ".join(["show", *options]), partial(command, "show", path, *options)
+    yield "show --json", partial(command, "show", path, "--json-output", folder / "show.json")
     yield "diff", partial(command, "diff", counterpart, path)
     yield "diff the other way round", partial(command, "diff", path, counterpart)
     for name, (output, options) in FORMATS.items():
         form = name.partition(" ")[0]
         arguments = ["export", path, "--to", form, "--output", folder / output, *options]
         yield f"export to {name}", partial(command, *arguments)
-    for name in ("explain", "frag", "leaks", "recommend"):
-        yield name, partial(command, name, path)
+    yield "recommend", partial(command, "recommend", path)
     yield "view", partial(command, "view", path, "--output", folder / "page.html")
     yield (
         "recommend --set",

@@ -266,7 +266,7 @@ export function pageOf(files: FileData[]): Page {
     verdict: {
       heading: "metrics.py:18 log_metrics holds memory from step to step",
       lines: ["Its blocks grow by 6 MiB in each step and are never freed."],
-      commands: ["pytracer leaks run.pickle"],
+      commands: ["pytracer show run.pickle --leaks"],
       is_leak: true,
     },
     files: entries,

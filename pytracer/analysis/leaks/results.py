@@ -1,4 +1,4 @@
-"""The results of the search for leaks: what `pytracer leaks` reports."""
+"""The results of the search for leaks: what `pytracer show --leaks` reports."""
 
 from dataclasses import dataclass
 from typing import Literal

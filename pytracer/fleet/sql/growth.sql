@@ -1,11 +1,11 @@
 -- At which call sites does memory grow from step to step, and on which ranks?
 --
--- A growth in the trace of one file is what `pytracer leaks` found there; a growth in several files
+-- A growth in the trace of one file is what `pytracer show --leaks` found there; a growth in several files
 -- is from `growth_in_files`. A call site that has both is listed with its traces only.
 --
 -- site            the call site; null: unknown
 -- evidence        `trace` or `files`
--- verdict         `leak`: `pytracer leaks` is certain; `grows`: it grew in the files, whether for ever or
+-- verdict         `leak`: `pytracer show --leaks` is certain; `grows`: it grew in the files, whether for ever or
 --                 not; `unknown`: it may be chance
 -- extent          `all`: at least nine of ten ranks that were observed; else `some`
 -- ranks           the number of ranks on which it grows

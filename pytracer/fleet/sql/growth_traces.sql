@@ -1,6 +1,6 @@
 -- Which traces of each process tell whether its memory leaks?
 --
--- As `pytracer leaks` does: all traces with a leak, or else the trace in which the most steps were
+-- As `pytracer show --leaks` does: all traces with a leak, or else the trace in which the most steps were
 -- observed.
 --
 -- process, rank   the process

@@ -11,7 +11,7 @@
 -- phase           its phase; empty for none
 -- site            its call site; null: unknown
 -- requested_bytes, device_free_bytes, allocated_bytes, reserved_bytes      as in the table `ooms`
--- verdict         the first verdict of `pytracer explain`; null: a later error in the file hides it
+-- verdict         the first verdict of `pytracer show`; null: a later error in the file hides it
 -- explanation     the figures that decided
 -- source          the file that was written because of the error, or else the first with the error
 CREATE OR REPLACE TABLE oom_order AS

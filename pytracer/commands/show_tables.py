@@ -1,14 +1,18 @@
-"""The tables of `pytracer stats` about one device."""
+"""The tables of `pytracer show --all` about one device, and the table of held memory."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
+from pytracer.analysis.answer_words import LEAST_SHARE
 from pytracer.analysis.call_sites import Site
+from pytracer.analysis.holders import Holder
 from pytracer.analysis.report import DeviceReport
 from pytracer.analysis.steps_and_phases import Phase, Step
 from pytracer.analysis.usage import UsageSample
-from pytracer.commands.table import Fitted, add_row, call_site, new_table
+from pytracer.commands.table import Fitted, add_row, call_chain, call_site, new_table
 from pytracer.text import duration, number, printable, size, size_range
 
 SHOWN_OOMS = 3
@@ -218,21 +222,65 @@ def ooms_table(device: DeviceReport) -> Table:
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 
 
-def sites_table(sites: list[Site], title: str, top: int) -> Table:
-    """Make the table of the largest call sites, and of what the others hold together."""
-    is_rounded = any(site.size_bytes != site.requested_bytes for site in sites)
-    names = ("bytes", "requested", "blocks") if is_rounded else ("bytes", "blocks")
-    table = new_table(*names, "call site", title=title, text=-1)
+@dataclass(frozen=True)
+class HeldRow:
+    """A row of a table of held memory: the bytes, the number of blocks, and what holds them."""
 
-    def row(group: list[Site], where: str | Fitted) -> None:
-        numbers = [size(sum(site.size_bytes for site in group))]
-        if is_rounded:
-            numbers.append(size(sum(site.requested_bytes for site in group)))
-        numbers.append(f"{sum(site.count for site in group):,}")
-        table.add_row(*numbers, where)
+    size_bytes: int
+    requested_bytes: int
+    count: int
+    name: str | Fitted
 
-    for site in sites[:top]:
-        row([site], call_site(site.call_site))
-    if others := sites[top:]:
-        row(others, f"({number(len(others), 'other call site')})")
+
+def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:
+    """Make the table of what holds memory, the largest first.
+
+    Args:
+        rows: All rows; their bytes are the whole.
+        title: The title; "" for none.
+        top: How many rows to show; the others are one row.
+        key: The header of the names.
+        noun: What a row is, as in "call site".
+    """
+    whole = sum(row.size_bytes for row in rows)
+    is_rounded = any(
+        size(row.size_bytes) != size(row.requested_bytes)
+        for row in rows
+        if row.size_bytes >= LEAST_SHARE * whole
+    )
+    names = ("bytes", *(("requested",) if is_rounded else ()), "share", "blocks", key)
+    table = new_table(*names, title=title or None, text=-1)
+    shown = list(rows[:top])
+    if others := rows[top:]:
+        name = number(len(others), f"other {noun}".rstrip())
+        count_bytes, requested, blocks = (
+            sum(column)
+            for column in zip(
+                *((row.size_bytes, row.requested_bytes, row.count) for row in others), strict=True
+            )
+        )
+        shown.append(HeldRow(count_bytes, requested, blocks, f"({name})"))
+    for row in shown:
+        table.add_row(
+            size(row.size_bytes),
+            *((size(row.requested_bytes),) if is_rounded else ()),
+            f"{row.size_bytes / whole if whole else 0:.0%}",
+            f"{row.count:,}",
+            Text(row.name) if isinstance(row.name, str) else row.name,
+        )
     return table
+
+
+def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[Holder]) -> Table:
+    """Make the table of the largest call sites, with callers of those that `holders` has."""
+    callers = {holder.site.call_site: holder.callers for holder in holders}
+    rows = [
+        HeldRow(
+            site.size_bytes,
+            site.requested_bytes,
+            site.count,
+            call_chain(site.call_site, callers.get(site.call_site, [])),
+        )
+        for site in sites
+    ]
+    return held_table(rows, title, top, key="call site ← callers", noun="call site")

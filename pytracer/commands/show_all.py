@@ -1,173 +1,72 @@
-"""The command `pytracer stats`."""
+"""`pytracer show --all`: every figure of each device of each file."""
 
-import shlex
-from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.analysis.advice import Trial
-from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.explanation_lines import lines
-from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.report import DeviceReport, Report, stats
-from pytracer.commands.parallel import find_files, in_parallel, print_errors
-from pytracer.commands.shared_options import (
-    TOP,
-    device_option,
-    files_argument,
-    json_options,
-    memory_option,
-    moment_options,
-)
-from pytracer.commands.stats_tables import (
-    has_steps,
+from pytracer.analysis.answer import text_lines
+from pytracer.analysis.answer_words import LEAST_SHARE
+from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.holders import Holder
+from pytracer.analysis.modules import ModuleUsage
+from pytracer.analysis.report import DeviceReport, Report
+from pytracer.commands.answers import ReadFile, answered
+from pytracer.commands.show_fragmentation import show_device as show_free_memory
+from pytracer.commands.show_tables import (
+    HeldRow,
+    held_table,
     ooms_table,
     phases_table,
     sites_table,
     steps_table,
     usage_table,
-    usage_text,
 )
 from pytracer.reading.metadata import module_phases, read_number
-from pytracer.reading.reader import load
 from pytracer.text import duration, number, printable, size, utc_time
 
 
-@click.command("stats")
-@files_argument
-@device_option
-@click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    help=f"How many call sites, steps and phases to print. JSON has all rows.  [default: {TOP}]",
-)
-@moment_options
-@json_options
-@memory_option
-@click.pass_context
-def stats_command(
-    context: click.Context,
-    paths: tuple[Path, ...],
-    device: int | None,
-    top: int | None,
-    moment: str | None,
-    by: str | None,
-    depth: int,
-    as_json: bool,
-    json_path: str | None,
-    memory_bytes: int | None,
-) -> None:
-    """What took the memory, and when?
+def show(results: Sequence[ReadFile], top: int, device: int | None) -> None:
+    """Print the answer, and every figure; `top` rows of each table."""
+    console = Console(highlight=False)
+    answer, _ = answered(results, device)
+    for line in text_lines(answer, shutil.get_terminal_size().columns):
+        console.print(Text(line), soft_wrap=True)
+    if len(results) > 1:
+        from pytracer.commands.show_files import overview  # not needed for one file
 
-    \b
-    pytracer stats snapshot.pickle
-    pytracer stats outputs/profile --top 3
-    pytracer stats snapshot.pickle --at peak --by caller --depth 2
-
-    Prints the peaks of a snapshot, the call sites that held memory at the peak, the steps, the
-    phases, and what the recording lacks. For several files, or a directory of them, prints a table
-    with a row for each file. With --top, also prints each of these files in full. With --at, --by
-    or --depth, prints only who holds memory at one moment, for each file.
-    """
-    if moment is not None or by is not None or depth:
-        from pytracer.commands.stats_groups import held_in_file, show_held
-
-        read_held = partial(held_in_file, device=device, at=moment, by=by or "site", depth=depth)
-        shown = TOP if top is None else top
-        if not show_held(paths, read_held, shown, as_json, json_path, memory_bytes):
-            context.exit(1)
-        return
-    found, unsearched = find_files(paths)
-    has_json = as_json or json_path is not None
-    read = partial(_read, device=device, writes_stacks=has_json)
-    results = unsearched + in_parallel(
-        read, found, "Reading snapshots", memory_bytes, in_processes=True
-    )
-    reports = [result for result in results if isinstance(result, Report)]
-    if has_json:
-        from pytracer.commands.json_output import write_results
-
-        write_results({"files": reports}, results, to_stdout=as_json, path=json_path)
-    if not as_json:
-        if len(results) > 1 and reports:
-            from pytracer.commands.stats_several_files import answers, overview
-
-            for answer in answers(reports):
-                _console().print(Text(answer, "bold"), soft_wrap=True)
-            _console().print(overview(reports))
-        for report in reports if len(results) == 1 or top is not None else ():
-            _show_file(report, TOP if top is None else top)
-    if print_errors(results):
-        context.exit(1)
+        console.print()
+        console.print(overview([result.report for result in results if result.report]))
+    for result in results:
+        _show_file(console, result, top)
 
 
-def _read(path: Path, device: int | None, writes_stacks: bool) -> Report:
-    snapshot = load(path)
-    if writes_stacks:
-        from pytracer.export.texts import check_stack_texts
-
-        check_stack_texts(snapshot)
-    return stats(snapshot, device, try_settings=_try_settings)
-
-
-def _try_settings(data: DeviceData) -> list[Trial] | None:
-    from pytracer.simulator.trials import try_settings  # not needed without an out-of-memory
-
-    return try_settings(data)
-
-
-def _console() -> Console:
-    return Console(highlight=False)
-
-
-def _show_file(report: Report, top: int) -> None:
-    console = _console()
-    for device in report.devices:
-        for answer in _answers(report, device):
-            console.print(Text(printable(answer), "bold"))
-    console.print(Text(printable(report.path)), soft_wrap=True)
+def _show_file(console: Console, result: ReadFile, top: int) -> None:
+    report = result.report
+    assert report is not None
+    console.print()
+    console.print(Text(printable(report.path), "bold"), soft_wrap=True)
     if written := _written(report):
         console.print(Text(written))
-    if not report.devices:
-        console.print("The file has no events and no segments.")
+    explained = {one.device: one for one in result.file.devices}
+    free_memory = {one.device: one for one in result.fragments}
     for device in report.devices:
         console.print()
-        _show_device(console, report, device, top)
+        _show_device(console, report, device, explained[device.device], top)
+        if (found := explained[device.device].leaks) is not None:
+            from pytracer.analysis.leaks.texts import answer  # not needed without steps
+            from pytracer.commands.show_leaks import show_device as show_leaks
 
-
-def _answers(report: Report, device: DeviceReport) -> Iterator[str]:
-    """Yield what a reader wants to know first: the peak, and why memory ran out."""
-    if device.explanation is not None:
-        yield from lines(device.explanation)
-    peak = device.peak_allocated
-    sample = device.end if peak is None else peak
-    text = f"{usage_text(device, sample, 'allocated_bytes')} allocated"
-    if not device.is_cpu and (peak is None) == (device.peak_reserved is None):
-        text += f" ({usage_text(device, sample, 'reserved_bytes')} reserved)"
-    text += " at the end" if peak is None else " at the peak"
-    if peak is not None and has_steps(device) and peak.step is not None:
-        text += f", step {peak.step}"
-    if peak is not None and peak.phase:
-        text += f", phase {peak.phase}"
-    if device.sites and device.sites_at_oom is None:
-        site, pending = device.sites[0], sample.active_bytes - sample.allocated_bytes
-        # A block whose free waits for a stream is held, but is not allocated.
-        whole = f" of these and of {size(pending)} that wait for a stream" if pending else ""
-        text += f"; the largest part{whole}, {size(site.size_bytes)}, by "
-        text += call_site_text(site.call_site)
-    yield f"{device.name}: {text}."
-    if device.leak:
-        yield f"{device.leak} See pytracer leaks {shlex.quote(report.path)}"
-    if device.categories is not None and device.explanation is None:
-        from pytracer.commands.stats_categories import category_answers
-
-        yield from category_answers(device, device.categories)
+            console.print()
+            console.print(Text(printable(answer(found)), "bold"))
+            show_leaks(console, found, top, is_only=True)
+        if device.device in free_memory:
+            console.print()
+            show_free_memory(console, free_memory[device.device], top)
 
 
 def _written(report: Report) -> str:
@@ -213,34 +112,75 @@ def _window(metadata: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _show_device(console: Console, report: Report, device: DeviceReport, top: int) -> None:
+def _show_device(
+    console: Console, report: Report, device: DeviceReport, explanation: Explanation, top: int
+) -> None:
     console.print(Text(printable(f"{device.name}: {_span(device)}"), "bold"))
     console.print(usage_table(device))
-    for line in [*_lost(report, device), *_counts(device), *_outside(device)]:
+    moment = "end" if device.sites_at_oom is None else "out-of-memory"
+    notes = [*_lost(report, device), *_counts(device), *_outside(device)]
+    for line in [*notes, *_not_known(report, device, moment)]:
         console.print(Text(printable(line)))
-    if (device.sites if device.sites_at_oom is None else device.sites_at_oom) and top:
+    for table in _tables(report, device, explanation.holders, top) if top else ():
         console.print()
-        console.print(_sites(device, top))
-    if device.categories is not None and top:
-        from pytracer.commands.stats_categories import show_categories
-
-        show_categories(console, report, device)
-    if device.modules is not None and top:
-        from pytracer.commands.stats_modules import modules_table
-
-        console.print()
-        console.print(modules_table(device, device.modules, top))
-    if len(device.steps) > 1 and top:
-        console.print()
-        console.print(steps_table(device, top))
-    modules = module_phases(report.metadata)
-    known = modules.models | modules.paths if device.modules is not None else frozenset()
-    if {phase.phase for phase in device.phases} - {"", None} - known and top:
-        console.print()
-        console.print(phases_table(device, known, top))
+        console.print(table)
     if device.ooms:
         console.print()
         console.print(ooms_table(device))
+
+
+def _tables(
+    report: Report, device: DeviceReport, holders: Sequence[Holder], top: int
+) -> Iterator[Table]:
+    """Yield the tables of who held memory, of the steps and of the phases."""
+    at_oom, categories, modules = device.sites_at_oom, device.categories, device.modules
+    moment = "end" if at_oom is None else "out-of-memory"
+    at_peak = "peak" if device.peak_allocated is not None else "end"
+    if at_oom is not None:
+        yield sites_table(at_oom, "Memory held at the out-of-memory", top, holders)
+    elif device.sites:
+        yield sites_table(device.sites, f"Memory held at the {at_peak}", top, holders)
+    if categories is not None:
+        yield _categories_table(categories.at_end, moment)
+        if categories.at_peak not in (None, categories.at_end):
+            yield _categories_table(categories.at_peak, "peak")
+    if modules is not None:
+        usages, when = modules.at_end, moment
+        if at_oom is None and modules.at_peak is not None:
+            usages, when = modules.at_peak, "peak"
+        yield _modules_table(usages, when, top)
+    if len(device.steps) > 1:
+        yield steps_table(device, top)
+    phases = module_phases(report.metadata)
+    known = phases.models | phases.paths if modules is not None else frozenset()
+    if {phase.phase for phase in device.phases} - {"", None} - known:
+        yield phases_table(device, known, top)
+
+
+def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
+    rows = []
+    for usage in usages:
+        name = printable(usage.category.replace("_", " "))
+        if usage.owners:
+            owner = usage.owners[0]
+            name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
+        rows.append(HeldRow(usage.size_bytes, usage.requested_bytes, usage.count, name))
+    title = f"What memory was for at the {moment}"
+    return held_table(rows, title, len(rows), key="category", noun="category")
+
+
+def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
+    rows = [
+        HeldRow(
+            usage.size_bytes,
+            usage.requested_bytes,
+            usage.count,
+            "(none)" if usage.module is None else printable(usage.module),
+        )
+        for usage in usages
+    ]
+    title = f"Modules that held memory at the {moment}"
+    return held_table(rows, title, top, key="module", noun="")
 
 
 def _span(device: DeviceReport) -> str:
@@ -364,8 +304,35 @@ def _outside(device: DeviceReport) -> list[str]:
     return [" ".join(lines)]
 
 
-def _sites(device: DeviceReport, top: int) -> Table:
-    if device.sites_at_oom is not None:
-        return sites_table(device.sites_at_oom, "Memory held at the out-of-memory", top)
-    at = "peak" if device.peak_allocated is not None else "end"
-    return sites_table(device.sites, f"Memory held at the {at}", top)
+def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:
+    if device.categories is None:
+        return
+    if not device.is_cpu and report.metadata.get("forward_stacks") is False and device.events:
+        yield (
+            "Activations are among the unknown blocks: without forward_stacks=True, the recording "
+            "does not show which blocks an accelerator's backward pass freed."
+        )
+    at_end = device.categories.at_end
+    total = sum(usage.size_bytes for usage in at_end)
+    for usage in at_end:
+        if usage.forward_bytes >= LEAST_SHARE * total and usage.forward_bytes:
+            yield (
+                f"{size(usage.forward_bytes)} of the unknown blocks at the {moment} were allocated "
+                "by modules in the forward pass: activations, outputs, temporary tensors, or "
+                "memory that modules keep. Only a later free would show which."
+            )
+    tensors = report.metadata.get("tensors")
+    if not isinstance(tensors, dict):
+        return
+    if gradients := read_number(tensors, "unread_gradients"):
+        yield (
+            f"The gradients of {number(gradients, 'parameter')} are unknown: another thread than "
+            "the training's wrote the file, and torch allows no other thread to read them."
+        )
+    if unread := read_number(tensors, "unread"):
+        yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
+    if tensors.get("all_modules_found") is False:
+        yield (
+            "The search for modules that are older than the recording was cut short: their "
+            "blocks may be unknown. Start the tracer before the model is made."
+        )

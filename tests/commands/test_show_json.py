@@ -1,4 +1,4 @@
-"""What is in the JSON of `pytracer stats`, and where does it go?"""
+"""What is in the JSON of `pytracer show`, and where does it go?"""
 
 import errno
 import json
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
-from stats_command import CUDA, invoke
+from show_command import CUDA, invoke
 
-from pytracer.analysis.report import stats
+from pytracer import show
+from pytracer.analysis import explain, stats
 from pytracer.commands.json_output import write_json
 from pytracer.reading import load
-from pytracer.reading.to_json import to_json
+from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 
 pytestmark = pytest.mark.usefixtures("narrow_terminal")
 
@@ -24,9 +25,12 @@ def test_json_is_the_report(tmp_path: Path) -> None:
     shown, written = invoke(CUDA, "--json"), tmp_path / "stats.json"
     assert "peak allocated" in invoke(CUDA, "--json-output", written).output
     # THEN both have the report, with numbers as JSON numbers
-    expected = {"schema_version": 2, "files": [to_json(stats(load(CUDA)))], "errors": []}
-    assert json.loads(shown.output) == expected
-    assert json.loads(written.read_text()) == expected
+    expected = {"schema_version": SCHEMA_VERSION, "errors": []}
+    expected |= {"files": [to_json(stats(load(CUDA)))], "answer": to_json(show(CUDA))}
+    (explained,) = (document := json.loads(shown.output)).pop("explained")
+    assert document == expected
+    assert explained["devices"] == to_json(explain(load(CUDA)))
+    assert json.loads(written.read_text()) == json.loads(shown.output)
     # AND the file can be overwritten
     assert invoke(CUDA, "--json-output", written).exit_code == 0
 

@@ -1,4 +1,4 @@
-"""What does `pytracer stats` say of one file?"""
+"""What does `pytracer show --all` print of one file?"""
 
 import json
 import os
@@ -12,7 +12,7 @@ import processes
 import pytest
 import torch
 from commands import cells
-from stats_command import CUDA, GOLDEN, MIB, invoke, write_content
+from show_command import CUDA, GOLDEN, MIB, invoke, write_content
 from synthetic_snapshots import Program, file_metadata
 
 import pytracer
@@ -44,8 +44,8 @@ def test_a_recording(tmp_path: Path) -> None:
     assert ["2", "11 MiB", "3 MiB", "1", "8 MiB"] in rows
     assert ["rollout", "3 MiB", "3 MiB", "3 MiB", "1", "3 MiB"] in rows
     assert ["update", "8 MiB", "11 MiB", "0 B", "1", "8 MiB"] in rows
-    held = [row[:2] for row in rows if "test_stats_command.py" in row[-1]]
-    assert held == [["8 MiB", "1"], ["3 MiB", "1"]]
+    held = [row[:3] for row in rows if "test_show_all.py" in row[-1] and row[0]]
+    assert held == [["8 MiB", "73%", "1"], ["3 MiB", "27%", "1"]]
     assert "2 allocations, 1 free." in result.output
     assert f"pid {os.getpid()}" in result.output.replace("\n", "")
     del kept
@@ -54,8 +54,8 @@ def test_a_recording(tmp_path: Path) -> None:
 def test_top_limits_the_rows() -> None:
     # WHEN one site is requested, THEN the others are one row, and JSON has all
     rows = cells(invoke(CUDA, "--top", 1).output)
-    assert ["8.126 MiB", "8.125 MiB", "3", "train.py:5 forward"] in rows
-    assert ["1.5 KiB", "320 B", "3", "(2 other call sites)"] in rows
+    assert ["8.126 MiB", "8.125 MiB", "100%", "3", "train.py:5 forward"] in rows
+    assert ["1.5 KiB", "320 B", "0%", "3", "(2 other call sites)"] in rows
     (file,) = json.loads(invoke(CUDA, "--top", 1, "--json").output)["files"]
     assert len(file["devices"][0]["sites"]) == 3
 
@@ -81,8 +81,9 @@ def test_the_largest_part_is_of_all_that_is_held(tmp_path: Path) -> None:
     block["state"] = "active_pending_free"
     # THEN the answer tells what the part is of
     shown = " ".join(invoke(write_content(tmp_path, content)).output.split())
-    assert "1 KiB allocated (2 MiB reserved) at the end; the largest part of these and of" in shown
-    assert "of 1 MiB that wait for a stream, 1 MiB, by model.py:9 send." in shown
+    assert "peak 1 KiB at the end; reserved 2 MiB" in shown
+    assert "held 1.001 MiB at the end, of which 1 MiB are freed and wait for a stream" in shown
+    assert "lines 1 MiB model.py:9 send 1 KiB model.py:3 forward" in shown
 
 
 def test_a_file_of_one_phase(tmp_path: Path) -> None:
@@ -118,9 +119,9 @@ def test_a_file_of_one_phase(tmp_path: Path) -> None:
     lines = re.sub(r"\s+", " ", invoke(write_content(tmp_path, content)).output)
     assert "The ring overwrote its first 1 event of all phases" in lines
     # AND its row in a table of several files names the phase
-    rows = {row[0].partition(", pid")[0]: row[1:] for row in cells(invoke(tmp_path).output)}
-    assert rows["s, step 1 rollout"] == ["~ 40 MiB", "-", "-", "yes"]
-    assert rows["s, step 1"] == ["40 MiB", "-", "-", "no"]
+    rows = {row[0]: row[1:] for row in cells(invoke(tmp_path).output)}
+    assert rows["s.step1.rollout.pickle, cpu"] == ["~ 40 MiB", "-", "-", "0", "yes"]
+    assert rows["s.step1.pickle, cpu"] == ["40 MiB", "-", "-", "0", "no"]
 
 
 def test_an_out_of_memory_is_shown() -> None:
@@ -163,15 +164,14 @@ def test_the_figures_of_an_out_of_memory(tmp_path: Path, requested: int, fits: s
         assert row in rows
     # AND the call sites are those that hold memory at that time
     assert "Memory held at the out-of-memory" in output
-    assert [row[-1] for row in rows if "KiB" in row[0]] == ["train.py:2 held"]
+    assert ["512 KiB", "100%", "1", "train.py:2 held"] in rows
     assert "train.py:1 peak" not in output
     # AND the explanation comes first
     first = " ".join(output.partition(str(tmp_path))[0].split())
     amount = "12 MiB" if fits == "yes" else "13 MiB"
-    assert first.startswith(f"CUDA out of memory: {amount} were requested at (unknown).")
-    assert "Verdict: " in first
-    assert "Held by: 512 KiB (100%) train.py:2 held." in first
-    assert "Try: " in first
+    assert first.startswith("OUT OF MEMORY: ")
+    assert f"cuda:0 asked {amount} (unknown) free 11 MiB on the device + 1.5 MiB inside" in first
+    assert "lines 512 KiB train.py:2 held" in first
     # AND memory held outside the allocator is reported
     assert "7 MiB are held outside this process's allocator: by other processes, and by" in text
 
@@ -217,12 +217,12 @@ def test_a_program_without_steps_shows_none(tmp_path: Path) -> None:
         assert ("step" in [row[0] for row in rows]) == shown
 
 
-def test_stats_does_not_import_torch(tmp_path: Path) -> None:
+def test_show_does_not_import_torch(tmp_path: Path) -> None:
     # GIVEN an interpreter in which torch cannot be imported
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
     env = processes.environment()
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
     # WHEN the report is printed, THEN it succeeds
-    done = processes.run_python("-m", "pytracer", "stats", CUDA, cwd=tmp_path, env=env)
+    done = processes.run_python("-m", "pytracer", "show", "--all", CUDA, cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Memory held at the peak" in done.stdout

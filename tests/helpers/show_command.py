@@ -1,4 +1,4 @@
-"""`pytracer stats` as a function, and files for it."""
+"""`pytracer show --all` as a function, and files for it."""
 
 import pickle
 from functools import partial
@@ -12,7 +12,7 @@ CUDA = GOLDEN / "snapshot-1.3-cuda.pickle"
 MIB = 2**20
 
 
-invoke = partial(commands.invoke, "stats")
+invoke = partial(commands.invoke, "show", "--all")
 
 
 def write_content(tmp_path: Path, content: dict[str, Any]) -> Path:

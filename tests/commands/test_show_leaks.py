@@ -1,4 +1,4 @@
-"""Test `pytracer leaks` on trainings that leak and on trainings that only look so."""
+"""Test `pytracer show --leaks` on trainings that leak and on trainings that only look so."""
 
 import json
 import pickle
@@ -33,11 +33,11 @@ def verdict_on_page(case: str) -> str:
 @pytest.mark.parametrize("case", leak_cases.LEAKS)
 def test_each_leak_is_named(case: str, recordings: leak_cases.Recordings, tmp_path: Path) -> None:
     path = recordings.record(case, tmp_path / "a.pickle")
-    output = invoke("leaks", path).output
+    output = invoke("show", "--leaks", path).output
     # THEN the first line has the verdict
     assert output.startswith("Leak: ")
     # AND the leak's line is that of the largest growth, or of a caller
-    (device,) = json.loads(invoke("leaks", path, "--json").stdout)["devices"]
+    (device,) = json.loads(invoke("show", "--leaks", path, "--json").stdout)["devices"]
     growth = device["growths"][0]
     lines = [frame["line"] for frame in growth["frames"]]
     assert leak_cases.LEAKS[case] in lines
@@ -54,7 +54,7 @@ def test_no_innocent_is_accused(
     case: str, recordings: leak_cases.Recordings, tmp_path: Path
 ) -> None:
     path = recordings.record(case, tmp_path / "a.pickle")
-    result = invoke("leaks", path)
+    result = invoke("show", "--leaks", path)
     expected = {
         "none": "No leak found in steps 1 to 60: ",
         "can't tell": "Can't tell whether there is a leak, because ",
@@ -84,7 +84,7 @@ def test_the_answer_comes_first(tmp_path: Path) -> None:
     program.metadata["devices"][0] |= device
     path = program.write(tmp_path / "a.pickle")
     # THEN the first line has its rate, its begin, its line, and when memory runs out
-    output = invoke("leaks", path).output
+    output = invoke("show", "--leaks", path).output
     step = 30 + (150 * MIB + reserved - 30 * MIB) // MIB
     assert output.splitlines()[0] == (
         "Leak: 1 MiB a step since step 1, from me/train.py:41 train_step, called from "
@@ -98,7 +98,7 @@ def test_the_answer_comes_first(tmp_path: Path) -> None:
 
 def test_json_has_what_python_returns(tmp_path: Path) -> None:
     path = training(30).write(tmp_path / "a.pickle")
-    document = json.loads(invoke("leaks", path, "--json").stdout)
+    document = json.loads(invoke("show", "--leaks", path, "--json").stdout)
     report = find_leaks(load(path))
     assert document == {"schema_version": SCHEMA_VERSION, "errors": [], **to_json(vars(report))}
     assert (report.verdict, report.devices[0].growths[0].held_bytes) == ("leak", 30 * MIB)
@@ -107,7 +107,7 @@ def test_json_has_what_python_returns(tmp_path: Path) -> None:
 def test_a_file_without_steps_cannot_tell(tmp_path: Path) -> None:
     program = training(30)
     del program.metadata["devices"][0]["steps"]
-    output = invoke("leaks", program.write(tmp_path / "a.pickle")).output
+    output = invoke("show", "--leaks", program.write(tmp_path / "a.pickle")).output
     assert output.startswith(
         "Can't tell whether there is a leak, because the file has no steps: call tracer.step() at "
         "the end of each step. The largest growth is "
@@ -115,13 +115,13 @@ def test_a_file_without_steps_cannot_tell(tmp_path: Path) -> None:
     assert "from me/train.py:41 train_step" in output.splitlines()[0]
     # AND so cannot a file of another recorder
     program.metadata = {}
-    output = invoke("leaks", program.write(tmp_path / "b.pickle")).output
+    output = invoke("show", "--leaks", program.write(tmp_path / "b.pickle")).output
     assert output.startswith("Can't tell whether there is a leak, because the file has no steps")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_few_steps_cannot_tell(steps: int, tmp_path: Path) -> None:
-    output = invoke("leaks", training(steps).write(tmp_path / "a.pickle")).output
+    output = invoke("show", "--leaks", training(steps).write(tmp_path / "a.pickle")).output
     assert output.startswith("Can't tell whether there is a leak, because ")
     assert "8 are needed" in output or "only 5 steps" in output
 
@@ -137,14 +137,16 @@ def test_a_leak_is_found_on_the_ranks_that_have_it(tmp_path: Path) -> None:
             program.metadata["devices"][0]["steps"].append([31, len(program.events) - 1])
         paths.append(program.write(tmp_path / f"rank{rank}.pickle"))
     # THEN the first line names the rank
-    first, second, *_ = invoke("leaks", *paths).output.splitlines()
-    assert first.startswith("On rank 2 of 4 ranks: Leak: 1 MiB a step since step 1, from ")
-    assert second.startswith("On rank 0, rank 1, rank 3 of 4 ranks: ")
+    first, second, *_ = invoke("show", "--leaks", *paths).output.splitlines()
+    assert first.startswith("rank 2 of 4: Leak: 1 MiB a step since step 1, from ")
+    assert second.startswith("ranks 0-1, 3 of 4: ")
     # AND if all leak, that is one line
     paths = [
         training(30, rank=rank, pid=rank).write(tmp_path / f"all{rank}.pickle") for rank in range(4)
     ]
-    assert invoke("leaks", *paths).output.startswith("On all 4 ranks: Leak: 1 MiB a step ")
+    assert invoke("show", "--leaks", *paths).output.startswith(
+        "ranks 0-3 of 4: Leak: 1 MiB a step "
+    )
 
 
 def test_state_that_an_optimizer_makes_late_is_no_leak(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_state_that_an_optimizer_makes_late_is_no_leak(tmp_path: Path) -> None:
     done = processes.run_python("-c", textwrap.dedent(program), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # THEN nobody is accused
-    assert not invoke("leaks", tmp_path / "a.pickle").output.startswith("Leak")
+    assert not invoke("show", "--leaks", tmp_path / "a.pickle").output.startswith("Leak")
 
 
 @pytest.mark.slow
@@ -183,8 +185,8 @@ def test_one_of_four_processes_leaks(tmp_path: Path) -> None:
         done = processes.run_python(*arguments, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
     # THEN the first line names the rank
-    first, *_ = invoke("leaks", tmp_path).output.splitlines()
-    assert first.startswith("On rank 2 of 4 ranks: Leak: ")
+    first, *_ = invoke("show", "--leaks", tmp_path).output.splitlines()
+    assert first.startswith("rank 2 of 4: Leak: ")
     # AND so does the function
     report = find_leaks(*map(load, sorted(tmp_path.rglob("*.pickle"))))
     assert [device.rank for device in report.devices if device.verdict == "leak"] == [2]
@@ -200,9 +202,9 @@ def test_devices_of_one_process_are_named(tmp_path: Path) -> None:
     content["pytracer"]["devices"][0]["index"] = 1
     path = tmp_path / "a.pickle"
     path.write_bytes(pickle.dumps(content, protocol=4))
-    first, second, *_ = invoke("leaks", path).output.splitlines()
-    assert first.startswith("On cuda:1 of 2 devices: Leak: 1 MiB a step since step 1, from ")
-    assert second.startswith("On cuda:0 of 2 devices: Can't tell whether there is a leak, because")
+    first, second, *_ = invoke("show", "--leaks", path).output.splitlines()
+    assert first.startswith("cuda:1 of 2 devices: Leak: 1 MiB a step since step 1, from ")
+    assert second.startswith("cuda:0 of 2 devices: Can't tell whether there is a leak, because")
 
 
 def dumps(folder: Path, count: int) -> list[Path]:
@@ -221,7 +223,7 @@ def dumps(folder: Path, count: int) -> list[Path]:
 def test_files_of_steps_are_compared(tmp_path: Path) -> None:
     # GIVEN twelve files of one step each, in any order
     paths = dumps(tmp_path, 12)
-    output = invoke("leaks", *reversed(paths)).output
+    output = invoke("show", "--leaks", *reversed(paths)).output
     # THEN the blocks that stay from file to file are found
     assert output.startswith(
         "Leak: 1 MiB a step since step 1 or before, from me/train.py:41 train_step, called from "
@@ -229,7 +231,7 @@ def test_files_of_steps_are_compared(tmp_path: Path) -> None:
     )
     assert "the ends of 12 files" in output
     # AND a few files do not tell
-    output = invoke("leaks", *paths[:4]).output
+    output = invoke("show", "--leaks", *paths[:4]).output
     assert output.startswith(
         "Can't tell whether there is a leak, because 4 files are too few to compare their ends"
     )
@@ -243,7 +245,7 @@ def test_a_file_without_devices(tmp_path: Path) -> None:
     path = empty.write(tmp_path / "empty.pickle")
     # WHEN commands are asked about it, THEN each says what the file lacks, and why
     sentence = "the file has no events and no segments: CUDA is not recorded: no hook"
-    for command in (["leaks"], ["diff", path], ["export", "--to", "collapsed"]):
+    for command in (["show"], ["show", "--leaks"], ["diff", path], ["export", "--to", "collapsed"]):
         result = invoke(*command, path)
         assert result.exit_code == 0
         assert sentence in " ".join((result.output + result.stderr).split()), command
@@ -266,7 +268,7 @@ def test_a_file_without_devices(tmp_path: Path) -> None:
 def test_errors_are_reported_next_to_results(tmp_path: Path) -> None:
     good = training(30).write(tmp_path / "a.pickle")
     (tmp_path / "b.pickle").write_bytes(b"no pickle")
-    result = invoke("leaks", good, tmp_path / "b.pickle", tmp_path / "c.pickle")
+    result = invoke("show", "--leaks", good, tmp_path / "b.pickle", tmp_path / "c.pickle")
     assert result.exit_code == 1
     assert result.stdout.startswith("Leak: ")
     assert "b.pickle" in result.stderr

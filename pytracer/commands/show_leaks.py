@@ -1,34 +1,73 @@
-"""The texts and tables of `pytracer leaks`."""
+"""`pytracer show --leaks`: what is kept from step to step."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytracer.analysis.alike import ranges_text
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.leaks import FileLeaks, combine, examine
 from pytracer.analysis.leaks.groups import is_users
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport
 from pytracer.analysis.leaks.texts import answer, leaks_of, where_text
 from pytracer.commands.table import Fitted, new_table
+from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, printable, size
 
 _CALLERS = 2
 """The number of callers that a table shows below a call site."""
 
+_VERDICTS = ("leak", "unknown", "none")
 
-def answers(report: LeakReport) -> Iterator[str]:
-    """Yield the first lines: the verdict on each process, or on those with the same verdict."""
+
+def read(path: Path, *, device: int | None, is_only: bool) -> FileLeaks:
+    """Return what a file shows about leaks; `is_only`: no other file is compared with it.
+
+    Raises:
+        PytracerError: The file cannot be read, or has no such device.
+    """
+    return examine(load(path), device, is_only=is_only)
+
+
+def content(files: Sequence[FileLeaks]) -> Mapping[str, Any]:
+    """Return the attributes of the `LeakReport`, for JSON."""
+    return vars(combine(files))
+
+
+def show(files: Sequence[FileLeaks], top: int) -> None:
+    """Print the verdict on each process, the first with the same growths in full."""
+    report, console = combine(files), Console(highlight=False)
     groups: dict[str, list[DeviceLeaks]] = {}
     for device in report.devices:
         groups.setdefault(_same(device), []).append(device)
-    order = ("leak", "unknown", "none")
-    for devices in sorted(groups.values(), key=lambda found: order.index(found[0].verdict)):
+    in_order = sorted(groups.values(), key=lambda same: _VERDICTS.index(same[0].verdict))
+    for devices in in_order:
         largest = max(devices, key=lambda device: device.bytes_per_step)
-        yield f"{_who(devices, report.devices)}{answer(largest)}"
+        who = "" if len(report.devices) == 1 else f"{_names(devices, report.devices)}: "
+        console.print(Text(printable(who + answer(largest)), "bold"), soft_wrap=True)
+    for devices in in_order:
+        console.print()
+        show_device(console, devices[0], top, is_only=len(report.devices) == 1)
+    console.print()
+    for line in _advice(report):
+        console.print(Text(printable(line)), soft_wrap=True)
+
+
+def show_device(console: Console, device: DeviceLeaks, top: int, *, is_only: bool) -> None:
+    """Print what was observed on one device, what grew, and what only seemed to."""
+    console.print(Text(printable(_observed(device, is_only))), soft_wrap=True)
+    if device.growths and top:
+        console.print(_growths_table(device, top))
+    if device.verdict != "leak" and device.releases and top:
+        console.print(_releases_table(device, top))
 
 
 def _same(device: DeviceLeaks) -> str:
@@ -38,30 +77,18 @@ def _same(device: DeviceLeaks) -> str:
     return f"{device.device.partition(':')[0]} {device.verdict} {where}"
 
 
-def _who(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
-    """Name the processes of an answer: "On rank 2 of 4 ranks: "."""
-    if len(among) == 1:
-        return ""
-    is_one_device = len({device.device for device in among}) == 1
-    if _noun(among) == "devices":
-        names = [device.device for device in devices]
-    elif is_one_device:
-        names = [_process(device) for device in devices]
-    else:
-        names = [f"{_process(device)} {device.device}" for device in devices]
-    if len(devices) == len(among):
-        return f"On all {len(among)} {_noun(among)}: "
-    shown = ", ".join(names[:8]) + (" and others" if len(names) > 8 else "")
-    return f"On {shown} of {len(among)} {_noun(among)}: "
-
-
-def _noun(devices: Sequence[DeviceLeaks]) -> str:
-    ranks = {device.rank for device in devices}
-    if None not in ranks and len(ranks) == len(devices):
-        return "ranks"
-    is_one_process = len({(device.rank, device.pid) for device in devices}) == 1
-    names = {device.device for device in devices}
-    return "devices" if is_one_process and len(names) == len(devices) else "recordings"
+def _names(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
+    """Name the processes of an answer by their ranks, or else their devices or processes."""
+    ranks = {device.rank for device in among}
+    if None not in ranks and len(ranks) == len(among):
+        noun = "rank" if len(devices) == 1 else "ranks"
+        own = ranges_text(device.rank for device in devices if device.rank is not None)
+        return f"{noun} {own} of {len(among)}"
+    if len({(device.rank, device.pid) for device in among}) == 1:
+        return f"{', '.join(device.device for device in devices)} of {len(among)} devices"
+    names = [f"{_process(device)} {device.device}" for device in devices]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} of {number(len(among), 'recording')}"
 
 
 def _process(device: DeviceLeaks) -> str:
@@ -70,23 +97,23 @@ def _process(device: DeviceLeaks) -> str:
     return "an unknown process" if device.pid is None else f"pid {device.pid}"
 
 
-def observed(device: DeviceLeaks, is_only: bool) -> Iterator[str]:
-    """Yield what was observed, and the figures that decided."""
+def _observed(device: DeviceLeaks, is_only: bool) -> str:
+    """Return what was observed, and the figures that decided."""
     who = device.device if is_only else f"{_process(device)}, {device.device}"
     path = device.path if device.files == 1 else f"the ends of {device.files} files"
     if device.begin_bytes is None or device.end_bytes is None:
-        yield f"{who}: {path}"
-        return
-    change = f"{size(device.begin_bytes)} → {size(device.end_bytes)}"
+        return f"{who}: {path}"
     if device.first is not None and device.last is not None:
         at = f"at the ends of steps {device.first} and {device.last}"
-    else:
+    elif device.files == 1:
         at = "at the ends of the first and the last part"
-        at = at if device.files == 1 else "in the first and the last file"
-    yield f"{who}: {change} allocated {at} ({path})"
+    else:
+        at = "in the first and the last file"
+    change = f"{size(device.begin_bytes)} → {size(device.end_bytes)}"
+    return f"{who}: {change} allocated {at} ({path})"
 
 
-def growths_table(device: DeviceLeaks, top: int) -> Table:
+def _growths_table(device: DeviceLeaks, top: int) -> Table:
     """Make the table of what grew."""
     unit = "file" if device.unit == "file" else "s" if device.unit == "second" else device.unit
     names = (f"per {unit}", "95% between", "grew in", "since", "held", "call site")
@@ -132,7 +159,7 @@ def _site(growth: Growth, is_mixed: bool, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def releases_table(device: DeviceLeaks, top: int) -> Table:
+def _releases_table(device: DeviceLeaks, top: int) -> Table:
     """Make the table of what grew for some steps, but is no leak."""
     table = new_table("at most", "why it is no leak", "call site", text=-1)
     table.title = Text("Memory that grew for some steps", "table.title")
@@ -152,7 +179,7 @@ def releases_table(device: DeviceLeaks, top: int) -> Table:
     return table
 
 
-def advice(report: LeakReport) -> Iterator[str]:
+def _advice(report: LeakReport) -> Iterator[str]:
     """Yield what to do next, as commands to paste."""
     verdicts = [device for device in report.devices if device.verdict == report.verdict]
     device = verdicts[0]

@@ -1,0 +1,106 @@
+"""The blocks that had an address, for a device error that names one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.program_files import program_files
+from pytracer.analysis.usage import time_of
+from pytracer.reading.metadata import device_name, step_at
+from pytracer.reading.snapshot import INACTIVE, Frame, Snapshot
+
+
+@dataclass(frozen=True)
+class AddressedBlock:
+    """A block in which an address was.
+
+    Attributes:
+        path: The file's path.
+        name: The name of the device, as in "cuda:0".
+        address: Where the block begins.
+        offset: The address asked for, minus `address`.
+        size_bytes: The bytes that the allocator gave the block.
+        requested_bytes: The bytes that the program requested.
+        alloc_event, free_event: The events of its allocation, and of its free; None: before the
+            trace, and not until its end.
+        alloc_us, free_us: The times of these events; None if unknown.
+        alloc_step, free_step: The steps of these events; None if unknown.
+        call_site: The call site of the allocation; None if unknown.
+        callers: The program's frames that called it, innermost first.
+    """
+
+    path: str
+    name: str
+    address: int
+    offset: int
+    size_bytes: int
+    requested_bytes: int
+    alloc_event: int | None
+    free_event: int | None
+    alloc_us: int | None
+    free_us: int | None
+    alloc_step: int | None
+    free_step: int | None
+    call_site: Frame | None
+    callers: list[Frame]
+
+
+def blocks_at(snapshot: Snapshot, address: int, device: int | None = None) -> list[AddressedBlock]:
+    """Return the blocks in which an address was, in the order of their allocation.
+
+    Args:
+        snapshot: The snapshot, as returned by `load`.
+        address: The address, as the device has it.
+        device: The index of the only device; None for all devices that were used.
+
+    Raises:
+        PytracerError: The snapshot has no such device.
+    """
+    chosen = chosen_devices(snapshot, device)
+    return [block for i in chosen for block in _on_device(device_data(snapshot, i), address)]
+
+
+def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
+    snapshot, history, blocks = data.snapshot, data.known_usage, data.snapshot.blocks
+    if history is None:
+        is_own = snapshot.segments.device[blocks.segment] == data.device
+        is_live = is_own & (blocks.state != INACTIVE)
+        begin, size, stack = blocks.address, blocks.size_bytes, blocks.stack
+        requested, alloc = blocks.requested_bytes, np.full(len(blocks), -1)
+        free = np.full(len(blocks), len(data.trace))
+    else:
+        lives = history.blocks
+        begin, size, stack = lives.address, lives.size_bytes, lives.stack
+        requested, alloc, free = lives.requested_bytes, lives.alloc_event, lives.free_event
+        is_live = np.ones(len(lives), bool)
+    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
+    found = []
+    for row in np.flatnonzero(is_live & (begin <= address) & (address < begin + size)).tolist():
+        site = frame_at(snapshot.stacks, int(sites[stack[row]]))
+        ends = [
+            event if 0 <= event < len(data.trace) else None
+            for event in (int(alloc[row]), int(free[row]))
+        ]
+        times = [None if event is None else time_of(data.trace, event) for event in ends]
+        steps = [None if event is None else step_at(data.boundaries, event) for event in ends]
+        found.append(
+            AddressedBlock(
+                path=snapshot.path,
+                name=device_name(snapshot, data.device),
+                address=int(begin[row]),
+                offset=address - int(begin[row]),
+                size_bytes=int(size[row]),
+                requested_bytes=int(requested[row]),
+                alloc_event=ends[0],
+                free_event=ends[1],
+                alloc_us=times[0],
+                free_us=times[1],
+                alloc_step=steps[0],
+                free_step=steps[1],
+                call_site=site,
+                callers=callers(files, snapshot.stacks.frames(int(stack[row])), site),
+            )
+        )
+    return found

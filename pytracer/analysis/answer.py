@@ -1,0 +1,192 @@
+"""The answer about a device, a file or a run: what happened, why, and what to do; and its text."""
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Literal
+
+from pytracer.reading.snapshot import Frame
+from pytracer.text import printable, size
+
+MOST_LINES = 20
+
+_LABEL = 9
+"""The width of the column of roles."""
+
+# Texts break at spaces. No line break separates a number from its unit, a function from its line,
+# or an arrow from the caller.
+_TOGETHER = re.compile(
+    r"(?<=\d) (?=[KMGTPE]?i?B\b)|(?<=:\d) |(?<=:\d\d) |(?<=:\d\d\d) |(?<=:\d\d\d\d) |(?<=←) "
+    r"|(?<=step) (?=\d)|(?<=steps) (?=\d)|(?<=rank) (?=\d)"
+)
+_JOINED = "\N{NO-BREAK SPACE}"
+
+# What is left out first if an answer has too many lines.
+_EXPENDABLE = ("steps", "modules", "do", "others", "lines", "more", "why")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of an answer.
+
+    Attributes:
+        role: What the line answers. "file": the file of the answer; "asked": the request that
+            failed; "free": the memory that was free; "why": the reason; "from": the leak's line,
+            and when memory runs out; "peak": the highest usage; "leak": whether memory is kept from
+            step to step; "lost": what the recording lacks; "held": what the memory was for;
+            "lines": a call site that held memory; "modules" and "steps": those that are alike;
+            "others": further devices or files; "do": what to try; "more": a command that shows
+            more.
+        text: The text. Of "do" and "more" a command for a shell, unless `is_command` is False.
+        note: What explains the text; "" for nothing.
+        size_bytes: The bytes that come before the text; None for none.
+        frame: The call site in the text; None for none.
+        is_command: Whether the text is a command.
+    """
+
+    role: str
+    text: str
+    note: str = ""
+    size_bytes: int | None = None
+    frame: Frame | None = None
+    is_command: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer about a device, a file or a run.
+
+    Attributes:
+        kind: "oom": memory ran out; "leak": memory is kept from step to step; "none": no problem
+            was found; "unknown": the file does not show whether there was one.
+        verdict: The answer in a few words, as in "OUT OF MEMORY: fragmented".
+        where: The device, the process, the step and the phase, as in "cuda:0, rank 0, step 4".
+        lines: The lines, in their order.
+    """
+
+    kind: Literal["oom", "leak", "none", "unknown"]
+    verdict: str
+    where: str
+    lines: list[Line]
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal of 80 columns shows it."""
+        return "\n".join(text_lines(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    @property
+    def headline(self) -> str:
+        """The verdict with its first figure, in one line."""
+        facts = [line for line in self.lines if line.role in ("asked", "peak", "from", "why")]
+        if not facts:
+            return self.verdict
+        first = facts[0]
+        amount = "" if first.size_bytes is None else f"{size(first.size_bytes)} at "
+        return f"{self.verdict}; {first.role} {amount}{first.text}"
+
+    def texts(self, *roles: str) -> list[str]:
+        """Return the texts of the lines that have one of these roles."""
+        return [line.text for line in self.lines if line.role in roles]
+
+
+def text_lines(
+    answer: Answer,
+    width: int = 80,
+    source_of: Callable[[Line], str] = lambda _: "",
+) -> list[str]:
+    """Return an answer as at most `MOST_LINES` lines for a terminal.
+
+    A line is longer than `width` only if a path, a name or a command is.
+
+    Args:
+        answer: The answer.
+        width: The width of the terminal, in characters.
+        source_of: Returns the source of a line's call site, "" if it is unknown.
+    """
+    lines = list(answer.lines)
+    while True:
+        found = _rendered(answer, lines, width, source_of)
+        if len(found) <= MOST_LINES:
+            return found
+        for role in _EXPENDABLE:
+            same = [i for i, line in enumerate(lines) if line.role == role]
+            if len(same) > (role not in ("steps", "modules")):  # of the others, the first stays
+                del lines[same[-1]]
+                break
+        else:
+            return found[:MOST_LINES]
+
+
+def log_lines(answer: Answer) -> list[str]:
+    """Return an answer as lines for a job's log: the verdict, then one line for each role."""
+    found = [f"{answer.verdict} ({answer.where})"]
+    for role, same in groupby(answer.lines, key=lambda line: line.role):
+        if role in _LOGGED:
+            lines = [*same][: 1 if role == "do" else None]
+            found.append(f"{role}: {'; '.join(map(one_line, lines))}")
+    return [printable(line) for line in found]
+
+
+_LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
+
+
+def one_line(line: Line) -> str:
+    """Return a line of an answer as one line of text, whatever its length."""
+    amount = "" if line.size_bytes is None else f"{size(line.size_bytes)} "
+    note = f" ({line.note.rstrip('.')})" if line.note else ""
+    return f"{amount}{line.text}{note}"
+
+
+def _rendered(
+    answer: Answer,
+    lines: Sequence[Line],
+    width: int,
+    source_of: Callable[[Line], str],
+) -> list[str]:
+    space = width - len(answer.verdict) - len(answer.where)
+    if space >= 2:
+        found = [answer.verdict + " " * space * bool(answer.where) + answer.where]
+    else:
+        found = [answer.verdict, " " + answer.where]
+    for role, same in groupby(lines, key=lambda line: line.role):
+        rows = list(same)
+        sizes = ["" if row.size_bytes is None else size(row.size_bytes) for row in rows]
+        column = max(map(len, sizes))
+        label = f" {role}"
+        for row, amount in zip(rows, sizes, strict=True):
+            first = f"{label:<{_LABEL}}" + (f"{amount:>{column}}  " if column else "")
+            found += _row(row, first, width, source_of(row))
+            label = ""
+    return [printable(line).rstrip() for line in found]
+
+
+def _row(row: Line, first: str, width: int, source: str) -> Iterable[str]:
+    indent = " " * len(first)
+    lines = [first + row.text] if row.is_command else _wrapped(row.text, first, indent, width)
+    note = f"({row.note})" if row.note and not row.is_command else row.note
+    for text in filter(None, (note, source)):
+        if not row.is_command and len(lines[-1]) + 2 + len(text) <= width:
+            lines[-1] += f"  {text}"
+        elif text == source:  # code is cut, not wrapped
+            lines.append(indent + text[: max(width - len(indent), 20)])
+        else:
+            lines += _wrapped(text, indent, indent, width)
+    return lines
+
+
+def _wrapped(text: str, first: str, indent: str, width: int) -> list[str]:
+    joined = _TOGETHER.sub(_JOINED, text)
+    found = textwrap.wrap(
+        joined,
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_JOINED, " ") for line in found] or [first]

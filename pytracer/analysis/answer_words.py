@@ -1,0 +1,253 @@
+"""The words of the answer about a device, from its explanation.
+
+    from pytracer.analysis import explain
+    from pytracer.analysis.answer_words import answer_of
+    from pytracer.reading import load
+
+    print(answer_of(explain(load("snapshot.pickle"))[0]))
+
+Each sentence is made here, once. `pytracer show`, the job's log, notebooks and the page render it.
+"""
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytracer.analysis.advice import is_much_unallocated
+from pytracer.analysis.alike import AlikeSteps
+from pytracer.analysis.answer import Answer, Line
+from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.frame_text import chain_text
+from pytracer.analysis.holders import MOST_CALLERS, Holder
+from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, TOO_LARGE, UNKNOWN
+from pytracer.text import number, size, size_range
+
+if TYPE_CHECKING:
+    from pytracer.analysis.leaks import DeviceLeaks
+
+SHOWN_HOLDERS = 3
+SHOWN_RUNS = 3
+"""The most runs of steps, and the most kinds of modules, that an answer names."""
+
+REASONS = {
+    LEAK: "a leak",
+    FRAGMENTED: "fragmented",
+    LIMIT: "the process's memory limit",
+    OTHERS: "memory outside of torch's allocator",
+    TOO_LARGE: "the request is too large",
+    UNKNOWN: "can't tell why",
+}
+"""The kinds of verdicts in the words of an answer."""
+
+NO_STEPS = "can't tell, because the recording has no steps"
+
+LEAST_SHARE = 0.01
+"""The least part of the memory that an answer names a category for."""
+
+_WORDS = {
+    "activation": "activations",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "input": "inputs",
+    "optimizer_state": "optimizer states",
+    "output": "outputs",
+    "parameter": "parameters",
+    "workspace": "workspaces",
+}
+
+
+def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
+    """Return the answer about a device.
+
+    Args:
+        explanation: The explanation of the device.
+        is_saved: Whether commands can read the file.
+    """
+    leaks = explanation.leaks
+    if explanation.oom is not None:
+        answer = _of_oom(explanation)
+    elif leaks is not None and leaks.verdict == "leak":
+        answer = _of_leak(explanation, leaks)
+    elif explanation.why_unknown is not None:
+        why = f"because {explanation.why_unknown}"
+        answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
+        answer.lines.append(_peak(explanation))
+    else:
+        answer = Answer("none", "NO PROBLEM FOUND", "", [_peak(explanation)])
+        answer.lines.append(Line("leak", _no_leak(explanation)))
+    gaps = [] if explanation.oom is not None else explanation.gaps
+    lost = [Line("lost", gap) for gap in gaps]
+    lines = [*answer.lines, *lost, *_held(explanation), *_alike(explanation)]
+    for one in explanation.suggestions:
+        if not one.command:
+            lines.append(Line("do", one.why))
+        elif is_saved:
+            lines.append(Line("do", one.command, one.note(), is_command=True))
+    if is_saved:
+        path = shlex.quote(explanation.path)
+        lines.append(Line("more", f"pytracer show {path} --all", is_command=True))
+        lines.append(Line("more", f"pytracer view {path}", is_command=True))
+    return Answer(answer.kind, answer.verdict, _where(explanation), lines)
+
+
+def _where(explanation: Explanation) -> str:
+    oom, parts = explanation.oom, [explanation.name]
+    if explanation.rank is not None:
+        role = "" if explanation.role is None else f"{explanation.role} "
+        parts.append(f"{role}rank {explanation.rank}")
+    if oom is not None:
+        if oom.step is not None and explanation.has_steps:
+            parts.append(f"step {oom.step}")
+        if oom.phase:
+            parts.append(f"phase {oom.phase}")
+    return ", ".join(parts)
+
+
+def _of_oom(explanation: Explanation) -> Answer:
+    oom, kinds = explanation.oom, [verdict.kind for verdict in explanation.verdicts]
+    assert oom is not None
+    verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
+    asked = chain_text(oom.call_site, oom.callers[:MOST_CALLERS])
+    lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
+    place = "in the system" if explanation.is_cpu else "on the device"
+    free = f"{size(oom.device_free_bytes)} {place}"
+    if oom.available_bytes < oom.device_free_bytes:
+        free += f" ({size(oom.available_bytes)} within the process's limit)"
+    if oom.sample is not None and not explanation.is_cpu:
+        bound = "" if oom.sample.is_exact else "up to "
+        inside = oom.sample.free_bytes
+        if FRAGMENTED in kinds and oom.own_pool_free_bytes is not None:
+            inside = oom.own_pool_free_bytes
+        segments = "segments"
+        if oom.free_segments is not None:
+            segments = number(oom.free_segments, "segment")
+        free += f" + {bound}{size(inside)} inside {segments}"
+        if inside:
+            free += f", the largest piece {bound}{size(oom.sample.largest_free_bytes)}"
+        if oom.limit_bytes is not None and oom.available_bytes == oom.device_free_bytes:
+            free += f"; device {size(oom.limit_bytes)}"
+    lines.append(Line("free", free))
+    for one in explanation.verdicts:
+        is_told = one.kind == FRAGMENTED
+        why = "the free memory would be enough if it were in one piece" if is_told else one.text
+        lines.append(Line("why", f"because {why}" if one.kind == UNKNOWN else why))
+    if explanation.ooms > 1:
+        lines.append(Line("why", f"the last of {explanation.ooms:,} such errors in the file"))
+    elif not oom.is_at_end and not explanation.is_cpu and explanation.why_unknown is None:
+        lines.append(Line("why", "the program continued afterwards"))
+    return Answer("oom", verdict, "", lines)
+
+
+def _of_leak(explanation: Explanation, leaks: "DeviceLeaks") -> Answer:
+    return Answer("leak", leak_verdict(leaks), "", [*leak_lines(leaks), _peak(explanation)])
+
+
+def leak_verdict(leaks: "DeviceLeaks") -> str:
+    """Return the verdict on a leak, as in "LEAK: 8 MiB a step since step 1"."""
+    from pytracer.analysis.leaks.texts import leaks_of, rate_text, since_text
+
+    return f"LEAK: {rate_text(leaks, leaks.bytes_per_step)}{since_text(leaks_of(leaks), leaks)}"
+
+
+def leak_lines(leaks: "DeviceLeaks") -> list[Line]:
+    """Return the lines about a leak: from where it is, and when memory runs out."""
+    from pytracer.analysis.leaks.texts import leaks_of, where_text
+
+    found = leaks_of(leaks)
+    frames = found[0].frames
+    lines = [Line("from", where_text(found), frame=frames[0] if frames else None)]
+    if leaks.oom_step is not None:
+        lines.append(Line("from", f"memory ran out in step {leaks.oom_step:,}"))
+    elif leaks.exhausted_step is not None:
+        lines.append(Line("from", f"memory runs out at about step {leaks.exhausted_step:,}"))
+    return lines
+
+
+def _peak(explanation: Explanation) -> Line:
+    sample, moment = explanation.sample, explanation.held_at
+    bound = "" if sample.is_exact or explanation.is_sum else "at least "
+    text = f"{bound}{size(sample.allocated_bytes)}"
+    text += " at the end" if moment == "end" else ""
+    if sample.step is not None and explanation.has_steps:
+        text += f" in step {sample.step}"
+    if sample.phase:
+        text += f", phase {sample.phase}"
+    if explanation.is_cpu or explanation.is_sum:
+        return Line("peak", text)
+    text += f"; reserved {size(sample.reserved_bytes)}"
+    if explanation.limit_bytes is not None:
+        text += f" of {size(explanation.limit_bytes)}"
+    if is_much_unallocated(sample):
+        text += f", of which {size(sample.fragmentation_bytes)} were cached or fragmented"
+    return Line("peak", text)
+
+
+def _no_leak(explanation: Explanation) -> str:
+    leaks = explanation.leaks
+    if not explanation.has_steps:
+        return NO_STEPS
+    if leaks is None:
+        return "can't tell, because the recording has too few steps"
+    if leaks.verdict == "none":
+        return f"none in steps {leaks.first} to {leaks.last}"
+    return f"can't tell, because {leaks.reason}"
+
+
+def _held(explanation: Explanation) -> Iterator[Line]:
+    """Yield what the memory was for, and the lines that held most."""
+    total = explanation.held_bytes
+    text = f"{size(total)} {_MOMENTS[explanation.held_at]}"
+    if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
+        text += f", of which {size(waiting)} are freed and wait for a stream"
+    if any(usage.owners for usage in explanation.categories):
+        shown = [one for one in explanation.categories if one.size_bytes >= LEAST_SHARE * total]
+        parts = [
+            f"{_WORDS.get(one.category, one.category)} {size(one.size_bytes)}" for one in shown
+        ]
+        if others := sum(one.size_bytes for one in explanation.categories if one not in shown):
+            parts.append(f"other {size(others)}")
+        text += f": {' · '.join(parts)}"
+    yield Line("held", text)
+    for holder in explanation.holders[:SHOWN_HOLDERS]:
+        site = holder.site
+        where = chain_text(site.call_site, holder.callers)
+        yield Line("lines", where, age_text(holder), site.size_bytes, site.call_site)
+
+
+_MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}
+
+
+def _alike(explanation: Explanation) -> Iterator[Line]:
+    """Yield the modules and the steps, those that are alike as one."""
+    for one in explanation.modules[:SHOWN_RUNS]:
+        name = one.name
+        if one.modules > 1:
+            each = size_range(one.least_bytes, one.most_bytes)
+            name += f" ({one.modules} \N{MULTIPLICATION SIGN}, {each} each)"
+        yield Line("modules", name, size_bytes=one.size_bytes)
+    runs = explanation.steps
+    if len(runs) > SHOWN_RUNS:
+        most = max(runs, key=lambda run: run.most_bytes)
+        yield Line(
+            "steps",
+            f"{_run(runs[0])} … {_run(runs[-1])}; the highest {_run(most)}",
+        )
+    elif len(runs) > 1 or any(run.first < run.last for run in runs):
+        yield Line("steps", " · ".join(map(_run, runs)))
+
+
+def _run(run: AlikeSteps) -> str:
+    name = f"{run.first}" if run.first == run.last else f"{run.first} to {run.last} alike"
+    return f"{name}: peak {size_range(run.least_bytes, run.most_bytes)}"
+
+
+def age_text(holder: Holder) -> str:
+    """Return how old the blocks of a holder are, as in "2-7 steps old"; "" if it is unknown."""
+    oldest, newest = holder.oldest_age, holder.newest_age
+    if newest is None:
+        return ""
+    if oldest is None:
+        return f"at least {number(newest, 'step')} old" if newest else "of this and earlier steps"
+    if oldest == newest:
+        return "of this step" if oldest == 0 else f"{number(oldest, 'step')} old"
+    return f"{newest}-{oldest} steps old"

@@ -1,0 +1,201 @@
+"""The command `pytracer show`."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytracer.analysis.answer import text_lines
+from pytracer.analysis.groups import KEYS
+from pytracer.commands.answers import answered, read_file
+from pytracer.commands.parallel import find_files, in_parallel, print_errors
+from pytracer.commands.shared_options import (
+    TOP,
+    device_option,
+    files_argument,
+    json_options,
+    memory_option,
+    moment_option,
+)
+from pytracer.errors import PytracerError
+
+_MOST_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `pytracer show` is asked.
+
+    Attributes:
+        read: Reads a file; its result answers the question for the file.
+        content: Returns the content of the JSON document from the results of the files.
+        show: Prints the results of the files.
+        in_processes: Whether processes may read many files.
+    """
+
+    read: Callable[[Path], Any]
+    content: Callable[[list[Any]], Mapping[str, Any]]
+    show: Callable[[list[Any]], None]
+    in_processes: bool = False
+
+
+@click.command("show")
+@files_argument
+@click.option(
+    "--by",
+    type=click.Choice(KEYS),
+    help="Print who holds memory at one moment, grouped by this.",
+)
+@moment_option
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How many callers to print with --by line or caller, and to tell groups apart by.",
+)
+@click.option("--leaks", is_flag=True, help="Print what is kept from step to step, by call site.")
+@click.option(
+    "--fragmentation",
+    is_flag=True,
+    help="Print the free memory inside segments, and the call sites whose blocks keep it there.",
+)
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="Print each block that had this address, when, and which line allocated it.",
+)
+@click.option("--all", "has_all", is_flag=True, help="Print every figure.")
+@device_option
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=TOP,
+    show_default=True,
+    help="How many rows of a table to print. JSON has all rows.",
+)
+@json_options
+@memory_option
+@click.pass_context
+def show_command(
+    context: click.Context,
+    /,
+    paths: tuple[Path, ...],
+    as_json: bool,
+    json_path: str | None,
+    memory_bytes: int | None,
+    **given: Any,
+) -> None:
+    """What happened, who holds the memory, and what can I do?
+
+    \b
+    pytracer show outputs/profile
+    pytracer show snapshot.pickle --by line --at peak
+    pytracer show snapshot.pickle --all
+
+    Prints the verdict on a file in at most 20 lines: whether memory ran out and why, whether memory
+    leaks, the call sites that held most, and commands to try. For several files, or a directory of
+    them, prints the verdict on the process that ran out of memory first, or else on one that leaks,
+    or else on the fullest, and what the others have in common. The other options ask for one part,
+    for each file.
+
+    The exit code is 0 whatever the verdict is, and 1 if a file could not be read.
+    """
+    found, errors = find_files(paths)
+    has_json = as_json or json_path is not None
+    question = _question(is_only=len(found) == 1, has_json=has_json, **given)
+    results = errors + in_parallel(
+        question.read, found, "Reading snapshots", memory_bytes, in_processes=question.in_processes
+    )
+    files = [result for result in results if not isinstance(result, PytracerError)]
+    if has_json:
+        from pytracer.commands.json_output import write_results
+
+        write_results(question.content(files), results, to_stdout=as_json, path=json_path)
+    if files and not as_json:
+        question.show(files)
+    if print_errors(results):
+        context.exit(1)
+
+
+def _question(
+    *,
+    is_only: bool,
+    has_json: bool,
+    device: int | None,
+    moment: str | None,
+    by: str | None,
+    depth: int,
+    leaks: bool,
+    fragmentation: bool,
+    address: str | None,
+    has_all: bool,
+    top: int,
+) -> Question:
+    """Return the question that the options ask.
+
+    Raises:
+        UsageError: The options ask several questions.
+    """
+    asks_who = by is not None or depth > 0 or (moment is not None and not fragmentation)
+    asked = {
+        "--by, --at or --depth": asks_who,
+        "--leaks": leaks,
+        "--fragmentation": fragmentation,
+        "--address": address is not None,
+        "--all": has_all,
+    }
+    names = [name for name, is_asked in asked.items() if is_asked]
+    if len(names) > 1:
+        raise click.UsageError(f"give one of {' and '.join(names)}")
+    if asks_who:
+        from pytracer.commands import show_held
+
+        held = partial(show_held.read, device=device, at=moment, by=by or "line", depth=depth)
+        return Question(held, _files, partial(show_held.show, top=top))
+    if leaks:
+        from pytracer.commands import show_leaks
+
+        kept = partial(show_leaks.read, device=device, is_only=is_only)
+        return Question(kept, show_leaks.content, partial(show_leaks.show, top=top))
+    if fragmentation:
+        from pytracer.commands import show_fragmentation
+
+        free = partial(show_fragmentation.read, device=device, at=moment)
+        return Question(free, _files, partial(show_fragmentation.show, top=top))
+    if address is not None:
+        from pytracer.commands import show_address
+
+        had = partial(show_address.read, device=device, address=show_address.parsed(address))
+        return Question(had, _files, partial(show_address.show, top=top))
+    read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
+    show: Callable[[list[Any]], None] = partial(_show_verdict, device=device)
+    if has_all:
+        from pytracer.commands import show_all
+
+        read = partial(read, has_all=True)
+        show = partial(show_all.show, top=top, device=device)
+    return Question(read, partial(_content, device=device), show, in_processes=True)
+
+
+def _files(results: list[Any]) -> Mapping[str, Any]:
+    return {"files": results}
+
+
+def _content(results: list[Any], device: int | None) -> Mapping[str, Any]:
+    answer, files = answered(results, device) if results else (None, [])
+    reports = [result.report for result in results]
+    return {"answer": answer, "explained": files, "files": reports}
+
+
+def _show_verdict(results: list[Any], device: int | None) -> None:
+    from pytracer.commands.source_lines import SourceLines
+
+    answer, files = answered(results, device)
+    width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+    for line in text_lines(answer, width, SourceLines(files[0])):
+        click.echo(line)

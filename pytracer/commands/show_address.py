@@ -1,0 +1,69 @@
+"""`pytracer show --address`: the blocks that had an address."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from pytracer.analysis.addresses import AddressedBlock, blocks_at
+from pytracer.analysis.holders import MOST_CALLERS
+from pytracer.commands.table import call_chain, new_table
+from pytracer.reading.reader import load
+from pytracer.text import number, printable, size
+
+
+def parsed(text: str) -> int:
+    """Return the address that a text names, as in "0x7f2a00000000".
+
+    Raises:
+        BadParameter: The text is no address.
+    """
+    try:
+        address = int(text, 0)
+    except ValueError:
+        address = -1
+    if not 0 <= address < 2**63:
+        raise click.BadParameter(f"{text!r} is no address: give one such as 0x7f2a00000000")
+    return address
+
+
+def read(path: Path, *, device: int | None, address: int) -> list[AddressedBlock]:
+    """Return the blocks of a file in which an address was.
+
+    Raises:
+        PytracerError: The file cannot be read, or has no such device.
+    """
+    return blocks_at(load(path), address, device)
+
+
+def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
+    """Print the last `top` blocks of each file."""
+    console = Console(highlight=False)
+    if not any(files):
+        console.print("No block in the recording had this address.")
+    for blocks in filter(None, files):
+        last = blocks[-1]
+        state = "is in this block at the end" if last.free_event is None else "is free at the end"
+        line = f"{last.name}: {number(len(blocks), 'block')} had the address, which {state}."
+        console.print(Text(printable(last.path)), soft_wrap=True)
+        console.print(Text(printable(line), "bold"))
+        if not top:
+            continue
+        table = new_table("offset", "bytes", "allocated", "freed", "call site ← callers", text=-1)
+        for block in blocks[-top:]:
+            table.add_row(
+                f"{block.offset:#x}",
+                size(block.requested_bytes),
+                _when(block.alloc_event, block.alloc_step, "before"),
+                _when(block.free_event, block.free_step, "not"),
+                call_chain(block.call_site, block.callers[:MOST_CALLERS]),
+            )
+        console.print(table)
+
+
+def _when(event: int | None, step: int | None, unknown: str) -> str:
+    if event is None:
+        return unknown
+    return f"event {event:,}" + ("" if step is None else f"\nstep {step}")

@@ -1,0 +1,107 @@
+"""`pytracer show --fragmentation`: the free memory inside segments, and what keeps it there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
+from pytracer.commands.table import call_site, new_table
+from pytracer.reading.reader import load
+from pytracer.text import number, printable, size, size_range
+
+
+def read(path: Path, *, device: int | None, at: str | None) -> list[Fragmentation]:
+    """Return the free memory of each accelerator of a file.
+
+    Raises:
+        PytracerError: The file cannot be read, or has no accelerator or no such device or moment.
+    """
+    return fragmentation(load(path), device, at)
+
+
+def show(files: Sequence[Sequence[Fragmentation]], top: int) -> None:
+    """Print what keeps free memory from being given back; the most such memory first."""
+    console = Console(highlight=False)
+    in_order = sorted(files, key=lambda devices: -max(device.stuck_bytes for device in devices))
+    for index, fragmented in enumerate(device for devices in in_order for device in devices):
+        if index:
+            console.print()
+        if len(files) > 1:
+            console.print(Text(printable(fragmented.path)), soft_wrap=True)
+        show_device(console, fragmented, top)
+
+
+def show_device(console: Console, fragmented: Fragmentation, top: int) -> None:
+    """Print the free memory of one device, and what keeps it there."""
+    console.print(Text(printable(_answer(fragmented)), "bold"))
+    if fragmented.pins and (sentence := _sentence(fragmented.pins[0])):
+        console.print(Text(printable(sentence), "bold"))
+    if not fragmented.is_exact:
+        console.print("The sizes of some blocks are unknown, so free bytes are upper bounds.")
+    if fragmented.pins and top:
+        console.print()
+        console.print(_table(fragmented.pins, top))
+
+
+def _answer(fragmented: Fragmentation) -> str:
+    return (
+        f"{fragmented.name} {fragmented.moment}: of {size(fragmented.reserved_bytes)} reserved, "
+        f"{size(fragmented.active_bytes)} are in use, {size(fragmented.stuck_bytes)} are free next "
+        f"to blocks in use, and {size(fragmented.returnable_bytes)} can be given back to the "
+        f"device. The largest free block has {size(fragmented.largest_free_bytes)}."
+    )
+
+
+def _sentence(pin: Pin) -> str:
+    """Describe the segments that pin most, as in "108 segments of 80 MiB, each with 1 block"."""
+    unit = "page" if pin.is_expandable else "segment"
+    each = "" if pin.segments == 1 else " each"
+    sizes = size_range(pin.least_segment_bytes, pin.most_segment_bytes)
+    return (
+        f"{call_site_text(pin.call_site)} keeps most: {number(pin.segments, unit)} of {sizes}"
+        f"{each}, with {number(pin.blocks, 'block')} of {size(pin.block_bytes)} and "
+        f"{size(pin.stuck_bytes)} free in all."
+    )
+
+
+def _table(pins: list[Pin], top: int) -> object:
+    streams, pools = ({getattr(pin, name) for pin in pins} for name in ("stream", "pool"))
+    has_streams, has_pools = len(streams) > 1, pools != {(0, 0)}
+    table = new_table(
+        "free",
+        "in use",
+        "blocks",
+        "segments",
+        "of",
+        *(("stream",) if has_streams else ()),
+        *(("pool",) if has_pools else ()),
+        "kept by",
+        title="Free memory next to blocks in use",
+        text=-1,
+    )
+    for pin in pins[:top]:
+        kind = f"{pin.kind} page" if pin.is_expandable else pin.kind
+        table.add_row(
+            size(pin.stuck_bytes),
+            size(pin.block_bytes),
+            f"{pin.blocks:,}",
+            f"{pin.segments:,} {kind}",
+            size_range(pin.least_segment_bytes, pin.most_segment_bytes),
+            *((f"{pin.stream:#x}",) if has_streams else ()),
+            *((f"{pin.pool[0]}.{pin.pool[1]}",) if has_pools else ()),
+            call_site(pin.call_site),
+        )
+    if others := pins[top:]:
+        table.add_row(
+            size(sum(pin.stuck_bytes for pin in others)),
+            size(sum(pin.block_bytes for pin in others)),
+            f"{sum(pin.blocks for pin in others):,}",
+            f"{sum(pin.segments for pin in others):,}",
+            "",
+            *([""] * (has_streams + has_pools)),
+            f"({number(len(others), 'other row')})",
+        )
+    return table

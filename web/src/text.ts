@@ -7,7 +7,7 @@ const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 /** Return bytes to four digits, as in "12.05 MiB": the text of pytracer's `size()`. */
 export function size(bytes: number): string {
   let unit = 0;
-  while (Math.abs(bytes) >= 1024 && unit + 1 < UNITS.length) {
+  while (Math.abs(Number(bytes.toPrecision(4))) >= 1024 && unit + 1 < UNITS.length) {
     bytes /= 1024;
     unit += 1;
   }

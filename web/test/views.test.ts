@@ -55,7 +55,7 @@ test("sizes are those of pytracer's size()", () => {
   // What pytracer.text.size returns for these numbers.
   const expected: [number, string][] = [
     [0, "0 B"], [1023, "1023 B"], [1024, "1 KiB"], [1536, "1.5 KiB"], [12632064, "12.05 MiB"],
-    [1073741823, "1024 MiB"], [-2048, "-2 KiB"], [85899345920, "80 GiB"], [1234567, "1.177 MiB"],
+    [1073741823, "1 GiB"], [1048575, "1 MiB"], [-2048, "-2 KiB"], [85899345920, "80 GiB"], [1234567, "1.177 MiB"],
   ];
   for (const [bytes, text] of expected) assert.equal(size(bytes), text);
 });

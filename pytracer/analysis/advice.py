@@ -35,7 +35,7 @@ _LEAST_PART = 0.05
 """The least part of the memory of which a remedy is suggested."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
-_SETTING = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
+_SETTING = re.compile(r"(?:^|,)([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
 _GENERAL = "PYTORCH_ALLOC_CONF"
 _NOT_WITH_EXPANDABLE = {"npu": ("max_split_size_mb", "garbage_collection_threshold")}
 
@@ -230,5 +230,6 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     takes_steps = str(data.snapshot.metadata.get("step_from")).startswith("optimizer")
     if not takes_steps and not has_marked_steps(data.snapshot, data.boundaries):
         why = "Records steps, without which a leak cannot be seen, in the next run."
-        found.append(Suggestion("export PYTRACER_STEP_FROM=optimizer", why))
+        switch = "" if data.snapshot.metadata else "PYTRACER=1 "  # a file of torch's own recorder
+        found.append(Suggestion(f"export {switch}PYTRACER_STEP_FROM=optimizer", why))
     return found

@@ -86,6 +86,8 @@ class Answer:
         if not facts:
             return self.verdict
         first = facts[0]
+        if first.role == "why":
+            return f"{self.verdict}, {first.text}"
         amount = "" if first.size_bytes is None else f"{size(first.size_bytes)} at "
         return f"{self.verdict}; {first.role} {amount}{first.text}"
 

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytracer.analysis.advice import is_much_unallocated
+from pytracer.analysis.advice import LEAST_STEPS, is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
@@ -187,7 +187,7 @@ def _no_leak(explanation: Explanation) -> str:
     if not explanation.has_steps:
         return NO_STEPS
     if leaks is None:
-        return "can't tell, because the recording has too few steps"
+        return f"can't tell, because the recording has fewer than {LEAST_STEPS} steps"
     if leaks.verdict == "none":
         return f"none in steps {leaks.first} to {leaks.last}"
     return f"can't tell, because {leaks.reason}"
@@ -230,7 +230,8 @@ def _alike(explanation: Explanation) -> Iterator[Line]:
         most = max(runs, key=lambda run: run.most_bytes)
         yield Line(
             "steps",
-            f"{_run(runs[0])} … {_run(runs[-1])}; the highest {_run(most)}",
+            f"{_run(runs[0])} … {_run(runs[-1])}"
+            + ("" if most in (runs[0], runs[-1]) else f"; the highest {_run(most)}"),
         )
     elif len(runs) > 1 or any(run.first < run.last for run in runs):
         yield Line("steps", " · ".join(map(_run, runs)))

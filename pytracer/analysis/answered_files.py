@@ -143,12 +143,12 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = 
     if not first.devices:
         verdict = "CAN'T TELL whether there was a problem"
         why = Line("why", f"because {first.why_empty}")
-        return Answer("unknown", verdict, "", [why, *_others(others)])
+        return Answer("unknown", verdict, "", [why, *_others(first, others)])
     answer, *devices = first.answers()
     where, lines = answer.where, answer.lines
     if others:
         ranks = {file.rank for file in files} - {None}
-        if first.rank is not None and len(ranks) > 1:
+        if first.rank is not None and len(ranks) > 1 and ranks == {*range(len(ranks))}:
             rank = f"rank {first.rank}"
             where = where.replace(rank, f"{rank} of {len(ranks)}")
         lines = [Line("file", first.path), *lines]
@@ -158,7 +158,7 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = 
     more = [line for line in lines if line.role in ("do", "more")]
     lines = [line for line in lines if line.role not in ("do", "more")]
     lines += [Line("others", f"{each.where}: {each.headline}") for each in devices[:SHOWN_OTHERS]]
-    return replace(answer, where=where, lines=[*lines, *_others(others), *more])
+    return replace(answer, where=where, lines=[*lines, *_others(first, others), *more])
 
 
 def _first_leak(report: "LeakReport") -> "DeviceLeaks | None":
@@ -172,14 +172,22 @@ def _leak_of_ends(leak: "DeviceLeaks", lines: Iterable[Line]) -> list[Line]:
     return [file, *leak_lines(leak), *kept]
 
 
-def _others(files: Sequence[AnsweredFile]) -> Iterator[Line]:
-    """Yield a row for the files with the same answer, the urgent ones first."""
+def _others(first: AnsweredFile, files: Sequence[AnsweredFile]) -> Iterator[Line]:
+    """Yield a row for the files with the same answer, the urgent ones first.
+
+    The file at the end of a process has its out-of-memory too, which counts once.
+    """
+    ran_out = {first.process} if first.is_oom else set()
     groups: dict[tuple[int, str], list[tuple[AnsweredFile, Answer | None]]] = {}
     for file in files:
         answer = file.answers()[0] if file.devices else None
         key = (3, "the file has no events")
         if answer is not None:
             verdict = "LEAK" if answer.kind == "leak" else answer.verdict
+            if answer.kind == "oom":
+                if file.process in ran_out:
+                    continue
+                ran_out.add(file.process)
             key = (_KINDS.index(answer.kind), verdict)
         groups.setdefault(key, []).append((file, answer))
     rows = sorted(groups.items(), key=lambda item: item[0])

@@ -222,9 +222,7 @@ def _explanation(
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
         has_steps=has_marked_steps(snapshot, data.boundaries),
-        steps=alike_steps(steps(snapshot, device, history, data.boundaries))
-        if history is not None
-        else [],
+        steps=_steps(data),
         modules=_modules(data, entry),
         leaks=leaks,
         fitting_settings=_fitting(trials),

@@ -56,8 +56,7 @@ class ProgramFiles:
     def __contains__(self, filename: str) -> bool:
         """Return whether a Python file is outside torch's packages and the standard library."""
         return _OTHERS.search(filename) is None and not any(
-            filename.startswith(parent) and _PACKAGE.match(filename, len(parent))
-            for parent in self.torch_parents
+            filename[: found.start()] in self.torch_parents for found in _PACKAGE.finditer(filename)
         )
 
 
@@ -67,7 +66,7 @@ def program_files(stacks: Stacks) -> ProgramFiles:
     Files of pytracer name the folders of torch's packages since format 1.9. In other files, the
     frames of functions that torch is known to have tell the folder.
     """
-    parents = {re.sub(r"[^/\\]*[/\\]?$", "", folder) for folder in stacks.torch_folders}
+    parents = {_parent(folder) for folder in stacks.torch_folders}
     for index in np.unique(stacks.filename).tolist():
         filename = stacks.strings[index]
         for pattern, names in _TORCHS_FUNCTIONS:
@@ -78,6 +77,12 @@ def program_files(stacks: Stacks) -> ProgramFiles:
             if not names.isdisjoint(stacks.strings[name] for name in of_file):
                 parents.add(found[1])
     return ProgramFiles(frozenset(parents))
+
+
+def _parent(folder: str) -> str:
+    """Return the folder that a folder is in, with its last separator."""
+    folder = folder.rstrip("/\\")
+    return folder[: max(folder.rfind("/"), folder.rfind("\\")) + 1]
 
 
 def common_files(files: Iterable[ProgramFiles]) -> ProgramFiles:

@@ -104,8 +104,11 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
 
     growths = [growth for growth in around.leaks.growths if growth.verdict == "leak"]
     held = sum(growth.held_bytes for growth in growths)
-    # Half: freed blocks of a leak may leave free memory in pieces.
-    if oom.segment_bytes > oom.available_bytes + held // 2:
+    if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
+        most = held  # an unknown limit left less than the request, maybe nothing
+    else:
+        most = oom.available_bytes + held // 2  # freed blocks may leave free memory in pieces
+    if oom.segment_bytes > most:
         return
     yield Verdict(
         LEAK,
@@ -121,9 +124,8 @@ def _of_cpu(oom: OutOfMemory) -> Verdict:
         return Verdict(TOO_LARGE, f"{asked} were requested, and {free} were free in the system.")
     return Verdict(
         UNKNOWN,
-        f"{asked} were requested, and {free} were free in the system. A limit of the process or of "
-        "its container (ulimit -v, cgroup), or the kernel's overcommit policy, may have refused "
-        "the allocation.",
+        f"the system refused {asked}, although {free} were free. A limit of the process or of its "
+        "container (ulimit -v, cgroup), or the kernel's overcommit policy, may be the reason.",
     )
 
 

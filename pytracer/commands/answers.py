@@ -37,12 +37,14 @@ class ReadFile:
             memory, or of the only file.
         report: The report in numbers; None if it was not asked for.
         fragments: The free memory of its accelerators; [] if it was not asked for.
+        is_only: Whether it was read as the only file, with simulated settings.
     """
 
     file: AnsweredFile
     leaks: "FileLeaks | None"
     report: "Report | None"
     fragments: "list[Fragmentation]"
+    is_only: bool
 
 
 def read_file(
@@ -83,7 +85,7 @@ def read_file(
         from pytracer.analysis.leaks import examine  # not needed for one file
 
         leaks = examine(snapshot, device)
-    return ReadFile(file, leaks, report, fragments)
+    return ReadFile(file, leaks, report, fragments, is_only)
 
 
 def _answered(snapshot: Snapshot, device: int | None, *, is_simulated: bool) -> AnsweredFile:
@@ -104,7 +106,8 @@ def answered(results: Sequence[ReadFile], device: int | None) -> tuple[Answer, l
     The requests of that file are simulated, so it is read again if it is one of several.
     """
     files = in_order(result.file for result in results)
-    if len(files) > 1 and files[0].is_oom:
+    is_oom = any(each.oom is not None for each in files[0].devices)
+    if is_oom and not results[0].is_only:
         files[0] = _answered(load(files[0].path), device, is_simulated=True)
     leaks = [result.leaks for result in results if result.leaks is not None]
     if not leaks:

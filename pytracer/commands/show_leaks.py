@@ -83,7 +83,9 @@ def _names(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
     if None not in ranks and len(ranks) == len(among):
         noun = "rank" if len(devices) == 1 else "ranks"
         own = ranges_text(device.rank for device in devices if device.rank is not None)
-        return f"{noun} {own} of {len(among)}"
+        if ranks == {*range(len(among))}:
+            return f"{noun} {own} of {len(among)}"
+        return f"{noun} {own} (of {len(among)} ranks with files)"
     if len({(device.rank, device.pid) for device in among}) == 1:
         return f"{', '.join(device.device for device in devices)} of {len(among)} devices"
     names = [f"{_process(device)} {device.device}" for device in devices]
@@ -198,7 +200,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
             f"{device.unit}s would not be found: record more steps to find it."
         )
         return
-    if device.unit != "step":
+    if device.unit != "step" or device.first is None:
         yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
         yield "    PYTRACER=1 PYTRACER_STEP_FROM=optimizer python train.py"
         return

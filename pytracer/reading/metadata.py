@@ -133,7 +133,7 @@ def torch_version(snapshot: Snapshot, kind: str) -> str | None:
         kind: The backend: for "npu", the version of torch_npu is returned.
     """
     text = snapshot.metadata.get("torch_npu" if kind == "npu" else "torch")
-    found = re.match(r"\d+\.\d+\.\d+", text) if isinstance(text, str) else None
+    found = re.match(r"\d{1,9}\.\d{1,9}\.\d{1,9}", text) if isinstance(text, str) else None
     return None if found is None else found[0]
 
 

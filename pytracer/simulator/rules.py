@@ -17,7 +17,6 @@ CHECKED: dict[str, tuple[str, ...]] = {
 
 _NPU_ALIGNMENT_BYTES = 16 * 2**10
 
-_GRAPH_KEYS = ("graph_capture_record_stream_reuse",)
 _NEW_KEYS = {
     "expandable_segments_reserve": (2, 15),
     "expandable_segments_reserve_by_class": (2, 15),

@@ -213,7 +213,7 @@ def test_a_torch_outside_of_site_packages_is_not_the_program(
     snapshot = snapshot_of_stacks(frames)
     # WHEN the call site and its callers are looked for
     (site,) = sites_at_end(snapshot, 1)
-    (held,) = who_holds(snapshot, 1, at="end", by="site", depth=5)
+    (held,) = who_holds(snapshot, 1, at="end", by="line", depth=5)
     # THEN they are the program's frames, also those next to torch's folder
     files = program_files(snapshot.stacks)
     assert [site.call_site, *callers(files, site.frames, site.call_site)] == expected

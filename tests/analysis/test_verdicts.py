@@ -46,7 +46,7 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
         **{"free_in_segments_bytes": 3 * GIB, "own_pool_free_bytes": 3 * GIB},
         **{"own_pool_streams": 1, "fits_in_largest_block": None, "fits_in_free_blocks": None},
         **{"fits_if_joined": None, "is_one_pool": True, "elsewhere_bytes": 0},
-        **{"is_at_end": True, "sample": sample()},
+        **{"is_at_end": True, "sample": sample(), "callers": []},
     }
     return OutOfMemory(**{**values, **changes})
 
@@ -124,6 +124,10 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
     # WHEN / THEN
     assert kinds(failed, leaks=leaks) == expected
+    # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts
+    for requested, kind in ((GIB, LEAK), (2 * GIB, LEAK), (2 * GIB + 1, UNKNOWN)):
+        refused = oom(requested, device_free_bytes=8 * GIB, available_bytes=8 * GIB)
+        assert kinds(refused, leaks=leaks, is_cpu=True) == [kind]
 
 
 @pytest.mark.parametrize(

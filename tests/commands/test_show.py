@@ -140,7 +140,7 @@ def test_a_leak() -> None:
          lines    12 MiB  job/train.py:41 train_step ← :90 main  (0-11 steps old)
                  512 KiB  job/model.py:7 forward ← job/train.py:41 train_step
                           (of this step)
-         steps   1: peak 1.5 MiB … 12: peak 12.5 MiB; the highest 12: peak 12.5 MiB
+         steps   1: peak 1.5 MiB … 12: peak 12.5 MiB
          do      pytracer show a.pickle --leaks
                  Shows each line whose memory is kept from step to step.
          more    pytracer show a.pickle --all

@@ -28,8 +28,9 @@ Match = tuple[list[Frame | None], list[Frame | None], Rule | None]
 _MOVE_COST = 0.75
 """What a change of the distance costs, in matched lines: one line alone may have moved."""
 
-_MOST_CANDIDATES = 50_000
-"""Of files with more possible pairs of lines, only lines with the same number are matched."""
+_MOST_CANDIDATES, _MOST_LINES = 50_000, 4_000_000
+"""Of files with more possible pairs of lines, or a larger product of the numbers of their lines,
+only lines with the same number are matched."""
 
 
 def match_sites(
@@ -91,11 +92,21 @@ def _paired_files(before: Set[str], after: Set[str]) -> dict[str, tuple[str, Rul
     any other files.
     """
     found: dict[str, tuple[str, Rule]] = {name: (name, "line") for name in before & after}
-    old, new = ({name: _parts(name) for name in side} for side in (before - after, after - before))
-    for name, parts in old.items():
-        length, other = _closest(parts, new)
-        if length > 0 and _closest(new[other], old) == (length, name):
-            found[name] = other, "path" if length > 1 else "file name"
+    old, new = _by_file_name(before - after), _by_file_name(after - before)
+    for file_name in old.keys() & new.keys():
+        for name, parts in old[file_name].items():
+            length, other = _closest(parts, new[file_name])
+            if length > 0 and _closest(new[file_name][other], old[file_name]) == (length, name):
+                found[name] = other, "path" if length > 1 else "file name"
+    return found
+
+
+def _by_file_name(paths: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+    """Return the parts of paths, the last first, by file name and path."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for path in paths:
+        parts = _parts(path)
+        found[parts[0]][path] = parts
     return found
 
 
@@ -137,7 +148,8 @@ def _in_order(old: Sequence[Line], new: Sequence[Line]) -> dict[Line, int]:
     places: dict[str, list[int]] = defaultdict(list)
     for place, (_, name) in enumerate(new):
         places[name].append(place)
-    if sum(len(places[name]) for _, name in old if name in places) > _MOST_CANDIDATES:
+    candidates = sum(len(places[name]) for _, name in old if name in places)
+    if candidates > _MOST_CANDIDATES or len(old) * len(new) > _MOST_LINES:
         return {line: line[0] for line in {*old} & {*new}}
     pairs: list[tuple[Line, int, int]] = []  # a line, its new number, and the pair before it or -1
     # The best score and its last pair: of the lines before each place, and for each distance.

@@ -18,7 +18,9 @@ def rate_text(device: DeviceLeaks, count_bytes: float) -> str:
 def since_text(leaks: Sequence[Growth], device: DeviceLeaks) -> str:
     """Return when leaks began, as in " since step 3"; "" if it is unknown."""
     if leaks[0].is_older:
-        return f" since step {device.first} or before"
+        unit = {"slice": "part"}.get(device.unit, device.unit)
+        begin = f"the first {unit}" if device.first is None else f"step {device.first}"
+        return f" since {begin} or before"
     first = leaks[0].first_step
     return "" if first is None else f" since step {first}"
 

@@ -77,7 +77,8 @@ def training(*, leaks: bool, **metadata: Any) -> Program:
 def write_oom(path: Path, held: int = MIB, **metadata: Any) -> Path:
     """Write the file of a program that asks for 40 MiB, of which 10 are free."""
     program = Program()
-    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB}, **metadata)
+    oom = {"device": 0, "requested_bytes": 40 * MIB}
+    program.metadata = file_metadata(**{"oom": oom, **metadata})
     program.alloc(held, ("model.py", "forward", 3), ("train.py", "step", 8))
     program.out_of_memory(40 * MIB, 10 * MIB)
     return program.write(path)
@@ -288,6 +289,20 @@ def test_roles_with_equal_ranks_are_two_processes(folder: Path) -> None:
     assert answer.texts("others")[0].startswith("rollout rank 0: OUT OF MEMORY")
 
 
+def test_an_out_of_memory_of_a_process_counts_once(folder: Path) -> None:
+    # GIVEN ranks 1 and 5, of which each wrote a file when memory ran out, and one at the end
+    for rank in (1, 5):
+        for name, oom in (("oom", {"device": 0}), ("exit", None)):
+            written = (rank + 10 * (oom is None)) * SECOND_NS
+            path = folder / f"{name}_rank{rank}.pickle"
+            write_oom(path, oom=oom, rank=rank, pid=rank, written_ns=written)
+    answer = pytracer.show(folder)
+    # THEN the answer is about rank 1, of an unknown number, and one other ran out of memory
+    assert answer.where == "cuda:0, rank 1"
+    (other,) = answer.texts("others")
+    assert other.startswith("rank 5: OUT OF MEMORY")
+
+
 def test_a_leak_decides_if_no_memory_ran_out(folder: Path) -> None:
     # GIVEN a leak on rank 1, and a rank that holds more
     for rank in range(3):
@@ -366,6 +381,9 @@ def test_steps_are_suggested_where_nobody_marked_them(
     program.metadata["devices"][0]["steps"] = steps
     program.alloc(MIB, ("model.py", "forward", 3))
     assert ("PYTRACER_STEP_FROM" in output(program.write(folder / "a.pickle"))) == is_suggested
+    # AND a file of torch's own recorder has another recorder to switch on
+    program.metadata = None
+    assert "export PYTRACER=1 PYTRACER_STEP_FROM" in output(program.write(folder / "torch.pickle"))
 
 
 def test_unreadable_files_are_errors_and_the_others_are_shown(folder: Path) -> None:

@@ -196,7 +196,8 @@ $(filter .venv-cuda-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-cuda-%/torch:
 $(filter .venv-npu-%,$(ACCELERATORS:%=.venv-%/torch)): .venv-npu-%/torch:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip $(INSTALL) $(BESIDE_TORCH) $(BESIDE_PYTRACER)
-	$(@D)/bin/pip $(INSTALL) --no-deps -r tests/devices/requirements-npu-$*.txt
+	# Not $(INSTALL): Python warns when it compiles torch_npu, and in tests warnings are errors.
+	$(@D)/bin/pip install $(PIP_FLAGS) --no-deps -r tests/devices/requirements-npu-$*.txt
 	$(install_frameworks)
 	touch $@
 

@@ -107,11 +107,12 @@ def answer_of(facts: Facts) -> Answer:
     if facts.reference.why_unknown is not None:
         return _unknown(facts, facts.reference.why_unknown)
     if not best.fits:
-        room = "1 PiB, the most that is simulated" if capacity is None else size(capacity)
+        assert capacity is not None
         none = re.sub("^none ", "None ", facts.none("fits", "fit"))
         return Answer(
             NO_SETTING,
-            f"{none} into {room}, although the program itself never holds more than {needed}.",
+            f"{none} into {size(capacity)}, although the program itself never holds more than "
+            f"{needed}.",
             _smallest(own, best),
         )
     bar = abs(facts.reference.deviation.peak_bytes)

@@ -64,8 +64,7 @@ def change_requests(
             f"Estimate {what} {number(int(count), 'allocation')} of {change.what}, "
             f"{size(total)} in all. A changed program may allocate in another order."
         )
-    # Larger allocations than 1 PiB find no memory in a simulation.
-    scaled = np.clip(np.rint(requests.size_bytes * factor), 1, 2**51).astype(np.int64)
+    scaled = np.maximum(np.rint(requests.size_bytes * factor), 1).astype(np.int64)
     size_bytes = np.where(asks, scaled, requests.size_bytes)
     gone = asks & (factor == 0)
     is_kept = ~gone & ~(np.isin(requests.block, requests.block[gone]) & (requests.block >= 0))

@@ -9,7 +9,7 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import answer_of, leak_lines, leak_verdict
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation import Explanation
-from pytracer.reading.metadata import read_number
+from pytracer.reading.metadata import read_number, read_text
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 
@@ -71,12 +71,11 @@ class AnsweredFile:
 def answered_file(snapshot: Snapshot, explanations: Iterable[Explanation]) -> AnsweredFile:
     """Return a file with the explanations of its devices, in any order."""
     metadata = snapshot.metadata
-    role, host = (metadata.get(name) for name in ("role", "host"))
     return AnsweredFile(
         path=snapshot.path,
         rank=read_number(metadata, "rank"),
-        role=role if isinstance(role, str) else None,
-        host=host if isinstance(host, str) else None,
+        role=read_text(metadata, "role"),
+        host=read_text(metadata, "host"),
         pid=read_number(metadata, "pid"),
         written_ns=read_number(metadata, "written_ns"),
         devices=(devices := sorted(explanations, key=importance)),

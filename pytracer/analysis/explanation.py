@@ -38,6 +38,7 @@ from pytracer.reading.metadata import (
     module_phases,
     only_phase,
     read_number,
+    read_text,
 )
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
@@ -197,14 +198,13 @@ def _explanation(
         suggestions = advise_at_peak(data, sample, held, categories, has_leak=has_leak)
     else:
         suggestions = advise_after_oom(data, found, held, categories, trials)
-    role = snapshot.metadata.get("role")
     return Explanation(
         path=snapshot.path,
         device=device,
         name=device_name(snapshot, device),
         is_oom_file=oom is not None and is_oom_snapshot(snapshot, device),
         rank=read_number(snapshot.metadata, "rank"),
-        role=role if isinstance(role, str) else None,
+        role=read_text(snapshot.metadata, "role"),
         oom=oom,
         ooms=len(ooms),
         verdicts=list(found),

@@ -242,15 +242,23 @@ def stats(
     Raises:
         PytracerError: The snapshot has no such device, or `points` is too small.
     """
+    return report_file(
+        snapshot,
+        [
+            report_device(device_data(snapshot, index), top, points, try_settings)
+            for index in chosen_devices(snapshot, device)
+        ],
+    )
+
+
+def report_file(snapshot: Snapshot, devices: list[DeviceReport]) -> Report:
+    """Return the report of a file whose devices are reported."""
     return Report(
         path=snapshot.path,
         metadata={key: value for key, value in snapshot.metadata.items() if key != "devices"},
         allocator_settings=snapshot.allocator_settings,
         unknown_keys=list(snapshot.unknown_keys),
-        devices=[
-            report_device(device_data(snapshot, index), top, points, try_settings)
-            for index in chosen_devices(snapshot, device)
-        ],
+        devices=devices,
     )
 
 

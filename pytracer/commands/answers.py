@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from pytracer.analysis.explanation import explain_device
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pytracer.analysis.leaks import FileLeaks
@@ -70,28 +70,30 @@ def read_file(
     snapshot = load(path)
     report, leaks, fragments = None, None, []
     if has_report:
-        from pytracer.analysis.report import stats  # not needed for the answer
+        from pytracer.analysis.report import report_device, report_file  # not for the answer
         from pytracer.export.texts import check_stack_texts
 
         check_stack_texts(snapshot)
-        report = stats(snapshot, device, try_settings=_try_settings)
+    try_settings = lru_cache(maxsize=1)(_try_settings)  # the report of a device has them too
+    explanations, reports = [], []
+    for index in chosen_devices(snapshot, device):
+        data = device_data(snapshot, index)
+        explanations.append(explain_device(data, try_settings if is_only else None))
+        if has_report:
+            reports.append(report_device(data, try_settings=try_settings))
+    file = answered_file(snapshot, explanations)
+    if has_report:
+        report = report_file(snapshot, reports)
     if has_all:
         from pytracer.analysis.pinned_segments import fragmentation  # not needed for the answer
 
         with contextlib.suppress(PytracerError):  # there is no accelerator
             fragments = fragmentation(snapshot, device)
-    file = _answered(snapshot, device, is_simulated=is_only)
     if not is_only and not file.is_oom:
         from pytracer.analysis.leaks import examine  # not needed for one file
 
         leaks = examine(snapshot, device)
     return ReadFile(file, leaks, report, fragments, is_only)
-
-
-def _answered(snapshot: Snapshot, device: int | None, *, is_simulated: bool) -> AnsweredFile:
-    try_settings = _try_settings if is_simulated else None
-    data = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
-    return answered_file(snapshot, [explain_device(each, try_settings) for each in data])
 
 
 def _try_settings(data: DeviceData) -> list[Trial] | None:
@@ -100,21 +102,38 @@ def _try_settings(data: DeviceData) -> list[Trial] | None:
     return try_settings(data)
 
 
-def answered(results: Sequence[ReadFile], device: int | None) -> tuple[Answer, list[AnsweredFile]]:
-    """Return the answer about files, and the files, the one that matters first.
+@dataclass(frozen=True)
+class Answered:
+    """The answer about files.
 
-    The requests of that file are simulated, so it is read again if it is one of several.
+    Attributes:
+        answer: The answer; None if there are no files.
+        files: The files, the one that matters first.
+        results: What was kept of the files, in the order in which they were given.
+    """
+
+    answer: Answer | None
+    files: list[AnsweredFile]
+    results: Sequence[ReadFile]
+
+
+def answered(results: Sequence[ReadFile], device: int | None) -> Answered:
+    """Return the answer about files.
+
+    The requests of the file that matters are simulated: of several files, it is read again.
     """
     files = in_order(result.file for result in results)
+    if not files:
+        return Answered(None, [], results)
     is_oom = any(each.oom is not None for each in files[0].devices)
     if is_oom and not results[0].is_only:
-        files[0] = _answered(load(files[0].path), device, is_simulated=True)
+        files[0] = read_file(Path(files[0].path), device=device).file
     leaks = [result.leaks for result in results if result.leaks is not None]
     if not leaks:
-        return answer_of_files(files), files
+        return Answered(answer_of_files(files), files, results)
     from pytracer.analysis.leaks import combine  # not needed for one file
 
-    return answer_of_files(files, combine(leaks)), files
+    return Answered(answer_of_files(files, combine(leaks)), files, results)
 
 
 def show(*paths: str | Path, device: int | None = None) -> Answer:
@@ -130,4 +149,6 @@ def show(*paths: str | Path, device: int | None = None) -> Answer:
     found = find(map(Path, paths))
     is_only = len(found) == 1
     results = [read_file(path, device=device, is_only=is_only) for path in found]
-    return answered(results, device)[0]
+    answer = answered(results, device).answer
+    assert answer is not None  # `find` raises an error where there is no file
+    return answer

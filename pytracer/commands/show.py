@@ -11,15 +11,15 @@ import click
 
 from pytracer.analysis.answer import text_lines
 from pytracer.analysis.groups import KEYS
-from pytracer.commands.answers import answered, read_file
+from pytracer.commands.answers import Answered, answered, read_file
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
-    TOP,
     device_option,
     files_argument,
     json_options,
     memory_option,
     moment_option,
+    top_option,
 )
 from pytracer.errors import PytracerError
 
@@ -32,14 +32,16 @@ class Question:
 
     Attributes:
         read: Reads a file; its result answers the question for the file.
-        content: Returns the content of the JSON document from the results of the files.
-        show: Prints the results of the files.
+        combine: Answers the question for all files, from their results.
+        content: Returns the content of the JSON document from that answer.
+        show: Prints that answer, which is of at least one file.
         in_processes: Whether processes may read many files.
     """
 
     read: Callable[[Path], Any]
-    content: Callable[[list[Any]], Mapping[str, Any]]
-    show: Callable[[list[Any]], None]
+    combine: Callable[[list[Any]], Any]
+    content: Callable[[Any], Mapping[str, Any]]
+    show: Callable[[Any], None]
     in_processes: bool = False
 
 
@@ -71,13 +73,7 @@ class Question:
 )
 @click.option("--all", "has_all", is_flag=True, help="Print every figure.")
 @device_option
-@click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=TOP,
-    show_default=True,
-    help="How many rows of a table to print. JSON has all rows.",
-)
+@top_option("rows of a table")
 @json_options
 @memory_option
 @click.pass_context
@@ -112,12 +108,13 @@ def show_command(
         question.read, found, "Reading snapshots", memory_bytes, in_processes=question.in_processes
     )
     files = [result for result in results if not isinstance(result, PytracerError)]
+    combined = question.combine(files)
     if has_json:
         from pytracer.commands.json_output import write_results
 
-        write_results(question.content(files), results, to_stdout=as_json, path=json_path)
+        write_results(question.content(combined), results, to_stdout=as_json, path=json_path)
     if files and not as_json:
-        question.show(files)
+        question.show(combined)
     if print_errors(results):
         context.exit(1)
 
@@ -156,46 +153,46 @@ def _question(
         from pytracer.commands import show_held
 
         held = partial(show_held.read, device=device, at=moment, by=by or "line", depth=depth)
-        return Question(held, _files, partial(show_held.show, top=top))
+        return Question(held, list, _files, partial(show_held.show, top=top))
     if leaks:
+        from pytracer.analysis.leaks import combine
         from pytracer.commands import show_leaks
 
         kept = partial(show_leaks.read, device=device, is_only=is_only)
-        return Question(kept, show_leaks.content, partial(show_leaks.show, top=top))
+        return Question(kept, combine, vars, partial(show_leaks.show, top=top))
     if fragmentation:
         from pytracer.commands import show_fragmentation
 
         free = partial(show_fragmentation.read, device=device, at=moment)
-        return Question(free, _files, partial(show_fragmentation.show, top=top))
+        return Question(free, list, _files, partial(show_fragmentation.show, top=top))
     if address is not None:
         from pytracer.commands import show_address
 
         had = partial(show_address.read, device=device, address=show_address.parsed(address))
-        return Question(had, _files, partial(show_address.show, top=top))
+        return Question(had, list, _files, partial(show_address.show, top=top))
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
-    show: Callable[[list[Any]], None] = partial(_show_verdict, device=device)
+    show: Callable[[Answered], None] = _show_verdict
     if has_all:
         from pytracer.commands import show_all
 
         read = partial(read, has_all=True)
-        show = partial(show_all.show, top=top, device=device)
-    return Question(read, partial(_content, device=device), show, in_processes=True)
+        show = partial(show_all.show, top=top)
+    return Question(read, partial(answered, device=device), _content, show, in_processes=True)
 
 
 def _files(results: list[Any]) -> Mapping[str, Any]:
     return {"files": results}
 
 
-def _content(results: list[Any], device: int | None) -> Mapping[str, Any]:
-    answer, files = answered(results, device) if results else (None, [])
-    reports = [result.report for result in results]
-    return {"answer": answer, "explained": files, "files": reports}
+def _content(found: Answered) -> Mapping[str, Any]:
+    reports = [result.report for result in found.results]
+    return {"answer": found.answer, "explained": found.files, "files": reports}
 
 
-def _show_verdict(results: list[Any], device: int | None) -> None:
+def _show_verdict(found: Answered) -> None:
     from pytracer.commands.source_lines import SourceLines
 
-    answer, files = answered(results, device)
+    assert found.answer is not None
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-    for line in text_lines(answer, width, SourceLines(files[0])):
+    for line in text_lines(found.answer, width, SourceLines(found.files[0])):
         click.echo(line)

@@ -15,7 +15,7 @@ from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.modules import ModuleUsage
 from pytracer.analysis.report import DeviceReport, Report
-from pytracer.commands.answers import ReadFile, answered
+from pytracer.commands.answers import Answered, ReadFile
 from pytracer.commands.show_fragmentation import show_device as show_free_memory
 from pytracer.commands.show_tables import (
     HeldRow,
@@ -30,11 +30,11 @@ from pytracer.reading.metadata import module_phases, read_number
 from pytracer.text import duration, number, printable, size, utc_time
 
 
-def show(results: Sequence[ReadFile], top: int, device: int | None) -> None:
+def show(found: Answered, top: int) -> None:
     """Print the answer, and every figure; `top` rows of each table."""
-    console = Console(highlight=False)
-    answer, _ = answered(results, device)
-    for line in text_lines(answer, shutil.get_terminal_size().columns):
+    assert found.answer is not None
+    console, results = Console(highlight=False), found.results
+    for line in text_lines(found.answer, shutil.get_terminal_size().columns):
         console.print(Text(line), soft_wrap=True)
     if len(results) > 1:
         from pytracer.commands.show_files import overview  # not needed for one file

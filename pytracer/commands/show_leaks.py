@@ -1,10 +1,9 @@
 """`pytracer show --leaks`: what is kept from step to step."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.leaks import FileLeaks, combine, examine
+from pytracer.analysis.leaks import FileLeaks, examine
 from pytracer.analysis.leaks.groups import is_users
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport
@@ -37,14 +36,9 @@ def read(path: Path, *, device: int | None, is_only: bool) -> FileLeaks:
     return examine(load(path), device, is_only=is_only)
 
 
-def content(files: Sequence[FileLeaks]) -> Mapping[str, Any]:
-    """Return the attributes of the `LeakReport`, for JSON."""
-    return vars(combine(files))
-
-
-def show(files: Sequence[FileLeaks], top: int) -> None:
+def show(report: LeakReport, top: int) -> None:
     """Print the verdict on each process, the first with the same growths in full."""
-    report, console = combine(files), Console(highlight=False)
+    console = Console(highlight=False)
     groups: dict[str, list[DeviceLeaks]] = {}
     for device in report.devices:
         groups.setdefault(_same(device), []).append(device)

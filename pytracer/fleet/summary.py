@@ -34,6 +34,7 @@ from pytracer.reading.metadata import (
     is_count,
     only_phase,
     read_number,
+    read_text,
     settings_text,
 )
 from pytracer.reading.snapshot import Frame, Snapshot
@@ -127,13 +128,13 @@ def _file_row(snapshot: Snapshot, source: Source) -> Row:
         "step": current if row["last_step"] is None else row["last_step"],
         "rank": rank if is_count(rank) else place.rank,
         "file_phase": only_phase(snapshot),
-        "role": _text(metadata.get("role")),
-        "host": _text(metadata.get("host")),
+        "role": read_text(metadata, "role"),
+        "host": read_text(metadata, "host"),
         "pid": pid if is_count(pid) else None,
         "backend": next((name for name in backends if name and name != "cpu"), None)
         or next((name for name in backends if name), None),
-        **{name: _text(metadata.get(name)) for name in _VERSIONS},
-        "pytracer": _text(metadata.get("version")),
+        **{name: read_text(metadata, name) for name in _VERSIONS},
+        "pytracer": read_text(metadata, "version"),
         "written_ns": read_number(metadata, "written_ns"),
     }
 
@@ -326,7 +327,3 @@ def _frame_text(frame: Frame) -> str:
 
 def _chain(frames: Iterable[Frame]) -> str:
     return " <- ".join(map(_frame_text, frames))
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -46,8 +46,7 @@ def device_name(snapshot: Snapshot, device: int) -> str:
 def only_phase(snapshot: Snapshot) -> str | None:
     """Return the phase of a file with the events of one phase (`discrete`), as "outer/inner"."""
     window = snapshot.metadata.get("window")
-    phase = window.get("phase") if isinstance(window, dict) else None
-    return phase if isinstance(phase, str) else None
+    return read_text(window, "phase") if isinstance(window, dict) else None
 
 
 def torch_folders(metadata: Mapping[str, Any]) -> tuple[str, ...]:
@@ -141,6 +140,12 @@ def read_number(metadata: Mapping[str, Any], name: str) -> int | None:
     """Return an integer of the metadata; None if it is missing, not an integer, or too large."""
     value = metadata.get(name)
     return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def read_text(metadata: Mapping[str, Any], name: str) -> str | None:
+    """Return a text of the metadata; None if it is missing, or not a text."""
+    value = metadata.get(name)
+    return value if isinstance(value, str) else None
 
 
 def is_count(value: object) -> bool:

@@ -41,14 +41,15 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     if not file.devices:
         text = why_empty(file.snapshot.metadata)
         return Verdict(f"{text[0].upper()}{text[1:]}.", [], [])
-    answer = answer_of(file.explanations[0], is_saved=is_saved)
+    explanation = file.explanations[0]
+    answer = answer_of(explanation, is_saved=is_saved)
     lines = [
         f"{line.role.capitalize()}: {one_line(line)}"
         for line in answer.lines
         if not line.is_command
     ]
-    untested = (line for line in answer.lines if line.note.startswith(UNTESTED.capitalize()))
-    lines += [f"Untested: {line.text}" for line in untested]
+    untested = [one.command for one in explanation.suggestions if one.evidence == UNTESTED]
+    lines += [f"Untested: {command}" for command in untested if is_saved]
     commands = [line.text for line in answer.lines if line.is_command]
     return Verdict(
         heading=printable(f"{answer.verdict} ({answer.where})"),

@@ -94,6 +94,8 @@ def advise_after_oom(
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
     trials: list[Trial] | None,
+    *,
+    has_leak: bool,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory.
 
@@ -103,10 +105,12 @@ def advise_after_oom(
         held: Who held memory.
         categories: What the memory was for.
         trials: The simulated settings; None if none could be simulated.
+        has_leak: Whether memory was kept from step to step after the program had survived it.
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
-    suggestions = [_of_leak(path)] if LEAK in kinds else []
+    has_leak = has_leak or LEAK in kinds
+    suggestions = [_of_leak(path)] if has_leak else []
     suggestions += _of_settings(data, path, kinds, trials)
     if LIMIT in kinds:
         suggestions.append(
@@ -115,7 +119,7 @@ def advise_after_oom(
     if OTHERS in kinds:
         command = "npu-smi info" if backend(data.snapshot, data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
-    if LEAK not in kinds:
+    if not has_leak:
         suggestions += _lowering(categories)
     return [*suggestions, *_for_next_run(data, held)]
 

@@ -100,6 +100,8 @@ def text_lines(
     answer: Answer,
     width: int = 80,
     source_of: Callable[[Line], str] = lambda _: "",
+    *,
+    has_all: bool = False,
 ) -> list[str]:
     """Return an answer as at most `MOST_LINES` lines for a terminal.
 
@@ -109,19 +111,36 @@ def text_lines(
         answer: The answer.
         width: The width of the terminal, in characters.
         source_of: Returns the source of a line's call site, "" if it is unknown.
+        has_all: Whether to return every line: every figure follows.
     """
     lines = list(answer.lines)
+    if has_all:
+        lines = [line for line in lines if not line.text.endswith(" --all")]
+        return _rendered(answer, lines, width, source_of)
     while True:
         found = _rendered(answer, lines, width, source_of)
         if len(found) <= MOST_LINES:
             return found
         for role in _EXPENDABLE:
             same = [i for i, line in enumerate(lines) if line.role == role]
+            if role == "others" and len(same) > 1:
+                _fold_last(lines, same)
+                break
             if len(same) > (role not in ("steps", "modules")):  # of the others, the first stays
                 del lines[same[-1]]
                 break
         else:
             return found[:MOST_LINES]
+
+
+def _fold_last(lines: list[Line], rows: Sequence[int]) -> None:
+    """Replace the last two of some rows by a row that says so."""
+    *_, before, last = rows
+    lines[before] = Line(lines[last].role, _FOLDED)
+    del lines[last]
+
+
+_FOLDED = "and others, which --all shows"
 
 
 def log_lines(answer: Answer) -> list[str]:

@@ -115,15 +115,16 @@ def _of_oom(explanation: Explanation) -> Answer:
         free += f" ({size(oom.available_bytes)} within the process's limit)"
     if oom.sample is not None and not explanation.is_cpu:
         bound = "" if oom.sample.is_exact else "up to "
-        inside = oom.sample.free_bytes
-        if FRAGMENTED in kinds and oom.own_pool_free_bytes is not None:
-            inside = oom.own_pool_free_bytes
+        inside, largest = oom.sample.free_bytes, oom.sample.largest_free_bytes
         segments = "segments"
         if oom.free_segments is not None:
             segments = number(oom.free_segments, "segment")
+        if FRAGMENTED in kinds and oom.own_pool_free_bytes not in (None, inside):
+            inside, segments = oom.own_pool_free_bytes, "segments of the pool it needs"
+            bound, largest = "", min(largest, inside)
         free += f" + {bound}{size(inside)} inside {segments}"
         if inside:
-            free += f", the largest piece {bound}{size(oom.sample.largest_free_bytes)}"
+            free += f", the largest piece {bound}{size(largest)}"
         if oom.limit_bytes is not None and oom.available_bytes == oom.device_free_bytes:
             free += f"; device {size(oom.limit_bytes)}"
     lines.append(Line("free", free))
@@ -133,7 +134,13 @@ def _of_oom(explanation: Explanation) -> Answer:
         lines.append(Line("why", f"because {why}" if one.kind == UNKNOWN else why))
     if explanation.ooms > 1:
         lines.append(Line("why", f"the last of {explanation.ooms:,} such errors in the file"))
-    elif not oom.is_at_end and not explanation.is_cpu and explanation.why_unknown is None:
+    leaks = explanation.leaks
+    if leaks is not None:
+        lines.append(Line("why", "the program continued with further steps"))
+        if leaks.verdict == "leak":
+            lines.append(Line("leak", leak_verdict(leaks).removeprefix("LEAK: ")))
+            lines += leak_lines(leaks)
+    elif explanation.ooms == 1 and not oom.is_at_end and explanation.why_unknown is None:
         lines.append(Line("why", "the program continued afterwards"))
     return Answer("oom", verdict, "", lines)
 

@@ -79,8 +79,9 @@ class Explanation:
         has_steps: Whether the program marked steps.
         steps: The peaks of the steps; [] in a file without steps.
         modules: The modules that held memory at that moment; [] if no module was a phase.
-        leaks: The search for memory that is kept from step to step; None after an out-of-memory,
-            where a leak is one of the verdicts, and in a file of few steps.
+        leaks: The search for memory that is kept from step to step; None in a file of few steps,
+            and if the recording ends in the step that ran out of memory, where a leak is one of the
+            verdicts.
         fitting_settings: The changes of the allocator's settings with which the allocation that
             failed would have found memory, in a simulation; []: with none of those tried; None: not
             simulated, because there was no out-of-memory, or because a simulation of the
@@ -158,7 +159,8 @@ def explain_oom(
     found = verdicts(oom, _surroundings(data, oom))
     trials = None if try_settings is None else try_settings(data)
     entry = None if history is None else oom.event + 1
-    return _explanation(data, "oom", entry, ooms=ooms, found=found, trials=trials)
+    leaks = leaks_of(data) if _is_survived(data, oom) else None
+    return _explanation(data, "oom", entry, ooms=ooms, found=found, trials=trials, leaks=leaks)
 
 
 def _fitting(trials: list[Trial] | None) -> list[str] | None:
@@ -193,11 +195,11 @@ def _explanation(
         sample = oom.sample
     elif history is not None and entry is not None:
         sample = sample_at(snapshot, device, history, entry, data.boundaries)
+    has_leak = leaks is not None and leaks.verdict == "leak"
     if oom is None:
-        has_leak = leaks is not None and leaks.verdict == "leak"
         suggestions = advise_at_peak(data, sample, held, categories, has_leak=has_leak)
     else:
-        suggestions = advise_after_oom(data, found, held, categories, trials)
+        suggestions = advise_after_oom(data, found, held, categories, trials, has_leak=has_leak)
     return Explanation(
         path=snapshot.path,
         device=device,
@@ -305,9 +307,14 @@ def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
     )
 
 
+def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
+    """Return whether steps came after an out-of-memory."""
+    return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
+
+
 def _leaks(data: DeviceData, oom: OutOfMemory) -> "DeviceLeaks | None":
     """Return the leaks until an out-of-memory; None if steps came after it, or there are none."""
-    if data.history is None or len(data.boundaries) < 2 or oom.event < data.boundaries[-1][1]:
+    if data.history is None or len(data.boundaries) < 2 or _is_survived(data, oom):
         return None
     from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
 

@@ -34,7 +34,7 @@ def show(found: Answered, top: int) -> None:
     """Print the answer, and every figure; `top` rows of each table."""
     assert found.answer is not None
     console, results = Console(highlight=False), found.results
-    for line in text_lines(found.answer, shutil.get_terminal_size().columns):
+    for line in text_lines(found.answer, shutil.get_terminal_size().columns, has_all=True):
         console.print(Text(line), soft_wrap=True)
     if len(results) > 1:
         from pytracer.commands.show_files import overview  # not needed for one file

@@ -11,7 +11,7 @@ from pytracer.log import report_once
 from pytracer.tracing import ranks
 
 MOST_BYTES = 16 * 2**20
-"""The largest file that is read: about 250,000 events, 0.3 s and 100 MB of host memory."""
+"""The largest file that is read: about 250,000 events, 1 s and 100 MB of host memory."""
 
 
 def report(message: str, kind: str | None = None) -> None:

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import textwrap
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from synthetic_snapshots import Program, file_metadata
 
 import pytracer
 from pytracer.analysis import explain
+from pytracer.analysis.answer import Line
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.answered_files import RUN_NS
 from pytracer.errors import PytracerError
@@ -58,11 +60,16 @@ def write_fragmented(path: Path, **metadata: Any) -> Path:
     return path
 
 
-def training(*, leaks: bool, **metadata: Any) -> Program:
-    """Return a program of twelve steps that keeps 1 MiB of each, or not."""
+def training(*, leaks: bool, survives: bool = False, **metadata: Any) -> Program:
+    """Return a program of twelve steps that keeps 1 MiB of each, or not.
+
+    If it survives one, memory runs out in step 2.
+    """
     program, steps = Program(), []
     for step in range(1, 13):
         steps.append([step, len(program.events)])
+        if survives and step == 2:
+            program.out_of_memory(400 * MIB, 150 * MIB)
         kept = program.alloc(MIB, TRAIN, MAIN)
         if not leaks:
             program.free(kept)
@@ -162,6 +169,26 @@ def test_no_problem() -> None:
         """)
 
 
+def test_a_leak_after_an_out_of_memory_that_was_survived() -> None:
+    output = invoke(training(leaks=True, survives=True).write(Path("a.pickle"))).output
+    assert output.startswith("OUT OF MEMORY: the request is too large")
+    assert (
+        """
+         the program continued with further steps
+ leak    1 MiB a step since step 1
+ from    job/train.py:41 train_step, called from job/train.py:90 main
+         memory runs out at about step 152
+"""
+        in output
+    )
+    # AND the leak is what to look at first
+    assert "\n do      pytracer show a.pickle --leaks\n" in output
+    # AND without a leak nothing is said about one
+    output = invoke(training(leaks=False, survives=True).write(Path("a.pickle"))).output
+    assert "the program continued with further steps" in output
+    assert "leak" not in output
+
+
 def test_eight_ranks() -> None:
     # GIVEN eight ranks, of which rank 3 ran out of memory first, and rank 5 a second later
     for rank in range(8):
@@ -221,9 +248,14 @@ def test_the_last_rows_go_where_there_are_too_many_lines() -> None:
     (found,) = explain(fragmented().snapshot())
     answer = answer_of(found)
     many = [line for line in answer.lines for _ in range(9 if line.role in ("why", "do") else 1)]
-    lines = str(pytracer.analysis.answer.Answer("oom", answer.verdict, "", many)).splitlines()
+    lines = str(replace(answer, lines=many)).splitlines()
     assert len(lines) <= 20
     assert any(line.startswith(" more ") for line in lines)
+    # AND of too many rows about other files, the last row says that there are more
+    others = [Line("others", f"rank {rank}: LEAK") for rank in range(7)]
+    rows = str(replace(answer, lines=[*many, *others])).splitlines()
+    assert len(rows) <= 20
+    assert rows[-1].endswith(" and others, which --all shows")
 
 
 def test_the_source_is_shown_if_it_was_not_changed(folder: Path) -> None:

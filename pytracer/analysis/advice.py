@@ -14,7 +14,16 @@ from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, UNKNOWN, Verdict
+from pytracer.analysis.verdicts import (
+    EXHAUSTED,
+    FRAGMENTED,
+    LEAK,
+    LIMIT,
+    OTHERS,
+    TOO_LARGE,
+    UNKNOWN,
+    Verdict,
+)
 from pytracer.reading.metadata import (
     backend,
     has_marked_steps,
@@ -111,6 +120,8 @@ def advise_after_oom(
     path = shlex.quote(data.snapshot.path)
     has_leak = has_leak or LEAK in kinds
     suggestions = [_of_leak(path)] if has_leak else []
+    if not has_leak:
+        suggestions += _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
     suggestions += _of_settings(data, path, kinds, trials)
     if LIMIT in kinds:
         suggestions.append(
@@ -119,8 +130,6 @@ def advise_after_oom(
     if OTHERS in kinds:
         command = "npu-smi info" if backend(data.snapshot, data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
-    if not has_leak:
-        suggestions += _lowering(categories)
     return [*suggestions, *_for_next_run(data, held)]
 
 
@@ -137,7 +146,7 @@ def advise_at_peak(
     suggestions = [_of_leak(path)] if has_leak else []
     if is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    return [*suggestions, *_lowering(categories), *_for_next_run(data, held)]
+    return [*suggestions, *_lowering(categories, is_needed=False), *_for_next_run(data, held)]
 
 
 def _of_leak(path: str) -> Suggestion:
@@ -162,7 +171,7 @@ def _of_settings(
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if FRAGMENTED in kinds or UNKNOWN in kinds:
+    if any(kind in kinds for kind in (EXHAUSTED, FRAGMENTED, UNKNOWN)):
         found += _of_search(data, path)
     return found
 
@@ -210,17 +219,31 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
     return f"export {variable}={shlex.quote(settings)}"
 
 
-def _lowering(categories: Sequence[CategoryUsage]) -> list[Suggestion]:
-    """Return which memory two usual remedies would change, if the file has both kinds of it."""
+def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[Suggestion]:
+    """Return which memory two usual remedies would change, if the file has both kinds of it.
+
+    Args:
+        categories: What the memory was for.
+        is_needed: Whether only less memory helps. Then one kind is enough, or none.
+    """
     sizes = {usage.category: usage.size_bytes for usage in categories}
-    least = min(sizes.get("activation", 0), sizes.get("optimizer_state", 0))
-    if least < _LEAST_PART * sum(sizes.values()) or least == 0:
-        return []
-    why = (
-        f"To lower the peak: checkpointing applies to {size(sizes['activation'])} (activations), "
-        f"a sharded optimizer to {size(sizes['optimizer_state'])} (optimizer states)."
-    )
-    return [Suggestion("", why)]
+    least = max(_LEAST_PART * sum(sizes.values()), 1)
+    found = [one for one in _REMEDIES if sizes.get(one[0], 0) >= least]
+    if len(found) == len(_REMEDIES) or (found and is_needed):
+        parts = [f"to {size(sizes[category])} ({name})" for category, name, _ in found]
+        first, *others = (remedy for _, _, remedy in found)
+        text = ", ".join(map(" ".join, zip([f"{first} applies", *others], parts, strict=True)))
+        return [Suggestion("", f"To lower the peak: {text}.")]
+    if is_needed:
+        why = "The program must hold less: a smaller batch, checkpointing, a smaller optimizer."
+        return [Suggestion("", why)]
+    return []
+
+
+_REMEDIES = (
+    ("activation", "activations", "checkpointing"),
+    ("optimizer_state", "optimizer states", "a sharded optimizer"),
+)
 
 
 def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:

@@ -148,12 +148,23 @@ def log_lines(answer: Answer) -> list[str]:
     found = [f"{answer.verdict} ({answer.where})"]
     for role, same in groupby(answer.lines, key=lambda line: line.role):
         if role in _LOGGED:
-            lines = [*same][: 1 if role == "do" else None]
+            lines = [*same]
+            if role == "do":
+                lines = _to_first_command(lines)
             found.append(f"{role}: {'; '.join(map(one_line, lines))}")
     return [printable(line) for line in found]
 
 
 _LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
+
+
+def _to_first_command(lines: Iterable[Line]) -> list[Line]:
+    found = []
+    for line in lines:
+        found.append(line)
+        if line.is_command:
+            break
+    return found
 
 
 def one_line(line: Line) -> str:

@@ -19,7 +19,15 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
-from pytracer.analysis.verdicts import FRAGMENTED, LEAK, LIMIT, OTHERS, TOO_LARGE, UNKNOWN
+from pytracer.analysis.verdicts import (
+    EXHAUSTED,
+    FRAGMENTED,
+    LEAK,
+    LIMIT,
+    OTHERS,
+    TOO_LARGE,
+    UNKNOWN,
+)
 from pytracer.text import number, size, size_range
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ REASONS = {
     FRAGMENTED: "fragmented",
     LIMIT: "the process's memory limit",
     OTHERS: "memory outside of torch's allocator",
+    EXHAUSTED: "nearly all memory is in use",
     TOO_LARGE: "the request is too large",
     UNKNOWN: "can't tell why",
 }

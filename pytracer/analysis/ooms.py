@@ -75,6 +75,8 @@ class OutOfMemory:
         callers: The program's frames that called the call site, innermost first.
         is_at_end: Whether the file's final state is the state at the out-of-memory, because no
             event that changes it follows. Then everything about the state is exact.
+        earlier_peak_bytes: The most bytes that were allocated at any time before; None without a
+            history.
         sample: The usage of the device at that time; None without a history.
     """
 
@@ -99,6 +101,7 @@ class OutOfMemory:
     call_site: Frame | None
     callers: list[Frame]
     is_at_end: bool
+    earlier_peak_bytes: int | None
     sample: UsageSample | None
 
 
@@ -165,6 +168,7 @@ def out_of_memories(
                 call_site=call_site,
                 callers=callers(files, snapshot.stacks.frames(stack), call_site),
                 is_at_end=event == at_end,
+                earlier_peak_bytes=_peak_before(history, event),
                 sample=sample,
             )
         )
@@ -178,6 +182,12 @@ def _layout(snapshot: Snapshot, device: int, history: History | None, event: int
     with contextlib.suppress(PytracerError):
         return layout_at(snapshot, device, history, event + 1)
     return None
+
+
+def _peak_before(history: History | None, event: int) -> int | None:
+    if history is None:
+        return None
+    return int(history.usage.allocated_bytes[: event + 2].max())
 
 
 def _event_at_end(trace: Trace) -> int:

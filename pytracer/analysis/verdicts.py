@@ -21,6 +21,7 @@ LEAK = "leak"
 FRAGMENTED = "fragmented"
 LIMIT = "limit"
 OTHERS = "others"
+EXHAUSTED = "nearly exhausted"
 TOO_LARGE = "too large"
 UNKNOWN = "can't tell"
 
@@ -28,6 +29,15 @@ USUAL_CONTEXT_BYTES = 2**30
 """Memory of a process outside the allocator that is not blamed: the context and loaded kernels.
 
 They take several hundred MiB on current devices, and the program cannot give them up.
+"""
+
+NEARLY_ALL = 0.85
+"""The part of the memory that the program has allocated when it is nearly exhausted."""
+
+ALL_BUT_PIECES = 0.95
+"""The part of the memory, the request included, from which the free pieces alone are no reason.
+
+As much as a twentieth is lost in pieces under any settings.
 """
 
 SPARE_PAGES = 10
@@ -44,9 +54,11 @@ class Verdict:
             pool and of the device were one piece. "limit": a limit of the process
             (`set_per_process_memory_fraction`) leaves memory of the device unused, and the
             allocation would have fitted without it. "others": memory outside the allocator, of
-            other processes or of libraries, and the allocation would have fitted without it. "too
-            large": no allocator could have served the allocation next to the memory that the
-            program held. "can't tell": none of these is certain.
+            other processes or of libraries, and the allocation would have fitted without it.
+            "nearly exhausted": the program had nearly all memory allocated, and more than ever
+            before, so it may need more than this allocation. "too large": no allocator could have
+            served the allocation next to the memory that the program held. "can't tell": none of
+            these is certain.
         text: The figures that decided, as sentences.
     """
 
@@ -88,12 +100,14 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         return [Verdict(UNKNOWN, f"{reason}.")]
     if oom.segment_bytes <= oom.available_bytes:
         return [_of_enough_memory(oom)]
-    found = [*leak, *_fragmented(oom, around), *_limit(oom), *_others(oom, around)]
+    exhausted = list(_exhausted(oom, sample))
+    pieces = () if exhausted else _fragmented(oom, around)
+    found = [*leak, *pieces, *_limit(oom), *_others(oom, around)] or exhausted
     if found:
         return found
     most = _most_available(oom, sample)
     if oom.requested_bytes > most:
-        return [_too_large(oom, sample, around)]
+        return [_too_large(oom, sample)]
     return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
 
 
@@ -157,6 +171,31 @@ def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     )
 
 
+def _exhausted(oom: OutOfMemory, sample: UsageSample) -> Iterator[Verdict]:
+    total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
+    wanted, peak = held + oom.requested_bytes, oom.earlier_peak_bytes or 0
+    # A program that has had as much before can go on, if only the memory were in one piece. And a
+    # request for more than half of the memory is too large by itself.
+    if wanted <= peak or oom.requested_bytes > total // 2:
+        return
+    unsure = sample.uncertain_bytes or 0
+    is_full = held - unsure >= NEARLY_ALL * total
+    if not is_full and not (wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total):
+        return
+    text = (
+        f"{size(held)} of the {size(total)} that the allocator could have were allocated "
+        f"({100 * held // total} %), and with this request it would be {size(wanted)}, more than "
+        "ever before in the recording"
+    )
+    pieces = sample.free_bytes
+    if wanted > total:
+        text += f": at least {size(wanted - total)} are missing"
+    elif pieces:
+        text += f"; {size(pieces)} were free in pieces"
+    text += ". What the program needs after this is unknown."
+    yield Verdict(EXHAUSTED, text + _held_outside(oom))
+
+
 def _limit(oom: OutOfMemory) -> Iterator[Verdict]:
     if oom.available_bytes < oom.device_free_bytes and oom.segment_bytes <= oom.device_free_bytes:
         unused = size(oom.device_free_bytes - oom.available_bytes)
@@ -216,19 +255,24 @@ def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:
     return oom.available_bytes + sample.reserved_bytes - sample.requested_bytes + waiting
 
 
-def _too_large(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
+def _too_large(oom: OutOfMemory, sample: UsageSample) -> Verdict:
     missing = oom.requested_bytes - oom.available_bytes - sample.free_bytes
     free = size(oom.available_bytes + sample.free_bytes)
     text = (
         f"{size(oom.requested_bytes)} are more than all free memory, {free} on the device and "
-        f"inside segments: {size(missing)} were missing."
+        f"inside segments: at least {size(missing)} are missing."
     )
-    elsewhere = oom.elsewhere_bytes
-    if elsewhere is None:
-        text += " How much of the device is held outside the allocator is unknown."
-    elif elsewhere:
-        text += f" {size(elsewhere)} of the device are held outside this process's allocator."
-    return Verdict(TOO_LARGE, text)
+    return Verdict(TOO_LARGE, text + _held_outside(oom))
+
+
+def _held_outside(oom: OutOfMemory) -> str:
+    """Return a sentence about the memory outside the allocator; "" if there is none."""
+    if oom.elsewhere_bytes is None:
+        return " How much of the device is held outside the allocator is unknown."
+    if oom.elsewhere_bytes == 0:
+        return ""
+    held = size(oom.elsewhere_bytes)
+    return f" {held} of the device are held outside this process's allocator."
 
 
 def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:

@@ -331,6 +331,7 @@ def test_a_typo_is_reported_immediately(backend: str, env: dict[str, str], tmp_p
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 def test_ranks(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN two ranks, the second of which uses more memory
     program = TRAINING + "import os\ntrain(3 + 4 * int(os.environ['RANK']))"
@@ -375,6 +376,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.long
 def test_a_function(backend: str, env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN a function of the main module, in a Python without pytracer's start-up hook
     source = {**env, "PYTHONPATH": processes.environment()["PYTHONPATH"]}

@@ -415,6 +415,7 @@ def test_torchtitan(backend: str, tmp_path: Path) -> None:
     assert len(left.events(at_exit, "oom")) == 1
 
 
+@pytest.mark.long
 def test_megatron(backend: str, tmp_path: Path) -> None:
     # GIVEN a model of Megatron-core, and the calls of Megatron-LM's `--record-memory-history`
     needs("megatron")
@@ -539,6 +540,7 @@ def commands() -> list[list[str]]:
     ]
 
 
+@pytest.mark.long
 def test_the_document_describes_this_verl(tmp_path: Path) -> None:
     # GIVEN the commands of docs/how-to/verl.md
     needs("verl")

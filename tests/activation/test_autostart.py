@@ -65,7 +65,10 @@ FORMS = {
     ),
 }
 QUICK = ("script", "command", "fork")
-LONG = ("no device used", "forkserver", "torch's spawn", "loader, spawn", "loader, forkserver")
+LONG = (
+    *("module", "standard input", "another Python", "os.fork", "no device used"),
+    *("forkserver", "torch's spawn", "loader, spawn", "loader, forkserver"),
+)
 """The forms that start like another form, or take longest."""
 
 
@@ -142,6 +145,7 @@ def test_a_program_that_traces_itself_too(tmp_path: Path, env: Env) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_compile_worker_is_not_traced(tmp_path: Path, env: Env) -> None:
     # GIVEN inductor's worker process, and a variable that a traced process would reject
     find = "import torch._inductor.compile_worker as found; print(found.__path__[0])"
@@ -182,7 +186,7 @@ def test_every_rank_writes_its_own_file(tmp_path: Path, env: Env) -> None:
 # --- switches -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["0", "off"])
+@pytest.mark.parametrize("value", ["0", pytest.param("off", marks=pytest.mark.long)])
 def test_switched_off(tmp_path: Path, env: Env, value: str) -> None:
     env.update(PYTRACER=value, PYTRACER_STACK_DEPTH="deep", PYTRACER_UNKNOWN="1")
     program = f"{ALONE}\nimport sys; print([name for name in sys.modules if 'pytracer.' in name])"

@@ -107,6 +107,7 @@ assert pickle.dumps(loader)
     assert [*snapshots(tmp_path).values()] == [1000]
 
 
+@pytest.mark.long
 def test_a_loader_that_cannot_be_changed(tmp_path: Path, env: Env) -> None:
     # GIVEN a loader of torch that pytracer cannot modify
     program = f"""
@@ -129,6 +130,7 @@ class Loader:
     assert [*snapshots(tmp_path).values()] == [1000]
 
 
+@pytest.mark.long
 def test_a_loader_without_exec_module(tmp_path: Path, env: Env) -> None:
     # GIVEN a loader of torch with the interface before Python 3.4
     program = f"""

@@ -56,7 +56,7 @@ def test_who_holds_memory_and_for_how_long() -> None:
 
 def test_the_lines_of_a_log() -> None:
     (found,) = explain(program_of_steps().snapshot())
-    verdict, asked, free, why, held, lines = log_lines(answer_of(found))
+    verdict, asked, free, why, held, lines, do = log_lines(answer_of(found))
     assert verdict == "OUT OF MEMORY: the request is too large (cuda:0, step 4)"
     assert asked == "asked: 40 MiB (unknown)"
     assert free.startswith("free: 10 MiB on the device + ")
@@ -65,6 +65,7 @@ def test_the_lines_of_a_log() -> None:
     assert lines.startswith(
         "lines: 1.172 MiB model.py:31 forward ← train.py:1 step1 (0-3 steps old); 2 KiB"
     )
+    assert do.startswith("do: The program must hold less")
 
 
 def test_blocks_older_than_the_trace_have_no_age() -> None:

@@ -10,6 +10,7 @@ from pytracer.analysis.leaks import texts
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
+    EXHAUSTED,
     FRAGMENTED,
     LEAK,
     LIMIT,
@@ -47,8 +48,21 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
         **{"own_pool_streams": 1, "fits_in_largest_block": None, "fits_in_free_blocks": None},
         **{"fits_if_joined": None, "is_one_pool": True, "elsewhere_bytes": 0},
         **{"is_at_end": True, "sample": sample(), "callers": []},
+        **{"earlier_peak_bytes": 12 * GIB},  # the program had all of it before
     }
     return OutOfMemory(**{**values, **changes})
+
+
+def full(requested: int, uncertain_bytes: int = 0, **changes: Any) -> OutOfMemory:
+    """Return a request next to 9.5 GiB in use, half a GiB free in a segment, and 1 GiB free."""
+    used = {"requested_bytes": 19 * GIB // 2, "allocated_bytes": 19 * GIB // 2}
+    free = {"device_free_bytes": GIB, "available_bytes": GIB, "own_pool_free_bytes": GIB // 2}
+    return oom(
+        requested,
+        **free,
+        sample=sample(**used, active_bytes=19 * GIB // 2, uncertain_bytes=uncertain_bytes),
+        **changes,
+    )
 
 
 AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
@@ -58,6 +72,7 @@ def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
     return [verdict.kind for verdict in verdicts(failed, replace(AROUND, **around))]
 
 
+GROWS = {"earlier_peak_bytes": 8 * GIB}
 LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": False}
 
 
@@ -96,6 +111,17 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(6 * GIB, **LATER), {}, [TOO_LARGE]),
         # The ring lost its beginning: up to 1 GiB more may have been in use, and 1 GiB less.
         (oom(6 * GIB, **LATER, sample=sample(uncertain_bytes=GIB)), {}, [UNKNOWN]),
+        # The program never had as much, and nearly all is allocated: 9.5 of 11 GiB, or 95 % with
+        # the request.
+        (full(5 * GIB // 4), {}, [FRAGMENTED]),
+        (full(5 * GIB // 4, **GROWS), {}, [EXHAUSTED]),
+        (full(3 * GIB // 2 + 1, **GROWS), {}, [EXHAUSTED]),
+        (full(11 * GIB // 2 + 1, **GROWS), {}, [TOO_LARGE]),
+        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {}, [FRAGMENTED]),
+        (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2), {}, [FRAGMENTED]),
+        (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2 - 1), {}, [FRAGMENTED]),
+        (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2), {}, [UNKNOWN]),
+        (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2 - 1), {}, [EXHAUSTED]),
         # No usage at all.
         (oom(GIB, sample=None), {"why_no_history": "reason"}, [UNKNOWN]),
         (oom(GIB, sample=sample(uncertain_bytes=None)), {}, [UNKNOWN]),

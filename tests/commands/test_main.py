@@ -160,6 +160,7 @@ def test_demo_on_a_machine_without_a_hook(env: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
     # WHEN the example runs
     done = run(str(EXAMPLES / "train_transformer.py"), env=env, cwd=tmp_path)

@@ -127,11 +127,13 @@ def test_too_large() -> None:
          asked   40 MiB  (unknown)
          free    10 MiB on the device + 1 MiB inside 1 segment, the largest piece 1 MiB
          why     40 MiB are more than all free memory, 11 MiB on the device and inside
-                 segments: 29 MiB were missing. How much of the device is held outside
-                 the allocator is unknown.
+                 segments: at least 29 MiB are missing. How much of the device is held
+                 outside the allocator is unknown.
          held    1 MiB at that moment
          lines   1 MiB  model.py:3 forward ← train.py:8 step
-         do      export PYTRACER_STEP_FROM=optimizer
+         do      The program must hold less: a smaller batch, checkpointing, a smaller
+                 optimizer.
+                 export PYTRACER_STEP_FROM=optimizer
                  Records steps, without which a leak cannot be seen, in the next run.
          more    pytracer show oom.pickle --all
                  pytracer view oom.pickle

@@ -176,6 +176,7 @@ def test_state_that_an_optimizer_makes_late_is_no_leak(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_one_of_four_processes_leaks(tmp_path: Path) -> None:
     # GIVEN four processes of a job, of which rank 2 keeps memory
     for rank in range(4):

@@ -253,7 +253,7 @@ with Tracer(trace_alloc_max_entries=1000) as tracer, annotate("parent"):
     assert live_sizes(load(tmp_path / "child.pickle")) == [8000]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_data_loader_with_workers(tmp_path: Path, method: str) -> None:
     # GIVEN a loop over a loader whose workers allocate
     program = """

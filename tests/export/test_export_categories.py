@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import invoke
+from processes import run
 from torch import nn
 
 import pytracer
@@ -13,17 +14,29 @@ from pytracer.analysis import who_holds
 from pytracer.export.collapsed_stacks import collapse_stacks
 from pytracer.reading import load
 
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+import pytracer
+
+with pytracer.Tracer(sys.argv[1], device="cpu", forward_stacks=True):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        model(torch.ones(256, 64)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "x.pickle"
-    with pytracer.Tracer(path, device="cpu", forward_stacks=True):
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-        optimizer = torch.optim.SGD(model.parameters())
-        for _ in range(2):
-            model(torch.ones(256, 64)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    done = run(
+        PROGRAM, path, cwd=path.parent
+    )  # in this process, models of other tests may change the names
+    assert done.returncode == 0, done.stderr
     return path
 
 

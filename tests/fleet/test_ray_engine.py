@@ -83,6 +83,7 @@ def drive(tmp_path: Path, what: str) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_rows_are_those_of_the_local_engine_although_workers_are_killed(tmp_path: Path) -> None:
     # GIVEN a run of 10 files, of which Ray's workers are killed: once at some, always at one
     make_run(tmp_path / "run7", ranks=5, steps=2)

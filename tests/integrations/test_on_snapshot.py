@@ -266,6 +266,7 @@ print(tracer.stats()["failures"])
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mlflow(tmp_path: Path) -> None:
     # GIVEN a job with a run of MLflow, in a folder
     pytest.importorskip("mlflow", exc_type=ImportError)

@@ -161,7 +161,9 @@ def test_a_broken_tracer_does_not_harm_the_training(tmp_path: Path) -> None:
     assert result.stderr.count("a broken tracer") == 1
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize(
+    "package", ["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.long)]
+)
 def test_lightning(tmp_path: Path, package: str) -> None:
     # GIVEN a training with two batches for each of three steps
     pytest.importorskip(package, exc_type=ImportError)
@@ -186,13 +188,8 @@ def test_lightning_writes_the_snapshot_if_fit_raises(tmp_path: Path) -> None:
     assert "forward" in phases(snapshot(tmp_path, "out/exit/*.pickle"))
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(TRANSFORMERS, id="transformers"),
-        pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("program", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
 def test_two_ranks(tmp_path: Path, program: str) -> None:
     # GIVEN a training on two ranks, of which each has half of the batches
     for package in ("transformers", "accelerate") if program == TRANSFORMERS else ("lightning",):

@@ -84,6 +84,7 @@ def test_commands_of_a_page_are_run(run_examples: ModuleType, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_works(run_examples: ModuleType) -> None:
     text, failures = run_examples.run_page(DOCS / "tutorial.md", lambda line: None, sys.executable)
     assert failures == []

@@ -124,6 +124,7 @@ with pytracer.Tracer(device="cpu") as tracer:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_models_have_their_own_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,7 +165,7 @@ def test_an_interrupted_forward_keeps_nothing() -> None:
     assert watched() is None
 
 
-@pytest.mark.parametrize("phases", ["auto", "none"])
+@pytest.mark.parametrize("phases", ["auto", pytest.param("none", marks=pytest.mark.long)])
 def test_what_a_tracer_registers_can_be_compiled(tmp_path: Path, phases: str) -> None:
     # GIVEN a module that sets a buffer in its forward, and an optimizer, while a tracer records
     # WHEN torch compiles them, THEN the module is one graph (in a process of its own, because torch

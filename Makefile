@@ -76,7 +76,7 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 	rm -f $(COMPARED)
 	for name in $(ACCELERATORS); do \
 		.venv-$$name/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl && \
-		SIMULATOR_RUNS=3 SIMULATOR_REQUESTS=160000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
+		LONG_TESTS=1 SIMULATOR_RUNS=3 SIMULATOR_REQUESTS=160000 SIMULATOR_SEED=1000 SIMULATOR_RESULTS=$(COMPARED) \
 			tests/devices/simulate $${name%%-*} .venv-$$name/bin/python .venv-$$name/bin/pytest \
 			--device=$${name%%-*} --maxfail=3 tests/accelerator/test_simulator.py || exit 1; \
 	done

@@ -41,7 +41,10 @@ def test_before_the_device_is_initialised(
     assert done.stdout.splitlines() == expected
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize(
+    "variable",
+    [VARIABLES[0], *(pytest.param(name, marks=pytest.mark.long) for name in VARIABLES[1:])],
+)
 def test_a_new_process_has_the_settings(
     variable: str, backend: str, device: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -54,6 +54,12 @@ SETTINGS = [
     "large_segment_size_mb:64",
     "expandable_segments:True,large_segment_size_mb:64",
 ]
+IN_LONG = [
+    *("max_split_size_mb:32", "garbage_collection_threshold:0.6", "roundup_power2_divisions:4"),
+    *("expandable_segments:True", "expandable_segments:True,max_split_size_mb:64"),
+    "large_segment_size_mb:64",
+]
+"""Settings that others of the list include."""
 
 pytestmark = pytest.mark.skipif(not simulated.active(), reason="needs a device of its own")
 
@@ -138,7 +144,10 @@ def simulate(requests: dict[str, Any], rules: dict[str, Any], limits: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(one, marks=pytest.mark.long if one in IN_LONG else ()) for one in SETTINGS],
+)
 @pytest.mark.parametrize("run", range(RUNS))
 def test_each_request(
     tmp_path: Path, backend: str, counts: Counter[str], settings: str, run: int

@@ -14,6 +14,7 @@ from amount import LONG
 EACH_VERSION, EACH_BACKEND, ONCE = "each version", "each backend", "once"
 EACH_VERSION_IN_LONG = EACH_VERSION if LONG else EACH_BACKEND
 EACH_BACKEND_IN_LONG = EACH_BACKEND if LONG else ONCE
+EACH_VERSION_OR_ONCE = EACH_VERSION if LONG else ONCE
 
 FIRST_VERSIONS = {"cuda": "2.12.1", "npu": "2.13.0"}
 """The version of torch, by backend, on which the tests of each backend run."""
@@ -27,7 +28,7 @@ WHERE = {
         ONCE,
         "a session, which loses its history on the NPU",
     ),
-    "test_attach": (EACH_VERSION, "the hook's binary interface"),
+    "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_block_categories": (ONCE, "rules of the analysis"),
     "test_cuts": (EACH_BACKEND, "the allocator's lock while a snapshot is taken"),
@@ -67,12 +68,16 @@ WHERE = {
     "test_pinned_memory": (EACH_VERSION, "the interface of the allocator of pinned memory"),
     "test_pytest_plugin": (ONCE, "the plugin's own code"),
     "test_ready_hooks": (EACH_VERSION, "the hooks of the wheel"),
+    "test_ready_hooks::test_the_demo_runs_without_a_compiler": (
+        EACH_VERSION_OR_ONCE,
+        "the hooks of the wheel",
+    ),
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_rlhf_example": (ONCE, "an example"),
     "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_settings_of_processes": (
-        EACH_VERSION_IN_LONG,
+        EACH_VERSION_OR_ONCE,
         "the allocator's settings and their parser",
     ),
     "test_settings_of_programs": (EACH_BACKEND_IN_LONG, "the allocator's settings"),

@@ -143,19 +143,19 @@ def _fold_last(lines: list[Line], rows: Sequence[int]) -> None:
 _FOLDED = "and others, which --all shows"
 
 
-def log_lines(answer: Answer) -> list[str]:
+_LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
+
+
+def log_lines(answer: Answer, roles: Sequence[str] = _LOGGED) -> list[str]:
     """Return an answer as lines for a job's log: the verdict, then one line for each role."""
     found = [f"{answer.verdict} ({answer.where})"]
     for role, same in groupby(answer.lines, key=lambda line: line.role):
-        if role in _LOGGED:
+        if role in roles:
             lines = [*same]
             if role == "do":
                 lines = _to_first_command(lines)
-            found.append(f"{role}: {'; '.join(map(one_line, lines))}")
+            found.append(f"{role}: {'; '.join(one_line(line).rstrip('.') for line in lines)}")
     return [printable(line) for line in found]
-
-
-_LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
 
 
 def _to_first_command(lines: Iterable[Line]) -> list[Line]:

@@ -6,9 +6,13 @@ to `pytracer show`.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytracer.log import report_once
 from pytracer.tracing import ranks
+
+if TYPE_CHECKING:
+    from pytracer.analysis.answer import Answer
 
 MOST_BYTES = 16 * 2**20
 """The largest file that is read: about 250,000 events, 1 s and 100 MB of host memory."""
@@ -21,8 +25,8 @@ def report(message: str, kind: str | None = None) -> None:
     report_once("\n".join(name + line for line in message.splitlines()), kind)
 
 
-def explain(path: Path, device: int) -> None:
-    """Log the answer about a file, one line a role. Never raises an exception of its own.
+def explain(path: Path, device: int) -> "Answer | None":
+    """Log the answer about a file, one line a role, and return it. Never raises.
 
     Args:
         path: The snapshot of the out-of-memory.
@@ -30,7 +34,7 @@ def explain(path: Path, device: int) -> None:
     """
     try:
         if path.stat().st_size > MOST_BYTES:
-            return
+            return None
         from pytracer.analysis.answer import log_lines
         from pytracer.analysis.answer_words import answer_of
         from pytracer.analysis.explanation import explain
@@ -38,12 +42,15 @@ def explain(path: Path, device: int) -> None:
         from pytracer.simulator.trials import try_settings
 
         (explanation,) = explain(load(path), device, try_settings)
-        report("\n".join(log_lines(answer_of(explanation))))
+        answer = answer_of(explanation)
+        report("\n".join(log_lines(answer)))
+        return answer
     except FileNotFoundError:
-        return  # `on_snapshot` has moved the file
+        return None  # `on_snapshot` has moved the file
     except Exception as error:
         report(
             f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
             "read it with `pytracer show`",
             "out-of-memory not explained",
         )
+        return None

@@ -22,7 +22,7 @@ from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
 from pytracer.text import END_LINE, brief, printable, size
-from pytracer.tracing import oom_log, process, ranks
+from pytracer.tracing import oom_log, oom_notes, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.generated_code import generated_code
@@ -272,6 +272,7 @@ class SnapshotWriter:
 
     def on_oom(self, event: oom.OutOfMemory, more: Metadata) -> None:
         """Write a snapshot on the thread that ran out of memory; `more`: see `save`."""
+        oom_notes.forget()
         if not self._recording.session.recording or all(
             event.device not in indices for indices in self._recording.indices.values()
         ):
@@ -281,11 +282,12 @@ class SnapshotWriter:
         if not self.save(path, {**more, "oom": asdict(event)}):
             return
         self._latest_oom = path, event.device
+        answer = None
         if not self.files.replaced_oom_snapshots:
             oom_log.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             # After an out-of-memory of the CPU, reading might fail too.
             if event.device >= 0 and event.requested_bytes:
-                oom_log.explain(path, event.device)
+                answer = oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
@@ -294,6 +296,8 @@ class SnapshotWriter:
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
             )
+        if event.device >= 0 and event.requested_bytes:
+            oom_notes.leave(path, answer)
 
     def on_demand(self, when: datetime, more: Metadata) -> None:
         """Write a snapshot on the thread that watches for demands; `more`: see `save`."""

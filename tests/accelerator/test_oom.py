@@ -4,6 +4,7 @@ import gc
 import logging
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from pytracer import ACTIONS
 from pytracer.analysis.report import stats
 from pytracer.backends import devices
 from pytracer.reading import load, reader
-from pytracer.tracing import oom_log
+from pytracer.tracing import oom_log, oom_notes
 
 HUGE = 1 << 50
 MIB = 1 << 20
@@ -98,6 +99,45 @@ def test_the_snapshot_is_written_before_the_exception(
     # AND the recording continues
     assert tracer.stats()["oom_snapshots"] == 1
     assert (tmp_path / "exit").is_dir()
+
+
+def test_the_answer_is_in_the_exception(backend: str, tmp_path: Path) -> None:
+    def failure(raise_it: Callable[[], object]) -> torch.OutOfMemoryError:
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            raise_it()
+        return raised.value
+
+    def ask() -> object:
+        return torch.empty(HUGE, dtype=torch.uint8, device=backend)
+
+    def make() -> object:
+        raise torch.OutOfMemoryError("the program's own: no room")
+
+    with pytracer.Tracer(tmp_path, device=backend, max_oom_snapshots=1):
+        # WHEN memory runs out, THEN the exception has the answer and the file behind torch's text
+        error = failure(ask)
+        (path,) = tmp_path.glob("oom_*/*")
+        verdict, *more = text_behind(error).splitlines()
+        assert verdict.startswith("pytracer: OUT OF MEMORY: ")
+        assert [line.split(":")[0].strip() for line in more] == ["why", "held", "do", "file"]
+        assert more[-1].endswith(f"file: {path}")
+        # AND it survives on its way to another process
+        assert text_behind(pickle.loads(pickle.dumps(error))) == text_behind(error)
+        # AND later exceptions, whose files replace the last, name the file
+        assert text_behind(failure(ask)).splitlines()[-1].startswith("  file: ")
+        # AND an exception of the program's own has nothing, also after torch's was not raised
+        oom_notes.leave(path, None)
+        assert text_behind(failure(make)) == ""
+        oom_notes.forget()
+    # AND one without a tracer has nothing
+    assert text_behind(failure(ask)) == ""
+
+
+def text_behind(error: BaseException) -> str:
+    """Return the notes of an exception; before Python 3.11, the lines behind its first."""
+    if sys.version_info >= (3, 11):
+        return "\n".join(getattr(error, "__notes__", []))
+    return str(error).partition("\n")[2]
 
 
 @pytest.mark.parametrize("is_fragmented", [True, False])
@@ -188,9 +228,11 @@ def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path:
     leaf = torch.ones(1, device=backend, requires_grad=True)
     with pytracer.Tracer(tmp_path, device=backend):
         output = leaf.expand(HUGE)[:1].sum()
-        # WHEN the backward runs, THEN the exception is torch's, and the snapshot exists
-        with pytest.raises(torch.OutOfMemoryError):
+        # WHEN the backward runs, THEN the exception is torch's, with the answer behind its text, and
+        # the snapshot exists
+        with pytest.raises(torch.OutOfMemoryError) as raised:
             output.backward()
+        assert text_behind(raised.value).startswith("pytracer: OUT OF MEMORY: ")
         (path,) = tmp_path.glob("oom_*/*")
     assert pickle.loads(path.read_bytes())["pytracer"]["oom"]["requested_bytes"] >= HUGE
 
@@ -262,7 +304,7 @@ def test_the_log_explains_the_out_of_memory(
     assert why.startswith("why: 1 PiB are more than all free memory")
     assert purposes.startswith("held: ")
     assert re.search(r"^lines: .*3 MiB .*test_oom.py:\d+ test_the_log_explains", lines)
-    assert advice.startswith("do: export PYTRACER_")
+    assert advice.startswith("do: The program must hold less: ")
     # AND the explanation took no device memory, and the exception is torch's
     assert taken[0] == taken[1]
     assert "out of memory" in message

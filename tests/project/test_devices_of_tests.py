@@ -20,7 +20,7 @@ def test_each_module_and_function_of_the_table_exists() -> None:
 def test_where_a_test_runs() -> None:
     assert {place for place, _ in WHERE.values()} == {EACH_VERSION, EACH_BACKEND, ONCE}
     places = [("cuda", "2.12.1"), ("cuda", "2.15.0"), ("npu", "2.13.0"), ("npu", "2.14.0")]
-    assert [runs_here("test_attach", "any", *place) for place in places] == [True] * 4
+    assert [runs_here("test_parity", "any", *place) for place in places] == [True] * 4
     assert [runs_here("test_cuts", "any", *place) for place in places] == [True, False, True, False]
     assert [runs_here("test_leaks", "any", *place) for place in places] == [True] + [False] * 3
     # A function's own line comes before that of its module.

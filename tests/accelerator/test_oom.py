@@ -228,8 +228,8 @@ def test_out_of_memory_in_a_backward(backend: str, device: ModuleType, tmp_path:
     leaf = torch.ones(1, device=backend, requires_grad=True)
     with pytracer.Tracer(tmp_path, device=backend):
         output = leaf.expand(HUGE)[:1].sum()
-        # WHEN the backward runs, THEN the exception is torch's, with the answer behind its text, and
-        # the snapshot exists
+        # WHEN the backward runs, THEN the exception is torch's, with the answer behind its text,
+        # and the snapshot exists
         with pytest.raises(torch.OutOfMemoryError) as raised:
             output.backward()
         assert text_behind(raised.value).startswith("pytracer: OUT OF MEMORY: ")

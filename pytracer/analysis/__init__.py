@@ -16,11 +16,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
     from pytracer.analysis.diff import Difference, compare_snapshots
     from pytracer.analysis.explanation import Explanation, explain
     from pytracer.analysis.groups import Held, who_holds
     from pytracer.analysis.history import ContradictionError, History, Lifetimes, Usage, replay
+    from pytracer.analysis.holders import Site, sites_at
     from pytracer.analysis.leaks import LeakReport, find_leaks
     from pytracer.analysis.pinned_segments import Fragmentation, fragmentation
     from pytracer.analysis.report import DeviceReport, Report, stats
@@ -47,18 +47,17 @@ __all__ = [
     "fragmentation",
     "replay",
     "sites_at",
-    "sites_at_end",
     "stats",
     "who_holds",
 ]
 
 _MODULES = {
-    "call_sites": ("Site", "sites_at", "sites_at_end"),
     "diff": ("Difference", "compare_snapshots"),
     "explanation": ("Explanation", "explain"),
     "pinned_segments": ("Fragmentation", "fragmentation"),
     "groups": ("Held", "who_holds"),
     "history": ("ContradictionError", "History", "Lifetimes", "Usage", "replay"),
+    "holders": ("Site", "sites_at"),
     "leaks": ("LeakReport", "find_leaks"),
     "report": ("DeviceReport", "Report", "stats"),
     "usage": ("UsageSample", "UsageSeries"),

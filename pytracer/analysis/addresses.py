@@ -6,10 +6,11 @@ import numpy as np
 
 from pytracer.analysis.call_sites import call_sites, callers, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.program_files import program_files
 from pytracer.analysis.usage import time_of
 from pytracer.reading.metadata import device_name, step_at
-from pytracer.reading.snapshot import INACTIVE, Frame, Snapshot
+from pytracer.reading.snapshot import Frame, Snapshot
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,16 @@ def blocks_at(snapshot: Snapshot, address: int, device: int | None = None) -> li
 
 
 def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
-    snapshot, history, blocks = data.snapshot, data.known_usage, data.snapshot.blocks
-    if history is None:
-        is_own = snapshot.segments.device[blocks.segment] == data.device
-        is_live = is_own & (blocks.state != INACTIVE)
-        begin, size, stack = blocks.address, blocks.size_bytes, blocks.stack
-        requested, alloc = blocks.requested_bytes, np.full(len(blocks), -1)
-        free = np.full(len(blocks), len(data.trace))
-    else:
-        lives = history.blocks
-        begin, size, stack = lives.address, lives.size_bytes, lives.stack
-        requested, alloc, free = lives.requested_bytes, lives.alloc_event, lives.free_event
-        is_live = np.ones(len(lives), bool)
+    snapshot, history = data.snapshot, data.known_usage
+    lives = blocks_at_end(data) if history is None else history.blocks
+    begin, size, stack = lives.address, lives.size_bytes, lives.stack
     sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
     found = []
-    for row in np.flatnonzero(is_live & (begin <= address) & (address < begin + size)).tolist():
+    for row in np.flatnonzero((begin <= address) & (address < begin + size)).tolist():
         site = frame_at(snapshot.stacks, int(sites[stack[row]]))
         ends = [
-            event if 0 <= event < len(data.trace) else None
-            for event in (int(alloc[row]), int(free[row]))
+            event if 0 <= event < len(data.trace) and history is not None else None
+            for event in (int(lives.alloc_event[row]), int(lives.free_event[row]))
         ]
         times = [None if event is None else time_of(data.trace, event) for event in ends]
         steps = [None if event is None else step_at(data.boundaries, event) for event in ends]
@@ -92,7 +84,7 @@ def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
                 address=int(begin[row]),
                 offset=address - int(begin[row]),
                 size_bytes=int(size[row]),
-                requested_bytes=int(requested[row]),
+                requested_bytes=int(lives.requested_bytes[row]),
                 alloc_event=ends[0],
                 free_event=ends[1],
                 alloc_us=times[0],

@@ -6,6 +6,7 @@ categories of other blocks follow from when they were allocated and freed
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -20,48 +21,40 @@ from pytracer.analysis.stack_places import (
     stack_places,
 )
 from pytracer.reading.metadata import only_phase, read_number, step_boundaries, tensor_uses
-from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, INACTIVE, Column, Snapshot
+from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
 
 UNKNOWN = "unknown"
 WORKSPACE = "workspace"
 """Blocks that torch keeps for cuBLAS. Only a file has this category, not the life of a block."""
 
-_KINDS = (
-    (UNKNOWN, "no_fact"),
-    ("activation", "freed_by_node"),
-    ("temporary", "within_forward"),
-    ("temporary", "within_optimizer"),
-    ("temporary", "within_backward"),
-    ("gradient", "zero_grad"),
-    ("communication", "fsdp_gather"),
-    ("communication", "ddp_bucket"),
-    ("input", "batch"),
-    (UNKNOWN, "from_forward"),
-    ("gradient", "fsdp_reduce"),
-    ("temporary", "autocast_cache"),
-    ("input", "argument"),
-    ("output", "result"),
-    ("gradient", "autograd_grad"),
-    ("activation", "checkpoint_state"),
-)
-(
-    _NO_FACT,
-    _FREED_BY_NODE,
-    _WITHIN_FORWARD,
-    _WITHIN_OPTIMIZER,
-    _WITHIN_BACKWARD,
-    _BY_ZERO_GRAD,
-    _GATHER,
-    _BUCKET,
-    _INPUT,
-    FROM_FORWARD,
-    _REDUCED,
-    _CAST,
-    _ARGUMENT,
-    _RESULT,
-    _RETURNED,
-    _CHECKPOINT_STATE,
-) = range(len(_KINDS))
+
+class Rule(Enum):
+    """The rules by which the life of a block tells its category: the category, and the reason."""
+
+    NO_FACT = UNKNOWN, "no_fact"
+    FREED_BY_NODE = "activation", "freed_by_node"
+    WITHIN_FORWARD = "temporary", "within_forward"
+    WITHIN_OPTIMIZER = "temporary", "within_optimizer"
+    WITHIN_BACKWARD = "temporary", "within_backward"
+    ZERO_GRAD = "gradient", "zero_grad"
+    GATHER = "communication", "fsdp_gather"
+    BUCKET = "communication", "ddp_bucket"
+    BATCH = "input", "batch"
+    FROM_FORWARD = UNKNOWN, "from_forward"
+    REDUCED = "gradient", "fsdp_reduce"
+    AUTOCAST = "temporary", "autocast_cache"
+    ARGUMENT = "input", "argument"
+    RESULT = "output", "result"
+    RETURNED = "gradient", "autograd_grad"
+    CHECKPOINT_STATE = "activation", "checkpoint_state"
+
+    @property
+    def number(self) -> int:
+        """Return the rule's index in `BlockCategories.kinds`."""
+        return _NUMBERS[self]
+
+
+_NUMBERS = {rule: number for number, rule in enumerate(Rule)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +83,7 @@ class BlockCategories:
 def block_categories(snapshot: Snapshot, device: int, history: History) -> BlockCategories:
     """Return what each block of a device's history was for."""
     lives, blocks, strings = history.blocks, snapshot.blocks, snapshot.strings
-    kind, kinds = np.full(len(lives), _NO_FACT), list(_KINDS)
+    kind, kinds = np.full(len(lives), Rule.NO_FACT.number), [rule.value for rule in Rule]
     if _shows_lives(snapshot):
         kind = _kinds_by_life(snapshot, device, lives)
     row = rows_at_end(snapshot, device, lives)
@@ -100,31 +93,44 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
         blocks.category[row] * np.int64(len(strings)) + blocks.category_rule[row],
         return_inverse=True,
     )
-    for category, rule in (divmod(pair, len(strings)) for pair in in_file.tolist()):
-        kinds.append((strings[category], strings[rule]))
+    pairs = (divmod(pair, len(strings)) for pair in in_file.tolist())
+    of_file = [(strings[category], strings[rule]) for category, rule in pairs]
     # An owner decides. Why there is none is kept where the block's life does not decide either.
-    categories = [category for category, _ in kinds[len(_KINDS) :]]
-    has_owner = np.array([name not in ("", UNKNOWN) for name in categories], bool)[which]
-    has_reason = np.array([name != "" for name in categories], bool)[which]
-    decides = has_owner | (has_reason & (kind[found] == _NO_FACT))
-    kind[found[decides]] = len(_KINDS) + which[decides]
+    has_owner = np.array([name not in ("", UNKNOWN) for name, _ in of_file], bool)[which]
+    has_reason = np.array([name != "" for name, _ in of_file], bool)[which]
+    decides = has_owner | (has_reason & (kind[found] == Rule.NO_FACT.number))
+    kind[found[decides]] = len(kinds) + which[decides]
     owner = np.zeros(len(lives), np.int64)
     owner[found] = blocks.owner[row]
-    result = BlockCategories(kind, tuple(kinds), owner)
+    result = BlockCategories(kind, (*kinds, *of_file), owner)
     return _by_call_site(snapshot, device, lives, result)
 
 
 def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     """Return for each block its row in the snapshot's blocks; -1 if it was freed before the end."""
-    blocks = snapshot.blocks
-    active = np.flatnonzero(
-        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
-    )
-    row = np.full(len(lives), -1)
-    exists = lives.free_event == len(snapshot.traces[device])
-    by_address = active[np.argsort(blocks.address[active], kind="stable")]
-    row[exists] = by_address[np.searchsorted(blocks.address[by_address], lives.address[exists])]
+    address, row = snapshot.blocks.address, np.full(len(lives), -1)
+    rows = snapshot.blocks_in_use(device)
+    if len(rows):
+        exists = np.flatnonzero(lives.free_event == len(snapshot.traces[device]))
+        rows = rows[np.argsort(address[rows], kind="stable")]
+        place = np.searchsorted(address[rows], lives.address[exists])
+        found = rows[np.minimum(place, len(rows) - 1)]
+        row[exists] = np.where(address[found] == lives.address[exists], found, -1)
     return row
+
+
+def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
+    """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
+    row = rows_at_end(snapshot, device, lives)[chosen]
+    category = snapshot.blocks.category[row[row >= 0]]
+    owned = [
+        key
+        for key in np.unique(category).tolist()
+        if snapshot.strings[key] not in ("", UNKNOWN, WORKSPACE)
+    ]
+    is_owned = np.zeros(len(row), bool)
+    is_owned[row >= 0] = np.isin(category, owned)
+    return is_owned
 
 
 def _shows_lives(snapshot: Snapshot) -> bool:
@@ -161,41 +167,35 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         _used_blocks(snapshot, device, lives, role)
         for role in ("argument", "result", "autograd_grad")
     )
-    return np.select(
-        [
-            is_known & places.gathers[alloc_stack],
-            is_known & places.makes_buckets[alloc_stack],
-            is_known & places.makes_inputs[alloc_stack],
+    # The first rule that holds decides.
+    rules: list[tuple[Rule, Column]] = [
+        (Rule.GATHER, is_known & places.gathers[alloc_stack]),
+        (Rule.BUCKET, is_known & places.makes_buckets[alloc_stack]),
+        (Rule.BATCH, is_known & places.makes_inputs[alloc_stack]),
+        (
+            Rule.ZERO_GRAD,
             is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
-            by_engine & is_freed & places.reduces[free_stack],
+        ),
+        (Rule.REDUCED, by_engine & is_freed & places.reduces[free_stack]),
+        (
+            Rule.AUTOCAST,
             is_known & is_freed & places.leaves_autocast[free_stack] & (place != OPTIMIZER),
-            (by_forward & freed_by_engine) | is_kept,
-            is_within & (place == BACKWARD) & in_backward,
-            is_within & (place != BACKWARD) & is_known,
+        ),
+        (Rule.FREED_BY_NODE, (by_forward & freed_by_engine) | is_kept),
+        (Rule.WITHIN_BACKWARD, is_within & (place == BACKWARD) & in_backward),
+        (Rule.WITHIN_OPTIMIZER, is_within & (place == OPTIMIZER) & is_known),
+        (Rule.WITHIN_FORWARD, is_within & (place == MODULE) & is_known),
+        (
+            Rule.ARGUMENT,
             is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0),
-            is_result & is_known & (place == MODULE),
-            is_returned & by_engine,
-            is_known & places.keeps_random_state[alloc_stack],
-            is_known & (place == MODULE),
-        ],
-        [
-            _GATHER,
-            _BUCKET,
-            _INPUT,
-            _BY_ZERO_GRAD,
-            _REDUCED,
-            _CAST,
-            _FREED_BY_NODE,
-            _WITHIN_BACKWARD,
-            np.where(place == OPTIMIZER, _WITHIN_OPTIMIZER, _WITHIN_FORWARD),
-            _ARGUMENT,
-            _RESULT,
-            _RETURNED,
-            _CHECKPOINT_STATE,
-            FROM_FORWARD,
-        ],
-        _NO_FACT,
-    )
+        ),
+        (Rule.RESULT, is_result & is_known & (place == MODULE)),
+        (Rule.RETURNED, is_returned & by_engine),
+        (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
+        (Rule.FROM_FORWARD, is_known & (place == MODULE)),
+    ]
+    numbers = [rule.number for rule, _ in rules]
+    return np.select([holds for _, holds in rules], numbers, Rule.NO_FACT.number)
 
 
 def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -> Column:
@@ -257,7 +257,9 @@ def _by_call_site(
         return found
     names, category = found.categories()
     # Autograd may keep an argument or a result, and alone: the free will show it.
-    is_open = (category == names.index(UNKNOWN)) | np.isin(found.kind, (_ARGUMENT, _RESULT))
+    is_open = (category == names.index(UNKNOWN)) | np.isin(
+        found.kind, (Rule.ARGUMENT.number, Rule.RESULT.number)
+    )
     is_open &= lives.free_requested_event >= end
     is_open &= (lives.alloc_event >= steps[-1][1]) & (lives.stack != 0)
     uses = np.zeros(len(snapshot.stacks), bool)
@@ -272,7 +274,7 @@ def _by_call_site(
     kind = found.kind.copy()
     for decisive, is_of_kind in (
         ("activation", category[rows] == names.index("activation")),
-        ("temporary", kind[rows] == _CAST),
+        ("temporary", kind[rows] == Rule.AUTOCAST.number),
     ):
         has_peer = np.logical_or.reduceat(is_peer, begins)
         is_sure = has_peer & np.logical_and.reduceat(is_of_kind | ~is_peer, begins)

@@ -1,19 +1,13 @@
-"""The lines of the program that held memory at an entry of a history.
-
-A block counts from its allocation until its memory can serve another one (`free_completed`), as in
-memory_viz's timeline: the bytes of all call sites add up to the entry's `active_bytes`.
-"""
+"""The call site of each stack: the line of the program that made an allocation, and its callers."""
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.history import History
 from pytracer.analysis.program_files import ProgramFiles, program_files
-from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column, Frame, Snapshot, Stacks
+from pytracer.reading.snapshot import Column, Frame, Stacks
 
 # Files of C and C++ frames, as torch's recorder names them: an unknown file, a source file, a
 # library, the interpreter's executable. The names of C++ functions are recognised as well.
@@ -42,30 +36,6 @@ _ENGINE = re.compile("_engine_run_backward")
 
 UNKNOWN = -1
 """The call site of an empty stack."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """The active blocks that one line of the program allocated.
-
-    Attributes:
-        call_site: The program's line (docs/reference/report.md has the rule); None for blocks whose
-            stack is not in the snapshot (older than the trace, or recorded without stacks).
-        size_bytes: The bytes that the allocator gave the blocks.
-        requested_bytes: The bytes that the program requested.
-        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
-            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
-        count: The number of blocks.
-        frames: The complete stack, innermost frame first. If several stacks have this call site,
-            the stack that holds most bytes.
-    """
-
-    call_site: Frame | None
-    size_bytes: int
-    requested_bytes: int
-    pending_bytes: int
-    count: int
-    frames: tuple[Frame, ...]
 
 
 def call_sites(stacks: Stacks) -> Column:
@@ -198,94 +168,3 @@ def callers_of(stacks: Stacks, stack: int, site: int) -> list[int]:
     source = int(stacks.forward[stack]) if is_backward else stack
     inside: list[int] = stacks.frame[stacks.offsets[source] : stacks.offsets[source + 1]].tolist()
     return inside[inside.index(frame) + 1 :] if frame in inside else []
-
-
-def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
-    """Return the sum of the values of each group, 0 to `groups - 1`: int64, exact."""
-    result = np.zeros(groups, np.int64)
-    np.add.at(result, group, values)
-    return result
-
-
-def sum_by_key(keys: Column, *columns: Column | int) -> tuple[Column, list[Column]]:
-    """Return the distinct keys, sorted, and for each column the sums of its values by key."""
-    distinct, group = np.unique(keys, return_inverse=True)
-    return distinct, [sum_by_group(group, values, len(distinct)) for values in columns]
-
-
-def active_at(history: History, entry: int) -> Column:
-    """Return for each block whether it is active at an entry of `history.usage`: bool."""
-    blocks = history.blocks
-    is_active: Column = (blocks.alloc_event < entry) & (blocks.free_event >= entry)
-    return is_active
-
-
-def sites_at(
-    history: History, snapshot: Snapshot, entry: int, top: int | None = None
-) -> list[Site]:
-    """Return the lines of the program that hold memory at an entry of the history.
-
-    Args:
-        history: The history of one of the snapshot's devices, as returned by `replay`.
-        snapshot: The snapshot.
-        entry: An entry of `history.usage`: 0 is before the first event, `i + 1` after event i.
-        top: The largest number of sites to return; None for all, which add up to the entry's
-            `active_bytes`.
-
-    Returns:
-        The sites, the largest first.
-    """
-    blocks, alive = history.blocks, np.flatnonzero(active_at(history, entry))
-    return _sites(
-        snapshot,
-        blocks.stack[alive],
-        blocks.size_bytes[alive],
-        blocks.requested_bytes[alive],
-        blocks.free_requested_event[alive] < entry,
-        top,
-    )
-
-
-def sites_at_end(snapshot: Snapshot, device: int, top: int | None = None) -> list[Site]:
-    """Return the sites as `sites_at`, at the end, from the snapshot's blocks without the trace."""
-    blocks = snapshot.blocks
-    active = np.flatnonzero(
-        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == device)
-    )
-    return _sites(
-        snapshot,
-        blocks.stack[active],
-        blocks.size_bytes[active],
-        blocks.requested_bytes[active],
-        blocks.state[active] == PENDING_FREE,
-        top,
-    )
-
-
-def _sites(
-    snapshot: Snapshot,
-    stack: Column,
-    size_bytes: Column,
-    requested_bytes: Column,
-    is_pending: Column,
-    top: int | None,
-) -> list[Site]:
-    # By stack first, because there are far fewer stacks than blocks.
-    present, by_stack = sum_by_key(stack, size_bytes, requested_bytes, size_bytes * is_pending, 1)
-    site_of_stack = call_sites(snapshot.stacks)[present]
-    site, (total, requested, pending, count) = sum_by_key(site_of_stack, *by_stack)
-    # Sorted by site, and within a site by size: the first of each site is its heaviest stack.
-    order = np.lexsort((-by_stack[0], site_of_stack))
-    heaviest = present[order[np.searchsorted(site_of_stack[order], site)]]
-    largest = np.argsort(-total, kind="stable")[:top]
-    return [
-        Site(
-            call_site=frame_at(snapshot.stacks, int(site[i])),
-            size_bytes=int(total[i]),
-            requested_bytes=int(requested[i]),
-            pending_bytes=int(pending[i]),
-            count=int(count[i]),
-            frames=snapshot.stacks.frames(int(heaviest[i])),
-        )
-        for i in largest
-    ]

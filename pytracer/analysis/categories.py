@@ -1,14 +1,11 @@
-"""What memory was for, by category: parameters, gradients, activations and others."""
+"""What memory was for at one moment: by category, and by module of a model."""
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from pytracer.analysis.block_categories import FROM_FORWARD, UNKNOWN, WORKSPACE, rows_at_end
-from pytracer.analysis.call_sites import active_at, sum_by_key
+from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.history import Lifetimes
-from pytracer.reading.snapshot import INACTIVE, Column, Snapshot
+from pytracer.analysis.held_memory import held_memory
+from pytracer.reading.metadata import module_phases
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,40 @@ class Categories:
     at_peak: list[CategoryUsage] | None
 
 
+@dataclass(frozen=True)
+class ModuleUsage:
+    """The active blocks of one module at one moment.
+
+    Attributes:
+        module: The path of the module, as in "layers.3.attn.q_proj"; None for blocks whose module
+            is unknown, or that no module allocated. "backward of PATH" has what the backward pass
+            allocated for the module's forward calls. "backward near PATH" has the same where the
+            forward call is that of a neighbouring autograd node.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        count: The number of blocks.
+    """
+
+    module: str | None
+    size_bytes: int
+    requested_bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Which modules a device's memory belonged to. A moment's bytes add up to its `active_bytes`.
+
+    Attributes:
+        at_end: The modules when the file was written, the largest first. In the file of an
+            out-of-memory, this is the moment of the out-of-memory.
+        at_peak: The modules at `DeviceReport.peak_allocated`; None without a history.
+    """
+
+    at_end: list[ModuleUsage]
+    at_peak: list[ModuleUsage] | None
+
+
 def categories(data: DeviceData, peak: int | None) -> Categories | None:
     """Return what the memory of a device was for; None if the file does not have the owners.
 
@@ -91,94 +122,49 @@ def categories_at(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
         data: The device; its file has the owners of blocks.
         entry: An entry of `history.usage`; None: the end.
     """
-    history, found = data.history, data.block_categories
-    if history is None or found is None:
-        return _at_end(data)
-    entry = len(data.trace) if entry is None else entry
-    alive = np.flatnonzero(active_at(history, entry))
-    names, category = found.categories()
-    return _usages(
-        data.snapshot,
-        names,
-        category[alive],
-        found.kind[alive] == FROM_FORWARD,
-        found.owner[alive],
-        history.blocks.size_bytes[alive],
-        history.blocks.requested_bytes[alive],
-    )
-
-
-def _at_end(data: DeviceData) -> list[CategoryUsage]:
-    """Return the categories at the end from the snapshot's blocks alone, without the trace."""
-    snapshot, blocks = data.snapshot, data.snapshot.blocks
-    active = np.flatnonzero(
-        (blocks.state != INACTIVE) & (snapshot.segments.device[blocks.segment] == data.device)
-    )
-    keys, category = np.unique(blocks.category[active], return_inverse=True)
-    names = tuple(snapshot.strings[key] or UNKNOWN for key in keys.tolist())
-    return _usages(
-        snapshot,
-        names,
-        category,
-        np.zeros(len(active), bool),
-        blocks.owner[active].astype(np.int64),
-        blocks.size_bytes[active],
-        blocks.requested_bytes[active],
-    )
-
-
-def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
-    """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
-    row = rows_at_end(snapshot, device, lives)[chosen]
-    exists = row >= 0
-    category = snapshot.blocks.category[row[exists]]
-    owned = [
-        key
-        for key in np.unique(category).tolist()
-        if snapshot.strings[key] not in ("", UNKNOWN, WORKSPACE)
+    held = held_memory(data, entry)
+    owners: dict[str, list[Owner]] = {}
+    for found in held.group("category", "owner"):
+        category, owner = found.key
+        of_category = owners.setdefault(category, [])
+        if owner is not None:
+            of_category.append(Owner(owner, found.size_bytes, found.requested_bytes, found.count))
+    return [
+        CategoryUsage(
+            category=category,
+            size_bytes=found.size_bytes,
+            requested_bytes=found.requested_bytes,
+            count=found.count,
+            forward_bytes=held.forward_bytes if category == UNKNOWN else 0,
+            owners=sorted(owners[category], key=lambda owner: (-owner.size_bytes, owner.name)),
+        )
+        for found in held.group("category")
+        for category in found.key
     ]
-    is_owned = np.zeros(len(row), bool)
-    is_owned[exists] = np.isin(category, owned)
-    return is_owned
 
 
-def _usages(
-    snapshot: Snapshot,
-    names: tuple[str, ...],
-    category: Column,
-    is_from_forward: Column,
-    owner: Column,
-    size_bytes: Column,
-    requested_bytes: Column,
-) -> list[CategoryUsage]:
-    """Return the usage of blocks by category.
+def modules(data: DeviceData, peak: int | None) -> Modules | None:
+    """Return which modules a device's memory belonged to; None if no module was a phase.
 
     Args:
-        snapshot: The snapshot.
-        names: Names of categories; several may be "unknown".
-        category, is_from_forward, owner, size_bytes, requested_bytes: For each block an index in
-            `names`, whether it is unknown and of the forward pass, the owner as an index in the
-            snapshot's `strings`, and its sizes.
+        data: The device.
+        peak: The entry of the peak in `history.usage`; None without a history.
     """
-    first = np.array([names.index(name) for name in names], np.int64)
-    category = first[category]
-    found = []
-    for key in np.unique(category).tolist():
-        chosen = category == key
-        texts, sums = sum_by_key(owner[chosen], size_bytes[chosen], requested_bytes[chosen], 1)
-        owners = [
-            Owner(snapshot.strings[text], *total)
-            for text, *total in zip(texts.tolist(), *(c.tolist() for c in sums), strict=True)
-            if text
-        ]
-        found.append(
-            CategoryUsage(
-                category=names[key],
-                size_bytes=int(size_bytes[chosen].sum()),
-                requested_bytes=int(requested_bytes[chosen].sum()),
-                count=int(np.count_nonzero(chosen)),
-                forward_bytes=int(size_bytes[chosen & is_from_forward].sum()),
-                owners=sorted(owners, key=lambda owner: (-owner.size_bytes, owner.name)),
-            )
-        )
-    return sorted(found, key=lambda usage: -usage.size_bytes)
+    models, paths, _ = module_phases(data.snapshot.metadata)
+    if not models and not paths:
+        return None
+    at_peak = None if data.history is None or peak is None else modules_at(data, peak)
+    return Modules(modules_at(data, None), at_peak)
+
+
+def modules_at(data: DeviceData, entry: int | None) -> list[ModuleUsage]:
+    """Return which modules the memory belonged to at one moment, the largest first.
+
+    Args:
+        data: The device.
+        entry: An entry of `history.usage`; None: the end.
+    """
+    return [
+        ModuleUsage(found.key[0], found.size_bytes, found.requested_bytes, found.count)
+        for found in held_memory(data, entry).group("module")
+    ]

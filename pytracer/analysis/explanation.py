@@ -22,12 +22,11 @@ from pytracer.analysis.advice import (
     advise_at_peak,
 )
 from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
-from pytracer.analysis.call_sites import sites_at_end
-from pytracer.analysis.categories import CategoryUsage, categories_at
+from pytracer.analysis.categories import CategoryUsage, categories_at, modules_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.holders import Holder, holders, holders_at
+from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.holders import Holder, holders_of
 from pytracer.analysis.memory_limits import limit_bytes_of
-from pytracer.analysis.modules import modules_at
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
@@ -277,14 +276,8 @@ def leaks_of(data: DeviceData) -> "DeviceLeaks | None":
 
 def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
     """Return the moment, the active bytes, and who held them at an entry of the history."""
-    snapshot, device = data.snapshot, data.device
-    history = data.history if entry is None else data.known_usage
-    if history is None or entry is None:
-        active = final_sample(snapshot, device, data.boundaries).active_bytes
-        sites = sites_at_end(snapshot, device, TOP)
-        return "end", active, holders(snapshot.stacks, sites, active, {})
-    active = int(history.usage.active_bytes[entry])
-    return moment, active, holders_at(history, snapshot, entry, data.boundaries, TOP)
+    held = held_memory(data, entry)
+    return "end" if entry is None else moment, held.active_bytes, holders_of(held, TOP)
 
 
 def _categories(data: DeviceData, entry: int | None) -> list[CategoryUsage]:

@@ -7,29 +7,17 @@ for held in who_holds(load("snapshot.pickle"), at="peak", by="caller"):
     print(held.name, held.groups[:3])
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from pytracer.analysis.block_categories import rows_at_end
-from pytracer.analysis.call_sites import (
-    UNKNOWN,
-    active_at,
-    call_sites,
-    callers_of,
-    frame_at,
-    is_programs,
-    sum_by_key,
-)
-from pytracer.analysis.categories import categories_at
+from pytracer.analysis.call_sites import UNKNOWN, call_sites, callers_of, frame_at, is_programs
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.modules import modules_at
+from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.moments import Moment, moment_of
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import device_name, step_at
-from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot, Stacks
+from pytracer.reading.metadata import device_name
+from pytracer.reading.snapshot import Frame, Snapshot, Stacks
 
 KEYS = (
     *("line", "caller", "stack", "category", "owner", "module"),
@@ -158,137 +146,48 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
     Raises:
         PytracerError: The file lacks what the key needs: the trace, or the owners of blocks.
     """
-    if by in ("category", "owner"):
-        return sorted(_by_category(data, moment, by), key=lambda group: -group.size_bytes)
-    if by == "module":
-        return [
-            _group((usage.size_bytes, usage.requested_bytes, usage.count), module=usage.module)
-            for usage in modules_at(data, moment.entry)
-        ]
-    if by in ("stream", "pool"):
-        return sorted(_by_place(data, moment, by), key=lambda group: -group.size_bytes)
-    stack, size, requested, alloc, phase = _blocks(data, moment, by)
-    stacks = data.snapshot.stacks
+    path, held = data.snapshot.path, held_memory(data, moment.entry)
+    if by in ("category", "owner") and not data.snapshot.blocks.category.any():
+        raise PytracerError(f"{path} has no owners of blocks, so no {by}")
+    if by in ("phase", "step", "age") and held.entry is None:
+        raise PytracerError(f"{path} has only the state at the end, without {by}s")
     if by in ("line", "caller", "stack"):
-        present, sums = sum_by_key(stack, size, requested, 1)
-        frames_of = _frames_of(stacks, by, depth)
-        merged: dict[tuple[int, ...], list[int]] = {}
-        for row, which in enumerate(present.tolist()):
-            total = merged.setdefault(frames_of(which), [0, 0, 0])
-            for i, column in enumerate(sums):
-                total[i] += int(column[row])
-        found = [_group(total, frames=_frames(stacks, key)) for key, total in merged.items()]
-    elif by == "phase":
-        known = np.where(alloc < 0, -1, phase.astype(np.int64))
-        present, sums = sum_by_key(known, size, requested, 1)
-        found = [
-            _group(total, phase=None if key < 0 else data.snapshot.strings[key])
-            for key, *total in zip(present.tolist(), *(c.tolist() for c in sums), strict=True)
-        ]
-    else:
-        found = _by_step(data, moment, by, alloc, [size, requested])
-    return sorted(found, key=lambda group: -group.size_bytes)
+        return _by_frames(held, by, depth)
+    if by == "owner":
+        return _by_owner(held)
+    return [_group(found, **{by: found.key[0]}) for found in held.group(by)]
 
 
-def _group(total: Sequence[int], **key: Any) -> Group:
-    size_bytes, requested_bytes, count = total
-    return Group(size_bytes, requested_bytes, count, **key)
+def _group(found: Sum, **key: Any) -> Group:
+    return Group(found.size_bytes, found.requested_bytes, found.count, **key)
 
 
-def _by_category(data: DeviceData, moment: Moment, by: str) -> Iterator[Group]:
-    snapshot = data.snapshot
-    if not snapshot.blocks.category.any():
-        raise PytracerError(f"{snapshot.path} has no owners of blocks, so no {by}")
-    for usage in categories_at(data, moment.entry):
-        total = [usage.size_bytes, usage.requested_bytes, usage.count]
-        if by == "owner":
-            for owner in usage.owners:
-                yield _group(
-                    (owner.size_bytes, owner.requested_bytes, owner.count),
-                    category=usage.category,
-                    owner=owner.name,
-                )
-                total[0] -= owner.size_bytes
-                total[1] -= owner.requested_bytes
-                total[2] -= owner.count
-        if total[2]:
-            yield _group(total, category=usage.category)
+def _by_owner(held: HeldMemory) -> list[Group]:
+    """Return the groups of owners; of equal bytes in the order of categories and names."""
+    order = [found.key for found in held.group("category")]
+    groups = [
+        _group(found, category=found.key[0], owner=found.key[1])
+        for found in held.group("category", "owner")
+    ]
+
+    def place(group: Group) -> tuple[int, int, bool, str]:
+        owner = group.owner
+        return -group.size_bytes, order.index((group.category,)), owner is None, owner or ""
+
+    return sorted(groups, key=place)
 
 
-def _by_place(data: DeviceData, moment: Moment, by: str) -> Iterator[Group]:
-    """Yield the groups of streams, or of memory pools."""
-    snapshot, blocks, segments = data.snapshot, data.snapshot.blocks, data.snapshot.segments
-    history = data.history if moment.entry is None else data.known_usage
-    if history is None:
-        is_own = segments.device[blocks.segment] == data.device
-        rows = np.flatnonzero(is_own & (blocks.state != INACTIVE))
-        key = getattr(segments, by)[blocks.segment[rows]].astype(np.int64)
-        sizes = blocks.size_bytes[rows], blocks.requested_bytes[rows]
-    else:
-        lives = history.blocks
-        entry = len(data.trace) if moment.entry is None else moment.entry
-        alive = np.flatnonzero(active_at(history, entry))
-        # The allocation of an older block is not in the trace, but its segment may be in the file.
-        row = rows_at_end(snapshot, data.device, lives)[alive]
-        key = getattr(lives, by)[alive].astype(np.int64)
-        if by == "pool":
-            key[lives.alloc_event[alive] < 0] = -1
-        if len(blocks):
-            key = np.where(row < 0, key, getattr(segments, by)[blocks.segment[row]])
-        sizes = lives.size_bytes[alive], lives.requested_bytes[alive]
-    present, sums = sum_by_key(key, *sizes, 1)
-    for place, *total in zip(present.tolist(), *(column.tolist() for column in sums), strict=True):
-        if by == "stream":
-            yield _group(total, stream=place)
-        else:
-            yield _group(total, pool=None if place < 0 else tuple(snapshot.pools[place].tolist()))
-
-
-def _by_step(
-    data: DeviceData, moment: Moment, by: str, alloc: Column, sizes: list[Column]
-) -> list[Group]:
-    now = None if moment.event is None else step_at(data.boundaries, moment.event)
-    begins = np.array([first for _, first in data.boundaries], np.int64)
-    steps = np.array([-1, *(step for step, _ in data.boundaries)], np.int64)
-    present, sums = sum_by_key(steps[np.searchsorted(begins, alloc, "right")], *sizes, 1)
-    found = []
-    for number, *total in zip(present.tolist(), *(c.tolist() for c in sums), strict=True):
-        step = None if number < 0 else number
-        age = None if step is None or now is None else now - step
-        found.append(
-            _group(total, step=step if by == "step" else None, age=age if by == "age" else None)
-        )
-    return found
-
-
-def _blocks(data: DeviceData, moment: Moment, by: str) -> tuple[Column, ...]:
-    """Return stack, size, requested bytes, alloc event and phase of the active blocks."""
-    snapshot, entry = data.snapshot, moment.entry
-    history = data.history if entry is None else data.known_usage
-    if entry is None and history is not None:
-        entry = len(data.trace)
-    if history is None or entry is None:
-        if by in ("phase", "step", "age"):
-            raise PytracerError(f"{snapshot.path} has only the state at the end, without {by}s")
-        blocks = snapshot.blocks
-        is_own = snapshot.segments.device[blocks.segment] == data.device
-        active = np.flatnonzero(is_own & (blocks.state != INACTIVE))
-        unknown = np.full(len(active), -1)
-        return (
-            blocks.stack[active],
-            blocks.size_bytes[active],
-            blocks.requested_bytes[active],
-            unknown,
-            unknown,
-        )
-    lives, alive = history.blocks, np.flatnonzero(active_at(history, entry))
-    return (
-        lives.stack[alive],
-        lives.size_bytes[alive],
-        lives.requested_bytes[alive],
-        lives.alloc_event[alive],
-        lives.user_metadata[alive],
-    )
+def _by_frames(held: HeldMemory, by: str, depth: int) -> list[Group]:
+    """Return the groups of stacks that have the same frames, as far as `by` and `depth` tell."""
+    frames_of = _frames_of(held.stacks, by, depth)
+    parts: dict[tuple[int, ...], list[Sum]] = {}
+    for found in sorted(held.group("stack"), key=lambda found: found.key):
+        parts.setdefault(frames_of(*found.key), []).append(found)
+    groups = [
+        _group(total_of(key, found), frames=_frames(held.stacks, key))
+        for key, found in parts.items()
+    ]
+    return sorted(groups, key=lambda group: -group.size_bytes)
 
 
 def _frames_of(stacks: Stacks, by: str, depth: int) -> Callable[[int], tuple[int, ...]]:

@@ -21,7 +21,6 @@ from pytracer.analysis.allocator_rules import SMALL_BYTES, allocator_rules
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
 from pytracer.reading.snapshot import (
-    INACTIVE,
     PENDING_FREE,
     Column,
     Snapshot,
@@ -106,6 +105,11 @@ class Lifetimes:
     def __len__(self) -> int:
         """Return the number of blocks."""
         return len(self.address)
+
+    def are_active_at(self, entry: int) -> Column:
+        """Return for each block whether it is active at an entry of the usage: bool."""
+        found: Column = (self.alloc_event < entry) & (self.free_event >= entry)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +199,7 @@ def replay(snapshot: Snapshot, device: int = 0) -> History:
         )
     trace = snapshot.traces[device]
     segments = np.flatnonzero(snapshot.segments.device == device)
-    active = snapshot.blocks.state != INACTIVE
-    blocks = np.flatnonzero(active & (snapshot.segments.device[snapshot.blocks.segment] == device))
+    blocks = snapshot.blocks_in_use(device)
     state = {
         "segment_address": snapshot.segments.address[segments],
         "segment_size": snapshot.segments.size_bytes[segments],

@@ -2,15 +2,37 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from pytracer.analysis.call_sites import Site, active_at, call_sites, callers, frame_at, sites_at
-from pytracer.analysis.history import History
+from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.program_files import program_files
-from pytracer.reading.metadata import Boundaries, step_at
-from pytracer.reading.snapshot import Frame, Snapshot, Stacks
+from pytracer.reading.snapshot import Frame, Stacks
 
 MOST_CALLERS = 2
+
+
+@dataclass(frozen=True)
+class Site:
+    """The active blocks that one line of the program allocated.
+
+    Attributes:
+        call_site: The program's line (docs/reference/report.md has the rule); None for blocks whose
+            stack is not in the snapshot (older than the trace, or recorded without stacks).
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
+            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
+        count: The number of blocks.
+        frames: The complete stack, innermost frame first. If several stacks have this call site,
+            the stack that holds most bytes.
+    """
+
+    call_site: Frame | None
+    size_bytes: int
+    requested_bytes: int
+    pending_bytes: int
+    count: int
+    frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True)
@@ -34,24 +56,32 @@ class Holder:
     newest_age: int | None
 
 
-def holders(
-    stacks: Stacks,
-    sites: list[Site],
-    active_bytes: int,
-    ages: dict[Frame | None, tuple[int | None, int | None]],
-) -> list[Holder]:
-    """Return the holders of a moment from its sites.
+def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> list[Site]:
+    """Return the lines of the program that hold memory at one moment, the largest first.
 
     Args:
-        stacks: The snapshot's stacks.
-        sites: The sites.
-        active_bytes: The active bytes of the moment.
-        ages: The oldest and the newest age of each call site; see `ages_at`.
+        data: The device.
+        entry: An entry of `data.known_usage`; None: the end, of which no history is needed.
+        top: The largest number of sites to return; None for all, which add up to the moment's
+            `active_bytes`.
     """
-    files, found = program_files(stacks), []
-    for site in sites:
-        oldest, newest = ages.get(site.call_site, (None, None))
-        found.append(
+    return sites_of(held_memory(data, entry), top)
+
+
+def sites_of(held: HeldMemory, top: int | None = None) -> list[Site]:
+    """Return the call sites of the blocks, the largest first, at most `top`."""
+    return [_site(held.stacks, *found) for found in by_site(held)[:top]]
+
+
+def holders_of(held: HeldMemory, top: int) -> list[Holder]:
+    """Return the call sites that hold most, the largest first, at most `top`."""
+    found, files, ages = by_site(held), program_files(held.stacks), _ages(held)
+    active_bytes = sum(total.size_bytes for total, _ in found)
+    holders = []
+    for total, parts in found[:top]:
+        site = _site(held.stacks, total, parts)
+        oldest, newest = ages.get(total.key[0], (None, None))
+        holders.append(
             Holder(
                 site=site,
                 share=site.size_bytes / active_bytes if active_bytes else 0.0,
@@ -60,43 +90,50 @@ def holders(
                 newest_age=newest,
             )
         )
-    return found
+    return holders
 
 
-def holders_at(
-    history: History, snapshot: Snapshot, entry: int, boundaries: Boundaries, top: int | None
-) -> list[Holder]:
-    """Return who holds memory at an entry of the history, the largest call site first."""
-    sites = sites_at(history, snapshot, entry, top)
-    active = int(history.usage.active_bytes[entry])
-    return holders(snapshot.stacks, sites, active, ages_at(history, snapshot, entry, boundaries))
+def by_site(held: HeldMemory, *keys: str) -> list[tuple[Sum, list[Sum]]]:
+    """Return the blocks by call site, and by other keys; the largest groups first.
+
+    Returns:
+        For each group the sums, whose first key is the call site, a number for `frame_at`; and the
+        sums of its stacks, the largest first, whose last key is the stack.
+    """
+    sites = call_sites(held.stacks)
+    parts: dict[tuple[object, ...], list[Sum]] = {}
+    for part in held.group(*keys, "stack"):
+        *others, stack = part.key
+        parts.setdefault((int(sites[stack]), *others), []).append(part)
+    found = [(total_of(key, of_stacks), of_stacks) for key, of_stacks in parts.items()]
+    return sorted(found, key=lambda each: (-each[0].size_bytes, each[0].key[0]))
 
 
-def ages_at(
-    history: History, snapshot: Snapshot, entry: int, boundaries: Boundaries
-) -> dict[Frame | None, tuple[int | None, int | None]]:
-    """Return the oldest and the newest age in steps of each call site's blocks at an entry."""
-    now = step_at(boundaries, entry - 1)
-    if now is None or len({step for step, _ in boundaries}) < 2:
+def _site(stacks: Stacks, total: Sum, parts: list[Sum]) -> Site:
+    return Site(
+        call_site=frame_at(stacks, total.key[0]),
+        size_bytes=total.size_bytes,
+        requested_bytes=total.requested_bytes,
+        pending_bytes=total.pending_bytes,
+        count=total.count,
+        frames=stacks.frames(parts[0].key[-1]),
+    )
+
+
+def _ages(held: HeldMemory) -> dict[int, tuple[int | None, int | None]]:
+    """Return the oldest and the newest age in steps of each call site's blocks."""
+    if len({step for step, _ in held.data.boundaries}) < 2:
         return {}
-    alive = np.flatnonzero(active_at(history, entry))
-    if len(alive) == 0:
-        return {}
-    alloc = history.blocks.alloc_event[alive]
-    site = call_sites(snapshot.stacks)[history.blocks.stack[alive]]
-    order = np.lexsort((alloc, site))
-    site, alloc = site[order], alloc[order]
-    distinct, first = np.unique(site, return_index=True)
-    last = np.append(first[1:], len(site)) - 1
-    return {
-        frame_at(snapshot.stacks, int(index)): (
-            _age(boundaries, now, int(oldest)),
-            _age(boundaries, now, int(newest)),
-        )
-        for index, oldest, newest in zip(distinct, alloc[first], alloc[last], strict=True)
-    }
+    ages: dict[int, list[int | None]] = {}
+    for found in held.group("site", "age"):
+        site, age = found.key
+        ages.setdefault(site, []).append(age)
+    return {site: (_oldest(found), _newest(found)) for site, found in ages.items()}
 
 
-def _age(boundaries: Boundaries, now: int, event: int) -> int | None:
-    step = step_at(boundaries, event)
-    return None if step is None else now - step
+def _oldest(ages: list[int | None]) -> int | None:
+    return None if None in ages else max(age for age in ages if age is not None)
+
+
+def _newest(ages: list[int | None]) -> int | None:
+    return min((age for age in ages if age is not None), default=None)

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
-from pytracer.analysis.call_sites import active_at
 from pytracer.analysis.history import History
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
-    INACTIVE,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
@@ -74,7 +72,7 @@ def layout_at(snapshot: Snapshot, device: int, history: History, entry: int) -> 
     Raises:
         PytracerError: The segment events do not lead to the segments of the file's end.
     """
-    blocks, alive = history.blocks, np.flatnonzero(active_at(history, entry))
+    blocks, alive = history.blocks, np.flatnonzero(history.blocks.are_active_at(entry))
     return _with_blocks(
         segments_at(snapshot, device, entry),
         blocks.address[alive],
@@ -162,8 +160,7 @@ def _misfit(address: int) -> str:
 
 def layout_at_end(snapshot: Snapshot, device: int) -> Layout:
     """Return the layout of a device at the end of the file, without its history."""
-    columns, blocks = snapshot.segments, snapshot.blocks
-    used = np.flatnonzero((blocks.state != INACTIVE) & (columns.device[blocks.segment] == device))
+    blocks, used = snapshot.blocks, snapshot.blocks_in_use(device)
     return _with_blocks(
         segments_at_end(snapshot, device),
         blocks.address[used],

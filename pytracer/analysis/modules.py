@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.block_categories import WORKSPACE, rows_at_end
-from pytracer.analysis.call_sites import active_at, sum_by_key
-from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import History
 from pytracer.analysis.stack_places import stack_places
 from pytracer.reading.metadata import module_phases
-from pytracer.reading.snapshot import INACTIVE, Column, Snapshot
+from pytracer.reading.snapshot import Column, Snapshot
 
 FORWARD, BACKWARD, NEAR = range(3)
 """Of a block that the backward pass allocated for a module: `BACKWARD`, or `NEAR` if the forward
@@ -27,41 +25,8 @@ _OF_OPTIMIZER = re.compile(r" group \d+( parameter \d+)?$")
 
 _ACCUMULATE = "AccumulateGrad of "
 
-_PREFIXES = ("", "backward of ", "backward near ")
-
-
-@dataclass(frozen=True)
-class ModuleUsage:
-    """The active blocks of one module at one moment.
-
-    Attributes:
-        module: The path of the module, as in "layers.3.attn.q_proj"; None for blocks whose module
-            is unknown, or that no module allocated. "backward of PATH" has what the backward pass
-            allocated for the module's forward calls. "backward near PATH" has the same where the
-            forward call is that of a neighbouring autograd node.
-        size_bytes: The bytes that the allocator gave the blocks.
-        requested_bytes: The bytes that the program requested.
-        count: The number of blocks.
-    """
-
-    module: str | None
-    size_bytes: int
-    requested_bytes: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Modules:
-    """Which modules a device's memory belonged to. A moment's bytes add up to its `active_bytes`.
-
-    Attributes:
-        at_end: The modules when the file was written, the largest first. In the file of an
-            out-of-memory, this is the moment of the out-of-memory.
-        at_peak: The modules at `DeviceReport.peak_allocated`; None without a history.
-    """
-
-    at_end: list[ModuleUsage]
-    at_peak: list[ModuleUsage] | None
+PREFIXES = ("", "backward of ", "backward near ")
+"""What the name of a module begins with, by the role of its blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,55 +44,14 @@ class BlockModules:
     role: Column
 
 
-def modules(data: DeviceData, peak: int | None) -> Modules | None:
-    """Return which modules a device's memory belonged to; None if no module was a phase.
-
-    Args:
-        data: The device.
-        peak: The entry of the peak in `history.usage`; None without a history.
-    """
-    models, paths, _ = module_phases(data.snapshot.metadata)
-    if not models and not paths:
-        return None
-    at_peak = None if data.history is None or peak is None else modules_at(data, peak)
-    return Modules(modules_at(data, None), at_peak)
-
-
-def modules_at(data: DeviceData, entry: int | None) -> list[ModuleUsage]:
-    """Return which modules the memory belonged to at one moment, the largest first.
-
-    Args:
-        data: The device.
-        entry: An entry of `history.usage`; None: the end.
-    """
-    history, snapshot = data.history, data.snapshot
-    if history is None:
-        blocks = snapshot.blocks
-        own = snapshot.segments.device[blocks.segment] == data.device
-        alive = np.flatnonzero((blocks.state != INACTIVE) & own)
-        found = _modules(snapshot, blocks.stack[alive], np.zeros(len(alive), np.int64), alive)
-        sizes = blocks.size_bytes[alive], blocks.requested_bytes[alive]
-    else:
-        lives, found = history.blocks, block_modules(snapshot, data.device, history)
-        alive = np.flatnonzero(active_at(history, len(data.trace) if entry is None else entry))
-        found = BlockModules(found.path[alive], found.paths, found.role[alive])
-        sizes = lives.size_bytes[alive], lives.requested_bytes[alive]
-    keys, sums = sum_by_key(found.path * len(_PREFIXES) + found.role, *sizes, 1)
-    usages = []
-    for key, *total in zip(keys.tolist(), *(column.tolist() for column in sums), strict=True):
-        path, role = divmod(key, len(_PREFIXES))
-        usages.append(ModuleUsage(_PREFIXES[role] + found.paths[path] if path else None, *total))
-    return sorted(usages, key=lambda usage: -usage.size_bytes)
-
-
 def block_modules(snapshot: Snapshot, device: int, history: History) -> BlockModules:
     """Return the modules of the blocks of a device's history."""
     lives = history.blocks
     phase = np.where(lives.alloc_event >= 0, lives.user_metadata, 0).astype(np.int64)
-    return _modules(snapshot, lives.stack, phase, rows_at_end(snapshot, device, lives))
+    return modules_of(snapshot, lives.stack, phase, rows_at_end(snapshot, device, lives))
 
 
-def _modules(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> BlockModules:
+def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) -> BlockModules:
     """Return the modules of blocks.
 
     Args:

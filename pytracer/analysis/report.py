@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.advice import TrySettings
-from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
-from pytracer.analysis.categories import Categories, categories
+from pytracer.analysis.categories import Categories, Modules, categories, modules
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_oom
-from pytracer.analysis.modules import Modules, modules
+from pytracer.analysis.holders import Site, sites_at
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,
@@ -307,17 +306,15 @@ def report_device(
         is_peak_certain=peak_sample is not None and peak_sample.allocated_bytes == most,
         peak_most_bytes=most,
         peak_reserved=fullest_sample,
-        sites=sites_at_end(snapshot, device, top)
-        if known is None or peak is None
-        else sites_at(known, snapshot, peak, top),
-        sites_at_oom=sites_at(history, snapshot, ooms[-1].event + 1, top)
+        sites=sites_at(data, peak, top),
+        sites_at_oom=sites_at(data, ooms[-1].event + 1, top)
         if history is not None and ooms and is_oom_snapshot(snapshot, device)
         else None,
         categories=categories(data, peak),
         modules=modules(data, peak),
         counts=count_events(trace, is_cpu or device == snapshot.host_device),
         steps=steps(snapshot, device, history, boundaries) if has_trace else [],
-        phases=phases(snapshot, device, history, peak) if has_trace else [],
+        phases=phases(data, peak) if has_trace else [],
         ooms=ooms,
         explanation=explain_oom(data, ooms, try_settings) if ooms else None,
         outside=_outside(metadata),

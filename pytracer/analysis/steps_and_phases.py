@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.call_sites import active_at, sum_by_group
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import HeldMemory, held_memory, sum_by_group
 from pytracer.analysis.history import History
 from pytracer.reading.metadata import Boundaries, device_metadata
 from pytracer.reading.snapshot import (
@@ -208,36 +209,33 @@ def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
     }
 
 
-def phases(
-    snapshot: Snapshot, device: int, history: History | None, peak: int | None
-) -> list[Phase]:
+def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     """Return the usage of each phase.
 
     Args:
-        snapshot: The snapshot.
-        device: The index of the device's trace.
-        history: The device's history; None if there is none.
+        data: The device, which has a trace.
         peak: The entry of the history's usage at the device's peak; None without a history.
 
     Returns:
         The phases, sorted by the bytes they hold at the peak, then in the order of the trace.
     """
-    trace = snapshot.traces[device]
+    trace, history, strings = data.trace, data.history, data.snapshot.strings
     allocs = trace.action == ALLOC
-    allocations = np.bincount(trace.user_metadata[allocs], minlength=len(snapshot.strings))
+    allocations = np.bincount(trace.user_metadata[allocs], minlength=len(strings))
     allocations_bytes = sum_by_group(
-        trace.user_metadata[allocs], trace.size_bytes[allocs], len(snapshot.strings)
+        trace.user_metadata[allocs], trace.size_bytes[allocs], len(strings)
     )
     runs = _runs(trace)
     in_order = dict.fromkeys(trace.user_metadata[runs].tolist())
-    at_peak: dict[int | None, int] = {}
-    at_end: dict[int | None, int] = {}
+    at_peak: dict[str | None, int] = {}
+    at_end: dict[str | None, int] = {}
     own: dict[int | None, dict[str, Any]] = {}
     more: int | None = 0
-    unsized: set[int | None] = set()
+    unsized: set[str | None] = set()
     if history is not None and peak is not None:
-        at_peak, unsized = _held(snapshot, history, peak)
-        at_end, _ = _held(snapshot, history, len(trace))
+        held = held_memory(data, peak)
+        at_peak, unsized = _by_phase(held), {*_by_phase(held.unsized())}
+        at_end = _by_phase(held_memory(data, None))
         own = _own_peaks(trace, runs, history)
         more = history.uncertain_at(peak)
     names: list[int | None] = [*in_order]
@@ -245,16 +243,17 @@ def phases(
         names.append(None)
     found = []
     for name in names:
+        phase = None if name is None else strings[name]
         usage = own.get(name) or _no_usage(_PEAK)
-        if more is None or (more and name in unsized):
+        if more is None or (more and phase in unsized):
             usage["inexact"].append("at_peak_bytes")
-        if more and name in unsized:
-            usage["bounds"]["at_peak_bytes"] = at_peak[name] + more
+        if more and phase in unsized:
+            usage["bounds"]["at_peak_bytes"] = at_peak[phase] + more
         found.append(
             Phase(
-                phase=None if name is None else snapshot.strings[name],
-                at_peak_bytes=None if history is None else at_peak.get(name, 0),
-                end_bytes=None if history is None else at_end.get(name, 0),
+                phase=phase,
+                at_peak_bytes=None if history is None else at_peak.get(phase, 0),
+                end_bytes=None if history is None else at_end.get(phase, 0),
                 **usage,
                 allocations=0 if name is None else int(allocations[name]),
                 allocations_bytes=0 if name is None else int(allocations_bytes[name]),
@@ -263,25 +262,9 @@ def phases(
     return sorted(found, key=lambda phase: -(phase.at_peak_bytes or 0))
 
 
-def _held(
-    snapshot: Snapshot, history: History, entry: int
-) -> tuple[dict[int | None, int], set[int | None]]:
-    """Return the active bytes of each phase, and the phases that hold blocks of unknown size.
-
-    The phase None has the blocks older than the trace.
-    """
-    blocks, alive = history.blocks, active_at(history, entry)
-    known = alive & (blocks.alloc_event >= 0)
-    of_phase = sum_by_group(
-        blocks.user_metadata[known], blocks.size_bytes[known], len(snapshot.strings)
-    )
-    held: dict[int | None, int] = {int(i): int(of_phase[i]) for i in np.flatnonzero(of_phase)}
-    older = int(blocks.size_bytes[alive & ~known].sum())
-    unsized = alive & ~blocks.is_sized
-    phases: set[int | None] = {*blocks.user_metadata[unsized & known].tolist()}
-    if np.any(unsized & ~known):
-        phases.add(None)
-    return held | ({None: older} if older else {}), phases
+def _by_phase(held: HeldMemory) -> dict[str | None, int]:
+    """Return the active bytes by phase; None has the blocks older than the trace."""
+    return {phase: found.size_bytes for found in held.group("phase") for phase in found.key}
 
 
 def _runs(trace: Trace) -> Column:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pytracer.analysis.call_sites import Site, sites_at
+from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.history import ContradictionError, History, Lifetimes, replay
+from pytracer.analysis.history import History, Lifetimes
+from pytracer.analysis.holders import Site, sites_at
 from pytracer.backends.devices import automatic_backend
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_metadata, device_name
@@ -153,28 +154,29 @@ def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
     return Check(limit_bytes, str(device))
 
 
-def _history(snapshot: Snapshot, device: int) -> History | str:
-    """Return the history, with the blocks of the test only; a sentence if it is unknown."""
-    try:
-        history = replay(snapshot, device)
-    except ContradictionError as error:
-        return str(error)
+def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | str:
+    """Return the device and its history with the blocks of the test only; a sentence if unknown."""
+    data = device_data(snapshot, device)
+    if data.history is None:
+        return data.contradiction or ""
     if device_metadata(snapshot, device).get("overwritten") != 0:
         return f"the test has more events than the recording's {RING_ENTRIES:,}"
-    blocks = history.blocks
+    blocks = data.history.blocks
     is_tests = blocks.alloc_event >= 0
     own = {
         field.name: getattr(blocks, field.name)[is_tests] for field in dataclasses.fields(blocks)
     }
-    return dataclasses.replace(history, blocks=Lifetimes(**own))
+    history = dataclasses.replace(data.history, blocks=Lifetimes(**own))
+    return dataclasses.replace(data, history=history), history
 
 
 def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
     """Yield lines if the test allocated more than its limit, or if this is unknown."""
-    history, name = _history(snapshot, device), device_name(snapshot, device)
-    if isinstance(history, str):
-        yield f"may have allocated more than {size(check.limit_bytes)} on {name}: {history}"
+    found, name = _tests_own(snapshot, device), device_name(snapshot, device)
+    if isinstance(found, str):
+        yield f"may have allocated more than {size(check.limit_bytes)} on {name}: {found}"
         return
+    data, history = found
     added = history.usage.allocated_bytes - history.usage.allocated_bytes[0]
     entry = int(added.argmax())
     peak = int(added[entry])
@@ -184,15 +186,16 @@ def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
         f"allocated {size(peak)} on {name}, {size(peak - check.limit_bytes)} more than its limit "
         f"of {size(check.limit_bytes)}. At the peak, most was held by:"
     )
-    yield from _holders(sites_at(history, snapshot, entry, _TOP))
+    yield from _holders(sites_at(data, entry, _TOP))
 
 
 def _left(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
     """Yield lines if more memory is left than allowed, or if this is unknown."""
-    history, name = _history(snapshot, device), device_name(snapshot, device)
-    if isinstance(history, str):
-        yield f"may have left memory on {name}: {history}"
+    found, name = _tests_own(snapshot, device), device_name(snapshot, device)
+    if isinstance(found, str):
+        yield f"may have left memory on {name}: {found}"
         return
+    data, history = found
     end = len(snapshot.traces[device])
     left = int(history.blocks.size_bytes[history.blocks.free_requested_event >= end].sum())
     if left <= check.limit_bytes:
@@ -202,7 +205,7 @@ def _left(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
         f"left {size(left)} on {name} that it had allocated{allowed}. After the test and its "
         "fixtures, most is held by:"
     )
-    yield from _holders(sites_at(history, snapshot, end, _TOP))
+    yield from _holders(sites_at(data, end, _TOP))
 
 
 def _holders(sites: Sequence[Site]) -> Iterator[str]:

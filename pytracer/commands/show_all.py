@@ -10,10 +10,9 @@ from rich.text import Text
 
 from pytracer.analysis.answer import text_lines
 from pytracer.analysis.answer_words import LEAST_SHARE
-from pytracer.analysis.categories import CategoryUsage
+from pytracer.analysis.categories import CategoryUsage, ModuleUsage
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.holders import Holder
-from pytracer.analysis.modules import ModuleUsage
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.commands.answers import Answered, ReadFile
 from pytracer.commands.show_fragmentation import show_device as show_free_memory

@@ -7,8 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.answer_words import LEAST_SHARE
-from pytracer.analysis.call_sites import Site
-from pytracer.analysis.holders import Holder
+from pytracer.analysis.holders import Holder, Site
 from pytracer.analysis.report import DeviceReport
 from pytracer.analysis.steps_and_phases import Phase, Step
 from pytracer.analysis.usage import UsageSample

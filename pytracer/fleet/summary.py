@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.call_sites import callers, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.holders import by_site
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot
+from pytracer.analysis.program_files import program_files
 from pytracer.analysis.report import DeviceReport, report_device
-from pytracer.analysis.site_groups import MOST_CALLERS, OtherGroups, SiteGroup, site_groups
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.errors import ConfigError
 from pytracer.fleet.schema import (
@@ -45,6 +48,7 @@ Rows = dict[str, list[Row]]
 """The rows of each table. A column that a row lacks is null."""
 
 _VERSIONS = ("torch", "torch_npu", "python")
+_MOST_CALLERS = 3
 _OPTIONS = (
     "context",
     "stack_depth",
@@ -200,37 +204,42 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
         if report.ooms and data.history is not None:
             moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
-        groups, others = site_groups(data, entry, MOST_SITES)
-        yield from (_group_row(moment, group) for group in groups)
-        if others is not None:
-            yield _others_row(moment, others)
+        held = held_memory(data, entry)
+        found = by_site(held, "category", "phase")
+        for total, parts in found[:MOST_SITES]:
+            yield {"moment": moment, "is_others": False, **_group_row(held, total, parts)}
+        if others := [total for total, _ in found[MOST_SITES:]]:
+            yield {
+                "moment": moment,
+                "is_others": True,
+                **_sums(total_of((), others)),
+                "groups": len(others),
+                "largest_group_bytes": others[0].size_bytes,
+            }
 
 
-def _group_row(moment: str, group: SiteGroup) -> Row:
+def _group_row(held: HeldMemory, total: Sum, parts: list[Sum]) -> Row:
+    """Return the row of the blocks with the same call site, category and phase."""
+    snapshot = held.data.snapshot
+    site, category, phase = total.key
+    frame, files = frame_at(held.stacks, site), program_files(held.stacks)
+    chain = callers(files, held.stacks.frames(parts[0].key[-1]), frame)
     return {
-        "moment": moment,
-        "is_others": False,
-        **_site(group.call_site),
-        "callers": _chain(group.callers),
-        "category": group.category,
-        "phase": group.phase,
-        "size_bytes": group.size_bytes,
-        "requested_bytes": group.requested_bytes,
-        "blocks": group.count,
+        **_site(frame),
+        "callers": _chain(chain[:_MOST_CALLERS]),
+        "category": category if snapshot.blocks.category.any() else None,
+        "phase": phase,
+        **_sums(total),
         "groups": 1,
-        "largest_group_bytes": group.size_bytes,
+        "largest_group_bytes": total.size_bytes,
     }
 
 
-def _others_row(moment: str, others: OtherGroups) -> Row:
+def _sums(total: Sum) -> Row:
     return {
-        "moment": moment,
-        "is_others": True,
-        "size_bytes": others.size_bytes,
-        "requested_bytes": others.requested_bytes,
-        "blocks": others.count,
-        "groups": others.groups,
-        "largest_group_bytes": others.largest_bytes,
+        "size_bytes": total.size_bytes,
+        "requested_bytes": total.requested_bytes,
+        "blocks": total.count,
     }
 
 
@@ -277,7 +286,7 @@ def _leaks(leaks: DeviceLeaks) -> Iterable[Row]:
         yield {
             **vars(growth),
             **_site(site),
-            "callers": _chain(growth.frames[1 : MOST_CALLERS + 1]),
+            "callers": _chain(growth.frames[1 : _MOST_CALLERS + 1]),
             "unit": leaks.unit,
         }
 

@@ -10,7 +10,7 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name
-from pytracer.reading.snapshot import INACTIVE, PENDING_FREE, Column
+from pytracer.reading.snapshot import PENDING_FREE, Column
 from pytracer.text import size
 
 MOST_OLDER = 1_000_000
@@ -84,7 +84,9 @@ class Part:
 
 def rows_of(data: DeviceData) -> int:
     """Return the number of a device's events, and of its blocks at the end without a history."""
-    return len(data.trace) + (len(_rows_at_end(data)) if data.history is None else 0)
+    return len(data.trace) + (
+        len(data.snapshot.blocks_in_use(data.device)) if data.history is None else 0
+    )
 
 
 def parts_of(data: DeviceData, share: float) -> list[Part]:
@@ -182,18 +184,11 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     )
 
 
-def _rows_at_end(data: DeviceData) -> Column:
-    """Return the blocks of a device in the final state, as rows of the snapshot's blocks."""
-    blocks, segments = data.snapshot.blocks, data.snapshot.segments
-    is_of_device = segments.device[blocks.segment] == data.device
-    return np.flatnonzero((blocks.state != INACTIVE) & is_of_device)
-
-
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     """Return the final state, without events: the oldest files have no trace."""
     snapshot, device = data.snapshot, data.device
     blocks, segments = snapshot.blocks, snapshot.segments
-    rows = _rows_at_end(data)
+    rows = snapshot.blocks_in_use(device)
     of_file = blocks.category[rows] * np.int64(len(snapshot.strings)) + blocks.category_rule[rows]
     pairs, kind = np.unique(of_file, return_inverse=True)
     kinds = [divmod(pair, len(snapshot.strings)) for pair in pairs.tolist()]

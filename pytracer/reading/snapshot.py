@@ -272,6 +272,13 @@ class Snapshot:
     unknown_keys: tuple[str, ...]
     host_device: int | None = None
 
+    def blocks_in_use(self, device: int) -> Column:
+        """Return the rows of a device's blocks that are not free: int64."""
+        blocks = self.blocks
+        is_own = self.segments.device[blocks.segment] == device
+        rows: Column = np.flatnonzero(is_own & (blocks.state != INACTIVE))
+        return rows
+
     def has_times(self, device: int) -> bool:
         """Return whether the file has the times of the device's events."""
         return bool(np.any(self.traces[device].time_us != NO_TIME))

@@ -10,19 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, Program, operations, run
 
-from pytracer.analysis.call_sites import (
-    Site,
-    call_sites,
-    callers,
-    frame_at,
-    sites_at,
-    sites_at_end,
-)
+from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.device_data import device_data
 from pytracer.analysis.groups import who_holds
-from pytracer.analysis.history import replay
+from pytracer.analysis.holders import Site, sites_at
 from pytracer.analysis.program_files import program_files
 from pytracer.reading import Snapshot, load
 from pytracer.reading.snapshot import Frame
+
+
+def sites_at_end(snapshot: Snapshot, top: int | None = None) -> list[Site]:
+    return sites_at(device_data(snapshot, 1), None, top)
 
 
 @given(operations, st.integers(0, 200), st.integers(0, 200))
@@ -34,7 +32,7 @@ def test_sites_equal_the_model(program: list[tuple[str, int, int]], lost: int, l
     snapshot = model.snapshot(lost)
 
     # WHEN the sites after any event are computed
-    sites = sites_at(replay(snapshot, 1), snapshot, level)
+    sites = sites_at(device_data(snapshot, 1), level)
 
     # THEN they equal the model's; a site is unknown only if the allocation is older than the trace
     # and the block is no longer live at the end
@@ -60,17 +58,19 @@ def test_the_end_needs_no_trace(program: list[tuple[str, int, int]]) -> None:
     # GIVEN a snapshot with a trace
     snapshot = run(program).snapshot()
     # WHEN the sites of its end are computed, THEN they are those after the trace's last event
-    last = sites_at(replay(snapshot, 1), snapshot, len(snapshot.traces[1]))
-    assert set(sites_at_end(snapshot, 1)) == set(last)
+    last = sites_at(device_data(snapshot, 1), len(snapshot.traces[1]))
+    assert set(sites_at_end(snapshot)) == set(last)
 
 
 def test_sites_add_up_to_the_level() -> None:
     # GIVEN blocks of several sites, one of which waits for its free
     model = run([("alloc", 10, 0), ("alloc", 30, 2), ("alloc", 20, 3), ("free", 1, 0)])
     snapshot = model.snapshot()
-    history = replay(snapshot, 1)
+    data = device_data(snapshot, 1)
+    history = data.history
+    assert history is not None
     # WHEN they are summed up, THEN the sums are the allocator's levels
-    sites = sites_at(history, snapshot, 7)
+    sites = sites_at(data, 7)
     active, pending = (sum(s.size_bytes for s in sites), sum(s.pending_bytes for s in sites))
     assert (active, pending) == (60, 30)
     assert active == history.usage.active_bytes[7]
@@ -83,7 +83,7 @@ def test_rounded_blocks() -> None:
     block = {"address": 512, "size": 512, "requested_size": 7, "state": "active_allocated"}
     content["segments"] = [{"device": 1, "address": 512, "total_size": 512, "blocks": [block]}]
     # WHEN its site is computed, THEN it has both sizes
-    (site,) = sites_at_end(reference_reader.convert(content), 1)
+    (site,) = sites_at_end(reference_reader.convert(content))
     assert site == Site(None, 512, 7, 0, 1, ())
 
 
@@ -91,7 +91,7 @@ def test_the_stack_of_a_site_is_the_one_with_most_bytes() -> None:
     # GIVEN two stacks with the same call site, and an allocation at another site
     model = run([("alloc", 10, 0), ("alloc", 30, 1), ("alloc", 25, 0), ("alloc", 5, 2)])
     # WHEN the sites are computed
-    first, second = sites_at_end(model.snapshot(), 1)
+    first, second = sites_at_end(model.snapshot())
     # THEN the site has the bytes of both stacks, and the frames of the larger one
     assert first == Site(CALL_SITES[0], 65, 65, 0, 3, STACKS[0])
     assert second == Site(CALL_SITES[2], 5, 5, 0, 1, STACKS[2])
@@ -99,7 +99,7 @@ def test_the_stack_of_a_site_is_the_one_with_most_bytes() -> None:
 
 def test_top_limits_the_sites() -> None:
     snapshot = run([("alloc", 10, 0), ("alloc", 30, 2), ("alloc", 20, 3)]).snapshot()
-    assert [site.size_bytes for site in sites_at_end(snapshot, 1, top=2)] == [30, 20]
+    assert [site.size_bytes for site in sites_at_end(snapshot, top=2)] == [30, 20]
 
 
 def test_each_stack_has_a_call_site() -> None:
@@ -212,7 +212,7 @@ def test_a_torch_outside_of_site_packages_is_not_the_program(
     # name torch's folder
     snapshot = snapshot_of_stacks(frames)
     # WHEN the call site and its callers are looked for
-    (site,) = sites_at_end(snapshot, 1)
+    (site,) = sites_at_end(snapshot)
     (held,) = who_holds(snapshot, 1, at="end", by="line", depth=5)
     # THEN they are the program's frames, also those next to torch's folder
     files = program_files(snapshot.stacks)
@@ -223,18 +223,18 @@ def test_a_torch_outside_of_site_packages_is_not_the_program(
 def test_the_file_names_torchs_folder() -> None:
     # GIVEN a stack whose frames of torch are of no function by which torch is recognised
     stack = [LINEAR, TRAIN]
-    (without,) = sites_at_end(snapshot_of_stacks(stack), 1)
+    (without,) = sites_at_end(snapshot_of_stacks(stack))
     assert without.call_site == LINEAR
     # WHEN the file names torch's folder, THEN they are torch's
     folders = {"torch_folders": [CHECKOUT]}
-    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata=folders), 1)
+    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata=folders))
     assert site.call_site == TRAIN
     # AND a file whose name begins like torch's folder is the program's
     own = Frame(f"{CHECKOUT}_tools/train.py", "main", 4)
-    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, own], metadata=folders), 1)
+    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, own], metadata=folders))
     assert site.call_site == own
     # AND a folder that is no text is ignored
-    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata={"torch_folders": [7, ""]}), 1)
+    (site,) = sites_at_end(snapshot_of_stacks(stack, metadata={"torch_folders": [7, ""]}))
     assert site.call_site == LINEAR
 
 
@@ -242,12 +242,12 @@ def test_a_program_with_a_folder_named_torch() -> None:
     # GIVEN a program whose files are named like torch's, without torch's functions in them
     own = Frame("/home/me/torch/nn/modules/module.py", "train", 4)
     # WHEN call sites are computed, THEN they are the program's
-    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, CALL_IMPL, own]), 1)
+    (site,) = sites_at_end(snapshot_of_stacks([LINEAR, CALL_IMPL, own]))
     assert site.call_site == own
 
 
 def test_an_empty_snapshot() -> None:
     snapshot = Program().snapshot()
-    assert sites_at(replay(snapshot, 1), snapshot, 0) == []
-    assert sites_at_end(snapshot, 1) == []
+    assert sites_at(device_data(snapshot, 1), 0) == []
+    assert sites_at_end(snapshot) == []
     assert call_sites(snapshot.stacks).tolist() == [-1]

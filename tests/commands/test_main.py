@@ -16,7 +16,8 @@ import viewers
 from click.testing import CliRunner
 
 import pytracer
-from pytracer.analysis.call_sites import sites_at_end
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.holders import sites_at
 from pytracer.analysis.report import stats
 from pytracer.commands.main import COMMANDS, main
 from pytracer.errors import PytracerError
@@ -168,7 +169,7 @@ def test_the_example(env: dict[str, str], tmp_path: Path) -> None:
     assert done.returncode == 0
     assert re.fullmatch(r"pytracer: wrote snapshot\.pickle: .+ allocated on the CPU\n", done.stderr)
     assert "snapshot.pickle" in done.stdout
-    sites = sites_at_end(load(tmp_path / "snapshot.pickle"), 0)
+    sites = sites_at(device_data(load(tmp_path / "snapshot.pickle"), 0), None)
     assert any(s.call_site and s.call_site.filename.endswith(".py") for s in sites)
     assert any(frame.filename.endswith("train_transformer.py") for frame in sites[0].frames)
 

@@ -13,10 +13,10 @@ from page_decoder import page_file, page_json
 from random_allocators import ALLOCATORS, snapshot_of, used_allocator
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.call_sites import sites_at
 from pytracer.analysis.categories import categories_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError
 from pytracer.page import file_data as page_of_file
@@ -76,7 +76,7 @@ def check_moment(
         site = file["sites"][file["stacks"]["site"][blocks["stack"][row]]]
         held[site] = held.get(site, 0) + int(blocks["size_bytes"][row])
     expected: dict[str, int] = {}
-    for found in sites_at(data.history, data.snapshot, there):
+    for found in sites_at(data, there):
         text = call_site_text(found.call_site)
         expected[text] = expected.get(text, 0) + found.size_bytes
     assert held == expected

@@ -25,8 +25,8 @@ from shown_pages import (
     training,
 )
 
-from pytracer.analysis.call_sites import sites_at
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import layout_at
 from pytracer.page.open_file import open_file
 from pytracer.page.page import page_of
@@ -104,7 +104,7 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
                 list(pair) for pair in zip(addresses, layout.block_bytes.tolist(), strict=True)
             ]
             expected: dict[str, int] = {}
-            for site in sites_at(data.history, snapshot, there):
+            for site in sites_at(data, there):
                 text = call_site_text(site.call_site)
                 expected[text] = expected.get(text, 0) + site.size_bytes
             assert found["sites"] == expected

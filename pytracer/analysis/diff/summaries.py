@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytracer.analysis.call_sites import Site, sites_at, sites_at_end
-from pytracer.analysis.categories import Categories
+from pytracer.analysis.categories import Categories, Modules
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.diff.matching import Line, Lines
-from pytracer.analysis.modules import Modules
+from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.holders import Site, sites_of
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import only_phase
@@ -108,17 +108,15 @@ def _has_nodes(snapshot: Snapshot) -> bool:
 
 def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     data = device_data(snapshot, index)
-    found = report_device(data, points=LEAST_POINTS)
-    at_end = _held(sites_at_end(snapshot, index))
-    own_at_peak, own_at_end = _held(found.sites), at_end
+    found = report_device(data, top=0, points=LEAST_POINTS)
+    history = data.known_usage
+    peak = None if history is None else int(history.usage.allocated_bytes.argmax())
+    held = held_memory(data, peak), held_memory(data, None)
+    at_peak, at_end = own_at_peak, own_at_end = [_held(sites_of(each)) for each in held]
     if _has_nodes(snapshot):
         nothing = np.zeros_like(snapshot.stacks.forward)
         stacks = replace(snapshot.stacks, forward=nothing, node=nothing)
-        without = replace(snapshot, stacks=stacks)
-        own_at_end = own_at_peak = _held(sites_at_end(without, index))
-        if (history := data.known_usage) is not None:
-            peak = int(history.usage.allocated_bytes.argmax())
-            own_at_peak = _held(sites_at(history, without, peak))
+        own_at_peak, own_at_end = (_held(sites_of(replace(each, stacks=stacks))) for each in held)
     phases = {
         phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in found.phases
     }
@@ -126,7 +124,7 @@ def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
         name=found.name,
         report=found,
         at_peak=Holders(
-            sites=_held(found.sites),
+            sites=at_peak,
             own_sites=own_at_peak,
             phases=phases,
             categories=_held_by(found.categories, "at_peak", "category"),

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from pytracer.analysis.block_categories import is_owned_at_end
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
-from pytracer.analysis.categories import is_owned_at_end
 from pytracer.analysis.history import ContradictionError, History, replay
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search

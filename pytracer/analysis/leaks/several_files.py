@@ -25,7 +25,7 @@ from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
 from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
 from pytracer.reading.metadata import device_name, read_number
-from pytracer.reading.snapshot import INACTIVE, Column, Frame, Snapshot
+from pytracer.reading.snapshot import Column, Frame, Snapshot
 
 _NO_DEVICE = "no device"
 """The name in the result for a process of whose files none has a device."""
@@ -262,9 +262,7 @@ def _observation(
 def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> set[Block]:
     """Return the blocks alive at the end of a file, and add the frames of their stacks."""
     blocks = snapshot.blocks
-    is_alive = blocks.state != INACTIVE
-    is_alive &= snapshot.segments.device[blocks.segment] == device
-    chosen = np.flatnonzero(is_alive)
+    chosen = snapshot.blocks_in_use(device)
     frames = stack_frames(snapshot, call_sites(snapshot.stacks))
     keys = {}
     for stack in np.unique(blocks.stack[chosen]).tolist():

@@ -1,0 +1,264 @@
+"""The memory of one device at one moment: a table with a row for each block, and its groups.
+
+    held = held_memory(data, entry)
+    for group in held.group("site", "phase"):
+        print(group.key, group.size_bytes)
+
+A block is held from its allocation until its memory can serve another one (`free_completed`), as in
+memory_viz's timeline: the bytes of all rows add up to the moment's `active_bytes`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pytracer.analysis.block_categories import UNKNOWN, BlockCategories, Rule, rows_at_end
+from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.history import Lifetimes
+from pytracer.analysis.modules import PREFIXES, modules_of
+from pytracer.reading.metadata import step_at
+from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
+
+_Coded = tuple[int, Callable[[int], object], Column]
+"""The values of a key: their number, a function from a code to its value, and a code a block."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The blocks that have the same keys.
+
+    Attributes:
+        key: The value of each key; see `HeldMemory.group`.
+        size_bytes: The bytes that the allocator gave the blocks.
+        requested_bytes: The bytes that the program requested.
+        pending_bytes: The part of `size_bytes` in blocks that the program has freed, but that a
+            stream still uses. These bytes count in `active_bytes`, not in `allocated_bytes`.
+        count: The number of blocks.
+    """
+
+    key: tuple[Any, ...]
+    size_bytes: int
+    requested_bytes: int
+    pending_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class HeldMemory:
+    """The blocks that are active on a device at one moment.
+
+    Attributes:
+        data: The device.
+        stacks: The snapshot's stacks.
+        entry: The entry of the history's usage; None: only the state at the end is known.
+        blocks: Blocks that existed.
+        rows: int64, which of them are active.
+    """
+
+    data: DeviceData
+    stacks: Stacks
+    entry: int | None
+    blocks: Lifetimes
+    rows: Column
+
+    def column(self, name: str) -> Column:
+        """Return a column of `blocks` for the active ones."""
+        found: Column = getattr(self.blocks, name)[self.rows]
+        return found
+
+    @property
+    def active_bytes(self) -> int:
+        """Return the bytes of all blocks."""
+        return int(self.column("size_bytes").sum())
+
+    @property
+    def forward_bytes(self) -> int:
+        """Return the bytes of unknown blocks that modules allocated in the forward pass."""
+        if (found := self._categories) is None:
+            return 0
+        is_forward = found.kind[self.rows] == Rule.FROM_FORWARD.number
+        return int(self.column("size_bytes")[is_forward].sum())
+
+    def unsized(self) -> "HeldMemory":
+        """Return the blocks whose size is not exact."""
+        return replace(self, rows=self.rows[~self.column("is_sized")])
+
+    def group(self, *keys: str) -> list[Sum]:
+        """Return the sums of the blocks by one or several keys, the largest first.
+
+        Args:
+            keys: "stack": an index in `stacks`. "site": a number for `frame_at`. "category": as in
+                `CategoryUsage`. "owner" and "module": a name; None if none is known. "phase": that
+                of the allocation; "" for no phase, None if unknown. "step" and "age": the step of
+                the allocation, and how many steps ago this was; None if unknown. "stream": as the
+                allocator numbers it. "pool": as torch numbers it; None if unknown.
+        """
+        size_bytes = self.column("size_bytes")
+        is_pending = self.column("free_requested_event") < (self.entry or 0)
+        code, codes = np.zeros(len(self.rows), np.int64), 1
+        columns = []
+        for key in keys:
+            count, value_of, column = getattr(self, f"_by_{key}")()
+            if codes * count >= 2**62:
+                distinct, code = np.unique(code, return_inverse=True)
+                codes = len(distinct)
+            code, codes = code * count + column, codes * count
+            columns.append((value_of, column))
+        distinct, first, group = np.unique(code, return_index=True, return_inverse=True)
+        sizes = size_bytes, self.column("requested_bytes"), size_bytes * is_pending, 1
+        sums = [sum_by_group(group, values, len(distinct)) for values in sizes]
+        order = np.argsort(-sums[0], kind="stable")
+        keys_of = [map(value_of, column[first[order]].tolist()) for value_of, column in columns]
+        totals = (column[order].tolist() for column in sums)
+        return [
+            Sum(key, *total)
+            for key, *total in zip(zip(*keys_of, strict=True), *totals, strict=True)
+        ]
+
+    @property
+    def _categories(self) -> BlockCategories | None:
+        return None if self.entry is None else self.data.block_categories
+
+    @cached_property
+    def _row_at_end(self) -> Column:
+        """The row of each block in the snapshot's blocks; -1 if it was freed before the end."""
+        snapshot, device = self.data.snapshot, self.data.device
+        if self.entry is None:
+            return snapshot.blocks_in_use(device)
+        rows: Column = rows_at_end(snapshot, device, self.blocks)[self.rows]
+        return rows
+
+    def _at_end(self, column: Column, otherwise: Column | int = 0) -> Column:
+        """Return for each block the value of a column at the end, or else another value."""
+        row, found = self._row_at_end, np.zeros(len(self.rows), np.int64)
+        found[:] = otherwise
+        found[row >= 0] = column[row[row >= 0]]
+        return found
+
+    def _by_stack(self) -> _Coded:
+        return len(self.stacks), int, self.column("stack").astype(np.int64)
+
+    def _by_site(self) -> _Coded:
+        sites, site_of = np.unique(call_sites(self.stacks), return_inverse=True)
+        return len(sites), sites.tolist().__getitem__, site_of[self.column("stack")]
+
+    def _by_category(self) -> _Coded:
+        if (found := self._categories) is not None:
+            names, category = found.categories()
+            return len(names), names.__getitem__, category[self.rows]
+        strings, texts = (
+            self.data.snapshot.strings,
+            self._at_end(self.data.snapshot.blocks.category),
+        )
+        distinct, category = np.unique(texts, return_inverse=True)
+        known = [strings[text] or UNKNOWN for text in distinct.tolist()]
+        first = np.array([known.index(name) for name in known], np.int64)
+        return len(known), known.__getitem__, first[category]
+
+    def _by_owner(self) -> _Coded:
+        strings, found = self.data.snapshot.strings, self._categories
+        at_end = self.data.snapshot.blocks.owner
+        owner = self._at_end(at_end) if found is None else found.owner[self.rows]
+        return len(strings), lambda text: strings[text] or None, owner
+
+    def _by_module(self) -> _Coded:
+        phase = np.where(self.column("alloc_event") < 0, 0, self.column("user_metadata"))
+        found = modules_of(self.data.snapshot, self.column("stack"), phase, self._row_at_end)
+        names = [f"{prefix}{path}" if path else None for path in found.paths for prefix in PREFIXES]
+        return len(names), names.__getitem__, found.path * len(PREFIXES) + found.role
+
+    def _by_phase(self) -> _Coded:
+        strings = self.data.snapshot.strings
+        phase = self.column("user_metadata").astype(np.int64) + 1
+        phase[self.column("alloc_event") < 0] = 0
+        return len(strings) + 1, lambda text: strings[text - 1] if text else None, phase
+
+    def _by_step(self) -> _Coded:
+        boundaries = self.data.boundaries
+        begins = np.array([first for _, first in boundaries], np.int64)
+        numbers = np.array([-1, *(step for step, _ in boundaries)], np.int64)
+        steps, step_of = np.unique(numbers, return_inverse=True)
+        step = step_of[np.searchsorted(begins, self.column("alloc_event"), "right")]
+        return len(steps), lambda code: int(steps[code]) if code else None, step
+
+    def _by_age(self) -> _Coded:
+        now = None if self.entry is None else step_at(self.data.boundaries, self.entry - 1)
+        count, step_of, step = self._by_step()
+
+        def age_of(code: int) -> int | None:
+            begun = step_of(code)
+            return now - begun if isinstance(begun, int) and now is not None else None
+
+        return count, age_of, step
+
+    def _by_stream(self) -> _Coded:
+        streams, stream = np.unique(self.column("stream"), return_inverse=True)
+        return len(streams), streams.tolist().__getitem__, stream
+
+    def _by_pool(self) -> _Coded:
+        # The allocation of an older block is not in the trace, but its segment may be in the file.
+        snapshot = self.data.snapshot
+        known = np.where(self.column("alloc_event") < 0, -1, self.column("pool").astype(np.int64))
+        pools = [None, *((int(high), int(low)) for high, low in snapshot.pools.tolist())]
+        of_block = snapshot.segments.pool[snapshot.blocks.segment]
+        return len(pools), pools.__getitem__, self._at_end(of_block, known) + 1
+
+
+def held_memory(data: DeviceData, entry: int | None) -> HeldMemory:
+    """Return the memory that a device holds at one moment.
+
+    Args:
+        data: The device.
+        entry: An entry of `data.known_usage`: 0 is before the first event, `i + 1` after event i.
+            None: the end, of which no history is needed.
+    """
+    snapshot = data.snapshot
+    history = data.history if entry is None else data.known_usage
+    if history is not None:
+        entry = len(data.trace) if entry is None else entry
+        active = np.flatnonzero(history.blocks.are_active_at(entry))
+        return HeldMemory(data, snapshot.stacks, entry, history.blocks, active)
+    blocks = blocks_at_end(data)
+    return HeldMemory(data, snapshot.stacks, None, blocks, np.arange(len(blocks)))
+
+
+def blocks_at_end(data: DeviceData) -> Lifetimes:
+    """Return the blocks that the state at the end has, as blocks older than any event."""
+    blocks, segments = data.snapshot.blocks, data.snapshot.segments
+    rows = data.snapshot.blocks_in_use(data.device)
+    segment, never = blocks.segment[rows], np.zeros(len(rows), np.int32)
+    return Lifetimes(
+        address=blocks.address[rows],
+        stream=segments.stream[segment],
+        size_bytes=blocks.size_bytes[rows],
+        requested_bytes=blocks.requested_bytes[rows],
+        pool=segments.pool[segment],
+        stack=blocks.stack[rows],
+        user_metadata=np.zeros(len(rows), np.uint32),
+        alloc_event=never - 1,
+        free_requested_event=np.where(blocks.state[rows] == PENDING_FREE, -1, never),
+        free_event=never,
+        is_sized=np.ones(len(rows), bool),
+    )
+
+
+def total_of(key: tuple[Any, ...], sums: Sequence[Sum]) -> Sum:
+    """Return the sums of several groups as those of one, which gets a key."""
+    return Sum(
+        key,
+        sum(one.size_bytes for one in sums),
+        sum(one.requested_bytes for one in sums),
+        sum(one.pending_bytes for one in sums),
+        sum(one.count for one in sums),
+    )
+
+
+def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
+    """Return the sum of the values of each group, 0 to `groups - 1`: int64, exact."""
+    result = np.zeros(groups, np.int64)
+    np.add.at(result, group, values)
+    return result

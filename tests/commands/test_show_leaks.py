@@ -13,6 +13,7 @@ from commands import cells, invoke
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import find_leaks
+from pytracer.analysis.leaks import examine, several_files
 from pytracer.reading import load
 from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 
@@ -219,6 +220,21 @@ def dumps(folder: Path, count: int) -> list[Path]:
         program.metadata["devices"][0]["steps"] = [[step, 0]]
         paths.append(program.write(folder / f"step{step}.pickle"))
     return paths
+
+
+def test_little_is_kept_of_the_blocks_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = dumps(tmp_path, 12)
+    # GIVEN the file of step 12, with a block of each step
+    (kept,) = examine(load(paths[-1])).alive.values()
+    # THEN 24 bytes are kept of each
+    assert sum(column.nbytes for column in vars(kept).values()) == 24 * 12
+    # AND files with too many blocks are not compared, which is said
+    monkeypatch.setattr(several_files, "MOST_BLOCKS", 11)
+    (device,) = find_leaks(*map(load, paths)).devices
+    assert device.verdict == "unknown"
+    assert "step12.pickle has more than 11 blocks" in device.reason
 
 
 def test_files_of_steps_are_compared(tmp_path: Path) -> None:

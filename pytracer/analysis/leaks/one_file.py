@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -226,12 +226,13 @@ def unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
 def stack_frames(snapshot: Snapshot, sites: Column) -> Callable[[int], tuple[Frame, ...]]:
     """Return a function that returns the frames of a stack, from its call site outwards."""
     stacks = snapshot.stacks
+    frame_of = cache(partial(frame_at, stacks))  # one object for each, not one in each stack
 
     @cache
     def frames(stack: int) -> tuple[Frame, ...]:
         site = int(sites[stack])
         indices = (site, *callers_of(stacks, stack, site))
-        return tuple(frame for index in indices if (frame := frame_at(stacks, index)) is not None)
+        return tuple(frame for index in indices if (frame := frame_of(index)) is not None)
 
     return frames
 

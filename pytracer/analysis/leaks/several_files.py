@@ -33,8 +33,27 @@ _NO_DEVICE = "no device"
 _RANK = re.compile(r"rank[_-]?(\d+)")
 """Ranks in the names that programs give to files of torch's own recorder."""
 
-Block = tuple[int, int, int]
-"""A block that is alive at the end of a file: its address, its size, and the key of its stack."""
+MOST_BLOCKS = 250_000
+"""The ends of files with more live blocks of a device are not compared: each takes 24 bytes."""
+
+
+# Of the multiplicative hash of Knuth, and of xxHash; int64 wraps around.
+_FACTORS = 0x1E3779B97F4A7C15, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """The blocks that are alive at the end of a file: columns of equal length, by `block`.
+
+    Attributes:
+        block: int64, a number that is the same in other files if address, size and stack are.
+        size_bytes: int64.
+        stack: int64, the key of the block's stack in `FileLeaks.stacks`.
+    """
+
+    block: Column
+    size_bytes: Column
+    stack: Column
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +67,7 @@ class FileLeaks:
         step: The step in which the file was written; None if unknown.
         devices: The result for each used device, from the file's trace alone.
         alive: The blocks alive at the end, by the device's name; {} if there are no other files.
+            Without the devices that have more than `MOST_BLOCKS`.
         stacks: The frames of the blocks' stacks, from the call site outwards, by their hash.
         program_files: The program's source files.
     """
@@ -57,7 +77,7 @@ class FileLeaks:
     written_ns: int | None
     step: int | None
     devices: list[DeviceLeaks]
-    alive: dict[str, set[Block]]
+    alive: dict[str, Ends]
     stacks: dict[int, tuple[Frame, ...]]
     program_files: ProgramFiles
 
@@ -84,6 +104,7 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
     alive = {
         device_name(snapshot, index): _alive(snapshot, index, stacks)
         for index in ([] if is_only else devices)
+        if len(snapshot.blocks_in_use(index)) <= MOST_BLOCKS
     }
     return FileLeaks(
         path=snapshot.path,
@@ -147,6 +168,9 @@ def _of_process(files: Sequence[FileLeaks], name: str) -> DeviceLeaks:
     longest = max(reversed(found), key=lambda device: (device.unit == "step", device.observed))
     if len(having) < 2 or name == _NO_DEVICE:
         return longest
+    if large := [file.path for file in having if name not in file.alive]:
+        reason = f"{large[0]} has more than {MOST_BLOCKS:,} blocks, too many to compare files"
+        return longest if longest.verdict == "none" else replace(longest, reason=reason)
     compared = _compare_ends(having, found, name)
     if compared is None or (longest.verdict == "none" and compared.verdict != "leak"):
         return longest
@@ -174,26 +198,21 @@ def _compare_ends(
 ) -> DeviceLeaks | None:
     """Search for blocks that stay from file to file; None if the files are of several programs."""
     ends = [file.alive[name] for file in files]
-    if any(not before & after for before, after in pairwise(ends) if before and after):
+    if any(
+        len(before.block) and len(after.block) and not np.isin(before.block, after.block).any()
+        for before, after in pairwise(ends)
+    ):
         return None
     slots = len(ends) - 1
-    first: dict[Block, int] = {}
-    born: list[tuple[int, int, Block]] = []
-    for i, alive in enumerate(ends):
-        for block in [block for block in first if block not in alive]:
-            born.append((first.pop(block), i - 1, block))
-        for block in alive:
-            first.setdefault(block, i - 1)
-    born += [(birth, slots, block) for block, birth in first.items()]
     steps = [file.step for file in files]
     known = [step for step in steps if step is not None]
     has_steps = len(known) == len(steps) and all(a < b for a, b in pairwise(known))
     position = np.array(known[1:] if has_steps else range(2, slots + 2), np.float64)
     stacks = {key: frames for file in files for key, frames in file.stacks.items()}
     program = common_files(file.program_files for file in files)
-    seen, callers = _observation(born, stacks, program, slots, position, has_steps)
+    seen, callers = _observation(ends, stacks, program, position, has_steps)
     growths, releases = search(seen, callers)
-    totals = [sum(size for _, size, _ in alive) for alive in (ends[0], ends[-1])]
+    totals = [int(end.size_bytes.sum()) for end in (ends[0], ends[-1])]
     verdict, reason = judged(growths, seen, totals[1])
     compared = replace(
         found[-1],
@@ -213,26 +232,46 @@ def _compare_ends(
     return replace(compared, exhausted_step=exhausted_step(compared))
 
 
+def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
+    """Return the blocks of all files, born and gone between two files or after the last one.
+
+    Args:
+        ends: The files' blocks.
+        numbers: The number of each stack, by its key.
+    """
+    block, size_bytes, stack = ends[0].block, ends[0].size_bytes, ends[0].stack
+    birth = np.full(len(block), -1)
+    gone: list[tuple[Column, ...]] = []
+    for slot, end in enumerate(ends[1:]):
+        stays, is_new = np.isin(block, end.block), ~np.isin(end.block, block)
+        left = birth[~stays], np.full(np.count_nonzero(~stays), slot)
+        gone.append((*left, size_bytes[~stays], stack[~stays]))
+        birth = np.append(birth[stays], np.full(np.count_nonzero(is_new), slot))
+        block = np.append(block[stays], end.block[is_new])
+        size_bytes = np.append(size_bytes[stays], end.size_bytes[is_new])
+        stack = np.append(stack[stays], end.stack[is_new])
+    gone.append((birth, np.full(len(block), len(ends) - 1), size_bytes, stack))
+    births, deaths, sizes, keys = (np.concatenate(columns) for columns in zip(*gone, strict=True))
+    found, which = np.unique(keys, return_inverse=True)
+    number = np.array([numbers[key] for key in found.tolist()], np.int64)
+    return Lives(
+        birth=births,
+        death=deaths,
+        size_bytes=sizes,
+        stack=number[which],
+        phase=np.zeros(len(births), np.int64),
+        is_freed_later=np.zeros(len(births), bool),
+    )
+
+
 def _observation(
-    born: Sequence[tuple[int, int, Block]],
+    ends: Sequence[Ends],
     stacks: Mapping[int, tuple[Frame, ...]],
     program: ProgramFiles,
-    slots: int,
     position: Column,
     has_steps: bool,
 ) -> tuple[Observation, Callers]:
-    number = {key: i for i, key in enumerate(stacks)}
-    rows = [(birth, death, size, number[key]) for birth, death, (_, size, key) in born]
-    columns = np.array(rows, np.int64).reshape(-1, 4).T
-    count = len(born)
-    lives = Lives(
-        birth=columns[0],
-        death=columns[1],
-        size_bytes=columns[2],
-        stack=columns[3],
-        phase=np.zeros(count, np.int64),
-        is_freed_later=np.zeros(count, bool),
-    )
+    slots, lives = len(ends) - 1, _lives(ends, {key: i for i, key in enumerate(stacks)})
     sites: dict[Frame | None, int] = {}
     paths = list(stacks.values())
     site = [sites.setdefault(path[0] if path else None, len(sites)) for path in paths]
@@ -245,7 +284,7 @@ def _observation(
     nothing = np.zeros(0, np.int64)
     seen = Observation(
         lives=lives,
-        is_owned=np.zeros(count, bool),
+        is_owned=np.zeros(len(lives.birth), bool),
         slots=slots,
         position=position,
         has_steps=has_steps,
@@ -259,21 +298,15 @@ def _observation(
     return seen, Callers(np.array(site, np.int64), paths.__getitem__, program)
 
 
-def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> set[Block]:
+def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> Ends:
     """Return the blocks alive at the end of a file, and add the frames of their stacks."""
-    blocks = snapshot.blocks
-    chosen = snapshot.blocks_in_use(device)
+    blocks, rows = snapshot.blocks, snapshot.blocks_in_use(device)
     frames = stack_frames(snapshot, call_sites(snapshot.stacks))
-    keys = {}
-    for stack in np.unique(blocks.stack[chosen]).tolist():
-        keys[stack] = hash(frames(stack))
-        stacks[keys[stack]] = frames(stack)
-    return {
-        (address, size, keys[stack])
-        for address, size, stack in zip(
-            blocks.address[chosen].tolist(),
-            blocks.size_bytes[chosen].tolist(),
-            blocks.stack[chosen].tolist(),
-            strict=True,
-        )
-    }
+    present, which = np.unique(blocks.stack[rows], return_inverse=True)
+    keys = [hash(frames(stack)) for stack in present.tolist()]
+    stacks |= zip(keys, map(frames, present.tolist()), strict=True)
+    stack, size_bytes = np.array(keys, np.int64)[which], blocks.size_bytes[rows]
+    # Odd factors, so that blocks that differ in one of the three have different numbers.
+    number = blocks.address[rows] * _FACTORS[0] + size_bytes * _FACTORS[1] + stack * _FACTORS[2]
+    _, first = np.unique(number, return_index=True)
+    return Ends(number[first], size_bytes[first], stack[first])

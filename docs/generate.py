@@ -61,8 +61,9 @@ JSON_ROOTS = {
     "`explained` of `pytracer show --json`": ("A file is an `AnsweredFile`:", AnsweredFile),
     "`files` of `pytracer show --json`": ("A report is a `Report`:", Report),
     "`pytracer show --json` with `--at`, `--by` or `--depth`": (
-        "The object has `schema_version`, `files` (a list for each file that could be read) and "
-        "`errors`. The list of a file has a `Held` for each device:",
+        "The object has `schema_version`, `files` (a list for each file that could be read and has "
+        "the moment) and `errors` (one message for each other file, and for each device without "
+        "the moment). The list of a file has a `Held` for each device:",
         Held,
     ),
     "`pytracer show --leaks --json`": (
@@ -71,8 +72,9 @@ JSON_ROOTS = {
         LeakReport,
     ),
     "`pytracer show --fragmentation --json`": (
-        "The object has `schema_version`, `files` (a list for each file that could be read) and "
-        "`errors`. The list of a file has a `Fragmentation` for each device:",
+        "The object has `schema_version`, `files` (a list for each file that could be read and has "
+        "the moment) and `errors` (one message for each other file, and for each device without "
+        "the moment). The list of a file has a `Fragmentation` for each device:",
         Fragmentation,
     ),
     "`pytracer show --address --json`": (

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.held_memory import blocks_at_end
-from pytracer.analysis.program_files import program_files
 from pytracer.analysis.usage import time_of
 from pytracer.reading.metadata import device_name, step_at
 from pytracer.reading.snapshot import Frame, Snapshot
@@ -67,10 +66,9 @@ def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
     snapshot, history = data.snapshot, data.known_usage
     lives = blocks_at_end(data) if history is None else history.blocks
     begin, size, stack = lives.address, lives.size_bytes, lives.stack
-    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
+    chains = CallChains(snapshot.stacks)
     found = []
     for row in np.flatnonzero((begin <= address) & (address < begin + size)).tolist():
-        site = frame_at(snapshot.stacks, int(sites[stack[row]]))
         ends = [
             event if 0 <= event < len(data.trace) and history is not None else None
             for event in (int(lives.alloc_event[row]), int(lives.free_event[row]))
@@ -91,8 +89,8 @@ def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
                 free_us=times[1],
                 alloc_step=steps[0],
                 free_step=steps[1],
-                call_site=site,
-                callers=callers(files, snapshot.stacks.frames(int(stack[row])), site),
+                call_site=chains.site(int(stack[row])),
+                callers=chains.caller_frames(int(stack[row])),
             )
         )
     return found

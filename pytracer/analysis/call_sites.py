@@ -1,7 +1,8 @@
 """The call site of each stack: the line of the program that made an allocation, and its callers."""
 
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -33,6 +34,9 @@ _RECORDER = re.compile(
 )
 # The Python function of torch that calls autograd's engine, which runs nodes on the same thread.
 _ENGINE = re.compile("_engine_run_backward")
+
+LEAST_SHARED = 0.8
+"""A caller is named if at least this part of a call site's bytes was allocated below it."""
 
 UNKNOWN = -1
 """The call site of an empty stack."""
@@ -101,23 +105,13 @@ def is_python(stacks: Stacks) -> Column:
     return found
 
 
-def callers(files: ProgramFiles, frames: tuple[Frame, ...], call_site: Frame | None) -> list[Frame]:
-    """Return the program's frames that called a call site, innermost first.
-
-    Args:
-        files: The program's source files.
-        frames: The stack, innermost frame first.
-        call_site: The stack's call site.
-    """
-    if call_site not in frames:
-        return []
-    return [
-        frame
-        for frame in frames[frames.index(call_site) + 1 :]
-        if not _NATIVE_FILE.fullmatch(frame.filename)
+def is_programs_frame(frame: Frame, files: ProgramFiles) -> bool:
+    """Return whether a frame is a Python frame of the program that has these source files."""
+    return (
+        not _NATIVE_FILE.fullmatch(frame.filename)
         and not _NATIVE_NAME.fullmatch(frame.name)
         and frame.filename in files
-    ]
+    )
 
 
 def frames_matching(
@@ -168,3 +162,49 @@ def callers_of(stacks: Stacks, stack: int, site: int) -> list[int]:
     source = int(stacks.forward[stack]) if is_backward else stack
     inside: list[int] = stacks.frame[stacks.offsets[source] : stacks.offsets[source + 1]].tolist()
     return inside[inside.index(frame) + 1 :] if frame in inside else []
+
+
+class CallChains:
+    """The call site of each stack of a snapshot, and the program's frames that called it."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        """Find the call sites of the stacks."""
+        self.stacks = stacks
+        self.sites = call_sites(stacks)
+        self._is_programs = is_programs(stacks)
+
+    def site(self, stack: int) -> Frame | None:
+        """Return the call site of a stack; None if it is unknown."""
+        return frame_at(self.stacks, int(self.sites[stack]))
+
+    def callers(self, stack: int) -> list[int]:
+        """Return the program's frames that called a stack's call site, innermost first."""
+        found = callers_of(self.stacks, stack, int(self.sites[stack]))
+        return [frame for frame in found if self._is_programs[frame]]
+
+    def caller_frames(self, stack: int) -> list[Frame]:
+        """Return `callers` as frames."""
+        return [frame for index in self.callers(stack) if (frame := frame_at(self.stacks, index))]
+
+    def shared_callers(self, sizes: Iterable[tuple[int, int]], most: int) -> list[Frame]:
+        """Return the callers of a call site that most of its bytes have, innermost first.
+
+        The chain ends before the first caller that less than `LEAST_SHARED` of the bytes have.
+
+        Args:
+            sizes: Stacks with the call site, each with its bytes.
+            most: The largest number of callers.
+        """
+        paths = [(self.callers(stack), size_bytes) for stack, size_bytes in sizes]
+        total = sum(size_bytes for _, size_bytes in paths)
+        found: list[int] = []
+        for depth in range(most):
+            by_caller: dict[int, int] = defaultdict(int)
+            for path, size_bytes in paths:
+                if path[:depth] == found and len(path) > depth:
+                    by_caller[path[depth]] += size_bytes
+            caller = max(by_caller, key=by_caller.__getitem__, default=None)
+            if caller is None or by_caller[caller] < LEAST_SHARED * total:
+                break
+            found.append(caller)
+        return [frame for index in found if (frame := frame_at(self.stacks, index))]

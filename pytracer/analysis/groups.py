@@ -9,12 +9,18 @@ for held in who_holds(load("snapshot.pickle"), at="peak", by="caller"):
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pytracer.analysis.call_sites import UNKNOWN, call_sites, callers_of, frame_at, is_programs
-from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
+from pytracer.analysis.device_data import (
+    DeviceData,
+    chosen_devices,
+    device_data,
+    why_empty,
+)
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
-from pytracer.analysis.moments import Moment, moment_of
+from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Frame, Snapshot, Stacks
@@ -94,8 +100,9 @@ def who_holds(
     at: str | None = None,
     by: str = "line",
     depth: int = 0,
+    note: Callable[[str], object] = lambda _: None,
 ) -> list[Held]:
-    """Return who holds memory at a moment, for each device.
+    """Return who holds memory at a moment, for each device that has such a moment.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
@@ -104,34 +111,35 @@ def who_holds(
             the last out-of-memory, or else the peak.
         by: What to group by: one of `KEYS`.
         depth: How many callers distinguish groups by "line" and "caller".
+        note: Called with a sentence for each device that is left out, because it has no such
+            moment, or if the file has no devices.
 
     Raises:
-        PytracerError: The snapshot has no such device or no such moment, or `by` is unknown.
+        PytracerError: The snapshot has no such device, no device has such a moment, or `by` is
+            unknown.
     """
     if by not in KEYS:
         raise PytracerError(f"by={by!r} is unknown: give one of {', '.join(KEYS)}")
-    found = []
-    for index in chosen_devices(snapshot, device):
-        data = device_data(snapshot, index)
-        moment = moment_of(data, at)
-        groups = groups_at(data, moment, by, depth)
-        known = data.known_usage
-        is_exact = known is None or moment.entry is None
-        if known is not None and moment.entry is not None:
-            is_exact = known.uncertain_at(moment.entry) == 0
-        found.append(
-            Held(
-                path=snapshot.path,
-                device=index,
-                name=device_name(snapshot, index),
-                moment=moment,
-                is_exact=is_exact,
-                by=by,
-                active_bytes=sum(group.size_bytes for group in groups),
-                groups=groups,
-            )
-        )
-    return found
+    chosen = chosen_devices(snapshot, device)
+    if not chosen:
+        note(f"{snapshot.path}: {why_empty(snapshot.metadata)}")
+    devices = (device_data(snapshot, index) for index in chosen)
+    return at_moment(devices, at, partial(_held, by=by, depth=depth), note)
+
+
+def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
+    groups = groups_at(data, moment, by, depth)
+    known = None if moment.entry is None else data.known_usage
+    return Held(
+        path=data.snapshot.path,
+        device=data.device,
+        name=device_name(data.snapshot, data.device),
+        moment=moment,
+        is_exact=known is None or known.uncertain_at(moment.entry or 0) == 0,
+        by=by,
+        active_bytes=sum(group.size_bytes for group in groups),
+        groups=groups,
+    )
 
 
 def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list[Group]:
@@ -194,16 +202,14 @@ def _frames_of(stacks: Stacks, by: str, depth: int) -> Callable[[int], tuple[int
     """Return a function from a stack to the indices of the frames that make its group."""
     if by == "stack":
         return lambda stack: tuple(stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]])
-    sites, is_own = call_sites(stacks), is_programs(stacks)
+    chains = CallChains(stacks)
 
     def frames(stack: int) -> tuple[int, ...]:
-        site = int(sites[stack])
+        site = int(chains.sites[stack])
         if site == UNKNOWN:
             return ()
-        callers = [frame for frame in callers_of(stacks, stack, site) if is_own[frame]]
-        if by == "caller":
-            return tuple(callers[: depth + 1])
-        return (site, *callers[:depth])
+        callers = chains.callers(stack)
+        return tuple(callers[: depth + 1]) if by == "caller" else (site, *callers[:depth])
 
     return frames
 

@@ -1,12 +1,12 @@
 """Who holds memory at one moment: call sites with their callers and the age of their blocks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
-from pytracer.analysis.program_files import program_files
-from pytracer.reading.snapshot import Frame, Stacks
+from pytracer.reading.snapshot import Frame
 
 MOST_CALLERS = 2
 
@@ -43,7 +43,7 @@ class Holder:
         site: The call site and its blocks.
         share: The site's part of all active bytes, from 0 to 1.
         callers: The program's frames that called the call site, innermost first, at most
-            `MOST_CALLERS`; in the stack that holds most bytes.
+            `MOST_CALLERS`, as far as most of the site's bytes have them (`LEAST_SHARED`).
         oldest_age: The age of the site's oldest block in steps: 0 for a block of the current step.
             None if a block is older than the known steps, or the file has no steps.
         newest_age: The age of the site's newest block in steps; None if it is unknown.
@@ -70,22 +70,24 @@ def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> lis
 
 def sites_of(held: HeldMemory, top: int | None = None) -> list[Site]:
     """Return the call sites of the blocks, the largest first, at most `top`."""
-    return [_site(held.stacks, *found) for found in by_site(held)[:top]]
+    chains = CallChains(held.stacks)
+    return [_site(chains, *found) for found in by_site(held, chains=chains)[:top]]
 
 
 def holders_of(held: HeldMemory, top: int) -> list[Holder]:
     """Return the call sites that hold most, the largest first, at most `top`."""
-    found, files, ages = by_site(held), program_files(held.stacks), _ages(held)
+    chains = CallChains(held.stacks)
+    found, ages = by_site(held, chains=chains), _ages(held)
     active_bytes = sum(total.size_bytes for total, _ in found)
     holders = []
     for total, parts in found[:top]:
-        site = _site(held.stacks, total, parts)
+        site = _site(chains, total, parts)
         oldest, newest = ages.get(total.key[0], (None, None))
         holders.append(
             Holder(
                 site=site,
                 share=site.size_bytes / active_bytes if active_bytes else 0.0,
-                callers=callers(files, site.frames, site.call_site)[:MOST_CALLERS],
+                callers=shared_callers(chains, parts, MOST_CALLERS),
                 oldest_age=oldest,
                 newest_age=newest,
             )
@@ -93,30 +95,40 @@ def holders_of(held: HeldMemory, top: int) -> list[Holder]:
     return holders
 
 
-def by_site(held: HeldMemory, *keys: str) -> list[tuple[Sum, list[Sum]]]:
+def by_site(held: HeldMemory, *keys: str, chains: CallChains) -> list[tuple[Sum, list[Sum]]]:
     """Return the blocks by call site, and by other keys; the largest groups first.
+
+    Args:
+        held: The blocks.
+        keys: The other keys; see `HeldMemory.group`.
+        chains: Those of the blocks' stacks.
 
     Returns:
         For each group the sums, whose first key is the call site, a number for `frame_at`; and the
         sums of its stacks, the largest first, whose last key is the stack.
     """
-    sites = call_sites(held.stacks)
     parts: dict[tuple[object, ...], list[Sum]] = {}
     for part in held.group(*keys, "stack"):
         *others, stack = part.key
-        parts.setdefault((int(sites[stack]), *others), []).append(part)
+        parts.setdefault((int(chains.sites[stack]), *others), []).append(part)
     found = [(total_of(key, of_stacks), of_stacks) for key, of_stacks in parts.items()]
     return sorted(found, key=lambda each: (-each[0].size_bytes, each[0].key[0]))
 
 
-def _site(stacks: Stacks, total: Sum, parts: list[Sum]) -> Site:
+def shared_callers(chains: CallChains, parts: Iterable[Sum], most: int) -> list[Frame]:
+    """Return the callers of a call site that most of its bytes have, from `by_site`'s stacks."""
+    sizes = ((part.key[-1], part.size_bytes) for part in parts)
+    return chains.shared_callers(sizes, most)
+
+
+def _site(chains: CallChains, total: Sum, parts: list[Sum]) -> Site:
     return Site(
-        call_site=frame_at(stacks, total.key[0]),
+        call_site=frame_at(chains.stacks, total.key[0]),
         size_bytes=total.size_bytes,
         requested_bytes=total.requested_bytes,
         pending_bytes=total.pending_bytes,
         count=total.count,
-        frames=stacks.frames(parts[0].key[-1]),
+        frames=chains.stacks.frames(parts[0].key[-1]),
     )
 
 

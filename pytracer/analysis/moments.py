@@ -1,14 +1,23 @@
 """Moments of a recording that a user names: "oom", "peak", "end", an event, or a time."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.errors import PytracerError
+from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import NO_TIME, OOM
 
+Answer = TypeVar("Answer")
+
 FORMS = "oom, peak, end, the index of an event, or +SECONDS after the first event"
+
+
+class NoMomentError(PytracerError):
+    """A device, or none of several devices, has the moment that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +51,19 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
             or else "peak"; without a history "end".
 
     Raises:
-        PytracerError: The text names no moment of the device.
+        NoMomentError: The device has no such moment.
+        PytracerError: The text names no moment.
     """
     history, trace, path = data.known_usage, data.trace, data.snapshot.path
+    name = device_name(data.snapshot, data.device)
     if text == "end" or (text is None and history is None):
         return Moment("end", None, len(trace) - 1 if len(trace) else None)
     if history is None:
         reason = data.contradiction or "the file has no events"
-        raise PytracerError(f"{path} has only the state at the end: {reason}; give --at end")
+        raise NoMomentError(f"{path} has only the state at the end: {reason}; give --at end")
     ooms = np.flatnonzero(trace.action == OOM)
     if text == "oom" and len(ooms) == 0:
-        raise PytracerError(f"{path} has no out-of-memory of device {data.device}")
+        raise NoMomentError(f"{path} has no out-of-memory of {name}")
     if text == "oom" or (text is None and len(ooms)):
         return _after("oom", int(ooms[-1]))
     if text in (None, "peak"):
@@ -61,11 +72,45 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     assert text is not None
     event = _event(data, text)
     if not 0 <= event < len(trace):
-        raise PytracerError(
-            f"{path} has no event {event:,} of device {data.device}: its events are 0 to "
-            f"{len(trace) - 1:,}"
+        raise NoMomentError(
+            f"{path} has no event {event:,} of {name}: its events are 0 to {len(trace) - 1:,}"
         )
     return _after(f"event {event:,}", event)
+
+
+def at_moment(
+    devices: Iterable[DeviceData],
+    text: str | None,
+    answer: Callable[[DeviceData, Moment], Answer],
+    note: Callable[[str], object],
+) -> list[Answer]:
+    """Answer a question about each device that has a moment.
+
+    Args:
+        devices: The devices.
+        text: The moment, as `moment_of` takes it.
+        answer: Returns the answer for a device and its moment.
+        note: Called with a sentence for each device that has no such moment, if others have it.
+
+    Raises:
+        NoMomentError: No device has such a moment.
+        PytracerError: The text names no moment.
+    """
+    found: list[Answer] = []
+    missing: list[str] = []
+    for data in devices:
+        try:
+            moment = moment_of(data, text)
+        except NoMomentError as error:
+            missing.append(str(error))
+        else:
+            found.append(answer(data, moment))
+    if missing and not found:
+        others = "; no other device has this moment either" if len(missing) > 1 else ""
+        raise NoMomentError(missing[0] + others)
+    for sentence in missing:
+        note(sentence)
+    return found
 
 
 def _after(name: str, event: int) -> Moment:
@@ -82,5 +127,5 @@ def _event(data: DeviceData, text: str) -> int:
     except (ValueError, OverflowError):
         raise PytracerError(f"{text!r} is not a moment: give {FORMS}") from None
     if len(times) == 0 or times[0] == NO_TIME:
-        raise PytracerError(f"{data.snapshot.path} has no times: give the index of an event")
+        raise NoMomentError(f"{data.snapshot.path} has no times: give the index of an event")
     return int(np.searchsorted(times, times[0] + after_us, "right")) - 1

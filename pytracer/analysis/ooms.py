@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
-from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.free_memory import free_memory
 from pytracer.analysis.history import History
 from pytracer.analysis.layout import Layout, layout_at, layout_at_end
-from pytracer.analysis.program_files import program_files
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, device_metadata, read_number, step_at
@@ -112,7 +111,7 @@ def out_of_memories(
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
-    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
+    chains = CallChains(snapshot.stacks)
     metadata = device_metadata(snapshot, device)
     total, limit = read_number(metadata, "total_bytes"), _limit(snapshot, device)
     is_one_pool = _is_one_pool(snapshot, device, trace)
@@ -139,7 +138,6 @@ def out_of_memories(
                 state = free_memory(layout, int(trace.pool[event]), requested)
         reserved = None if sample is None else sample.reserved_bytes
         stack = int(trace.stack[event])
-        call_site = frame_at(snapshot.stacks, int(sites[stack]))
         available = free
         if limit is not None and reserved is not None:
             available = min(free, max(limit - reserved, 0))
@@ -165,8 +163,8 @@ def out_of_memories(
                 else _fits(requested - available, sample, "free_bytes"),
                 is_one_pool=is_one_pool,
                 elsewhere_bytes=remainder(total, free, reserved),
-                call_site=call_site,
-                callers=callers(files, snapshot.stacks.frames(stack), call_site),
+                call_site=chains.site(stack),
+                callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
                 earlier_peak_bytes=_peak_before(history, event),
                 sample=sample,

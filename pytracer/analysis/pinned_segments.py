@@ -12,6 +12,7 @@ each page that is free. So the free memory of a segment, or of a page, with a bl
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
-from pytracer.analysis.moments import Moment, moment_of
+from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Frame, Snapshot
@@ -91,24 +92,25 @@ class Fragmentation:
 
 
 def fragmentation(
-    snapshot: Snapshot, device: int | None = None, at: str | None = None
+    snapshot: Snapshot,
+    device: int | None = None,
+    at: str | None = None,
+    note: Callable[[str], object] = lambda _: None,
 ) -> list[Fragmentation]:
-    """Return the free memory of each device, and the call sites that pin it.
+    """Return the free memory of each device that has a moment, and the call sites that pin it.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
         device: The index of the only device; None for all devices that were used. The CPU is left
             out, because it has no segments.
         at: The moment, as `moment_of` takes it; None for the last out-of-memory, or else the peak.
+        note: Called with a sentence for each device that has no such moment, if others have it.
 
     Raises:
-        PytracerError: The snapshot has no such device or no such moment.
+        PytracerError: The snapshot has no such device, or no device has such a moment.
     """
-    found = []
-    for index in chosen_devices(snapshot, device):
-        data = device_data(snapshot, index)
-        if not data.is_cpu:
-            found.append(_of_device(data, moment_of(data, at)))
+    chosen = (device_data(snapshot, index) for index in chosen_devices(snapshot, device))
+    found = at_moment((data for data in chosen if not data.is_cpu), at, _of_device, note)
     if not found:
         raise PytracerError(f"{snapshot.path} has no accelerator, and the CPU has no segments")
     return found

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import click
 
 from pytracer.analysis.answer import text_lines
 from pytracer.analysis.groups import KEYS
+from pytracer.analysis.moments import NoMomentError
 from pytracer.commands.answers import Answered, answered, read_file
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
@@ -22,6 +23,7 @@ from pytracer.commands.shared_options import (
     top_option,
 )
 from pytracer.errors import PytracerError
+from pytracer.text import printable
 
 _MOST_WIDTH = 120
 
@@ -36,6 +38,7 @@ class Question:
         content: Returns the content of the JSON document from that answer.
         show: Prints that answer, which is of at least one file.
         in_processes: Whether processes may read many files.
+        notes: What `read` says about parts of files that it leaves out, in any order.
     """
 
     read: Callable[[Path], Any]
@@ -43,6 +46,7 @@ class Question:
     content: Callable[[Any], Mapping[str, Any]]
     show: Callable[[Any], None]
     in_processes: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 @click.command("show")
@@ -108,13 +112,20 @@ def show_command(
         question.read, found, "Reading snapshots", memory_bytes, in_processes=question.in_processes
     )
     files = [result for result in results if not isinstance(result, PytracerError)]
+    if files:  # a file without the moment that others have is no error
+        question.notes.extend(str(error) for error in results if isinstance(error, NoMomentError))
+        results = [result for result in results if not isinstance(result, NoMomentError)]
+    notes = [PytracerError(note) for note in sorted(question.notes)]
     combined = question.combine(files)
     if has_json:
         from pytracer.commands.json_output import write_results
 
-        write_results(question.content(combined), results, to_stdout=as_json, path=json_path)
+        content = question.content(combined)
+        write_results(content, [*results, *notes], to_stdout=as_json, path=json_path)
     if files and not as_json:
         question.show(combined)
+        for note in notes:
+            click.echo(f"{printable(str(note))}.")
     if print_errors(results):
         context.exit(1)
 
@@ -149,11 +160,13 @@ def _question(
     names = [name for name, is_asked in asked.items() if is_asked]
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
+    notes: list[str] = []
     if asks_who:
         from pytracer.commands import show_held
 
         held = partial(show_held.read, device=device, at=moment, by=by or "line", depth=depth)
-        return Question(held, list, _files, partial(show_held.show, top=top))
+        held = partial(held, note=notes.append)
+        return Question(held, list, _files, partial(show_held.show, top=top), notes=notes)
     if leaks:
         from pytracer.analysis.leaks import combine
         from pytracer.commands import show_leaks
@@ -163,8 +176,9 @@ def _question(
     if fragmentation:
         from pytracer.commands import show_fragmentation
 
-        free = partial(show_fragmentation.read, device=device, at=moment)
-        return Question(free, list, _files, partial(show_fragmentation.show, top=top))
+        free = partial(show_fragmentation.read, device=device, at=moment, note=notes.append)
+        shown = partial(show_fragmentation.show, top=top)
+        return Question(free, list, _files, shown, notes=notes)
     if address is not None:
         from pytracer.commands import show_address
 

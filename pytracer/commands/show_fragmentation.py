@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,13 +14,13 @@ from pytracer.reading.reader import load
 from pytracer.text import number, printable, size, size_range
 
 
-def read(path: Path, *, device: int | None, at: str | None) -> list[Fragmentation]:
-    """Return the free memory of each accelerator of a file.
+def read(path: Path, **question: Any) -> list[Fragmentation]:
+    """Return the free memory of each accelerator of a file, as `fragmentation` is asked.
 
     Raises:
         PytracerError: The file cannot be read, or has no accelerator or no such device or moment.
     """
-    return fragmentation(load(path), device, at)
+    return fragmentation(load(path), **question)
 
 
 def show(files: Sequence[Sequence[Fragmentation]], top: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,15 +16,15 @@ from pytracer.reading.reader import load
 from pytracer.text import printable, size, size_range
 
 
-def read(path: Path, *, device: int | None, at: str | None, by: str, depth: int) -> list[Held]:
-    """Return who holds memory at a moment, for each device of a file.
+def read(path: Path, **question: Any) -> list[Held]:
+    """Return who holds memory at a moment, for each device of a file, as `who_holds` is asked.
 
     Raises:
         PytracerError: The file cannot be read, or it has no such device or moment.
     """
     snapshot = load(path)
     check_stack_texts(snapshot)
-    return who_holds(snapshot, device, at=at, by=by, depth=depth)
+    return who_holds(snapshot, **question)
 
 
 def show(files: Sequence[Sequence[Held]], top: int) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.call_sites import callers, frame_at
+from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
-from pytracer.analysis.holders import by_site
+from pytracer.analysis.held_memory import Sum, held_memory, total_of
+from pytracer.analysis.holders import by_site, shared_callers
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot
-from pytracer.analysis.program_files import program_files
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.errors import ConfigError
@@ -197,7 +196,7 @@ def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
 
 
 def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
-    known = data.known_usage
+    known, chains = data.known_usage, CallChains(data.snapshot.stacks)
     moments: dict[str, int | None] = {"end": None}
     if known is not None:
         moments["peak"] = int(known.usage.allocated_bytes.argmax())
@@ -205,9 +204,9 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
             moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
         held = held_memory(data, entry)
-        found = by_site(held, "category", "phase")
+        found = by_site(held, "category", "phase", chains=chains)
         for total, parts in found[:MOST_SITES]:
-            yield {"moment": moment, "is_others": False, **_group_row(held, total, parts)}
+            yield {"moment": moment, "is_others": False, **_group_row(chains, data, total, parts)}
         if others := [total for total, _ in found[MOST_SITES:]]:
             yield {
                 "moment": moment,
@@ -218,16 +217,13 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
             }
 
 
-def _group_row(held: HeldMemory, total: Sum, parts: list[Sum]) -> Row:
+def _group_row(chains: CallChains, data: DeviceData, total: Sum, parts: list[Sum]) -> Row:
     """Return the row of the blocks with the same call site, category and phase."""
-    snapshot = held.data.snapshot
     site, category, phase = total.key
-    frame, files = frame_at(held.stacks, site), program_files(held.stacks)
-    chain = callers(files, held.stacks.frames(parts[0].key[-1]), frame)
     return {
-        **_site(frame),
-        "callers": _chain(chain[:_MOST_CALLERS]),
-        "category": category if snapshot.blocks.category.any() else None,
+        **_site(frame_at(chains.stacks, site)),
+        "callers": _chain(shared_callers(chains, parts, _MOST_CALLERS)),
+        "category": category if data.snapshot.blocks.category.any() else None,
         "phase": phase,
         **_sums(total),
         "groups": 1,

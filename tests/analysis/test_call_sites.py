@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, Program, operations, run
 
-from pytracer.analysis.call_sites import call_sites, callers, frame_at
+from pytracer.analysis.call_sites import CallChains, call_sites, frame_at
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.groups import who_holds
+from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holders import Site, sites_at
-from pytracer.analysis.program_files import program_files
 from pytracer.reading import Snapshot, load
 from pytracer.reading.snapshot import Frame
 
@@ -215,8 +215,9 @@ def test_a_torch_outside_of_site_packages_is_not_the_program(
     (site,) = sites_at_end(snapshot)
     (held,) = who_holds(snapshot, 1, at="end", by="line", depth=5)
     # THEN they are the program's frames, also those next to torch's folder
-    files = program_files(snapshot.stacks)
-    assert [site.call_site, *callers(files, site.frames, site.call_site)] == expected
+    (stack,) = held_memory(device_data(snapshot, 1), None).group("stack")
+    callers = CallChains(snapshot.stacks).caller_frames(*stack.key)
+    assert [site.call_site, *callers] == expected
     assert held.groups[0].frames == expected
 
 

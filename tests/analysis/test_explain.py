@@ -26,7 +26,7 @@ def program_of_steps() -> Program:
     steps = []
     for step in range(1, 5):
         steps.append([step, len(program.events)])
-        program.alloc(300 * KIB, MODEL, TORCH, NATIVE, ("train.py", f"step{step}", step))
+        program.alloc(300 * KIB, MODEL, TORCH, NATIVE, ("train.py", "main", 7))
         if step < 3:
             program.alloc(KIB, ("setup.py", "load", 2))
     temporary = program.alloc(400 * KIB, ("train.py", "temporary", 9))
@@ -63,9 +63,25 @@ def test_the_lines_of_a_log() -> None:
     assert why.startswith("why: 40 MiB are more than all free memory")
     assert held == "held: 1.174 MiB at that moment"
     assert lines.startswith(
-        "lines: 1.172 MiB model.py:31 forward ← train.py:1 step1 (0-3 steps old); 2 KiB"
+        "lines: 1.172 MiB model.py:31 forward ← train.py:7 main (0-3 steps old); 2 KiB"
     )
     assert do.startswith("do: The program must hold less")
+
+
+@pytest.mark.parametrize(
+    ("of_first", "callers"), [(8, ["first", "main"]), (7, []), (2, ["second", "main"])]
+)
+def test_callers_are_those_of_most_bytes(of_first: int, callers: list[str]) -> None:
+    # GIVEN a line that two functions call, of which the first has some of ten blocks
+    program = Program()
+    main = ("train.py", "main", 9)
+    for block in range(10):
+        name = "first" if block < of_first else "second"
+        program.alloc(KIB, MODEL, ("train.py", name, 3), main)
+    # THEN a caller is named if it has at least 80 % of the line's bytes
+    (found,) = explain(program.snapshot())
+    (holder,) = found.holders
+    assert [frame.name for frame in holder.callers] == callers
 
 
 def test_blocks_older_than_the_trace_have_no_age() -> None:

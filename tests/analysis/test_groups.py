@@ -149,3 +149,45 @@ def test_steps_and_modules_that_are_alike_have_one_row(tmp_path: Path) -> None:
     rows = cells(invoke(path, "--at", "end", "--by", "step").output)
     each = "\N{MULTIPLICATION SIGN}, 1 KiB each)"
     assert [row[-1] for row in rows] == ["5", f"1 to 4 (4 {each}", f"6 to 7 (2 {each}"]
+
+
+def test_a_file_without_devices_says_why(tmp_path: Path) -> None:
+    path = Program().write(tmp_path / "a.pickle")
+    result = invoke(path, "--by", "line")
+    assert result.exit_code == 0
+    assert "the file has no events and no segments: the program used no recorded device" in (
+        " ".join(result.stdout.split())
+    )
+    (error,) = json.loads(invoke(path, "--by", "line", "--json").stdout)["errors"]
+    assert error.startswith(f"{path}: the file has no events")
+
+
+@pytest.mark.parametrize("question", ["--by=line", "--fragmentation"])
+def test_devices_and_files_without_the_moment_are_named(tmp_path: Path, question: str) -> None:
+    # GIVEN a file in which one of two devices ran out of memory, and a file in which none did
+    program = Program(device=1)
+    program.alloc(1000, ("train.py", "step", 2))
+    healthy = program.write(tmp_path / "healthy.pickle")
+    program.out_of_memory(3000, 0)
+    content = program.content()
+    other = Program()
+    other.alloc(500, ("train.py", "step", 3))
+    content["device_traces"][0] = other.events
+    content["segments"] += other.content()["segments"]
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(pickle.dumps(content))
+    # WHEN the out-of-memory is asked for
+    result = invoke(tmp_path, question, "--at", "oom")
+    # THEN it is shown where there is one, and the others are named
+    assert result.exit_code == 0
+    assert "device 1 at the out-of-memory" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "has no out-of-memory" in line]
+    assert lines == [
+        f"{healthy} has no out-of-memory of device 1.",
+        f"{path} has no out-of-memory of device 0.",
+    ]
+    document = json.loads(invoke(tmp_path, question, "--at", "oom", "--json").stdout)
+    assert [[held["name"] for held in file] for file in document["files"]] == [["device 1"]]
+    assert [f"{error}." for error in document["errors"]] == lines
+    # AND without any, the question has no answer
+    assert invoke(healthy, question, "--at", "oom").exit_code == 1

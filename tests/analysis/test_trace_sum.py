@@ -108,8 +108,9 @@ def test_other_answers_have_the_sum_too() -> None:
     events, usage, _ = random_program(0)
     snapshot = file_of(events)
     # THEN the memory at its peak, and the explanation, are those of the sum
-    (at_peak,) = who_holds(snapshot, at="peak", by="line")
-    assert (at_peak.active_bytes, at_peak.is_exact) == (max(usage), False)
+    for by in ("line", "module", "stream"):
+        (at_peak,) = who_holds(snapshot, at="peak", by=by)
+        assert (at_peak.active_bytes, at_peak.is_exact) == (max(usage), False)
     (explanation,) = explain(snapshot)
     assert (explanation.held_at, explanation.held_bytes) == ("peak", max(usage))
     answer = answer_of(explanation)

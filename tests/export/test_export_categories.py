@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import invoke
 from processes import run
+from synthetic_snapshots import Program
 from torch import nn
 
 import pytracer
@@ -56,6 +57,17 @@ def test_collapsed_stacks_begin_with_the_category(path: Path, at: str) -> None:
     for stack, size_bytes in stacks.items():
         merged[stack.split(";", 1)[1]] += size_bytes
     assert merged == plain
+
+
+def test_the_end_needs_no_trace_for_its_categories() -> None:
+    # GIVEN a file without events, with a block whose owner is known
+    program = Program()
+    weight = program.alloc(512, ("model.py", "load", 1), events=False)
+    program.own(weight, "parameter", "module", "weight")
+    program.alloc(1024, ("train.py", "step", 2), events=False)
+    # THEN the categories of the end are those of the file
+    found = collapse_stacks(program.snapshot(), "end", by_category=True)
+    assert found == {"parameter;load (model.py:1)": 512, "unknown;step (train.py:2)": 1024}
 
 
 def test_the_option_is_of_collapsed_stacks_only(path: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from pytracer.analysis.call_sites import callers as program_callers
+from pytracer.analysis.call_sites import is_programs_frame
 from pytracer.analysis.leaks.growth import Lives
 from pytracer.analysis.program_files import ProgramFiles
 from pytracer.reading.snapshot import Column, Frame
@@ -53,7 +53,8 @@ def divided(lives: Lives, callers: Callers, by_caller_only: bool) -> list[Lives]
 def shared_frames(lives: Lives, callers: Callers) -> tuple[Frame, ...]:
     """Return the program's frames that all blocks share, the call site first."""
     shared = common([callers.frames(int(stack)) for stack in np.unique(lives.stack)])
-    return (*shared[:1], *program_callers(callers.files, shared, shared[0])) if shared else ()
+    called_by = (frame for frame in shared[1:] if is_programs_frame(frame, callers.files))
+    return (*shared[:1], *called_by)
 
 
 def common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:

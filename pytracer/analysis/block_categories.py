@@ -54,6 +54,9 @@ class Rule(Enum):
         return _NUMBERS[self]
 
 
+_UNSAID = UNKNOWN, ""
+"""The kind of blocks of which the file says nothing."""
+
 _NUMBERS = {rule: number for number, rule in enumerate(Rule)}
 
 
@@ -82,28 +85,38 @@ class BlockCategories:
 
 def block_categories(snapshot: Snapshot, device: int, history: History) -> BlockCategories:
     """Return what each block of a device's history was for."""
-    lives, blocks, strings = history.blocks, snapshot.blocks, snapshot.strings
+    lives = history.blocks
     kind, kinds = np.full(len(lives), Rule.NO_FACT.number), [rule.value for rule in Rule]
     if _shows_lives(snapshot):
         kind = _kinds_by_life(snapshot, device, lives)
     row = rows_at_end(snapshot, device, lives)
     found = np.flatnonzero(row >= 0)
-    row = row[found]
-    in_file, which = np.unique(
-        blocks.category[row] * np.int64(len(strings)) + blocks.category_rule[row],
-        return_inverse=True,
-    )
-    pairs = (divmod(pair, len(strings)) for pair in in_file.tolist())
-    of_file = [(strings[category], strings[rule]) for category, rule in pairs]
+    of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
-    has_owner = np.array([name not in ("", UNKNOWN) for name, _ in of_file], bool)[which]
-    has_reason = np.array([name != "" for name, _ in of_file], bool)[which]
+    has_owner = np.array([name != UNKNOWN for name, _ in of_file.kinds], bool)[of_file.kind]
+    has_reason = np.array([pair != _UNSAID for pair in of_file.kinds], bool)[of_file.kind]
     decides = has_owner | (has_reason & (kind[found] == Rule.NO_FACT.number))
-    kind[found[decides]] = len(kinds) + which[decides]
+    kind[found[decides]] = len(kinds) + of_file.kind[decides]
     owner = np.zeros(len(lives), np.int64)
-    owner[found] = blocks.owner[row]
-    result = BlockCategories(kind, (*kinds, *of_file), owner)
+    owner[found] = of_file.owner
+    result = BlockCategories(kind, (*kinds, *of_file.kinds), owner)
     return _by_call_site(snapshot, device, lives, result)
+
+
+def file_categories(snapshot: Snapshot, rows: Column) -> BlockCategories:
+    """Return what the file itself says about blocks, given as rows of the snapshot's blocks.
+
+    Blocks that are not in the file, with the row -1, and blocks without a category are unknown.
+    """
+    strings, blocks = snapshot.strings, snapshot.blocks
+    exists, pair, owner = rows >= 0, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    row = rows[exists]
+    pair[exists] = blocks.category[row] * np.int64(len(strings)) + blocks.category_rule[row]
+    owner[exists] = blocks.owner[row]
+    pairs, kind = np.unique(pair, return_inverse=True)
+    texts = (divmod(both, len(strings)) for both in pairs.tolist())
+    kinds = tuple((strings[category] or UNKNOWN, strings[rule]) for category, rule in texts)
+    return BlockCategories(kind, kinds, owner)
 
 
 def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:

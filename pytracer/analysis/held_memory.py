@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.block_categories import UNKNOWN, BlockCategories, Rule, rows_at_end
+from pytracer.analysis.block_categories import BlockCategories, Rule, file_categories, rows_at_end
 from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
@@ -78,10 +78,9 @@ class HeldMemory:
     @property
     def forward_bytes(self) -> int:
         """Return the bytes of unknown blocks that modules allocated in the forward pass."""
-        if (found := self._categories) is None:
-            return 0
-        is_forward = found.kind[self.rows] == Rule.FROM_FORWARD.number
-        return int(self.column("size_bytes")[is_forward].sum())
+        found = self._categories
+        of_forward = np.array([kind == Rule.FROM_FORWARD.value for kind in found.kinds], bool)
+        return int(self.column("size_bytes")[of_forward[found.kind]].sum())
 
     def unsized(self) -> "HeldMemory":
         """Return the blocks whose size is not exact."""
@@ -119,25 +118,22 @@ class HeldMemory:
             for key, *total in zip(zip(*keys_of, strict=True), *totals, strict=True)
         ]
 
-    @property
-    def _categories(self) -> BlockCategories | None:
-        return None if self.entry is None else self.data.block_categories
+    @cached_property
+    def _categories(self) -> BlockCategories:
+        """The categories of the active blocks."""
+        found = None if self.entry is None else self.data.block_categories
+        if found is None:
+            return file_categories(self.data.snapshot, self._row_at_end)
+        return BlockCategories(found.kind[self.rows], found.kinds, found.owner[self.rows])
 
     @cached_property
     def _row_at_end(self) -> Column:
         """The row of each block in the snapshot's blocks; -1 if it was freed before the end."""
         snapshot, device = self.data.snapshot, self.data.device
         if self.entry is None:
-            return snapshot.blocks_in_use(device)
+            return snapshot.blocks_in_use(device)[self.rows]
         rows: Column = rows_at_end(snapshot, device, self.blocks)[self.rows]
         return rows
-
-    def _at_end(self, column: Column, otherwise: Column | int = 0) -> Column:
-        """Return for each block the value of a column at the end, or else another value."""
-        row, found = self._row_at_end, np.zeros(len(self.rows), np.int64)
-        found[:] = otherwise
-        found[row >= 0] = column[row[row >= 0]]
-        return found
 
     def _by_stack(self) -> _Coded:
         return len(self.stacks), int, self.column("stack").astype(np.int64)
@@ -147,23 +143,12 @@ class HeldMemory:
         return len(sites), sites.tolist().__getitem__, site_of[self.column("stack")]
 
     def _by_category(self) -> _Coded:
-        if (found := self._categories) is not None:
-            names, category = found.categories()
-            return len(names), names.__getitem__, category[self.rows]
-        strings, texts = (
-            self.data.snapshot.strings,
-            self._at_end(self.data.snapshot.blocks.category),
-        )
-        distinct, category = np.unique(texts, return_inverse=True)
-        known = [strings[text] or UNKNOWN for text in distinct.tolist()]
-        first = np.array([known.index(name) for name in known], np.int64)
-        return len(known), known.__getitem__, first[category]
+        names, category = self._categories.categories()
+        return len(names), names.__getitem__, category
 
     def _by_owner(self) -> _Coded:
-        strings, found = self.data.snapshot.strings, self._categories
-        at_end = self.data.snapshot.blocks.owner
-        owner = self._at_end(at_end) if found is None else found.owner[self.rows]
-        return len(strings), lambda text: strings[text] or None, owner
+        strings = self.data.snapshot.strings
+        return len(strings), lambda text: strings[text] or None, self._categories.owner
 
     def _by_module(self) -> _Coded:
         phase = np.where(self.column("alloc_event") < 0, 0, self.column("user_metadata"))
@@ -201,11 +186,12 @@ class HeldMemory:
 
     def _by_pool(self) -> _Coded:
         # The allocation of an older block is not in the trace, but its segment may be in the file.
-        snapshot = self.data.snapshot
-        known = np.where(self.column("alloc_event") < 0, -1, self.column("pool").astype(np.int64))
+        snapshot, row = self.data.snapshot, self._row_at_end
+        pool = self.column("pool").astype(np.int64) + 1
+        pool[self.column("alloc_event") < 0] = 0
+        pool[row >= 0] = snapshot.segments.pool[snapshot.blocks.segment[row[row >= 0]]] + 1
         pools = [None, *((int(high), int(low)) for high, low in snapshot.pools.tolist())]
-        of_block = snapshot.segments.pool[snapshot.blocks.segment]
-        return len(pools), pools.__getitem__, self._at_end(of_block, known) + 1
+        return len(pools), pools.__getitem__, pool
 
 
 def held_memory(data: DeviceData, entry: int | None) -> HeldMemory:

@@ -93,7 +93,7 @@ def at_moment(
         note: Called with a sentence for each device that has no such moment, if others have it.
 
     Raises:
-        NoMomentError: No device has such a moment.
+        NoMomentError: No device has such a moment: the reason is that of the first.
         PytracerError: The text names no moment.
     """
     found: list[Answer] = []
@@ -106,8 +106,7 @@ def at_moment(
         else:
             found.append(answer(data, moment))
     if missing and not found:
-        others = "; no other device has this moment either" if len(missing) > 1 else ""
-        raise NoMomentError(missing[0] + others)
+        raise NoMomentError(missing[0])
     for sentence in missing:
         note(sentence)
     return found

@@ -5,12 +5,14 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import UNKNOWN
+from pytracer.analysis.block_categories import UNKNOWN, BlockCategories, file_categories
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import blocks_at_end
+from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name
-from pytracer.reading.snapshot import PENDING_FREE, Column
+from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
 MOST_OLDER = 1_000_000
@@ -152,21 +154,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
         segments_are_known = False
-    blocks = Blocks(
-        address=lives.address,
-        size_bytes=lives.size_bytes,
-        requested_bytes=lives.requested_bytes,
-        stream=lives.stream,
-        pool=lives.pool,
-        stack=lives.stack,
-        phase=lives.user_metadata,
-        alloc_event=np.maximum(lives.alloc_event.astype(np.int64) - first, -1),
-        free_requested_event=np.maximum(lives.free_requested_event.astype(np.int64) - first, -1),
-        free_event=np.maximum(lives.free_event.astype(np.int64) - first, -1),
-        is_sized=lives.is_sized,
-        kind=found.kind,
-        owner=found.owner,
-    )
+    blocks = _blocks(lives, found, first)
     kept = np.flatnonzero(lives.free_event >= first)
     return _bounded(
         Part(
@@ -184,30 +172,34 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     )
 
 
+def _blocks(lives: Lifetimes, found: BlockCategories, first: int) -> Blocks:
+    """Return blocks, with events counted from `first`."""
+    alloc, free_requested, free = (
+        np.maximum(column.astype(np.int64) - first, -1)
+        for column in (lives.alloc_event, lives.free_requested_event, lives.free_event)
+    )
+    return Blocks(
+        address=lives.address,
+        size_bytes=lives.size_bytes,
+        requested_bytes=lives.requested_bytes,
+        stream=lives.stream,
+        pool=lives.pool,
+        stack=lives.stack,
+        phase=lives.user_metadata,
+        alloc_event=alloc,
+        free_requested_event=free_requested,
+        free_event=free,
+        is_sized=lives.is_sized,
+        kind=found.kind,
+        owner=found.owner,
+    )
+
+
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     """Return the final state, without events: the oldest files have no trace."""
     snapshot, device = data.snapshot, data.device
-    blocks, segments = snapshot.blocks, snapshot.segments
     rows = snapshot.blocks_in_use(device)
-    of_file = blocks.category[rows] * np.int64(len(snapshot.strings)) + blocks.category_rule[rows]
-    pairs, kind = np.unique(of_file, return_inverse=True)
-    kinds = [divmod(pair, len(snapshot.strings)) for pair in pairs.tolist()]
-    names = [(snapshot.strings[a] or UNKNOWN, snapshot.strings[b]) for a, b in kinds]
-    state = Blocks(
-        address=blocks.address[rows],
-        size_bytes=blocks.size_bytes[rows],
-        requested_bytes=blocks.requested_bytes[rows],
-        stream=segments.stream[blocks.segment[rows]],
-        pool=segments.pool[blocks.segment[rows]],
-        stack=blocks.stack[rows],
-        phase=np.zeros(len(rows), np.int64),
-        alloc_event=np.full(len(rows), -1),
-        free_requested_event=np.where(blocks.state[rows] == PENDING_FREE, -1, 0),
-        free_event=np.zeros(len(rows), np.int64),
-        is_sized=np.ones(len(rows), bool),
-        kind=kind,
-        owner=blocks.owner[rows].astype(np.int64),
-    )
+    found = file_categories(snapshot, rows)
     return _bounded(
         Part(
             name=name,
@@ -215,8 +207,8 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
             first=len(data.trace),
             events=0,
             has_history=True,
-            blocks=state,
-            kinds=(*names, (UNKNOWN, "")),
+            blocks=_blocks(blocks_at_end(data), found, 0),
+            kinds=(*found.kinds, (UNKNOWN, "")),
             segments=segments_at_end(snapshot, device),
             left_out=[],
         ),

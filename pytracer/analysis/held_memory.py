@@ -23,6 +23,9 @@ from pytracer.analysis.modules import PREFIXES, modules_of
 from pytracer.reading.metadata import step_at
 from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
 
+_MOST_COUNTED = 2**20
+"""Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
+
 _Coded = tuple[int, Callable[[int], object], Column]
 """The values of a key: their number, a function from a code to its value, and a code a block."""
 
@@ -103,15 +106,16 @@ class HeldMemory:
         for key in keys:
             count, value_of, column = getattr(self, f"_by_{key}")()
             if codes * count >= 2**62:
-                distinct, code = np.unique(code, return_inverse=True)
-                codes = len(distinct)
+                codes, code = _numbered(code, codes)
             code, codes = code * count + column, codes * count
             columns.append((value_of, column))
-        distinct, first, group = np.unique(code, return_index=True, return_inverse=True)
+        groups, group = _numbered(code, codes)
         sizes = size_bytes, self.column("requested_bytes"), size_bytes * is_pending, 1
-        sums = [sum_by_group(group, values, len(distinct)) for values in sizes]
+        sums = [sum_by_group(group, values, groups) for values in sizes]
         order = np.argsort(-sums[0], kind="stable")
-        keys_of = [map(value_of, column[first[order]].tolist()) for value_of, column in columns]
+        member = np.zeros(groups, np.int64)
+        member[group] = np.arange(len(group))  # one of each group: all have the same keys
+        keys_of = [map(value_of, column[member[order]].tolist()) for value_of, column in columns]
         totals = (column[order].tolist() for column in sums)
         return [
             Sum(key, *total)
@@ -241,6 +245,22 @@ def total_of(key: tuple[Any, ...], sums: Sequence[Sum]) -> Sum:
         sum(one.pending_bytes for one in sums),
         sum(one.count for one in sums),
     )
+
+
+def _numbered(code: Column, codes: int) -> tuple[int, Column]:
+    """Return how many different codes there are, and the number of each in their order.
+
+    Args:
+        code: int64, from 0 to `codes - 1`.
+        codes: The number of possible codes.
+    """
+    if codes > _MOST_COUNTED:
+        distinct, number = np.unique(code, return_inverse=True)
+        return len(distinct), number
+    present = np.flatnonzero(np.bincount(code, minlength=codes))
+    numbers = np.zeros(codes, np.int64)
+    numbers[present] = np.arange(len(present))
+    return len(present), numbers[code]
 
 
 def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:

@@ -75,7 +75,11 @@ _SITE = {
     "line": Field("int32", "the call site's line"),
     "function": Field("text", "the call site's function"),
 }
-_CALLERS = Field("text", "up to three callers in the program, innermost first, joined by ` <- `")
+_CALLERS = Field(
+    "text",
+    "up to three callers in the program that most of the bytes have, innermost first, joined by "
+    "` <- `",
+)
 
 
 def _bytes(meaning: str) -> Field:

@@ -11,3 +11,7 @@ class ConfigError(PytracerError, ValueError):
 
 class HookError(PytracerError, RuntimeError):
     """An allocator hook could not be found, built or attached, so that nothing can be recorded."""
+
+
+class NoMomentError(PytracerError):
+    """A device, or none of several devices, has the moment that was asked for."""

@@ -19,17 +19,11 @@ from pytracer.analysis.device_data import (
     device_data,
     why_empty,
 )
-from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Frame, Snapshot, Stacks
-
-KEYS = (
-    *("line", "caller", "stack", "category", "owner", "module"),
-    *("phase", "step", "age", "stream", "pool"),
-)
-"""What memory can be grouped by."""
 
 
 @dataclass(frozen=True)

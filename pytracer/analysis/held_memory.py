@@ -23,6 +23,12 @@ from pytracer.analysis.modules import PREFIXES, modules_of
 from pytracer.reading.metadata import step_at
 from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
 
+KEYS = (
+    *("line", "caller", "stack", "category", "owner", "module"),
+    *("phase", "step", "age", "stream", "pool"),
+)
+"""What memory can be grouped by; `groups` makes "line" and "caller" of the stacks."""
+
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
 

@@ -7,17 +7,13 @@ from typing import TypeVar
 import numpy as np
 
 from pytracer.analysis.device_data import DeviceData
-from pytracer.errors import PytracerError
+from pytracer.errors import NoMomentError, PytracerError
 from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import NO_TIME, OOM
 
 Answer = TypeVar("Answer")
 
 FORMS = "oom, peak, end, the index of an event, or +SECONDS after the first event"
-
-
-class NoMomentError(PytracerError):
-    """A device, or none of several devices, has the moment that was asked for."""
 
 
 @dataclass(frozen=True)

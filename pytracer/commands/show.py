@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from pytracer.analysis.answer import text_lines
-from pytracer.analysis.groups import KEYS
-from pytracer.analysis.moments import NoMomentError
+from pytracer.analysis.held_memory import KEYS
 from pytracer.commands.answers import Answered, answered, read_file
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
@@ -22,7 +21,7 @@ from pytracer.commands.shared_options import (
     moment_option,
     top_option,
 )
-from pytracer.errors import PytracerError
+from pytracer.errors import NoMomentError, PytracerError
 from pytracer.text import printable
 
 _MOST_WIDTH = 120

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import FIRST_TIME_US, Program, operations, run
 
+from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.history import History, replay
 from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
 from pytracer.reading.metadata import only_phase, step_at, step_boundaries
@@ -83,6 +84,10 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
         assert (bare.allocations, bare.first_event) == (step.allocations, step.first_event)
 
 
+def with_history(snapshot: Snapshot, history: History | None) -> DeviceData:
+    return replace(device_data(snapshot, 1), history=history)
+
+
 @given(operations, st.integers(0, 200))
 def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) -> None:
     # GIVEN a program, and a ring that has lost some of its first events
@@ -97,7 +102,7 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
 
     # WHEN its phases are computed
     history = replay(snapshot, 1)
-    found = phases(snapshot, 1, history, peak)
+    found = phases(with_history(snapshot, history), peak)
     reserved = history.usage.reserved_bytes.tolist()
 
     # THEN each has its blocks and events; the phase of blocks older than the trace is unknown
@@ -143,7 +148,7 @@ def test_a_phase_that_occurs_twice() -> None:
     )
     snapshot = model.snapshot()
     # WHEN they are computed, THEN each has its own peak
-    found = phases(snapshot, 1, replay(snapshot, 1), 6)
+    found = phases(device_data(snapshot, 1), 6)
     peaks = {phase.phase: (phase.peak_bytes, phase.peak_event) for phase in found}
     assert peaks == {"rollout": (18, 5), "update": (15, 3)}
 
@@ -152,7 +157,7 @@ def test_phases_without_a_history() -> None:
     # GIVEN a trace whose levels are unknown
     model = run([("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)])
     # WHEN its phases are computed, THEN the bytes that they held are unknown, and the rest is known
-    assert phases(model.snapshot(), 1, None, None) == [
+    assert phases(with_history(model.snapshot(), None), None) == [
         Phase("rollout", None, None, None, None, None, None, [], {}, 1, 10),
         Phase("update", None, None, None, None, None, None, [], {}, 1, 5),
     ]
@@ -184,19 +189,22 @@ def test_inexact_values_of_steps_and_phases_are_listed() -> None:
     # AND phases list theirs; a level before the first event of a phase does not count
     history.uncertain_bytes[:] = 1000
     found = {
-        phase.phase: (phase.inexact, phase.bounds) for phase in phases(snapshot, 1, history, 1)
+        phase.phase: (phase.inexact, phase.bounds)
+        for phase in phases(with_history(snapshot, history), 1)
     }
     assert found == {"rollout": (["peak_bytes"], {"peak_bytes": 1000}), "update": ([], {})}
     # AND the bytes held at the peak are inexact if the size of one of the blocks is
     history.blocks.is_sized[0] = False
     found = {
-        phase.phase: (phase.inexact, phase.bounds) for phase in phases(snapshot, 1, history, 2)
+        phase.phase: (phase.inexact, phase.bounds)
+        for phase in phases(with_history(snapshot, history), 2)
     }
     assert found["rollout"][0] == ["peak_bytes"]  # the level at the peak is exact
     history.usage.active_bytes[1] = history.usage.allocated_bytes[1] = 10
     history.blocks.alloc_event[0] = 0
     found = {
-        phase.phase: (phase.inexact, phase.bounds) for phase in phases(snapshot, 1, history, 1)
+        phase.phase: (phase.inexact, phase.bounds)
+        for phase in phases(with_history(snapshot, history), 1)
     }
     assert found["rollout"][0] == ["peak_bytes", "fragmentation_bytes", "at_peak_bytes"]
     assert found["rollout"][1]["at_peak_bytes"] == 1010
@@ -216,7 +224,7 @@ def test_an_inexact_end_and_fragmentation() -> None:
     }
     assert second.inexact == ["begin_bytes"]
     # AND the phase with its peak in the first step has an inexact peak
-    rollout, update = phases(snapshot, 1, history, 7)[::-1]
+    rollout, update = phases(with_history(snapshot, history), 7)[::-1]
     assert rollout.phase == "rollout"
     assert rollout.inexact == ["peak_bytes", "fragmentation_bytes"]
     assert (update.phase, update.inexact) == ("update", [])

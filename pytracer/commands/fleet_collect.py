@@ -1,13 +1,12 @@
 """The command `pytracer fleet collect`."""
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.parallel import progress_bar
 from pytracer.commands.shared_options import json_options, memory_option
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
@@ -64,34 +63,15 @@ def collect(
     with the reason. A second collection reads only files that are new or were rewritten.
     """
     engine = _engine(engine_name, memory_bytes, workers)
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("Reading snapshots"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=None)
-        try:
-            with signals_interrupt():
-                collected = collect_files(
-                    [os.fspath(path) for path in paths],
-                    output,
-                    engine,
-                    run,
-                    lambda done, total: progress.update(task, completed=done, total=total),
-                )
-        except Interruption as interruption:
-            progress.stop()
-            click.echo(
-                f"Interrupted. What was read is in {printable(str(output))}; the same command "
-                "reads the rest.",
-                err=True,
-            )
-            context.exit(interruption.exit_code)
+    try:
+        collected = collect_with_progress(paths, output, engine, run)
+    except Interruption as interruption:
+        click.echo(
+            f"Interrupted. What was read is in {printable(str(output))}; the same command "
+            "reads the rest.",
+            err=True,
+        )
+        context.exit(interruption.exit_code)
     if as_json or json_path is not None:
         from pytracer.commands.json_output import write_json
         from pytracer.reading.to_json import SCHEMA_VERSION
@@ -104,6 +84,24 @@ def collect(
         click.echo(f"Error: {printable(error)}", err=True)
     if collected.errors or collected.lost:
         context.exit(1)
+
+
+def collect_with_progress(
+    paths: Sequence[str], output: Path, engine: Engine, run: str | None = None
+) -> Collected:
+    """Collect files as `pytracer.fleet.collection.collect` does, and show how many are done.
+
+    Raises:
+        Interruption: A signal asked for the end. The dataset has what was read before.
+        PytracerError: The dataset cannot be opened or written.
+    """
+    with progress_bar() as progress, signals_interrupt():
+        task = progress.add_task("Reading snapshots", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return collect_files(paths, output, engine, run, show)
 
 
 def _engine(name: str, memory_bytes: int | None, workers: int | None) -> Engine:

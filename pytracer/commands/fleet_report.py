@@ -1,6 +1,9 @@
 """The command `pytracer fleet report`."""
 
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -9,8 +12,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from pytracer.commands.interruption import Interruption
 from pytracer.commands.shared_options import json_options
 from pytracer.commands.table import new_table
+from pytracer.errors import PytracerError
+from pytracer.fleet.dataset import MARK
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
 from pytracer.text import number, printable, size
@@ -22,7 +28,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 
 
 @click.command("report")
-@click.argument("table", type=click.Path(path_type=Path))
+@click.argument("table", metavar="DIRECTORY|TABLE")
 @click.option("--run", help="The run to report on.  [default: the run that was written last]")
 @click.option(
     "--ranks",
@@ -32,9 +38,8 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 )
 @click.option(
     "--baseline",
-    metavar="TABLE",
-    type=click.Path(path_type=Path),
-    help="Also report what changed against the run in this dataset.",
+    metavar="DIRECTORY|TABLE",
+    help="Also report what changed against this run.",
 )
 @click.option(
     "--baseline-run", metavar="RUN", help="The run of --baseline.  [default: as for --run]"
@@ -57,14 +62,16 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "--sql",
     "as_sql",
     is_flag=True,
-    help="Print the SQL of the report for DuckDB, and nothing else.",
+    help="Print the SQL of the report on a TABLE for DuckDB, and nothing else.",
 )
 @json_options
+@click.pass_context
 def report(
-    table: Path,
+    context: click.Context,
+    table: str,
     run: str | None,
     ranks: int | None,
-    baseline: Path | None,
+    baseline: str | None,
     baseline_run: str | None,
     top: int,
     html_path: Path | None,
@@ -75,20 +82,24 @@ def report(
     """Which ranks use more memory, leak, or ran out of memory first?
 
     \b
-    pytracer fleet report fleet
-    pytracer fleet report fleet --html report.html
-    pytracer fleet report fleet --baseline last-week
+    pytracer fleet report outputs/profile
+    pytracer fleet report outputs/profile --html report.html
+    pytracer fleet report outputs/profile --baseline last-week
 
-    Compares the ranks of a run, from the dataset that "pytracer fleet collect" wrote.
+    Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
+    "pytracer fleet collect" has been read once.
     """
-    from pytracer.fleet.report import fleet_report, script
+    from pytracer.fleet.report import script
 
     if baseline is None and baseline_run is not None:
         raise click.UsageError("--baseline-run needs --baseline")
     if as_sql:
-        click.echo(script(table, run, ranks))
+        click.echo(script(Path(table), run, ranks))
         return
-    found = fleet_report(table, run, ranks=ranks, baseline=baseline, baseline_run=baseline_run)
+    try:
+        found = _report(table, run, ranks, baseline, baseline_run)
+    except Interruption as interruption:
+        context.exit(interruption.exit_code)
     if as_json or json_path is not None:
         from pytracer.commands.json_output import write_results
 
@@ -103,6 +114,46 @@ def report(
         write_page(title, show, html_path)
         if not as_json:
             click.echo(printable(f"wrote {html_path}"))
+
+
+def _report(
+    table: str, run: str | None, ranks: int | None, baseline: str | None, baseline_run: str | None
+) -> FleetReport:
+    from pytracer.fleet.report import fleet_report
+
+    with ExitStack() as folders:
+        found = fleet_report(
+            _dataset(table, folders),
+            run,
+            ranks=ranks,
+            baseline=None if baseline is None else _dataset(baseline, folders),
+            baseline_run=baseline_run,
+        )
+    change = found.baseline
+    if change is not None:
+        change = replace(change, table=str(baseline))
+    return replace(found, table=table, baseline=change)
+
+
+def _dataset(path: str, folders: ExitStack) -> Path:
+    """Return the dataset that a path names, or a temporary one with its snapshots.
+
+    Args:
+        path: A dataset, or a file, a directory, a pattern or a URL of snapshots.
+        folders: Removes the temporary datasets when it is closed.
+    """
+    if Path(path, MARK).exists():
+        return Path(path)
+    from pytracer.commands.fleet_collect import collect_with_progress
+    from pytracer.fleet.collection import LocalEngine
+
+    dataset = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="pytracer-")))
+    collected = collect_with_progress([path], dataset, LocalEngine())
+    if not collected.read:
+        raise PytracerError(collected.errors[0])
+    for error in collected.errors:
+        click.echo(f"Error: {printable(error)}", err=True)
+    return dataset
 
 
 def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = False) -> None:

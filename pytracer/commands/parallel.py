@@ -113,7 +113,7 @@ def _in_processes(
     pool: Pool[Path, Result] = Pool(function, memory_bytes)
     found: dict[Path, Result | PytracerError] = {}
     begin = time.monotonic()
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task(description, total=len(paths), visible=False)
         try:
             for path, result in pool.results((path, estimated_bytes(path)) for path in paths):
@@ -130,13 +130,14 @@ def _in_processes(
 
 
 def _show_progress(futures: Sequence[Future[Any]], description: str) -> None:
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task(description, total=len(futures))
         for _ in as_completed(futures):
             progress.advance(task)
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """Return a progress bar on standard error; it is shown only on a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     return Progress(

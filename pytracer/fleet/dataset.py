@@ -259,8 +259,8 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
             _check_files(path)
             return
         raise PytracerError(
-            f"{path} is no dataset of pytracer fleet, which has a file {MARK}: give a new folder "
-            "as --output, or the one of an earlier `pytracer fleet collect`"
+            f"{path} is no dataset of pytracer fleet, which has a file {MARK}: collect into a new "
+            "folder, or into an earlier dataset"
         ) from None
     except NotADirectoryError:
         raise PytracerError(f"{path} is a file: give the name of a folder") from None

@@ -8,9 +8,10 @@ from typing import Any
 import planted_fleet
 import pytest
 from commands import invoke
-from fleet_tables import answer
+from fleet_tables import InProcess, answer, make_run
 from planted_fleet import MIB, Plan, planned
 
+from pytracer.fleet.collection import collect
 from pytracer.fleet.report import fleet_report
 from pytracer.fleet.report_results import FleetReport
 
@@ -129,6 +130,35 @@ def test_a_quiet_run_accuses_nobody(tmp_path: Path) -> None:
     assert not report.outliers
     assert not report.missing
     assert not report.settings
+
+
+def test_a_directory_needs_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN two runs, and a dataset of both
+    run = make_run(tmp_path / "runs/monday")[0].parents[1]
+    later = make_run(tmp_path / "runs/tuesday", ranks=3)[0].parents[1]
+    dataset = tmp_path / "table"
+    collect([str(run), str(later)], dataset, InProcess())
+    monkeypatch.setattr("pytracer.fleet.collection.LocalEngine", InProcess)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    runs = ("--run", "tuesday", "--baseline-run", "monday", "--json")
+    # WHEN the report is on the directories THEN it is that on the dataset, and nothing is left
+    wanted = json.loads(invoke("fleet", "report", dataset, "--baseline", dataset, *runs).output)
+    assert wanted["baseline"]["run"] == "monday"
+    found = json.loads(invoke("fleet", "report", later, "--baseline", run, *runs).output)
+    assert (found.pop("table"), found["baseline"].pop("table")) == (str(later), str(run))
+    assert (wanted.pop("table"), wanted["baseline"].pop("table")) == (str(dataset), str(dataset))
+    assert (found.pop("other_runs"), wanted.pop("other_runs")) == ([], ["monday"])
+    assert found == wanted
+    assert not [*(tmp_path / "temporary").iterdir()]
+    # AND a directory without snapshots, and the SQL of a directory, are refused
+    for options, message in (
+        ([tmp_path / "temporary"], "contains no snapshots"),
+        ([run, "--sql"], "is no dataset"),
+    ):
+        refused = invoke("fleet", "report", *options)
+        assert refused.exit_code == 1
+        assert message in refused.output
 
 
 @pytest.mark.long

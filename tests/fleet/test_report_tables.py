@@ -387,7 +387,7 @@ def test_two_runs_of_one_table(tmp_path: Path) -> None:
     assert answer(older, "baseline")[0] == "unknown"
     assert "no step or end in common" in answer(older, "baseline")[1]
     with pytest.raises(
-        PytracerError, match="has no run 'friday'; its runs are 'tuesday', 'monday'"
+        PytracerError, match="there is no run 'friday'; the runs are 'tuesday', 'monday'"
     ):
         fleet_report(path, "friday")
 

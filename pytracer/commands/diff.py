@@ -26,13 +26,12 @@ from pytracer.commands.diff_amounts import amounts_table
 from pytracer.commands.json_output import write_json
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import (
-    TOP,
     device_option,
     json_options,
     memory_option,
     top_option,
 )
-from pytracer.commands.table import Fitted, new_table
+from pytracer.commands.table import Fitted, markdown, new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.files import MatchedFiles, Place, match
 from pytracer.reading.reader import load
@@ -61,6 +60,12 @@ def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Lim
     "LIMIT, such as 5% or 200MiB. Prints one line. Exits with 0 if all are within the limit, with "
     "1 if one is over the limit, and with 3 if this is unknown.",
 )
+@click.option(
+    "--markdown",
+    "as_markdown",
+    is_flag=True,
+    help="Print the report as Markdown, for the description of a pull request.",
+)
 @json_options
 @memory_option
 @click.pass_context
@@ -71,6 +76,7 @@ def diff_command(
     device: int | None,
     top: int,
     limit: Limit | None,
+    as_markdown: bool,
     as_json: bool,
     json_path: str | None,
     memory_bytes: int | None,
@@ -81,6 +87,7 @@ def diff_command(
     pytracer diff before.pickle after.pickle
     pytracer diff outputs/monday outputs/tuesday
     pytracer diff before.pickle after.pickle --fail-over 5%
+    pytracer diff before.pickle after.pickle --markdown
 
     Compares sizes, categories, modules, call sites, phases and options of two snapshots, each at
     its own peak, or both at the end if the peak of one is unknown. In two directories, compares the
@@ -106,8 +113,12 @@ def diff_command(
     write_json(document, to_stdout=as_json, path=json_path)
     if not as_json and check is not None:
         click.echo(printable(check.reason))
+    elif not as_json and as_markdown:
+        click.echo("\n\n".join(filter(None, map(markdown, _parts(report, top)))))
     elif not as_json:
-        show(report, top)
+        console = Console(highlight=False)
+        for part in _parts(report, top):
+            console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
     if check is not None:
         context.exit(_EXIT_CODES[check.verdict])
     if failed:
@@ -167,41 +178,42 @@ def _compared(
     return report, pairs, print_errors([*unsearched, *results])
 
 
-def show(report: Difference, top: int = TOP) -> None:
-    """Print a difference."""
-    console = Console(highlight=False)
+def _parts(report: Difference, top: int) -> Iterator[Text | Table]:
+    """Yield the lines and tables of a difference. Lines with paths do not wrap."""
     for sentence in falsified(report):
-        console.print(Text(printable(sentence)))
+        yield Text(printable(sentence))
     for answer in answers(report):
-        console.print(Text(printable(answer), "bold"))
-    title = Text(printable(f"{report.baseline} → {report.new}"))
-    console.print(title, soft_wrap=True)
+        yield Text(printable(answer), "bold")
+    yield _path_line(f"{report.baseline} → {report.new}")
     for error in report.errors:
-        console.print(Text(printable(f"Not compared: {error}")), soft_wrap=True)
+        yield _path_line(f"Not compared: {error}")
     for side, only in ((report.baseline, report.only_baseline), (report.new, report.only_new)):
         for name in only:
-            console.print(Text(printable(f"Only in {side}: {name}")), soft_wrap=True)
+            yield _path_line(f"Only in {side}: {name}")
     if report.metadata:
-        console.print()
-        console.print(_facts(report.metadata, report.pairs))
+        yield from (Text(), _facts(report.metadata, report.pairs))
     if report.files and top:
-        console.print()
-        console.print(_changes("file", report.files, top))
+        yield from (Text(), _changes("file", report.files, top))
     for device in report.devices:
-        console.print()
-        _show_device(console, device, top)
+        yield Text()
+        yield from _device_parts(device, top)
 
 
-def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
+def _path_line(text: str) -> Text:
+    return Text(printable(text), no_wrap=True)
+
+
+def _device_parts(device: DeviceDifference, top: int) -> Iterator[Text | Table]:
     same = device.before == device.after
     name = device.before if same else f"{device.before} → {device.after}"
     is_mean = device.pairs > 1
     some = "Some are compared" if is_mean and device.at == "peak" else "Compared"
     for reason in device.reasons:
-        console.print(Text(printable(f"{some} at the end, not at the peaks: {reason}")))
-    _show_notes(console, device.notes)
+        yield Text(printable(f"{some} at the end, not at the peaks: {reason}"))
+    for note in device.notes:
+        yield Text(printable(f"{note}."))
     title = f"{printable(name)}, at {AT[device.at]}"
-    console.print(amounts_table(device, f"{title}, on average" if is_mean else title))
+    yield amounts_table(device, f"{title}, on average" if is_mean else title)
     has_phases = not {phase.name for phase in device.phases} <= {"", None}
     tables: dict[str, Sequence[Change]] = {
         "category": device.categories,
@@ -211,19 +223,13 @@ def _show_device(console: Console, device: DeviceDifference, top: int) -> None:
     }
     for what, changes in tables.items():
         if changes and top:
-            console.print()
-            console.print(_changes(what, changes, top))
+            yield from (Text(), _changes(what, changes, top))
 
 
-def _show_notes(console: Console, notes: Iterable[str]) -> None:
-    for note in notes:
-        console.print(f"{note}.", markup=False)
-
-
-def _changes(what: str, changes: Sequence[Change], top: int) -> Table | str:
+def _changes(what: str, changes: Sequence[Change], top: int) -> Table | Text:
     differing = [change for change in changes if change.is_change]
     if not differing:
-        return f"Every {what} holds as much as before."
+        return Text(f"Every {what} holds as much as before.")
     is_mean = differing[0].largest_in is not None
     title = f"By {what}, on average" if is_mean else f"By {what}"
     last = "most in" if is_mean else "blocks" if what not in ("phase", "file") else "allocations"

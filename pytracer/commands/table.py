@@ -13,6 +13,7 @@ from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
 
 _RANGE = re.compile(r"[\d.]+(?: \w+)?-[\d.]+ \w+")
+_MARKS = re.compile(r"[\\`*_\[\]<>|~&#$]")
 _LEAST_WIDTH = 12
 
 
@@ -47,16 +48,21 @@ def _range(cell: str) -> "Fitted":
 
 
 class Fitted:
-    """A cell that fits its text to the width of its column."""
+    """A cell that fits its text to the width of its column.
+
+    Attributes:
+        longest: The text for a column that is wide enough.
+    """
 
     def __init__(self, fit: Callable[[int], str], longest: str) -> None:
         """Make a cell.
 
         Args:
             fit: Returns the text for a width.
-            longest: The text for a column that is wide enough.
+            longest: The attribute of this name.
         """
         self._fit = fit
+        self.longest = longest
         self._width = max(map(len, longest.split("\n")))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -67,6 +73,24 @@ class Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the text for the width of the column."""
         yield Text(self._fit(options.max_width), overflow="fold")
+
+
+def markdown(part: Text | Table) -> str:
+    """Return a line or a table as Markdown; "" for an empty line."""
+    if isinstance(part, Text):
+        return f"**{_escaped(part)}**" if part.style == "bold" else _escaped(part)
+    columns = part.columns
+    ends = ("---:" if column.justify == "right" else "---" for column in columns)
+    rows = [[column.header for column in columns], *zip(*(c.cells for c in columns), strict=True)]
+    lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join(ends) + "|")
+    return "\n".join([f"**{_escaped(part.title)}**\n", *lines])
+
+
+def _escaped(cell: object) -> str:
+    """Return the text of a cell without a meaning in Markdown."""
+    text = str(cell.longest if isinstance(cell, Fitted) else cell)
+    return _MARKS.sub(r"\\\g<0>", text).replace("\n", "<br>")
 
 
 def call_site(frame: Frame | None) -> Fitted:

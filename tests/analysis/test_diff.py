@@ -600,7 +600,9 @@ def test_changes_that_cancel() -> None:
     # THEN the answer does not say that nothing is mostly due to one of them
     answer = device_answer(only_device(before, after))
     assert "most by" not in answer
-    assert answer.startswith("device 0: 0 B allocated at the peaks (6 KiB → 6 KiB); changes that ")
+    assert answer.startswith(
+        "device 0: no change of the bytes allocated at the peaks (6 KiB); changes "
+    )
     # AND a call site that shrinks is not the reason why the sum grows
     h = (TRAIN, "h", 3)
     before = snapshot_with_blocks((4096, f), (2048, g), (2048, h))

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_diff_of_recordings(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in result.output.splitlines() if str(before) not in line)
     answer = " ".join(result.output.partition(str(before))[0].split())
     assert answer.startswith("cpu: +2 MiB allocated at the peaks (3 MiB → 5 MiB, +66.7%); most by ")
-    assert answer.endswith("test_diff_export_commands.py:41 grow: +2 MiB.")
+    line = grow.__code__.co_firstlineno + 1
+    assert answer.endswith(f"test_diff_export_commands.py:{line} grow: +2 MiB.")
     rows = cells(result.output)
     assert ["+2 MiB", "3 MiB", "5 MiB", "allocated"] in rows
     assert ["+2 MiB", "3 MiB", "5 MiB", "1 → 2"] in [row[:4] for row in rows]
@@ -85,6 +87,36 @@ def test_diff_of_recordings(tmp_path: Path) -> None:
     result = invoke("diff", before, before)
     assert "Every call site holds as much as before." in result.output
     assert "Options and environment" not in result.output
+    assert "cpu: no change of the bytes allocated at the peaks (3 MiB)." in result.output
+
+
+def test_markdown_has_the_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN two recordings with an option and a function whose names have meanings in Markdown
+    paths = []
+    for count in (1, 3):
+        program = Program()
+        program.metadata = file_metadata(metadata={"a|b": f"*{count}*"})
+        for _ in range(count):
+            program.alloc(MIB, ("/a/t.py", "<module>", 7), phase="up_date")
+        paths.append(program.write(tmp_path / f"{count}.pickle"))
+    monkeypatch.setenv("COLUMNS", "300")
+    # WHEN the difference is printed as text and as Markdown
+    text = invoke("diff", *paths).output
+    result = invoke("diff", *paths, "--markdown")
+    assert (result.exit_code, result.stderr) == (0, "")
+    # THEN the Markdown has each row of the text, without its own marks
+    lines = result.output.splitlines()
+    found = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in lines if line.startswith("| ")]
+    plain = [[re.sub(r"\\(.)", r"\1", cell).strip() for cell in row] for row in found]
+    wanted = cells(text)
+    assert ["metadata.a|b", "*1*", "*3*"] in plain
+    assert ["+2 MiB", "1 MiB", "3 MiB", "1 → 3", "a/t.py:7 <module>"] in wanted
+    assert [row for row in plain if row in wanted] == wanted
+    assert r"| a/t.py:7 \<module\> |" in result.output
+    # AND each line, with the answer in bold
+    answer, title = (each for each in text.splitlines()[:2])
+    assert lines[0] == f"**{answer}**".replace("<module>", r"\<module\>")
+    assert re.sub(r"\\(.)", r"\1", lines[2]) == title
 
 
 def test_diff_as_json(tmp_path: Path) -> None:

@@ -35,11 +35,12 @@ def device_answer(device: DeviceDifference) -> str:
     if amount.delta is None or amount.before is None or amount.after is None:
         return ""
     over = f" on average of {number(device.pairs, 'pair')} of files" if device.pairs > 1 else ""
-    return (
-        f"{device.after}: {delta(amount.delta)} allocated at {AT[device.at]}{over} "
-        f"({size(amount.before)} → {size(amount.after)}{share(amount.before, amount.after)})"
-        f"{_most(device.sites, amount.delta)}."
-    )
+    change, sizes = "no change of the bytes", size(amount.before)
+    if amount.delta:
+        change = delta(amount.delta)
+        sizes += f" → {size(amount.after)}{share(amount.before, amount.after)}"
+    where = f"{AT[device.at]}{over} ({sizes}){_most(device.sites, amount.delta)}"
+    return f"{device.after}: {change} allocated at {where}."
 
 
 def share(before: int, after: int) -> str:

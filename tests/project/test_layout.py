@@ -209,6 +209,17 @@ def test_wrong_includes_are_found(tmp_path: Path) -> None:
     ]
 
 
+def test_the_modules_of_the_page_import_each_other_in_one_direction() -> None:
+    # GIVEN the imports of each module, those of types too
+    edges = {
+        path.name: re.findall(r'from "\./([\w.]+)"', path.read_text())
+        for path in (ROOT / "web/src").glob("*.ts")
+    }
+    # THEN none imports a module that imports it
+    assert {"layout.ts", "model.ts", "usage.ts"} <= edges.keys()
+    assert cycle(edges) == []
+
+
 @pytest.mark.parametrize("package", ["reading", "analysis", "page", "export"])
 def test_reading_loads_no_recorder(package: str, tmp_path: Path) -> None:
     # GIVEN a process that imports everything in a folder, and each name that it exports

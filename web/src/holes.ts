@@ -6,8 +6,7 @@
  * are the rules of pytracer.analysis.pinned_segments.
  */
 
-import type { Layout, Segment } from "./layout.ts";
-import type { Blocks } from "./model.ts";
+import type { Blocks, Layout, Segment } from "./model.ts";
 
 const UNIT_BYTES = 2 * 2 ** 20;
 const PAGE_BYTES = 20 * 2 ** 20;

@@ -6,33 +6,8 @@
  * change rarely: they are replayed from the nearest of some stored copies.
  */
 
-import type { Device, FileData } from "./model.ts";
+import type { Device, FileData, Layout, Layouts, Segment } from "./model.ts";
 import { segmentSigns } from "./usage.ts";
-
-/** A segment, or a contiguous mapped part of an expandable one. */
-export interface Segment {
-  readonly address: number;
-  readonly size_bytes: number;
-  readonly stream: number;
-  /** An index in `FileData.pools`. */
-  readonly pool: number;
-  /** Whether it has blocks of at most 1 MiB. */
-  readonly is_small: boolean;
-  readonly is_expandable: boolean;
-}
-
-export interface Layout {
-  entry: number;
-  /** The segments, by address. */
-  segments: readonly Segment[];
-  /** The active blocks (indices in `Device.blocks`), by address. */
-  blocks: Uint32Array;
-}
-
-/** Gives the layout at an entry, in a few milliseconds for a million events. */
-export interface Layouts {
-  at(entry: number): Layout;
-}
 
 /** The smallest number of segment events between two stored copies of the segments. */
 const LEAST_INTERVAL = 64;

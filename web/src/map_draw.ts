@@ -2,9 +2,8 @@
 
 import { colourOf, type Groups, ink } from "./colours.ts";
 import { firstBlock, forEachHole } from "./holes.ts";
-import type { Layout } from "./layout.ts";
 import { type MapRows, type Piece, ROW } from "./map_rows.ts";
-import type { Blocks, FileData } from "./model.ts";
+import type { Blocks, FileData, Layout } from "./model.ts";
 import { counted, size } from "./text.ts";
 
 /** The height of a segment in its row. */

@@ -5,8 +5,8 @@
  * longer than a row continues in the next one.
  */
 
-import type { Layout, Segment } from "./layout.ts";
 import { endOf } from "./holes.ts";
+import type { Layout, Segment } from "./model.ts";
 
 export const ROW = 24;
 export const HEADING = 22;

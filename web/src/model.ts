@@ -5,9 +5,6 @@
  * first event. Events and blocks are counted from 0 in each device.
  */
 
-import type { Layouts } from "./layout.ts";
-import type { Usage } from "./usage.ts";
-
 /** The row of an event whose block or segment is unknown. */
 export const UNKNOWN_ROW = 0xffffffff;
 
@@ -188,6 +185,42 @@ export interface Segments {
   pool: Uint32Array;
   is_small: Uint8Array;
   is_expandable: Uint8Array;
+}
+
+/** Columns with one value for each entry, which is one more than there are events. */
+export interface Usage {
+  /** The bytes that the program holds. */
+  allocated: Float64Array;
+  /** `allocated`, and the blocks whose free waits for a stream. */
+  active: Float64Array;
+  /** The bytes of the segments; 0 on a device without segments, such as the CPU. */
+  reserved: Float64Array;
+  has_segments: boolean;
+}
+
+/** A segment, or a contiguous mapped part of an expandable one. */
+export interface Segment {
+  readonly address: number;
+  readonly size_bytes: number;
+  readonly stream: number;
+  /** An index in `FileData.pools`. */
+  readonly pool: number;
+  /** Whether it has blocks of at most 1 MiB. */
+  readonly is_small: boolean;
+  readonly is_expandable: boolean;
+}
+
+export interface Layout {
+  entry: number;
+  /** The segments, by address. */
+  segments: readonly Segment[];
+  /** The active blocks (indices in `Device.blocks`), by address. */
+  blocks: Uint32Array;
+}
+
+/** Gives the layout at an entry, in a few milliseconds for a million events. */
+export interface Layouts {
+  at(entry: number): Layout;
 }
 
 /** What the views of an open file and device read. */

@@ -1,17 +1,6 @@
 /** The bytes in use at each entry of a device's history. */
 
-import { actionOf, type Device, type FileData } from "./model.ts";
-
-/** Columns with one value for each entry, which is one more than there are events. */
-export interface Usage {
-  /** The bytes that the program holds. */
-  allocated: Float64Array;
-  /** `allocated`, and the blocks whose free waits for a stream. */
-  active: Float64Array;
-  /** The bytes of the segments; 0 on a device without segments, such as the CPU. */
-  reserved: Float64Array;
-  has_segments: boolean;
-}
+import { actionOf, type Device, type FileData, type Usage } from "./model.ts";
 
 /** Compute a device's usage from its events. All sums are exact below 2^53 bytes. */
 export function usageOf(file: FileData, device: Device): Usage {

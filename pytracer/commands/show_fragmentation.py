@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
-from pytracer.commands.table import call_site, new_table
+from pytracer.commands.table import add_row, call_site, new_table
 from pytracer.reading.reader import load
 from pytracer.text import number, printable, size, size_range
 
@@ -71,38 +71,29 @@ def _sentence(pin: Pin) -> str:
 def _table(pins: list[Pin], top: int) -> object:
     streams, pools = ({getattr(pin, name) for pin in pins} for name in ("stream", "pool"))
     has_streams, has_pools = len(streams) > 1, pools != {(0, 0)}
-    table = new_table(
-        "free",
-        "in use",
-        "blocks",
-        "segments",
-        "of",
-        *(("stream",) if has_streams else ()),
-        *(("pool",) if has_pools else ()),
-        "kept by",
-        title="Free memory next to blocks in use",
-        text=-1,
-    )
+    names = ("free", "in use", "blocks", "segments", "of", "kept by")
+    table = new_table(*names, title="Free memory next to blocks in use", text=-1)
     for pin in pins[:top]:
         kind = f"{pin.kind} page" if pin.is_expandable else pin.kind
-        table.add_row(
+        stream = [f"stream {pin.stream:#x}"] if has_streams else []
+        pool = [f"pool {pin.pool[0]}.{pin.pool[1]}"] if has_pools else []
+        add_row(
+            table,
             size(pin.stuck_bytes),
             size(pin.block_bytes),
             f"{pin.blocks:,}",
             f"{pin.segments:,} {kind}",
             size_range(pin.least_segment_bytes, pin.most_segment_bytes),
-            *((f"{pin.stream:#x}",) if has_streams else ()),
-            *((f"{pin.pool[0]}.{pin.pool[1]}",) if has_pools else ()),
-            call_site(pin.call_site),
+            call_site(pin.call_site, *stream, *pool),
         )
     if others := pins[top:]:
-        table.add_row(
+        add_row(
+            table,
             size(sum(pin.stuck_bytes for pin in others)),
             size(sum(pin.block_bytes for pin in others)),
             f"{sum(pin.blocks for pin in others):,}",
             f"{sum(pin.segments for pin in others):,}",
             "",
-            *([""] * (has_streams + has_pools)),
             f"({number(len(others), 'other row')})",
         )
     return table

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -36,11 +35,15 @@ def new_table(*names: str, title: str | None = None, text: int = 0) -> Table:
     return table
 
 
-def add_row(table: Table, *cells: str) -> None:
+def add_row(table: Table, *cells: "str | Fitted") -> None:
     """Add a row without markup; a range that is too wide breaks between its bounds."""
-    table.add_row(
-        *(_range(cell) if _RANGE.fullmatch(cell) else Text(cell, overflow="fold") for cell in cells)
-    )
+    table.add_row(*map(_cell, cells))
+
+
+def _cell(cell: "str | Fitted") -> "Text | Fitted":
+    if isinstance(cell, Fitted):
+        return cell
+    return _range(cell) if _RANGE.fullmatch(cell) else Text(cell, overflow="fold")
 
 
 def _range(cell: str) -> "Fitted":
@@ -93,9 +96,16 @@ def _escaped(cell: object) -> str:
     return _MARKS.sub(r"\\\g<0>", text).replace("\n", "<br>")
 
 
-def call_site(frame: Frame | None) -> Fitted:
-    """Make the cell of a call site; its file name and line number stay on one line."""
-    return Fitted(partial(call_site_text, frame), call_site_text(frame))
+def call_site(frame: Frame | None, *more: str) -> Fitted:
+    """Make the cell of a call site, with further lines below it.
+
+    The file name and the line number stay on one line.
+    """
+
+    def lines(width: int | None) -> str:
+        return "\n".join([call_site_text(frame, width), *more])
+
+    return Fitted(lines, lines(None))
 
 
 def call_chain(frame: Frame | None, callers: Sequence[Frame]) -> Fitted:

@@ -18,6 +18,7 @@ from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import has_events
 from pytracer.reading.to_json import to_json
+from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FILES = [
@@ -145,6 +146,20 @@ def test_the_command() -> None:
     assert "train.py:5 make keeps most: 1 segment of 20 MiB, with 3 blocks of 9 MiB" in output
     document = json.loads(invoke(CUDA, "--device", 0, "--json").output)
     assert document["files"] == [to_json(fragmentation(load(CUDA), 0))]
+
+
+def test_no_number_is_parted_from_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a file with several streams and pools, on a narrow terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    path = GOLDEN / "native/npu-2.13.0.pickle"
+    rows = commands.cells(invoke(path, "--device", 0).output)
+    # THEN each amount, and each stream, is on one line
+    (found,) = fragmentation(load(path), 0)
+    assert rows[0][:5] == ["11 MiB", "9 MiB", "3", "1 large", "20 MiB"]
+    assert {row[0] for row in rows} >= {size(pin.stuck_bytes) for pin in found.pins}
+    lines = {row[-1] for row in rows}
+    assert lines >= {f"stream {pin.stream:#x}" for pin in found.pins}
+    assert lines >= {f"pool {pin.pool[0]}.{pin.pool[1]}" for pin in found.pins}
 
 
 def test_several_files(tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "python/encode.h"
-#include "support/python/gil.h"
 #include "python/registers.h"
 #include "snapshot/file_sink.h"
 #include "snapshot/memory_sink.h"
 #include "snapshot/snapshot.h"
+#include "support/python/gil.h"
+#include "support/utf8.h"
 #include "view/events.h"
 
 namespace py = pybind11;
@@ -21,10 +23,10 @@ namespace pytracer {
 
 namespace {
 
-// The lines that frames of stacks have in these files, at most `most` of them.
-std::set<std::pair<std::string, int64_t>> lines_in(const View& view,
-                                                   const std::set<std::string>& filenames,
-                                                   size_t most) {
+// The lines that frames of stacks have in these files, or in any file whose name is UTF-8; at most
+// `most` of them.
+std::set<std::pair<std::string, int64_t>> lines_in(
+    const View& view, const std::optional<std::set<std::string>>& filenames, size_t most) {
   std::set<std::pair<std::string, int64_t>> lines;
   const uint32_t frames = view.stacks ? view.stacks->resolved_frames() : 0;
   std::unordered_map<uint32_t, bool> is_wanted;  // by the string id of the file
@@ -33,8 +35,9 @@ std::set<std::pair<std::string, int64_t>> lines_in(const View& view,
     if (frame.line < 0) continue;  // of a place that is being used again
     const uint32_t filename = view.stacks->filename(frame);
     const auto [known, is_new] = is_wanted.emplace(filename, false);
-    if (is_new) known->second = filenames.count(view.stacks->string(filename)) != 0;
-    if (known->second) lines.emplace(view.stacks->string(filename), frame.line);
+    const std::string& name = view.stacks->string(filename);
+    if (is_new) known->second = filenames ? filenames->count(name) != 0 : is_utf8(name);
+    if (known->second) lines.emplace(name, frame.line);
   }
   return lines;
 }

@@ -45,6 +45,7 @@ class Line:
         size_bytes: The bytes that come before the text; None for none.
         frame: The call site in the text; None for none.
         is_command: Whether the text is a command.
+        source: The source of the call site, if the snapshot has it; else "".
     """
 
     role: str
@@ -53,6 +54,7 @@ class Line:
     size_bytes: int | None = None
     frame: Frame | None = None
     is_command: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def text_lines(
     Args:
         answer: The answer.
         width: The width of the terminal, in characters.
-        source_of: Returns the source of a line's call site, "" if it is unknown.
+        source_of: Returns the source of a call site that the snapshot lacks, "" if it is unknown.
         has_all: Whether to return every line: every figure follows.
     """
     lines = list(answer.lines)
@@ -192,7 +194,10 @@ def _rendered(
         label = f" {role}"
         for row, amount in zip(rows, sizes, strict=True):
             first = f"{label:<{_LABEL}}" + (f"{amount:>{column}}  " if column else "")
-            found += _row(row, first, width, source_of(row))
+            source = row.source or source_of(row)
+            if source and row.frame is not None:
+                source = f"{row.frame.line}: {source}"
+            found += _row(row, first, width, source)
             label = ""
     return [printable(line).rstrip() for line in found]
 

@@ -1,7 +1,7 @@
 """The answer about several files: that of the file that matters first, with the others in rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytracer.analysis.alike import ranges_text
@@ -9,8 +9,8 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import answer_of, leak_lines, leak_verdict
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation import Explanation
-from pytracer.reading.metadata import read_number, read_text
-from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.metadata import read_number, read_text, source_lines
+from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.text import number
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class AnsweredFile:
         written_ns: When the file was written; None if unknown.
         devices: The explanations, the device that matters first.
         why_empty: Why the file has no devices, as a part of a sentence; "" if it has some.
+        sources: The source of the call sites in the answers, by their places such as
+            "/job/train.py:73"; {} if the file lacks it.
     """
 
     path: str
@@ -45,6 +47,7 @@ class AnsweredFile:
     written_ns: int | None
     devices: list[Explanation]
     why_empty: str
+    sources: dict[str, str] = field(default_factory=dict)
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -65,13 +68,22 @@ class AnsweredFile:
 
     def answers(self) -> list[Answer]:
         """Return the answer about each device, the device that matters first."""
-        return [answer_of(explanation) for explanation in self.devices]
+        return [self._with_sources(answer_of(explanation)) for explanation in self.devices]
+
+    def _with_sources(self, answer: Answer) -> Answer:
+        lines = [
+            replace(line, source=self.sources.get(_key(line.frame), ""))
+            if line.role == "lines" and line.frame is not None
+            else line
+            for line in answer.lines
+        ]
+        return replace(answer, lines=lines)
 
 
 def answered_file(snapshot: Snapshot, explanations: Iterable[Explanation]) -> AnsweredFile:
     """Return a file with the explanations of its devices, in any order."""
     metadata = snapshot.metadata
-    return AnsweredFile(
+    file = AnsweredFile(
         path=snapshot.path,
         rank=read_number(metadata, "rank"),
         role=read_text(metadata, "role"),
@@ -81,6 +93,14 @@ def answered_file(snapshot: Snapshot, explanations: Iterable[Explanation]) -> An
         devices=(devices := sorted(explanations, key=importance)),
         why_empty="" if devices else why_empty(metadata),
     )
+    recorded = source_lines(metadata)
+    frames = [line.frame for answer in file.answers() for line in answer.lines if line.frame]
+    known = ((_key(f), recorded.get((f.filename, f.line))) for f in frames)
+    return replace(file, sources={key: text for key, text in known if text is not None})
+
+
+def _key(frame: Frame) -> str:
+    return f"{frame.filename}:{frame.line}"
 
 
 def importance(explanation: Explanation) -> tuple[bool, bool, bool, int, int]:

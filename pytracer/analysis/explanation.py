@@ -71,7 +71,7 @@ class Explanation:
         suggestions: What to do next.
         sample: The usage at that moment.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
-        limit_bytes: The bytes that the allocator could reserve; None if unknown.
+        limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
         gaps: What the recording lacks, so that an earlier problem may be missing, as sentences.
         is_cpu: Whether the device is the CPU; None if unknown.
@@ -216,9 +216,7 @@ def _explanation(
         suggestions=suggestions,
         sample=sample,
         is_sum=history is not None and data.history is None,
-        limit_bytes=None
-        if data.history is None
-        else limit_bytes_of(snapshot, device, data.history),
+        limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
@@ -228,6 +226,18 @@ def _explanation(
         leaks=leaks,
         fitting_settings=_fitting(trials),
     )
+
+
+def _limit(data: DeviceData) -> int | None:
+    """Return how much the allocator could reserve; None if that is unknown, or changed.
+
+    The memory of other processes changes it. If more was reserved at some time, it did change.
+    """
+    if data.history is None:
+        return None
+    limit = limit_bytes_of(data.snapshot, data.device, data.history)
+    most = int(data.history.usage.reserved_bytes.max())
+    return None if limit is None or limit < most else limit
 
 
 def _steps(data: DeviceData) -> list[AlikeSteps]:

@@ -53,6 +53,11 @@ class ProgramFiles:
 
     torch_parents: frozenset[str]
 
+    @classmethod
+    def outside(cls, torch_folders: Iterable[str]) -> "ProgramFiles":
+        """Return the source files outside the folders of torch's packages."""
+        return cls(frozenset(map(_parent, torch_folders)))
+
     def __contains__(self, filename: str) -> bool:
         """Return whether a Python file is outside torch's packages and the standard library."""
         return _OTHERS.search(filename) is None and not any(
@@ -66,7 +71,7 @@ def program_files(stacks: Stacks) -> ProgramFiles:
     Files of pytracer name the folders of torch's packages since format 1.9. In other files, the
     frames of functions that torch is known to have tell the folder.
     """
-    parents = {_parent(folder) for folder in stacks.torch_folders}
+    parents = set(ProgramFiles.outside(stacks.torch_folders).torch_parents)
     for index in np.unique(stacks.filename).tolist():
         filename = stacks.strings[index]
         for pattern, names in _TORCHS_FUNCTIONS:

@@ -84,7 +84,7 @@ class SiteDifference:
         site: The call site; None: blocks without a stack, and call sites without a row.
         callers, phase, category: Those of the largest part of this memory; None if unknown.
         size_bytes, reference_bytes: The bytes of the outlier and of the median rank.
-        delta_bytes: The difference.
+        delta_bytes: The difference, in the direction in which the outlier differs.
         share: The difference as a share of the outlier's whole difference.
     """
 
@@ -106,7 +106,7 @@ class Outlier:
     Attributes:
         process, rank: The rank.
         slots: The number of slots in which it is an outlier.
-        of_slots: The number of slots that it has.
+        of_slots: The number of slots that it has, and in which outliers can be named.
         slot, source: The slot in which it differs most, and its file there.
         peak_bytes, median_bytes, delta_bytes: Its peak there, the median of its group (of less than
             eight ranks: of the others), and the difference.
@@ -145,7 +145,7 @@ class SiteGrowth:
         held_bytes: The most memory of the call site at the end of a file.
         first_step: The first step with a growth; None if unknown.
         processes: These ranks, the fastest first, at most 20.
-        faster: Of many ranks, those on which it grows much faster.
+        faster: Of many ranks, those on which it grows much faster, at most 20.
         first_source: With "files": the first file of the rank on which it grows fastest.
         source: The last file of this rank.
     """
@@ -213,7 +213,8 @@ class PhaseImbalance:
         ranks: The number of ranks that were in the phase.
         median_bytes, most_bytes: The median of the ranks' peaks in the phase, and the highest.
         imbalance: `most_bytes` as a multiple of `median_bytes`.
-        process, rank: The rank with the highest peak, if it is an outlier; else None.
+        process, rank: The rank with the highest peak, if it is an outlier; else None: the ranks are
+            too few, too many differ, or the difference is usual.
     """
 
     phase: str
@@ -296,7 +297,8 @@ class PeakChange:
         median_bytes, baseline_median_bytes: The median of the peaks.
         most_bytes, baseline_most_bytes: The highest peak.
         delta_bytes: The change of the median.
-        threshold_bytes: What the median must change by to count.
+        threshold_bytes: What the median must change by to count: what makes a rank an outlier in
+            either run, at least 2 % and 1 MiB.
     """
 
     slot: str
@@ -316,8 +318,10 @@ class FleetSiteChange:
 
     Attributes:
         slot: The slot that is compared.
-        site: The call site.
-        size_bytes, baseline_bytes: The medians over the ranks at their peaks.
+        site: The call site with the most memory in its file and function, of the new run if it is
+            there.
+        size_bytes, baseline_bytes: The medians over the ranks at their peaks; 0: on less than half
+            of the ranks.
         delta_bytes: The difference.
     """
 

@@ -1,4 +1,4 @@
-"""Snapshot files: finding them, and matching those of two directories.
+"""Files: finding snapshots, matching those of two directories, and reading sources.
 
 The layout is that of `pytracer.tracing.snapshot_files`: verl's in a directory
 (`step3/torch_memory_rank0_pid7.pickle`), or next to a file (`name.rank0.step3.pickle`).
@@ -16,6 +16,8 @@ from pytracer.errors import PytracerError
 
 SUFFIXES = (".pickle", ".pickle.gz", ".pickle.zst", ".pkl", ".pkl.gz", ".pkl.zst")
 """The suffixes of snapshots' names."""
+
+_MOST_SOURCE_BYTES = 2**20
 
 # Numbers that fit into the columns of an exported table: 64 bits, and 32 bits for ranks.
 _NUMBER = r"\d{1,18}"
@@ -288,3 +290,26 @@ def _natural(path: Path) -> list[list[str | int]]:
         [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", part)]
         for part in path.parts
     ]
+
+
+def read_source(filename: str, until_ns: int) -> list[str]:
+    """Return the lines of a source file; [] if there is no such file that may be read.
+
+    A snapshot's author chooses the names of files in it. So only regular files named `*.py` with an
+    absolute path, of at most 1 MiB, are read.
+
+    Args:
+        filename: The name of the file.
+        until_ns: The time in ns since the epoch after which the file must not have been changed,
+            because its lines may be others now.
+    """
+    if not os.path.isabs(filename) or not filename.endswith(".py"):
+        return []
+    try:
+        found = os.stat(filename)
+        is_usable = stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_SOURCE_BYTES
+        if not is_usable or found.st_mtime_ns > until_ns:
+            return []
+        return Path(filename).read_text(errors="replace").splitlines()
+    except (OSError, ValueError):  # a name with a null character
+        return []

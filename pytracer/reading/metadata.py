@@ -56,6 +56,19 @@ def torch_folders(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(folder for folder in found if isinstance(folder, str) and folder)
 
 
+def source_lines(metadata: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+    """Return the source of lines that a file's metadata has, by file and line."""
+    by_file = metadata.get("source_lines")
+    return {
+        (filename, pair[0]): pair[1]
+        for filename, pairs in (by_file.items() if isinstance(by_file, dict) else ())
+        if isinstance(filename, str) and isinstance(pairs, list | tuple)
+        for pair in pairs
+        if isinstance(pair, list | tuple) and len(pair) == 2
+        if is_count(pair[0]) and isinstance(pair[1], str)
+    }
+
+
 class ModulePhases(NamedTuple):
     """The names of the phases that are calls of modules.
 

@@ -197,6 +197,12 @@ class TracerOptions:
         "more. pytracer wraps torch's allocator of pinned memory until the process ends, which "
         "needs torch 2.8 or newer, and a hook that is compiled at the first use.",
     )
+    source_lines: Option[bool, bool] = Option(
+        *(True, "1|0", parse_bool, check_bool),
+        "Whether a snapshot has the source of the program's lines in its stacks, so that "
+        "`pytracer show` shows it on any machine: at most 2,000 lines, or 65,536 characters. "
+        "`False`: no source is read.",
+    )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
         *(None, "JSON", parse_json, check_metadata),
         "A dict that is written into each snapshot. Its values may be strings, numbers, booleans, "

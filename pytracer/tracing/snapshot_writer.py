@@ -25,13 +25,14 @@ from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import oom_log, oom_notes, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording
-from pytracer.tracing.generated_code import generated_code
+from pytracer.tracing.generated_code import GeneratedCode, generated_code
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, existing, note_written, problem_of_function
+from pytracer.tracing.source_lines import source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
-FORMAT_VERSION = (1, 9)
+FORMAT_VERSION = (1, 10)
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -220,8 +221,8 @@ class SnapshotWriter:
             OSError: The file cannot be written.
         """
         view = self._recording.view() if view is None else view
-        described = {**self._described(view), **more}
-        memory, code = self._memory(view), generated_code(view)
+        code = generated_code(view)
+        described, memory = {**self._described(view, code), **more}, self._memory(view)
         path = path if isinstance(path, int) else Path(os.fsdecode(path))
         with open_atomically(path) as file:
             name = os.fsencode(str(path))
@@ -238,16 +239,20 @@ class SnapshotWriter:
     def as_bytes(self, more: Metadata, view: _core.View | None = None) -> bytes:
         """Return the file that `write` would write."""
         view = self._recording.view() if view is None else view
-        described = {**self._described(view), **more}
-        return view.to_bytes(described, self._memory(view), generated_code(view), cell_names())
+        code = generated_code(view)
+        described = {**self._described(view, code), **more}
+        return view.to_bytes(described, self._memory(view), code, cell_names())
 
-    def _described(self, view: _core.View) -> Metadata:
+    def _described(self, view: _core.View, code: GeneratedCode) -> Metadata:
         if view.problem:
             self.fail(
                 f"a snapshot has no segments: the allocator did not report them: {view.problem}",
                 "without segments",
             )
-        return metadata(self._recording)
+        described = metadata(self._recording)
+        if self._recording.options.source_lines:
+            described["source_lines"] = source_lines(view, code, described["torch_folders"])
+        return described
 
     def _memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
         return self._recording.memory(view)

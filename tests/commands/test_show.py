@@ -171,6 +171,15 @@ def test_no_problem() -> None:
         """)
 
 
+def test_a_limit_below_what_was_reserved_is_not_shown() -> None:
+    # GIVEN a device of which other processes took memory after the peak
+    program = training(leaks=False)
+    program.metadata["devices"][0] |= {"free_bytes": MIB // 4, "reserved_bytes": MIB // 4}
+    output = invoke(program.write(Path("a.pickle"))).output
+    # THEN what was left at the end is not called the limit at the peak
+    assert "\n peak    1 MiB in step 1; reserved 2 MiB\n" in output
+
+
 def test_a_leak_after_an_out_of_memory_that_was_survived() -> None:
     output = invoke(training(leaks=True, survives=True).write(Path("a.pickle"))).output
     assert output.startswith("OUT OF MEMORY: the request is too large")
@@ -275,6 +284,9 @@ def test_the_source_is_shown_if_it_was_not_changed(folder: Path) -> None:
     # AND of a source that was changed later, no line is shown
     program.metadata["written_ns"] = source.stat().st_mtime_ns - 1
     assert "torch.empty" not in output(program.write(path))
+    # AND the source in the snapshot is shown without the file
+    program.metadata["source_lines"] = {str(source): [[4, "kept = x"], [5, 7], "no"], 3: [], "y": 1}
+    assert "  4: kept = x\n" in output(program.write(path))
     # AND neither is that of another kind of file
     os.mkfifo(folder / "pipe.py")
     program.alloc(MIB, (str(folder / "pipe.py"), "forward", 1))

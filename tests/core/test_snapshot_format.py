@@ -183,6 +183,8 @@ def test_files_of_every_format_version(path: Path) -> None:
         assert {address for _, address, _ in uses} <= known
     if minor >= 9:
         assert metadata["torch_folders"] == ["/venv/lib/python3.11/site-packages/torch"]
+    if minor >= 10:
+        assert [5, "return x.relu() @ x.T"] in metadata["source_lines"]["/tmp/golden/train.py"]
     if path.stem.endswith("-cuda"):
         if minor >= 4:
             assert set(metadata["devices"][0]["statistics"]) >= STATISTICS_KEYS

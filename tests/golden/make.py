@@ -4,6 +4,7 @@ Run this script once for each new format version. Never run it again for an old 
 must stay as the old version wrote it.
 """
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -48,10 +49,14 @@ if __name__ == "__main__":
     if path.exists():
         raise SystemExit(f"{path} exists: it belongs to the version that wrote it")
     socket.gethostname = lambda: "example"
+    program = Path("/tmp/golden/train.py")
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(TRAINING)
+    os.utime(program, (1, 1))  # pytracer takes the source of a file that is older than the process
     # A depth of two frames leaves out the frame of this file.
     options = {"stack_depth": 2, "role": "trainer", "metadata": {"made by": "tests/golden/make.py"}}
     options["pinned_memory"] = device == "cuda"
     with pytracer.Tracer(path, device=device, forward_stacks=True, **options) as tracer:
         with pytracer.annotate("training"):
-            exec(compile(TRAINING, "train.py", "exec"), {"DEVICE": device, "pytracer": pytracer})
+            exec(compile(TRAINING, str(program), "exec"), {"DEVICE": device, "pytracer": pytracer})
         tracer.step()

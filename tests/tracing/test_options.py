@@ -28,6 +28,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("trace_alloc_max_entries", "200_000", 200_000),
     ("stack_depth", "64", 64),
     ("max_stack_bytes", "1000000", 1_000_000),
+    ("source_lines", "0", False),
     ("metadata", '{"run": 7}', {"run": 7}),
     ("steps", "1,2, 5", (1, 2, 5)),
     ("steps", "[1,2,5]", (1, 2, 5)),

@@ -20,6 +20,7 @@ WRONG = {
     "max_stack_bytes": "1",
     "forward_stacks": "maybe",
     "pinned_memory": "maybe",
+    "source_lines": "maybe",
     "metadata": "{run: 7}",
     "steps": "12-10",
     "memory_snapshot_num_steps": "0",

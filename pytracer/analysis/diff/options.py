@@ -9,7 +9,7 @@ from typing import Any
 _NOT_OPTIONS = frozenset(
     (
         *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
-        *("window", "current_step", "oom", "torch_folders"),
+        *("window", "current_step", "oom", "torch_folders", "source_lines"),
     )
 )
 

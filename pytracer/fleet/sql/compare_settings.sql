@@ -1,8 +1,6 @@
 -- Which settings changed against the baseline?
 --
--- scope, key      the setting
--- value           the value of the most files of the new run; null: not set in most files
--- baseline_value  the same of the baseline
+-- The columns are the attributes of [`SettingChange`](json.md#settingchange).
 CREATE OR REPLACE TABLE compare_settings AS
 WITH new AS (
     SELECT scope, key, mode(value) AS value

@@ -3,12 +3,7 @@
 -- Compares the medians over the ranks at their peaks, in the slot in which the median peak changed
 -- most. Call sites are matched by file and function, because line numbers change.
 --
--- slot            the slot
--- site            the call site with the most memory in the file and function, of the new run if
---                 it is there
--- size_bytes      the median over the ranks of the new run; 0: on less than half of the ranks
--- baseline_bytes  the same of the baseline
--- delta_bytes     the difference
+-- The columns are the attributes of [`FleetSiteChange`](json.md#fleetsitechange).
 CREATE OR REPLACE TABLE compare_sites AS
 WITH chosen AS (
     SELECT arg_max(slot, (abs(delta_bytes), median_bytes, slot)) AS slot FROM compare_peaks

@@ -3,21 +3,7 @@
 -- A growth in the trace of one file is what `pytracer show --leaks` found there; a growth in several files
 -- is from `growth_in_files`. A call site that has both is listed with its traces only.
 --
--- site            the call site; null: unknown
--- evidence        `trace` or `files`
--- verdict         `leak`: `pytracer show --leaks` is certain; `grows`: it grew in the files, whether for ever or
---                 not; `unknown`: it may be chance
--- extent          `all`: at least nine of ten ranks that were observed; else `some`
--- ranks           the number of ranks on which it grows
--- of_ranks        the number of ranks that were observed
--- bytes_per_step  the median of the growth over these ranks
--- unit            what `bytes_per_step` is per: `step`, `second` or `slice`
--- held_bytes      the most memory of the call site at the end of a file
--- first_step      the first step with a growth; null: unknown
--- processes       these ranks, the fastest first, at most 20
--- faster          of many ranks, those on which it grows much faster, at most 20
--- first_source    with `files`: the first file of the rank on which it grows fastest
--- source          the last file of this rank
+-- The columns are the attributes of [`SiteGrowth`](json.md#sitegrowth).
 CREATE OR REPLACE TABLE growth AS
 WITH traced AS (  -- of several traces with a leak of a call site, the last one
     SELECT l.*, t.process

@@ -2,12 +2,7 @@
 --
 -- A file is expected of all ranks in each slot of `expected_slots`.
 --
--- rank            the rank
--- role            its role; empty for none
--- slots           the slots without a file of the rank, in order
--- of_slots        the number of slots in which a file is expected
--- has_none        whether the rank has no file at all
--- reason          `out of memory`: the rank ran out of memory before; null: unknown
+-- The columns are the attributes of [`MissingRank`](json.md#missingrank).
 CREATE OR REPLACE TABLE missing AS
 WITH expected_ranks AS (
     SELECT role, unnest(range(any_value(of_ranks))) AS rank FROM expected_slots GROUP BY role

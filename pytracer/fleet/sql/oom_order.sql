@@ -2,18 +2,7 @@
 --
 -- The same error can be in several files of a process, and is listed once.
 --
--- number          1 is the first
--- process, rank, host       the process
--- device_name     the device
--- time_us         the time of the error, by the clock of the host, in µs since the epoch
--- after_s         the seconds after the first error
--- step            the step of the allocation that failed; null: unknown
--- phase           its phase; empty for none
--- site            its call site; null: unknown
--- requested_bytes, device_free_bytes, allocated_bytes, reserved_bytes      as in the table `ooms`
--- verdict         the first verdict of `pytracer show`; null: a later error in the file hides it
--- explanation     the figures that decided
--- source          the file that was written because of the error, or else the first with the error
+-- The columns are the attributes of [`FleetOom`](json.md#fleetoom).
 CREATE OR REPLACE TABLE oom_order AS
 WITH once AS (
     SELECT

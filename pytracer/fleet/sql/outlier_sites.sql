@@ -2,13 +2,7 @@
 --
 -- Both are compared at their own peaks, in the slot in which the outlier differs most.
 --
--- process         the outlier
--- site            the call site; null: blocks without a stack, and call sites without a row
--- callers, phase, category      of the largest part of this memory
--- size_bytes      the bytes of the outlier
--- reference_bytes the bytes of the median rank
--- delta_bytes     the difference, in the direction in which the outlier differs
--- share           the difference as a share of the outlier's whole difference
+-- The columns are the attributes of [`SiteDifference`](json.md#sitedifference).
 CREATE OR REPLACE TABLE outlier_sites AS
 WITH chosen AS (
     SELECT source, any_value(device_name) AS device_name FROM rank_peaks GROUP BY source

@@ -6,16 +6,7 @@
 -- If no slot has enough ranks for that, a rank is named that differs from the median of the others
 -- by more than a tenth of it, and by more than four times the range of the others.
 --
--- process, rank   the rank
--- slots           the number of slots in which it is an outlier
--- of_slots        the number of slots that it has, and in which outliers can be named
--- slot            the slot in which it differs most
--- source          its file there
--- peak_bytes      its peak there
--- median_bytes    the median of its group there, or of the other ranks
--- delta_bytes     the difference
--- reference       the file there of the rank of the group that is nearest to the median
--- reference_process     that rank
+-- The columns are the attributes of [`Outlier`](json.md#outlier).
 CREATE OR REPLACE TABLE outliers AS
 WITH few AS (
     SELECT

@@ -1,13 +1,6 @@
 -- What was collected?
 --
--- files           the number of files
--- damaged         the number of files that could not be read
--- processes       the number of processes with a file that was read
--- first_step      the first step that a file has
--- last_step       the last step that a file has
--- first_us        when the first file was written, in µs since the epoch
--- last_us         when the last file was written
--- uncertain       the number of files in which the highest peak may be missing
+-- The columns are the attributes of [`Overview`](json.md#overview).
 CREATE OR REPLACE TABLE overview AS
 SELECT
     count(*) AS files,

@@ -2,14 +2,7 @@
 --
 -- For each phase, the slot in which its highest peak is furthest above the median.
 --
--- phase           the phase; empty for none
--- slot            the slot
--- ranks           the number of ranks that were in the phase
--- median_bytes    the median of the ranks' peaks in the phase
--- most_bytes      the highest peak
--- imbalance       `most_bytes` as a multiple of `median_bytes`
--- process, rank   the rank with the highest peak, if it is an outlier; else null: the ranks are too
---                 few, too many differ, or the difference is usual
+-- The columns are the attributes of [`PhaseImbalance`](json.md#phaseimbalance).
 CREATE OR REPLACE TABLE phase_imbalance AS
 WITH ranks AS (
     SELECT r.slot, h.phase, r.process, r.rank, h.peak_bytes

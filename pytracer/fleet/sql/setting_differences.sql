@@ -2,13 +2,7 @@
 --
 -- The option `metadata`, which may differ on purpose, is left out.
 --
--- scope, key      the setting, as in the table `settings`
--- value           its value; null: not set
--- ranks           the number of ranks with this value
--- of_ranks        the number of ranks whose settings are known
--- is_usual        whether this is the value of more than half of the ranks
--- processes       the ranks with the value, at most 20; empty for the usual value
--- source          a file with the value
+-- The columns are the attributes of [`SettingValue`](json.md#settingvalue).
 CREATE OR REPLACE TABLE setting_differences AS
 WITH latest AS (
     SELECT

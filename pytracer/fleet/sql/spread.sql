@@ -1,16 +1,6 @@
 -- How far are the peaks of the ranks apart, and can outliers be named?
 --
--- slot            the slot
--- step            its step; null: none
--- ranks           the number of ranks
--- least_bytes     the lowest peak
--- median_bytes    the median
--- most_bytes      the highest peak
--- reserved_median_bytes, reserved_most_bytes      the same for reserved memory
--- groups          the number of groups, see `peak_groups`
--- outliers        the number of ranks that differ from their group by more than the threshold
--- verdict         `outliers`, `none`, `few` (less than eight ranks in each group: outliers cannot
---                 be told) or `scattered` (more than a tenth of the ranks differ)
+-- The columns are the attributes of [`Spread`](json.md#spread).
 CREATE OR REPLACE TABLE spread AS
 WITH judged AS (
     SELECT

@@ -1,9 +1,6 @@
 -- Which rank had the highest peak anywhere, and in which step?
 --
--- process, rank, slot, source, device_name       where the peak was
--- peak_bytes      the peak of allocated memory
--- reserved_bytes  the peak of reserved memory of the same file
--- total_bytes     the device's memory; null: unknown
+-- The columns are the attributes of [`Worst`](json.md#worst).
 CREATE OR REPLACE TABLE worst AS
 SELECT
     r.process, r.rank, r.slot, r.source, r.device_name, r.peak_bytes, r.reserved_bytes, p.total_bytes

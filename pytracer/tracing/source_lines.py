@@ -1,0 +1,101 @@
+"""The source of the program's lines in a snapshot's stacks, for readers on other machines.
+
+It is read when a file is written: nothing here is on the path of an event. A file of the program is
+read once, because what its lines were does not change.
+"""
+
+import time
+from collections import defaultdict
+from itertools import islice
+
+from pytracer import _core
+from pytracer.log import warn_once
+from pytracer.tracing.generated_code import GeneratedCode
+
+MOST_FILES = 200
+"""How many files of the program have their lines in a snapshot."""
+
+MOST_LINES = 2_000
+"""How many lines a snapshot has at most."""
+
+MOST_CHARACTERS = 2**16
+"""How many characters a snapshot's lines have together at most."""
+
+MOST_OF_A_LINE = 200
+"""How many characters of a line are kept."""
+
+MOST_SECONDS = 0.2
+"""After this time no further file is read for a snapshot."""
+
+_MOST_FRAMES = 20_000
+_begin_ns = time.time_ns()
+_known: dict[str, dict[int, str]] = {}  # the lines by file, "" if unknown
+
+Lines = dict[str, list[tuple[int, str]]]
+"""For each file, its lines with their numbers."""
+
+
+def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
+    """Return the source of the program's lines in a view's stacks. Never raises.
+
+    Args:
+        view: The view.
+        code: The frames from which generated code was made.
+        torch_folders: The folders of torch's packages, whose files are not the program's.
+    """
+    try:
+        return _source_lines(view, code, torch_folders)
+    except Exception as error:
+        warn_once(
+            f"the source of the program's lines is not in the snapshot: {error!r}. Everything else "
+            "is in the snapshot",
+            "source lines",
+        )
+        return {}
+
+
+def _source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
+    from pytracer.analysis.program_files import ProgramFiles
+
+    program = ProgramFiles.outside(torch_folders)
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for filename, line in view.lines_in(None, _MOST_FRAMES):
+        wanted[filename].add(line)
+    for frames in code.values():
+        for filename, _, line in frames:
+            wanted[filename].add(line)
+    # Files of installed packages come last: they are the same elsewhere.
+    names = sorted(wanted, key=lambda name: ("-packages" in name, name))
+    names = [name for name in names if name in program]
+    found: Lines = {}
+    lines, characters = MOST_LINES, MOST_CHARACTERS
+    end = time.monotonic() + MOST_SECONDS
+    for name in islice(names, MOST_FILES):
+        texts = _known.get(name, {})
+        if wanted[name] - texts.keys():
+            if time.monotonic() > end:
+                break
+            texts = _read(name, wanted[name])
+        for number in sorted(wanted[name]):
+            text = texts[number]
+            lines, characters = lines - bool(text), characters - len(text)
+            if lines < 0 or characters < 0:
+                return found
+            if text:
+                found.setdefault(name, []).append((number, text))
+    return found
+
+
+def _read(name: str, numbers: set[int]) -> dict[int, str]:
+    """Return the lines of a file with these numbers, and those that were read before."""
+    from pytracer.reading.files import read_source
+
+    lines = read_source(name, _begin_ns)
+    texts = dict(_known.get(name, {}))
+    for number in numbers:
+        text = lines[number - 1] if 0 < number <= len(lines) else ""
+        texts[number] = text.strip()[:MOST_OF_A_LINE]
+    if len(_known) >= 2 * MOST_FILES:
+        _known.clear()
+    _known[name] = texts
+    return texts

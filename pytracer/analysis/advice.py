@@ -5,7 +5,7 @@
 3. Nothing is advised that the recording has already.
 """
 
-import re
+import contextlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from pytracer.analysis.verdicts import (
     UNKNOWN,
     Verdict,
 )
+from pytracer.errors import ConfigError
 from pytracer.reading.metadata import (
     backend,
     has_marked_steps,
@@ -32,7 +33,7 @@ from pytracer.reading.metadata import (
     torch_version,
 )
 from pytracer.text import size
-from pytracer.variables import VARIABLE
+from pytracer.variables import VARIABLE, format_settings, parse_settings
 
 LEAST_STEPS = 3
 """The number of steps from which a leak can be looked for in one file."""
@@ -44,7 +45,6 @@ _LEAST_PART = 0.05
 """The least part of the memory of which a remedy is suggested."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
-_SETTING = re.compile(r"(?:^|,)([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)")
 _GENERAL = "PYTORCH_ALLOC_CONF"
 _NOT_WITH_EXPANDABLE = {"npu": ("max_split_size_mb", "garbage_collection_threshold")}
 
@@ -187,13 +187,17 @@ def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
 def with_settings(own: str, change: Mapping[str, str], backend: str) -> str:
     """Return settings with a change, in the form of the variable.
 
-    The other settings stay, except those that the allocator refuses next to expandable segments.
+    The other settings stay, except those that the allocator refuses next to expandable segments, or
+    all of a text that no allocator can read.
     """
-    settings = {**dict(_SETTING.findall(own)), **change}
+    settings: dict[str, str] = {}
+    with contextlib.suppress(ConfigError):
+        settings |= parse_settings(own)
+    settings |= change
     if settings.get("expandable_segments") == "True":
         for key in _NOT_WITH_EXPANDABLE.get(backend, ()):
             settings.pop(key, None)
-    return ",".join(f"{key}:{value}" for key, value in settings.items())
+    return format_settings(settings)
 
 
 def command_of(settings: str, backend: str, torch_version: str | None, own_settings: str) -> str:

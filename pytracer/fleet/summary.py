@@ -40,7 +40,7 @@ from pytracer.reading.metadata import (
     settings_text,
 )
 from pytracer.reading.snapshot import Frame, Snapshot
-from pytracer.settings.keys import parse_settings
+from pytracer.variables import parse_settings
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]

@@ -107,12 +107,11 @@ def answer_of(facts: Facts) -> Answer:
     if facts.reference.why_unknown is not None:
         return _unknown(facts, facts.reference.why_unknown)
     if not best.fits:
-        assert capacity is not None
+        room = "any device" if capacity is None else size(capacity)
         none = re.sub("^none ", "None ", facts.none("fits", "fit"))
         return Answer(
             NO_SETTING,
-            f"{none} into {size(capacity)}, although the program itself never holds more than "
-            f"{needed}.",
+            f"{none} into {room}, although the program itself never holds more than {needed}.",
             _smallest(own, best),
         )
     bar = abs(facts.reference.deviation.peak_bytes)
@@ -186,7 +185,8 @@ def _change(facts: Facts, saved: int) -> Answer:
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
         why = (
             f"With its own settings, it runs out of memory for {size(own.failed_bytes or 0)}"
-            f"{event}, with {size(own.waste_bytes)} reserved but not allocated at the peak."
+            f"{event}, with {size(own.waste_at_oom_bytes or 0)} reserved but not allocated at that "
+            "moment."
         )
         if failed:
             notes.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pytracer.settings.keys import format_settings, parse_settings
+from pytracer.variables import format_settings, parse_settings
 
 EXPANDABLE = "expandable_segments"
 SPLIT = "max_split_size_mb"

@@ -27,6 +27,8 @@ class TriedSetting:
         failed_bytes: The bytes that the last failed allocation requested; None: none failed.
         peak_reserved_bytes: The most bytes that the allocator had reserved.
         waste_bytes: The part of these bytes that was not allocated at that moment.
+        waste_at_oom_bytes: The bytes that were reserved and not allocated when the last allocation
+            failed; None: none failed.
         retries: How often the allocator gave its cache back in order to allocate.
         device_allocs, device_frees: How often segments were taken from the device and given back.
         maps, unmaps: How often memory of expandable segments was mapped and unmapped.
@@ -42,6 +44,7 @@ class TriedSetting:
     failed_bytes: int | None
     peak_reserved_bytes: int
     waste_bytes: int
+    waste_at_oom_bytes: int | None
     retries: int
     device_allocs: int
     device_frees: int

@@ -19,10 +19,10 @@ from pytracer.recommendation.candidates import (
     with_choice,
 )
 from pytracer.recommendation.results import TriedSetting
-from pytracer.settings.keys import merge_settings
 from pytracer.simulator.recording import Limits, simulate_recording
 from pytracer.simulator.rules import AllocatorRules, rules_of
 from pytracer.simulator.simulate import Simulated
+from pytracer.variables import merge_settings
 
 ROUNDS = 2
 """How often the neighbours of the best settings are tried."""
@@ -163,6 +163,8 @@ class Search:
             high = result.peak_reserved_bytes
             if not result.fits or result.retries:
                 unlimited = self._simulate(tried.rules, None)
+                if unlimited.ooms:  # no device is large enough
+                    return tried
                 high = unlimited.peak_reserved_bytes
                 while not self._fits(tried.rules, high):  # retries and reserved ranges differ
                     if high > 4 * unlimited.peak_reserved_bytes:
@@ -198,8 +200,11 @@ class Search:
 
     def _simulated(self, choice: Choice, rules: AllocatorRules, settings: str, name: str) -> Tried:
         requests = self._recording.requests
-        done = simulate_recording(self._recording, rules, self._limits)
+        done = simulate_recording(self._recording, rules, self._limits, with_curve=True)
         failed, ooms = done.failed_request, done.oom_requests
+        assert done.reserved_bytes is not None
+        assert done.allocated_bytes is not None
+        unallocated = done.reserved_bytes[ooms] - done.allocated_bytes[ooms]
         result = TriedSetting(
             name=name,
             settings=settings,
@@ -209,6 +214,7 @@ class Search:
             failed_bytes=int(requests.size_bytes[ooms[-1]]) if len(ooms) else None,
             peak_reserved_bytes=done.peak_reserved_bytes,
             waste_bytes=done.peak_reserved_bytes - done.allocated_at_peak_bytes,
+            waste_at_oom_bytes=int(unallocated[-1]) if len(ooms) else None,
             retries=done.retries,
             device_allocs=done.device_allocs,
             device_frees=done.device_frees,

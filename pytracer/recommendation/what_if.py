@@ -10,7 +10,11 @@ from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.requests import ALLOCATE, FAIL, Recording, block_order
 from pytracer.errors import ConfigError
 from pytracer.reading.snapshot import Column, Snapshot, Stacks
+from pytracer.recommendation.search import needed_bytes
 from pytracer.text import number, size
+
+MOST_BYTES = 2**44
+"""The most memory that a changed program may need at one moment: more than any device has."""
 
 CATEGORY = "category:"
 """The beginning of the name of a category, as in "category:optimizer_state"."""
@@ -41,7 +45,7 @@ def change_requests(
         The recording itself and [] if nothing is to be changed.
 
     Raises:
-        ConfigError: A change is malformed, or matches no allocation.
+        ConfigError: A change is malformed, matches no allocation, or needs too much memory.
     """
     changes = [_Change(what, 0.0) for what in without] + [_parsed(text) for text in scale]
     if not changes:
@@ -64,7 +68,7 @@ def change_requests(
             f"Estimate {what} {number(int(count), 'allocation')} of {change.what}, "
             f"{size(total)} in all. A changed program may allocate in another order."
         )
-    scaled = np.maximum(np.rint(requests.size_bytes * factor), 1).astype(np.int64)
+    scaled = np.clip(np.rint(requests.size_bytes * factor), 1, MOST_BYTES + 1).astype(np.int64)
     size_bytes = np.where(asks, scaled, requests.size_bytes)
     gone = asks & (factor == 0)
     is_kept = ~gone & ~(np.isin(requests.block, requests.block[gone]) & (requests.block >= 0))
@@ -76,7 +80,13 @@ def change_requests(
     columns["size_bytes"] = size_bytes[is_kept]
     if not np.any(np.isin(columns["kind"], (ALLOCATE, FAIL))):
         raise ConfigError("no allocation is left: leave out fewer call sites")
-    return replace(recording, requests=replace(requests, **columns, start=None)), notes
+    changed = replace(requests, **columns, start=None)
+    if needed_bytes(changed) > MOST_BYTES:
+        raise ConfigError(
+            f"the scaled program needs more than {size(MOST_BYTES)} at one moment, which is more "
+            "than any device has: give a smaller factor"
+        )
+    return replace(recording, requests=changed), notes
 
 
 def _parsed(text: str) -> _Change:

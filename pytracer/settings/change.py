@@ -17,16 +17,8 @@ from pytracer.backends.running_torch import torch_build, torch_module
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.log import warn_once
 from pytracer.settings import running
-from pytracer.settings.keys import (
-    BACK_TO_DEFAULT,
-    DEFAULTS,
-    READ_ONCE,
-    format_settings,
-    not_in_force_error,
-    parse_settings,
-    refusal,
-)
-from pytracer.variables import VARIABLE
+from pytracer.settings.keys import BACK_TO_DEFAULT, DEFAULTS, READ_ONCE, not_in_force_error, refusal
+from pytracer.variables import VARIABLE, format_settings, parse_settings
 
 
 def variables(change: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.variables import VARIABLE
+from pytracer.variables import VARIABLE, format_settings
 
 DEFAULTS = {
     "backend": "native",
@@ -63,47 +63,8 @@ READ_ONCE = {
 }
 """The settings that CUDA's allocator accepts at run time without effect."""
 
-_ITEM = re.compile(r"(?P<key>[^,:\[\]]+):(?P<value>[^,:\[\]]+|\[[^\[\]]+\])(?:,|$)")
-
 _MIB = 2**20
 _INTERVALS = 16  # of roundup_power2_divisions, from 1 MiB on, each twice as large as the previous
-
-
-def format_settings(settings: dict[str, str]) -> str:
-    """Return the settings in one string."""
-    return ",".join(f"{key}:{value}" for key, value in settings.items())
-
-
-def parse_settings(settings: str) -> dict[str, str]:
-    """Return the value of each key.
-
-    Raises:
-        ConfigError: `settings` are not of the form `key:value,key:[value,value]`.
-    """
-    text = "".join(settings.split())  # the allocators ignore blanks everywhere
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        item = _ITEM.match(text, at)
-        if item is None:
-            raise ConfigError(
-                f'allocator settings "{settings}" cannot be read from "{text[at:]}" on; write '
-                'key:value pairs with commas between them, as in "expandable_segments:True"'
-            )
-        found[item["key"]] = item["value"]
-        at = item.end()
-    return found
-
-
-def merge_settings(settings: str, change: str) -> str:
-    """Return the settings after `change`, both in the form of the environment variable.
-
-    Keys keep their order, and new keys come last. The last value of a repeated key counts.
-
-    Raises:
-        ConfigError: A string is not of the form `key:value,key:[value,value]`.
-    """
-    return format_settings(parse_settings(settings) | parse_settings(change))
 
 
 def _bool(value: str) -> bool:

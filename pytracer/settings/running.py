@@ -13,17 +13,8 @@ from typing import Any
 
 from pytracer.backends.running_torch import torch_module
 from pytracer.errors import ConfigError, PytracerError
-from pytracer.settings.keys import (
-    BACK_TO_DEFAULT,
-    DEFAULTS,
-    KNOWN,
-    SHOWN,
-    format_settings,
-    is_shown_as,
-    parse_settings,
-    shown_value,
-)
-from pytracer.variables import VARIABLE
+from pytracer.settings.keys import BACK_TO_DEFAULT, DEFAULTS, KNOWN, SHOWN, is_shown_as, shown_value
+from pytracer.variables import VARIABLE, format_settings, parse_settings
 
 
 def in_force(backend: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from pytracer.backends.devices import present_accelerator
 from pytracer.backends.running_torch import torch_module
 from pytracer.settings import running
-from pytracer.settings.keys import parse_settings
+from pytracer.variables import parse_settings
 
 
 def main(change: str) -> dict[str, Any]:

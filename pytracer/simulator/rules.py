@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from pytracer.analysis.allocator_rules import INTERVALS, PADDING_BYTES, PAGE_BYTES, UNLIMITED
 from pytracer.errors import ConfigError
-from pytracer.settings.keys import KNOWN, parse_settings
+from pytracer.settings.keys import KNOWN
+from pytracer.variables import parse_settings
 
 _MIB = 2**20
 

@@ -7,10 +7,10 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import OOM
-from pytracer.settings.keys import format_settings, parse_settings
 from pytracer.simulator.deviation import reference_of
 from pytracer.simulator.recording import limits_of, simulate_recording
 from pytracer.simulator.rules import is_checked, rules_of
+from pytracer.variables import format_settings, parse_settings
 
 TRIED: tuple[dict[str, str], ...] = (
     {"expandable_segments": "True"},

@@ -11,8 +11,8 @@ from commands import invoke
 from pytracer.analysis import explain
 from pytracer.reading import load
 from pytracer.recommendation import recommend
-from pytracer.settings.keys import format_settings
 from pytracer.simulator.trials import TRIED, try_settings
+from pytracer.variables import format_settings
 
 HERE = Path(__file__).parent
 OOM_PROGRAMS = HERE / "oom_programs.py"

@@ -17,11 +17,11 @@ from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.snapshot import ALLOC, OOM, Column
 from pytracer.recommendation import recommend
-from pytracer.settings.keys import merge_settings
 from pytracer.simulator.deviation import deviation_text, reference_of
 from pytracer.simulator.recording import limits_of, simulate_recording
 from pytracer.simulator.rules import rules_of
 from pytracer.simulator.simulate import Simulated
+from pytracer.variables import merge_settings
 
 EVENTS = 5_000
 SEGMENTS, EXPANDABLE = "expandable_segments:False", "expandable_segments:True"

@@ -13,6 +13,7 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer import show
 from pytracer.analysis import explain
+from pytracer.analysis.advice import with_settings
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.verdicts import FRAGMENTED, LEAK
 from pytracer.reading import load
@@ -55,6 +56,19 @@ def pinned_segments(allocator: Allocator) -> None:
         allocator.free(address)
     for _ in range(20):
         allocator.malloc(45 * MIB)
+
+
+def test_settings_are_read_as_the_allocator_reads_them() -> None:
+    change = {"expandable_segments": "True"}
+    own = "max_split_size_mb: 64, roundup_power2_divisions:[256:1, >:4]"
+    assert with_settings(own, change, "cuda") == (
+        "max_split_size_mb:64,roundup_power2_divisions:[256:1,>:4],expandable_segments:True"
+    )
+    assert with_settings(own, change, "npu") == (
+        "roundup_power2_divisions:[256:1,>:4],expandable_segments:True"
+    )
+    # AND nothing is kept of a text that no allocator can read
+    assert with_settings("max_split_size_mb:64,b", change, "cuda") == "expandable_segments:True"
 
 
 def tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

@@ -36,7 +36,6 @@ READING = (
     "analysis",
     "reading",
 )
-FLEET = ("commands", "fleet", "settings")  # only the names of settings, without the recorder
 # A tracer explains its own snapshots, and an integration reads them.
 LIVE = ("integrations", "tracing", "page", "simulator", "analysis", "reading")
 
@@ -68,7 +67,7 @@ def allowed(folder: str) -> set[str]:
         return set(BASE[BASE.index(folder) + 1 :])
     below = {
         lower
-        for chain in (RECORDING, READING, FLEET, LIVE)
+        for chain in (RECORDING, READING, LIVE)
         if folder in chain
         for lower in chain[chain.index(folder) + 1 :]
     }

@@ -28,11 +28,11 @@ from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading import load
 from pytracer.recommendation import recommend, recommend_sweep
 from pytracer.recommendation.search import needed_bytes
-from pytracer.settings.keys import format_settings
 from pytracer.simulator import deviation
 from pytracer.simulator.rules import rules_of
 from pytracer.simulator.simulate import simulate
 from pytracer.text import size
+from pytracer.variables import format_settings
 
 MIB = 1 << 20
 JOINED = "expandable_segments:True"
@@ -190,6 +190,9 @@ def test_a_failed_request_must_fit(tmp_path: Path, events: int | None) -> None:
     assert "would have fitted" in found.answer
     assert found.needed_bytes == (20 * 45 + 700) * MIB
     assert not found.own.fits
+    # AND what was free then, and not at the peak, is the reason
+    assert found.own.waste_at_oom_bytes == (1600 - 20 * 45) * MIB
+    assert "with 700 MiB reserved but not allocated at that moment." in found.why
     assert any("what the program would have allocated next is unknown" in n for n in found.notes)
     # AND with a capacity that the failed allocation does not fit into, none is recommended
     assert recommend(path, capacity_bytes=1500 * MIB).kind == "too large"
@@ -370,6 +373,13 @@ def test_what_if(tmp_path: Path) -> None:
     for malformed in ("model.py", "model.py=", "model.py=-1", "=2", "model.py=0"):
         with pytest.raises(ConfigError, match="factor greater than 0"):
             recommend(path, scale=[malformed])
+    # AND so is a program that is larger than any device, also in a file without a limit
+    unlimited = content(constant) | {"device_traces": made["device_traces"]}
+    path.write_bytes(pickle.dumps(unlimited))
+    for huge in (["model.py=999999"], ["model.py=999999"] * 2):
+        with pytest.raises(ConfigError, match="needs more than 16 TiB at one moment"):
+            recommend(path, scale=huge)
+    assert recommend(path, scale=["model.py=20000"]).needed_bytes == 20_000 * 640 * MIB
 
 
 @pytest.mark.parametrize(

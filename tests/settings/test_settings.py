@@ -13,14 +13,8 @@ import pytracer
 from pytracer.errors import ConfigError, HookError, PytracerError
 from pytracer.settings import running
 from pytracer.settings.change import check_in_new_process, in_force, variables
-from pytracer.settings.keys import (
-    format_settings,
-    is_shown_as,
-    merge_settings,
-    parse_settings,
-    refusal,
-    shown_value,
-)
+from pytracer.settings.keys import is_shown_as, refusal, shown_value
+from pytracer.variables import format_settings, merge_settings, parse_settings
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF")
 GENERAL, CUDA, NPU = NAMES
@@ -146,8 +140,8 @@ def test_a_malformed_variable_is_named(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_text_needs_no_torch(tmp_path: Path) -> None:
     # GIVEN a program that only uses strings, WHEN it runs
-    program = "import sys; from pytracer.settings import change, keys\n"
-    program += "keys.merge_settings('a:1', 'b:2')\n"
+    program = "import sys; from pytracer import variables; from pytracer.settings import change\n"
+    program += "variables.merge_settings('a:1', 'b:2')\n"
     program += "change.variables('a:1'); assert not {'torch', 'numpy'} & set(sys.modules)\n"
     # THEN it imports no torch
     done = run(program, cwd=tmp_path, new=True)

@@ -42,7 +42,6 @@ Block* Allocator::allocate(uint64_t requested, uint64_t stream, uint64_t pool_nu
   if (rules_.splits(pool.is_small, size, block->size - size)) split(block, size);
   block->is_allocated = block->counts = true;
   counts_.allocated_bytes += block->size;
-  counts_.peak_allocated_bytes = std::max(counts_.peak_allocated_bytes, counts_.allocated_bytes);
   return block;
 }
 

@@ -34,7 +34,7 @@ class Host {
 
 struct Counts {
   uint64_t reserved_bytes = 0, allocated_bytes = 0;
-  uint64_t peak_reserved_bytes = 0, peak_allocated_bytes = 0;
+  uint64_t peak_reserved_bytes = 0;
   uint64_t device_allocs = 0, device_frees = 0, maps = 0, unmaps = 0, retries = 0;
 };
 

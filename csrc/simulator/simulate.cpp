@@ -157,8 +157,6 @@ class Run final : public Host {
       peak_ = counts.reserved_bytes;
       result_.allocated_at_peak_bytes = counts.allocated_bytes;
     }
-    result_.peak_unallocated_bytes = std::max(result_.peak_unallocated_bytes,
-                                              counts.reserved_bytes - counts.allocated_bytes);
     write_curve();
   }
 

@@ -39,7 +39,6 @@ struct Options {
 struct Simulated {
   Counts counts;
   uint64_t allocated_at_peak_bytes = 0;  // when the reserved bytes first had their peak
-  uint64_t peak_unallocated_bytes = 0;   // the most that was reserved and not allocated
   int64_t failed_request = -1;
   uint64_t fitted = 0;
   uint64_t freed_early = 0;

@@ -31,7 +31,6 @@ class StartBuilder {
     for (auto& [key, range] : ranges_) close(range);
     Counts& counts = allocator_.counts_;
     counts.peak_reserved_bytes = counts.reserved_bytes;
-    counts.peak_allocated_bytes = counts.allocated_bytes;
     allocator_.segments_made_ = start_.segments;
   }
 

@@ -14,29 +14,21 @@ class Simulated:
     """How an allocator served requests, until one of them found no memory.
 
     Attributes:
-        peak_reserved_bytes, peak_allocated_bytes: The most that was reserved and allocated, at any
-            time. Blocks have their rounded sizes; a block that was left (`LEAVE`) does not count.
+        peak_reserved_bytes: The most that was reserved at any time.
         allocated_at_peak_bytes: The allocated bytes when the reserved bytes first had their peak.
-        peak_unallocated_bytes: The most that was reserved and not allocated after a request.
-        end_reserved_bytes, end_allocated_bytes: The values after the last request.
+            Blocks have their rounded sizes; a block that was left (`LEAVE`) does not count.
         device_allocs, device_frees, maps, unmaps: The calls to the device; `maps` and `unmaps` are
             those of expandable segments, each of one range of pages.
         retries: How often the cache was given back in order to allocate.
         failed_request: The first `ALLOCATE` that found no memory; None: none. The requests after it
             were not made.
         fitted: The number of `FAIL` that found memory. It was freed again.
-        freed_early: The number of left blocks that were freed before their `FREE`, in order to
-            allocate.
         oom_requests: int64, the `ALLOCATE` and `FAIL` that found no memory.
         reserved_bytes, allocated_bytes: int64, the values after each request, where asked for.
     """
 
     peak_reserved_bytes: int
-    peak_allocated_bytes: int
     allocated_at_peak_bytes: int
-    peak_unallocated_bytes: int
-    end_reserved_bytes: int
-    end_allocated_bytes: int
     device_allocs: int
     device_frees: int
     maps: int
@@ -44,7 +36,6 @@ class Simulated:
     retries: int
     failed_request: int | None
     fitted: int
-    freed_early: int
     oom_requests: Column
     reserved_bytes: Column | None = None
     allocated_bytes: Column | None = None

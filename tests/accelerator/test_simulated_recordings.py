@@ -94,7 +94,7 @@ def test_a_recording_from_an_empty_allocator(record: Record, settings: str) -> N
     assert done.allocated_bytes is not None
     is_answered = np.isin(recording.requests.kind, (ALLOCATE, FREE))
     assert np.array_equal(done.allocated_bytes[is_answered], allocated_after(recording))
-    assert done.peak_allocated_bytes == statistics["peak_allocated_bytes"]
+    assert done.allocated_bytes.max() == statistics["peak_allocated_bytes"]
 
 
 def test_a_recording_by_torch(record: Record) -> None:

@@ -380,7 +380,7 @@ TEST(a_start_serves_the_first_requests) {
   // THEN the allocations of these blocks are not made again, and the next ones use the free blocks
   CHECK(done.counts.device_allocs == 0);
   CHECK(done.counts.reserved_bytes == 20 * kMiB);
-  CHECK(done.counts.peak_allocated_bytes == 20 * kMiB);
+  CHECK(done.counts.allocated_bytes == 20 * kMiB);
 }
 
 TEST(any_start_is_used_or_refused) {

@@ -71,7 +71,7 @@ class Recorded:
         )
         self._settings, self._device_bytes = settings, device_bytes
         self.events: list[dict[str, Any]] = []
-        self.peak_allocated_bytes = done["peak_allocated_bytes"]
+        self.peak_allocated_bytes = int(done["allocated_bytes"].max(initial=0))
         self.ran_out = done["failed_request"] is not None
         # By address: the bytes, stream, pool, and whether small and expandable.
         self._parts: dict[int, tuple[int, int, int, bool, bool]] = {}

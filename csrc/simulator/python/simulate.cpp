@@ -127,15 +127,11 @@ py::dict simulate_arrays(const Input<uint8_t>& kind, const Input<int64_t>& block
       });
   const simulator::Counts& counts = result.counts;
   py::dict values("peak_reserved_bytes"_a = counts.peak_reserved_bytes,
-                  "peak_allocated_bytes"_a = counts.peak_allocated_bytes,
                   "allocated_at_peak_bytes"_a = result.allocated_at_peak_bytes,
-                  "peak_unallocated_bytes"_a = result.peak_unallocated_bytes,
-                  "end_reserved_bytes"_a = counts.reserved_bytes,
-                  "end_allocated_bytes"_a = counts.allocated_bytes,
                   "device_allocs"_a = counts.device_allocs,
                   "device_frees"_a = counts.device_frees, "maps"_a = counts.maps,
                   "unmaps"_a = counts.unmaps, "retries"_a = counts.retries,
-                  "fitted"_a = result.fitted, "freed_early"_a = result.freed_early);
+                  "fitted"_a = result.fitted);
   values["failed_request"] =
       result.failed_request < 0 ? py::object(py::none()) : py::int_(result.failed_request);
   values["oom_requests"] = to_array(result.oom_requests);

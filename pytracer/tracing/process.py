@@ -5,6 +5,7 @@ import contextlib
 import multiprocessing.util
 import os
 import sys
+import threading
 import weakref
 from typing import NoReturn, Protocol
 
@@ -22,11 +23,15 @@ class Registered(Protocol):
     def _finish(self, error: BaseException | None = None) -> None:
         """Write the snapshot at the end, and stop; `error`: what ended the program."""
 
+    def _notify_hidden_oom(self, error: BaseException | None) -> None:
+        """Report the out-of-memory that an exception hides, if it hides one."""
+
 
 recording: set[Registered] = set()
 waiting: weakref.WeakSet[Registered] = weakref.WeakSet()  # started, without a device to record
 _awaited: set[str] = set()  # backends
 _prepared_pid: int | None = None
+_watches_threads = False
 
 
 def await_devices() -> None:
@@ -69,6 +74,23 @@ def prepare_process() -> None:
     if multiprocessing.parent_process() is not None:
         # A child of multiprocessing may end without `atexit`, but not without this.
         multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
+
+
+def watch_threads() -> None:
+    """Have the tracers look at each exception that ends a thread; once in a process."""
+    global _watches_threads
+    if _watches_threads:
+        return
+    _watches_threads = True
+    before = threading.excepthook
+
+    def excepthook(arguments: threading.ExceptHookArgs) -> None:
+        with contextlib.suppress(Exception):  # another thread starts a tracer, say
+            for tracer in [*recording]:
+                tracer._notify_hidden_oom(arguments.exc_value)
+        before(arguments)
+
+    threading.excepthook = excepthook
 
 
 def end_forked_child(request: SystemExit | None = None) -> NoReturn:

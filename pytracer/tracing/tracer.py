@@ -107,6 +107,8 @@ class Tracer(LiveAnswers):
         if self in process.recording:  # it recorded other devices until now
             return
         process.recording.add(self)
+        if "cuda" in indices:
+            process.watch_threads()
         if self._options.phases == "auto":
             TRAINING_PHASES.begin()
         if self._writer.files is not None:
@@ -193,9 +195,7 @@ class Tracer(LiveAnswers):
             return
         view: _core.View | None = None
         try:
-            if error is not None and "cuda" in self._recording.indices and self._session.recording:
-                used = self._session.view(history=False).used_devices
-                oom.notify_hidden(error, {*self._recording.indices["cuda"]} & {*used})
+            self._notify_hidden_oom(error)
             self._step_recording.finish_phases()
             self._stop()
             view = self._recording.view()
@@ -215,6 +215,11 @@ class Tracer(LiveAnswers):
                 return
             if files.is_of_first_process:
                 description.report_file(path, self._recording, view, self._is_cleared)
+
+    def _notify_hidden_oom(self, error: BaseException | None) -> None:
+        if error is not None and "cuda" in self._recording.indices and self._session.recording:
+            used = self._session.view(history=False).used_devices
+            oom.notify_hidden(error, {*self._recording.indices["cuda"]} & {*used})
 
     def clear(self) -> None:
         """Forget the events so far, for this tracer only; live blocks keep their stacks."""

@@ -1,5 +1,6 @@
 """Is an out-of-memory recorded for which torch raises another exception, because NVML fails?"""
 
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +10,7 @@ import torch
 import pytracer
 from pytracer import log
 from pytracer.reading import load
+from pytracer.tracing import process
 
 ASSERTION = (
     "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
@@ -64,3 +66,29 @@ def test_other_exceptions_leave_no_file(device: ModuleType, tmp_path: Path) -> N
         train()
     # THEN
     assert [path.name for path in tmp_path.iterdir()] == ["exit"]
+
+
+def test_an_assertion_that_ends_a_thread(
+    device: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN the program's own hook for exceptions of threads
+    shown: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
+    monkeypatch.setattr(process, "_watches_threads", False)
+
+    def train() -> None:
+        held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+        raise RuntimeError(ASSERTION)
+
+    held: list[torch.Tensor] = []
+    with pytracer.Tracer(tmp_path, device="cuda"):
+        # WHEN threads end by the assertion, and by another exception
+        for work in (train, lambda: torch.empty(-1)):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    # THEN there is one file of an out-of-memory, with the event
+    (file,) = tmp_path.glob("oom_*/*.pickle")
+    assert (load(file).traces[0].action == pytracer.ACTIONS.index("oom")).sum() == 1
+    # AND the program's own hook was called
+    assert shown == [RuntimeError, RuntimeError]

@@ -24,10 +24,6 @@ WHERE = {
     "test_simulated_processes": (EACH_BACKEND, "the libraries of the simulated driver"),
     "test_simulated_work": (EACH_VERSION_IN_LONG, "the functions that torch calls of a driver"),
     "test_as_torchs_recorder": (EACH_VERSION_IN_LONG, "the functions of torch's recorder"),
-    "test_as_torchs_recorder::test_the_history_stays_in_the_mode_state": (
-        ONCE,
-        "a session, which loses its history on the NPU",
-    ),
     "test_attach": (EACH_VERSION_IN_LONG, "the hook's binary interface"),
     "test_autostart": (EACH_BACKEND, "how the backend is imported"),
     "test_block_categories": (ONCE, "rules of the analysis"),

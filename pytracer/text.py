@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Collection
 
 END_LINE = "pytracer: wrote "
 """The beginning of the line on stderr that names the snapshot at a tracer's end."""
@@ -27,6 +28,14 @@ def file_name(text: str) -> str:
         return text
     begin = content[:_LONGEST_FILE_NAME].decode(errors="ignore")
     return f"{begin}-{hashlib.sha256(content).hexdigest()[:20]}"
+
+
+def did_you_mean(word: str, known: Collection[str], prefix: str = "") -> str:
+    """Return "; did you mean NAME?" with the most similar word, behind `prefix`; "": none is."""
+    import difflib  # only for errors
+
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def size(count_bytes: int) -> str:

@@ -1,13 +1,13 @@
 """Variables of pytracer that have no effect: said once in a job, and kept from doing harm."""
 
 import atexit
-import difflib
 import os
 import signal
 import sys
 
 from pytracer.errors import ConfigError
 from pytracer.log import warn_once
+from pytracer.text import did_you_mean
 from pytracer.tracing import options
 from pytracer.tracing.snapshot_files import FIRST_PROCESS
 
@@ -52,8 +52,7 @@ def report_unknown() -> None:
     ends = [name.removeprefix(PREFIX) for name in known]
     for name in [*os.environ]:
         if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, 1)
-            hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
+            hint = did_you_mean(name.removeprefix(PREFIX), ends, PREFIX)
             warn_once(f"{name} is not a variable of pytracer and has no effect{hint}")
     for name, function in options.INTEGRATION_VARIABLES.items():
         on_snapshot = options.variable("on_snapshot")

@@ -43,8 +43,7 @@ def check_plot(path: Path) -> None:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise PytracerError(
-            "a plot needs matplotlib, which is not installed: run "
-            "`pip install 'torch-pytracer[plot]'`"
+            "a plot needs matplotlib, which is not installed: `pip install matplotlib`"
         )
 
 

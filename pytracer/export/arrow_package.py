@@ -6,12 +6,11 @@ from typing import Any
 from pytracer.errors import PytracerError
 
 
-def import_pyarrow(who_needs: str, extra: str) -> Any:
+def import_pyarrow(who_needs: str) -> Any:
     """Return the package.
 
     Args:
         who_needs: The beginning of the error's text, with its verb, such as "tables need".
-        extra: The extra of pytracer that installs it.
 
     Raises:
         PytracerError: It is not installed.
@@ -20,6 +19,4 @@ def import_pyarrow(who_needs: str, extra: str) -> Any:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        raise PytracerError(
-            f"{who_needs} pyarrow ({error}): pip install 'torch-pytracer[{extra}]'"
-        ) from error
+        raise PytracerError(f"{who_needs} pyarrow ({error}): `pip install pyarrow`") from error

@@ -126,7 +126,7 @@ def pyarrow() -> Any:
     Raises:
         PytracerError: It is not installed.
     """
-    return import_pyarrow("tables need", "arrow")
+    return import_pyarrow("tables need")
 
 
 class _Tables:

@@ -258,9 +258,13 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
         if may_be_new and is_ours:
             _check_files(path)
             return
+        if not path.exists():
+            problem = f"{path} does not exist"
+        else:
+            problem = f"{path} is no dataset of pytracer fleet, because it has no file {MARK}"
+        new = "a new folder, or " if may_be_new else ""
         raise PytracerError(
-            f"{path} is no dataset of pytracer fleet, which has a file {MARK}: collect into a new "
-            "folder, or into an earlier dataset"
+            f"{problem}: give {new}the folder that `pytracer fleet collect --output` wrote"
         ) from None
     except NotADirectoryError:
         raise PytracerError(f"{path} is a file: give the name of a folder") from None

@@ -147,7 +147,7 @@ class RayEngine:
             except ray.exceptions.RayTaskError as error:
                 raise PytracerError(
                     f"a node of the cluster cannot run pytracer ({error.cause!r}): install the "
-                    "same version on every node, `pip install 'torch-pytracer[fleet]'`"
+                    "same version of pytracer and pyarrow on every node"
                 ) from error
             except ray.exceptions.RayError:
                 continue
@@ -225,6 +225,4 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise PytracerError(
-            f"--engine ray needs Ray ({error}): pip install 'torch-pytracer[fleet,ray]'"
-        ) from error
+        raise PytracerError(f"--engine ray needs Ray ({error}): `pip install ray`") from error

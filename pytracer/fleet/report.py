@@ -127,9 +127,7 @@ def _connect() -> Any:
     try:
         import duckdb
     except ImportError as error:
-        raise PytracerError(
-            "pytracer fleet report needs duckdb: pip install 'torch-pytracer[fleet]'"
-        ) from error
+        raise PytracerError("pytracer fleet report needs duckdb: `pip install duckdb`") from error
     return duckdb.connect(config=_CONFIG)
 
 

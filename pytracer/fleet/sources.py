@@ -200,9 +200,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         core = importlib.import_module("fsspec.core")
     except ImportError as error:
-        raise PytracerError(
-            f"{url} needs fsspec ({error}): pip install 'torch-pytracer[fleet]'"
-        ) from error
+        raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
     try:
         file_system, path = core.url_to_fs(url)
         return file_system, path

@@ -18,7 +18,7 @@ def pyarrow() -> Any:
     Raises:
         PytracerError: It is not installed.
     """
-    return import_pyarrow("pytracer fleet needs", "fleet")
+    return import_pyarrow("pytracer fleet needs")
 
 
 @cache

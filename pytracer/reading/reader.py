@@ -36,6 +36,7 @@ _MESSAGES = {
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_ZIP = b"PK\x03\x04"
 
 # Compression shrinks snapshots 5- to 30-fold. A file that grows far more was made to fill memory.
 _MOST_GROWTH = 200
@@ -172,13 +173,17 @@ def _decompressed(file: "io.BufferedReader[_Counted]", counted: _Counted, path: 
     begin = file.peek(4)[:4]
     if begin[:2] == _GZIP:
         return _Bounded(gzip.GzipFile(fileobj=file), counted, path)
+    if begin == _ZIP:
+        raise PytracerError(
+            f"{path} is a zip file, such as a checkpoint of torch.save, not a memory snapshot"
+        )
     if begin == _ZSTD:
         try:
             import pyarrow
         except ImportError as error:
             raise PytracerError(
                 f"{path} is compressed with zstd, which needs pyarrow: decompress the file, or "
-                "`pip install 'torch-pytracer[arrow]'`"
+                "`pip install pyarrow`"
             ) from error
         return _Bounded(pyarrow.CompressedInputStream(file, "zstd"), counted, path)
     return file

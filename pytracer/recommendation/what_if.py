@@ -11,7 +11,7 @@ from pytracer.analysis.requests import ALLOCATE, FAIL, Recording, block_order
 from pytracer.errors import ConfigError
 from pytracer.reading.snapshot import Column, Snapshot, Stacks
 from pytracer.recommendation.search import needed_bytes
-from pytracer.text import number, size
+from pytracer.text import did_you_mean, number, size
 
 MOST_BYTES = 2**44
 """The most memory that a changed program may need at one moment: more than any device has."""
@@ -61,6 +61,7 @@ def change_requests(
                 f'"{change.what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
                 "of a call site or its caller (pytracer show --by line lists them), or "
                 f"{CATEGORY}NAME of a category that the file has"
+                f"{_similar_category(snapshot, recording, change.what)}"
             )
         factor[is_chosen] *= change.factor
         what = "without" if change.factor == 0 else f"with {change.factor:g} times the bytes of"
@@ -116,6 +117,14 @@ def _chosen(snapshot: Snapshot, recording: Recording, what: str) -> Column:
     of_block = np.where(requests.block < 0, False, by_block[np.maximum(requests.block, 0)])
     found: Column = np.where(requests.kind == FAIL, is_failed, of_block)
     return found
+
+
+def _similar_category(snapshot: Snapshot, recording: Recording, what: str) -> str:
+    """Return "; did you mean category:NAME?", or "" if the file has no similar category."""
+    if not what.startswith(CATEGORY):
+        return ""
+    names, _ = block_categories(snapshot, recording.device, recording.history).categories()
+    return did_you_mean(what.removeprefix(CATEGORY), names, CATEGORY)
 
 
 def _matching_stacks(stacks: Stacks, what: str) -> Column:

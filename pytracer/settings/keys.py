@@ -3,13 +3,13 @@
 The names, defaults and limits are those of torch 2.6 to 2.15 and torch_npu 2.13.
 """
 
-import difflib
 import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.text import did_you_mean
 from pytracer.variables import VARIABLE, format_settings
 
 DEFAULTS = {
@@ -194,15 +194,13 @@ def refusal(backend: str, change: dict[str, str], message: str) -> ConfigError:
 def _unknown(backend: str, change: dict[str, str], key: str, reason: str) -> ConfigError:
     torch = sys.modules.get("torch")
     version = f" of torch {torch.__version__}" if torch is not None else ""
-    near = difflib.get_close_matches(key, KNOWN - {key}, n=1, cutoff=0.7)
     if key not in change:
         hint = ", which the process was started with; correct the environment variable"
     elif key in KNOWN:
         hint = "; another version or device has it"
-    elif near:
-        hint = f"; did you mean {near[0]}?"
     else:
-        hint = "; torch's notes on CUDA list the settings, under PYTORCH_ALLOC_CONF"
+        notes = "; torch's notes on CUDA list the settings, under PYTORCH_ALLOC_CONF"
+        hint = did_you_mean(key, KNOWN) or notes
     return ConfigError(
         f'the {backend.upper()} allocator{version} has no setting "{key}" ({reason}){hint}'
     )

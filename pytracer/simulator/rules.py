@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pytracer.analysis.allocator_rules import INTERVALS, PADDING_BYTES, PAGE_BYTES, UNLIMITED
 from pytracer.errors import ConfigError
 from pytracer.settings.keys import KNOWN
+from pytracer.text import did_you_mean
 from pytracer.variables import parse_settings
 
 _MIB = 2**20
@@ -104,7 +105,7 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
         if key not in KNOWN or is_new or (since is not None and backend == "npu"):
             raise ConfigError(
                 f"the {backend.upper()} allocator of version {torch_version or '?'} has no setting "
-                f'"{key}"; remove it'
+                f'"{key}"{did_you_mean(key, KNOWN - {key}) or "; remove it"}'
             )
         rules = _changed(rules, key, value)
     if backend == "npu" and rules.expandable and rules.max_split_bytes != UNLIMITED:

@@ -21,7 +21,7 @@ from pytracer.analysis.report import stats
 from pytracer.errors import PytracerError
 from pytracer.fleet import collection, summary
 from pytracer.fleet.collection import collect
-from pytracer.fleet.dataset import UNFINISHED, Dataset
+from pytracer.fleet.dataset import UNFINISHED, Dataset, check_dataset
 from pytracer.fleet.report import fleet_report
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import find_sources, with_runs
@@ -271,6 +271,12 @@ def test_a_dataset_has_one_writer(tmp_path: Path) -> None:
     assert collected(table, CUDA).read == 1
 
 
+def test_a_report_on_another_folder_is_refused(tmp_path: Path) -> None:
+    for folder, problem in (("missing", "does not exist"), ("", "is no dataset")):
+        with pytest.raises(PytracerError, match=f"{problem}.*: give the folder that"):
+            check_dataset(tmp_path / folder)
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("mine")
@@ -401,9 +407,9 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr("pytracer.export.arrow_package.importlib.import_module", missing)
-    with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet\]"):
+    with pytest.raises(PytracerError, match="pip install pyarrow"):
         Dataset(tmp_path / "t")
     from pytracer.fleet.ray_engine import RayEngine
 
-    with pytest.raises(PytracerError, match=r"torch-pytracer\[fleet,ray\]"):
+    with pytest.raises(PytracerError, match="pip install ray"):
         RayEngine()

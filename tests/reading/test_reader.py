@@ -283,6 +283,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
         pytest.param(b"\x80\x09.", "pickle protocol 9 at byte 0", id="protocol 9"),
         pytest.param(b"segments: none\n", "no pickle file", id="text"),
         pytest.param(b"\x7fELF" + bytes(99), "no pickle file", id="binary"),
+        pytest.param(b"PK\x03\x04" + bytes(99), "a zip file, such as a checkpoint", id="zip"),
         pytest.param(b"\x1f\x8bxxxxxxxx", "damaged", id="no gzip"),
         pytest.param(gzip.compress(pickle.dumps(SNAPSHOT))[:-20], "cut short", id="half a gzip"),
         pytest.param(b"\x28\xb5\x2f\xfdxxxxxx", "damaged", id="no zstd"),

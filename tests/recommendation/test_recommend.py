@@ -343,6 +343,9 @@ def test_without_a_category() -> None:
         # THEN its blocks are
         text = f"{len(rows)} allocations of category:{name}, {sum(sizes[i] for i in rows)} B in all"
         assert found.notes[0].startswith(f"Estimate without {text}")
+    # AND a similar name is named
+    with pytest.raises(ConfigError, match=r"did you mean category:parameter\?"):
+        recommend(path, without=["category:parameters"])
 
 
 def test_what_if(tmp_path: Path) -> None:

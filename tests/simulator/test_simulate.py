@@ -70,6 +70,11 @@ def test_bad_settings_are_refused(settings: str) -> None:
         rules_of(settings, "cuda", "2.12.1")
 
 
+def test_a_setting_that_is_misspelt() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean expandable_segments\?"):
+        rules_of("expandable_segment:True", "cuda", "2.12.1")
+
+
 def test_divisions_have_both_spellings() -> None:
     listed = rules_of("roundup_power2_divisions:[4:2,16:8,>:1]", "cuda", "2.12.1").divisions
     assert listed == (2, 2, 2, 0, 8, *[1] * 11)

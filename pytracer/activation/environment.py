@@ -39,18 +39,11 @@ _begin_in_child: Callable[[], None] | None = None
 
 
 def begin(begin_in_child: Callable[[], None]) -> None:
-    """Do what the environment asks for; idempotent. A failure is logged, not raised.
+    """Do what the environment asks for; idempotent. A wrong variable is logged, not raised.
 
     Args:
         begin_in_child: Called in each child of `multiprocessing`, once the child knows its work.
     """
-    try:
-        _begin(begin_in_child)
-    except ConfigError as error:
-        warn_once(f"nothing is recorded, and the job continues: {_with_variable_name(str(error))}")
-
-
-def _begin(begin_in_child: Callable[[], None]) -> None:
     if _is_compile_worker():
         return
     traced, patched = _switch(options.SWITCH), _switch(options.PATCH_TORCH)
@@ -87,8 +80,12 @@ def _trace() -> None:
     if _tracer is not None:
         process.follow_devices()  # torch_npu may have been imported after torch
         return
-    _tracer = EnvironmentTracer()
-    _tracer.start()
+    try:
+        _tracer = EnvironmentTracer()
+        _tracer.start()
+    except ConfigError as error:
+        warn_once(f"nothing is recorded, and the job continues: {_with_variable_name(str(error))}")
+        return
     if _tracer.is_first():  # otherwise the first process has logged the warning
         unused_variables.report_unknown()
 

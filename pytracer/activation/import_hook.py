@@ -52,7 +52,10 @@ def begin() -> None:
 
         environment.begin(begin)
     except Exception as error:
-        _warn(f"nothing is recorded, and the job continues: {error!r}. Please report this")
+        _warn(
+            f"the recording did not begin, or is incomplete: {error!r}. The job continues. Please "
+            "report this"
+        )
 
 
 def _warn(message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pytracer import log
 from pytracer.activation import unused_variables
+from pytracer.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +108,29 @@ def test_nothing_is_said_without_variables(logged: set[str]) -> None:
     # WHEN / THEN
     autoload()
     assert not logged
+
+
+def test_a_tracer_that_cannot_start_keeps_no_other_variable_from_its_effect(
+    monkeypatch: pytest.MonkeyPatch, logged: set[str]
+) -> None:
+    # GIVEN a process that asks for a tracer, which cannot start, and for torch's functions
+    from pytracer.activation import environment
+    from pytracer.torch_recorder import patch
+
+    def refused() -> None:
+        raise ConfigError("output='x' cannot be written")
+
+    done: list[str] = []
+    monkeypatch.setattr(environment, "_tracer", None)
+    monkeypatch.setattr(environment, "_follow_children", lambda _: None)
+    monkeypatch.setattr(environment, "EnvironmentTracer", refused)
+    monkeypatch.setattr(environment.verl, "follow", lambda: None)
+    monkeypatch.setattr(patch, "patch_torch", lambda: done.append("patched"))
+    monkeypatch.setenv("PYTRACER", "1")
+    monkeypatch.setenv("PYTRACER_PATCH_TORCH", "1")
+    # WHEN torch was imported
+    environment.begin(lambda: None)
+    # THEN the functions are replaced, and the reason is logged
+    assert done == ["patched"]
+    (line,) = logged
+    assert line.startswith("nothing is recorded, and the job continues: PYTRACER_OUTPUT='x'")

@@ -2,13 +2,13 @@
 
 #include <cstdint>
 #include <string>
-#include <thread>
 
 #include "support/python/gil.h"
 #include "python/registers.h"
 #include "record/node_types.h"
 #include "record/recorder.h"
 #include "session/hook_loader.h"
+#include "session/registry.h"
 
 namespace py = pybind11;
 
@@ -66,14 +66,8 @@ void register_hooks(py::module_& core) {
   core.def(
       "record_oom",
       [](int device, uint64_t requested_size, uint64_t free_size) {
-        pytracer_event event{};
-        event.action = PYTRACER_OOM;
-        event.address = free_size;
-        event.size = requested_size;
-        event.device = static_cast<int16_t>(device);
         OutsideGil outside;
-        // On a thread without Python frames: the stack of the failed allocation is gone.
-        std::thread([&event] { Recorder::record(&event); }).join();
+        Registry::instance().record_oom(device, requested_size, free_size);
       },
       py::arg("device"), py::arg("requested_size"), py::arg("free_size"),
       "Records an out-of-memory that the device's allocator did not report.");

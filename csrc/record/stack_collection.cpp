@@ -8,6 +8,7 @@ namespace pytracer {
 namespace {
 
 constexpr uint32_t kCodes = 64;  // in place of kBurst: to free names takes longer
+constexpr uint32_t kHeldIds = 128;  // the same, as many as of a log: a step has up to 64 bursts
 constexpr uint32_t kSweepBursts = 8;
 
 }  // namespace
@@ -56,7 +57,7 @@ uint32_t StackTable::mark(const uint32_t* ids, uint32_t count) noexcept {
 
 bool StackTable::mark_held() noexcept {
   std::lock_guard lock(mutex_);
-  for (uint32_t left = kBurst; next_held_ < held_.size(); ++next_held_, next_held_id_ = 0) {
+  for (uint32_t left = kHeldIds; next_held_ < held_.size(); ++next_held_, next_held_id_ = 0) {
     const Held& held = *held_[next_held_];
     if (held.released.load(std::memory_order_acquire)) continue;
     for (; next_held_id_ < held.ids.size(); ++next_held_id_) {

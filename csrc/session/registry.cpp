@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "record/thread_slot.h"
@@ -58,17 +59,17 @@ void Registry::fit_rings() {
   }
 }
 
+void Registry::try_to_fit_rings() noexcept {
+  try {
+    fit_rings();
+  } catch (...) {
+  }
+}
+
 void Registry::remove(Session& session) noexcept {
   sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), &session), sessions_.end());
   apply_wishes();
-  if (!sessions_.empty()) {
-    try {
-      fit_rings();
-    } catch (...) {
-      // Without memory for a smaller ring, the larger one stays.
-    }
-    return;
-  }
+  if (!sessions_.empty()) return try_to_fit_rings();
   recorder_.withdraw();
   logs_.clear();
   stacks_.reset();
@@ -124,6 +125,20 @@ Registry::Workspaces Registry::workspaces() {
   if (count < 0) return {{}, 1};
   found.resize(static_cast<size_t>(std::min(count, kRoom)));
   return {std::move(found), static_cast<uint64_t>(std::max<int64_t>(count - kRoom, 0))};
+}
+
+void Registry::record_oom(int device, uint64_t requested_size, uint64_t free_size) {
+  pytracer_event event{};
+  event.action = PYTRACER_OOM;
+  event.address = free_size;
+  event.size = requested_size;
+  event.device = static_cast<int16_t>(device);
+  {
+    std::lock_guard lock(control_);
+    if (accelerator_ != nullptr && accelerator_->now != nullptr) event.ticks = accelerator_->now();
+  }
+  // On a thread without Python frames: the stack of the failed allocation is gone.
+  std::thread([&event] { Recorder::record(&event); }).join();
 }
 
 void Registry::set_autograd(const pytracer_autograd& autograd, const void* engine) {

@@ -57,6 +57,10 @@ class Registry {
   };
   Workspaces workspaces();
 
+  // Any thread, not under control(). Records an out-of-memory that the accelerator's allocator did not
+  // report, by the clock of its other events. Throws std::system_error: no thread could be made.
+  void record_oom(int device, uint64_t requested_size, uint64_t free_size);
+
   // Under control(), all below.
   struct Resources {
     std::vector<std::shared_ptr<DeviceLog>> logs;  // in the order of the session's devices
@@ -68,6 +72,8 @@ class Registry {
   // Makes each ring as large as the sessions that record its device ask for. Throws Error or
   // std::bad_alloc.
   void fit_rings();
+  // The same where another size is not necessary: without memory for it, a ring stays as it is.
+  void try_to_fit_rings() noexcept;
   // Gives each device the strongest wish of all sessions that record it.
   void apply_wishes();
   // Captures each log at an instant of its own, and the allocators' state at those instants.

@@ -107,9 +107,9 @@ void Session::begin_step(uint32_t number) {
 }
 
 void Session::add_step(int64_t ticks, std::vector<uint64_t> begins) {
-  if (mode_ == Mode::state) steps_.clear();  // the earlier steps have no events
+  const size_t most = mode_ == Mode::state ? 1 : kMaxSteps;  // without events, only the current one
   steps_.push_back({step_, ticks, std::move(begins)});
-  if (steps_.size() > kMaxSteps) steps_.pop_front();
+  while (steps_.size() > most) steps_.pop_front();
 }
 
 void Session::keep_last_step() {
@@ -124,6 +124,7 @@ void Session::change(uint32_t max_entries, uint32_t stack_depth, Context context
     registry_.fit_rings();
   } catch (...) {
     options_.max_entries = before;
+    registry_.try_to_fit_rings();  // those that were changed
     throw;
   }
   options_.stack_depth = stack_depth;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -30,6 +31,9 @@ struct sigaction g_before[kSignals];  // by number - 1, for signals that have ou
 // record/thread_slot.h is: the first access to any other variable of a thread may allocate.
 __thread uint64_t t_in_earlier __attribute__((tls_model("initial-exec"))) = 0;
 
+// Where the stack was when the outermost of them was called.
+__thread uintptr_t t_outermost __attribute__((tls_model("initial-exec"))) = 0;
+
 uint64_t bit(int number) noexcept { return uint64_t{1} << (number - 1); }
 
 bool is_ours(int end) noexcept {
@@ -51,6 +55,9 @@ bool has_handler(const struct sigaction& action) noexcept {
 
 void call_earlier(int number, siginfo_t* info, void* context) noexcept {
   const struct sigaction& earlier = g_before[number - 1];
+  // A handler that left by siglongjmp did not come back here, and its place on the stack is free.
+  const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  if (here >= t_outermost) t_in_earlier = 0;
   // The earlier handler may itself call the one that it found, which is this one.
   if (!has_handler(earlier) || (t_in_earlier & bit(number)) != 0) return;
   if ((earlier.sa_flags & SA_RESETHAND) != 0) {  // as the kernel does: it is called once
@@ -58,6 +65,7 @@ void call_earlier(int number, siginfo_t* info, void* context) noexcept {
     none.sa_handler = SIG_DFL;
     sigaction(number, &none, nullptr);
   }
+  if (t_in_earlier == 0) t_outermost = here;
   t_in_earlier |= bit(number);
   if ((earlier.sa_flags & SA_SIGINFO) != 0) {
     earlier.sa_sigaction(number, info, context);

@@ -3,6 +3,7 @@
 import html
 import os
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +55,7 @@ def load(shell: Any) -> None:
 class _Magic:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self._used: Counter[Path] = Counter()  # names of files, without suffixes
 
     def __call__(self, line: str, cell: str) -> None:
         """Run the cell, record it, write a snapshot and a page, and show the report.
@@ -79,10 +81,16 @@ class _Magic:
             result = self._run(cell, number)
         finally:
             tracer.stop()
-        _show(tracer, folder / f"cell{number}", is_viewed)
+        _show(tracer, self._unused(folder / f"cell{number}"), is_viewed)
         raised = result.error_before_exec or result.error_in_exec
         if raised is not None:
             _fail(raised)
+
+    def _unused(self, name: Path) -> Path:
+        """Return a name that no other cell has; without history, all cells have one number."""
+        self._used[name.absolute()] += 1
+        times = self._used[name.absolute()]
+        return name.with_name(f"{name.name}_{times}") if times > 1 else name
 
     def _run(self, cell: str, number: int) -> Any:
         """Run the code under the number of the cell, which some IPythons have increased already."""

@@ -1,4 +1,5 @@
 // Tests of accelerators: captures at the markers of an allocator that this file imitates.
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,11 +7,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <new>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "snapshot/annotations.h"
 #include "check.h"
@@ -356,6 +359,47 @@ TEST(events_keep_the_time_their_allocator_gave_them) {
   CHECK(std::chrono::nanoseconds(before).count() - 1'000'000'000 < first && first <= second);
   CHECK(second <= std::chrono::nanoseconds(after).count());
 }
+
+TEST(an_out_of_memory_that_is_recorded_late_has_the_time_of_the_allocators_clock) {
+  Recording recording;
+  record(0, PYTRACER_ALLOC, 64, 1, allocator_time());
+  Registry::instance().record_oom(0, 512, 7);
+  record(0, PYTRACER_ALLOC, 128, 1, allocator_time());
+  const View view = recording.session.view();
+  const std::vector<Event> events = copy_events(view.devices[0]);
+  CHECK(events[1].action == PYTRACER_OOM && events[1].size == 512 && events[1].address == 7);
+  CHECK(events[0].ticks < events[1].ticks && events[1].ticks < events[2].ticks);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+TEST(a_change_without_room_for_all_rings_leaves_them_as_they_were) {
+  // GIVEN two devices, and address space for one larger ring
+  constexpr uint32_t kMany = 1 << 24;
+  Recording recording;
+  const auto sizes = [&] {
+    const auto devices = recording.session.stats().devices;
+    return std::pair(devices[0].max_ring_bytes, devices[1].max_ring_bytes);
+  };
+  const auto before = sizes();
+  rlim_t used = 0;
+  CHECK(std::ifstream("/proc/self/statm") >> used);
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_AS, &limit) == 0);
+  const rlimit low{used * 4096 + kMany * sizeof(Event) * 3 / 2, limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_AS, &low) == 0);
+  // WHEN larger ones are asked for
+  bool failed = false;
+  try {
+    recording.session.change(kMany, 32, Context::all);
+  } catch (const std::exception&) {
+    failed = true;
+  }
+  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+  // THEN none is larger
+  CHECK(failed && sizes() == before);
+  CHECK(recording.session.options().max_entries == 1000);
+}
+#endif
 
 TEST(an_accelerators_snapshot_has_its_segments_pools_and_labels) {
   Recording recording;

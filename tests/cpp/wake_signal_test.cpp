@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -18,6 +19,7 @@ using namespace pytracer;
 namespace {
 
 std::atomic<int> g_users{0};
+sigjmp_buf g_place;
 
 bool readable(int timeout_ms = 0) {
   pollfd event{wake_event(), POLLIN, 0};
@@ -137,6 +139,25 @@ TEST(no_file_that_got_the_number_of_a_closed_one_is_used) {
     CHECK(fcntl(closed, F_GETFD) >= 0);  // it is the program's
     for (const int end : {own[0], own[1], closed}) close(end);
   }
+}
+
+TEST(a_handler_that_leaves_by_siglongjmp_is_called_again) {
+  // GIVEN a handler of the program's that does not return
+  set_handler([](int) {
+    ++g_users;
+    siglongjmp(g_place, 1);
+  });
+  watch_signal(SIGUSR1);
+  g_users = 0;
+  // WHEN signals come
+  for (int signals = 0; signals < 3; ++signals) {
+    if (sigsetjmp(g_place, 1) == 0) raise(SIGUSR1);
+  }
+  // THEN the handler was called for each
+  CHECK(g_users == 3);
+  CHECK(take_signals() == kUsr1);
+  unwatch_signal(SIGUSR1);
+  set_handler(SIG_DFL);
 }
 
 TEST(a_signal_after_the_watch_does_nothing) {

@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,35 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
         {"name": "stdout", "output_type": "stream", "text": "['In[2]', 'In[8]']\n"}
     ] or "['In[2]', 'In[8]']" in json.dumps(outputs[7]), outputs[7]
     assert frames(tmp_path / "x.pickle", 28)[:2] == [("In[2]", "work", 3), ("In[8]", "<module>", 3)]
+
+
+def test_cells_without_history_have_files_of_their_own(tmp_path: Path) -> None:
+    # GIVEN a shell that stores no history, so that the numbers of its cells are equal
+    pytest.importorskip("IPython")
+    from pytracer.integrations.ipython import _Magic
+
+    class Shell:
+        history_manager = SimpleNamespace(input_hist_raw=[""])
+        execution_count = 1
+
+        def should_run_async(self, _cell: str, *, transformed_cell: str) -> bool:
+            return False
+
+        def transform_cell(self, cell: str) -> str:
+            return cell
+
+        def run_cell(self, cell: str, store_history: bool) -> SimpleNamespace:
+            exec(cell, {})
+            return SimpleNamespace(error_before_exec=None, error_in_exec=None)
+
+    magic = _Magic(Shell())
+    # WHEN several cells are recorded
+    for size in (1001, 2002, 3003):
+        magic(f"--output {tmp_path} device=cpu", f"import torch; torch.ones({size})")
+    # THEN each has a file
+    for name, size in (("cell0", 4004), ("cell0_2", 8008), ("cell0_3", 12012)):
+        assert frames(tmp_path / f"{name}.pickle", size)
+        assert (tmp_path / f"{name}.html").exists()
 
 
 def test_names_are_those_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,8 @@ class Registry {
   };
   Workspaces workspaces();
 
-  // Any thread, not under control(). Records an out-of-memory that the accelerator's allocator did not
-  // report, by the clock of its other events. Throws std::system_error: no thread could be made.
+  // Any thread, not under control(). Records an out-of-memory that the accelerator's allocator did
+  // not report, by the clock of its other events. Throws std::system_error: there is no thread.
   void record_oom(int device, uint64_t requested_size, uint64_t free_size);
 
   // Under control(), all below.

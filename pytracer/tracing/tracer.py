@@ -104,11 +104,11 @@ class Tracer(LiveAnswers):
         process.prepare_process()
         self._step_recording.record(indices)
         process.waiting.discard(self)
+        if "cuda" in indices:
+            process.watch_threads()
         if self in process.recording:  # it recorded other devices until now
             return
         process.recording.add(self)
-        if "cuda" in indices:
-            process.watch_threads()
         if self._options.phases == "auto":
             TRAINING_PHASES.begin()
         if self._writer.files is not None:

@@ -74,14 +74,16 @@ def test_an_assertion_that_ends_a_thread(
     # GIVEN the program's own hook for exceptions of threads
     shown: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
-    monkeypatch.setattr(process, "_watches_threads", False)
 
     def train() -> None:
         held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
         raise RuntimeError(ASSERTION)
 
     held: list[torch.Tensor] = []
-    with pytracer.Tracer(tmp_path, device="cuda"):
+    with pytracer.Tracer(tmp_path, device="cuda") as tracer:
+        # AND a device that was found when the tracer recorded already
+        monkeypatch.setattr(process, "_watches_threads", False)
+        tracer._record({"cuda": [0]})
         # WHEN threads end by the assertion, and by another exception
         for work in (train, lambda: torch.empty(-1)):
             thread = threading.Thread(target=work)

@@ -12,8 +12,8 @@ which gives the state before the trace. Then it runs the trace forward with each
 address, as the allocator did.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from pytracer.reading.snapshot import (
     Trace,
     compress_constant,
 )
+
+Blocks = TypeVar("Blocks", bound="Lifetimes")
 
 
 class ContradictionError(PytracerError):
@@ -105,6 +107,10 @@ class Lifetimes:
     def __len__(self) -> int:
         """Return the number of blocks."""
         return len(self.address)
+
+    def at(self: Blocks, rows: Column) -> Blocks:
+        """Return the blocks of these rows, or of a mask of them."""
+        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def are_active_at(self, entry: int) -> Column:
         """Return for each block whether it is active at an entry of the usage: bool."""

@@ -14,7 +14,7 @@ import pytest
 
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.history import History, Lifetimes
+from pytracer.analysis.history import History
 from pytracer.analysis.holders import Site, sites_at
 from pytracer.backends.devices import automatic_backend
 from pytracer.errors import PytracerError
@@ -162,11 +162,7 @@ def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | 
     if device_metadata(snapshot, device).get("overwritten") != 0:
         return f"the test has more events than the recording's {RING_ENTRIES:,}"
     blocks = data.history.blocks
-    is_tests = blocks.alloc_event >= 0
-    own = {
-        field.name: getattr(blocks, field.name)[is_tests] for field in dataclasses.fields(blocks)
-    }
-    history = dataclasses.replace(data.history, blocks=Lifetimes(**own))
+    history = dataclasses.replace(data.history, blocks=blocks.at(blocks.alloc_event >= 0))
     return dataclasses.replace(data, history=history), history
 
 

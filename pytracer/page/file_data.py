@@ -136,7 +136,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "stream": packer.add("f64", blocks.stream),
             "pool": packer.add("u32", tables.pools(blocks.pool)),
             "stack": packer.add("u32", tables.stacks(blocks.stack)),
-            "phase": packer.add("u32", tables.phases(blocks.phase)),
+            "phase": packer.add("u32", tables.phases(blocks.user_metadata)),
             "alloc_event": packer.add("i32", blocks.alloc_event, delta=True),
             "free_requested_event": packer.add("i32", blocks.free_requested_event),
             "free_event": packer.add("i32", blocks.free_event),

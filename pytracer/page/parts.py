@@ -20,39 +20,16 @@ MOST_OLDER = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
-    """Blocks by the event that allocated them; columns of equal length.
+class Blocks(Lifetimes):
+    """Blocks with their events counted from the first one of a part, as int64.
 
     Attributes:
-        address, size_bytes, requested_bytes, stream, pool, stack, is_sized: As in `Lifetimes`.
-        phase: uint32, an index in the snapshot's `strings`.
-        alloc_event, free_requested_event, free_event: int64, among the events of the part: -1 is
-            before the first one, the number of events is after the last one.
         kind: int64, an index in the part's `kinds`.
         owner: int64, an index in the snapshot's `strings`.
     """
 
-    address: Column
-    size_bytes: Column
-    requested_bytes: Column
-    stream: Column
-    pool: Column
-    stack: Column
-    phase: Column
-    alloc_event: Column
-    free_requested_event: Column
-    free_event: Column
-    is_sized: Column
     kind: Column
     owner: Column
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        return len(self.address)
-
-    def at(self, rows: Column) -> "Blocks":
-        """Return the blocks of these rows."""
-        return Blocks(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,25 +151,10 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
 
 def _blocks(lives: Lifetimes, found: BlockCategories, first: int) -> Blocks:
     """Return blocks, with events counted from `first`."""
-    alloc, free_requested, free = (
-        np.maximum(column.astype(np.int64) - first, -1)
-        for column in (lives.alloc_event, lives.free_requested_event, lives.free_event)
-    )
-    return Blocks(
-        address=lives.address,
-        size_bytes=lives.size_bytes,
-        requested_bytes=lives.requested_bytes,
-        stream=lives.stream,
-        pool=lives.pool,
-        stack=lives.stack,
-        phase=lives.user_metadata,
-        alloc_event=alloc,
-        free_requested_event=free_requested,
-        free_event=free,
-        is_sized=lives.is_sized,
-        kind=found.kind,
-        owner=found.owner,
-    )
+    columns = {field.name: getattr(lives, field.name) for field in fields(lives)}
+    for name in ("alloc_event", "free_requested_event", "free_event"):
+        columns[name] = np.maximum(columns[name].astype(np.int64) - first, -1)
+    return Blocks(**columns, kind=found.kind, owner=found.owner)
 
 
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:

@@ -91,7 +91,7 @@ class Tables:
         ]
         stacks = [part.blocks.stack for part in parts]
         stacks += [trace.stack[shown] for _, trace, shown in traces]
-        phases = [part.blocks.phase for part in parts]
+        phases = [part.blocks.user_metadata for part in parts]
         phases += [trace.user_metadata[shown] for _, trace, shown in traces]
         pools = [part.blocks.pool for part in parts]
         pools += [trace.pool[shown] for _, trace, shown in traces]

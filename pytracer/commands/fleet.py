@@ -19,5 +19,5 @@ def fleet() -> None:
     """What do the recordings of many ranks show together?
 
     \b
-    pytracer fleet collect outputs/profile --output fleet
+    pytracer fleet report outputs/profile
     """

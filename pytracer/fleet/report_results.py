@@ -56,7 +56,7 @@ class BaselineChange:
     """What changed against another run.
 
     Attributes:
-        table, run: The baseline.
+        table, run: The dataset or the directory of the baseline, and its run.
         peaks: The peaks by slot.
         sites: The call sites, the largest change first.
         settings: The settings that changed.
@@ -83,7 +83,7 @@ class FleetReport:
     """The answers about one run.
 
     Attributes:
-        table: The dataset.
+        table: The dataset, or the directory whose files were read for the report.
         run: The run.
         other_runs: The other runs of the dataset.
         is_unfinished: Whether a collection is running, or was interrupted.

@@ -63,7 +63,7 @@ def check_planted(report: FleetReport, plan: Plan) -> None:
     assert {each.verdict for each in report.growth} == {"grows"}
     assert not everywhere.faster
     assert [oom.rank for oom in report.ooms] == list(plan.cascade)
-    assert {oom.verdict for oom in report.ooms} == {"too large"}
+    assert {oom.verdict for oom in report.ooms} == {"nearly exhausted"}
     differing = {name for each in report.settings for name in each.processes}
     assert differing == {f"rank {plan.other_settings}"}
     missing = {each.rank: each for each in report.missing}
@@ -87,7 +87,7 @@ def test_the_first_lines_are_the_answers(table: Path, plan: Plan) -> None:
     assert result.exit_code == 0
     first, second, third, *_ = result.output.splitlines()
     assert f"5 ranks ran out of memory; rank {plan.cascade[0]} was the first in step 6." in first
-    assert "requested 512 MiB at job/attention.py:55 scores: too large, " in first
+    assert "requested 512 MiB at job/attention.py:55 scores: nearly exhausted, " in first
     assert f"! 3 of {plan.ranks - 1} ranks" in second
     assert "by job/moe.py:88 expert_buffer." in second
     assert "Memory grows on all 47 ranks, by 4 MiB a step at job/cache.py:21 remember." in third

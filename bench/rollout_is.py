@@ -60,7 +60,7 @@ def worker(device: str, name: str, mode: str) -> dict[str, Any]:
                 trainer.step()
             tracer.dump(file.name)
         snapshot = load(file.name)
-    assert snapshot.metadata["devices"][0]["overwritten"] == 0
+    assert snapshot.metadata.device(0).overwritten == 0
     history, trace = replay(snapshot), snapshot.traces[0]
     level = history.usage.requested_bytes
     fullest = int(level.argmax())

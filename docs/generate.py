@@ -42,6 +42,7 @@ from pytracer.experiments.comparison import Comparison
 from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
+from pytracer.reading.metadata import FileMetadata
 from pytracer.recommendation.results import Recommendation
 from pytracer.tracing.options import OPTIONS
 
@@ -286,6 +287,8 @@ def parts_of(kind: type) -> list[type]:
 
 def is_object(kind: Any) -> bool:
     """Whether a value of the type is an object with keys of its own in JSON."""
+    if kind is FileMetadata:  # the object that is in the file
+        return False
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
 
 
@@ -335,7 +338,7 @@ def type_text(hint: Any) -> str:
         return f"list of {' or '.join(dict.fromkeys(map(type_text, inner)))}" if inner else "list"
     if origin in (types.UnionType, typing.Union):
         return " or ".join(dict.fromkeys(map(type_text, arguments)))
-    if origin is dict or hint is dict:
+    if origin is dict or hint in (dict, FileMetadata):
         return "object"
     if origin is typing.Literal:
         return " or ".join(f'`"{argument}"`' for argument in arguments)

@@ -8,8 +8,8 @@ from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.usage import time_of
-from pytracer.reading.metadata import device_name, step_at
 from pytracer.reading.snapshot import Frame, Snapshot
+from pytracer.reading.steps import step_at
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
         found.append(
             AddressedBlock(
                 path=snapshot.path,
-                name=device_name(snapshot, data.device),
+                name=snapshot.device_name(data.device),
                 address=int(begin[row]),
                 offset=address - int(begin[row]),
                 size_bytes=int(size[row]),

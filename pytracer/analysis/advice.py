@@ -25,13 +25,6 @@ from pytracer.analysis.verdicts import (
     Verdict,
 )
 from pytracer.errors import ConfigError
-from pytracer.reading.metadata import (
-    backend,
-    has_marked_steps,
-    only_phase,
-    settings_text,
-    torch_version,
-)
 from pytracer.text import size
 from pytracer.variables import VARIABLE, format_settings, parse_settings
 
@@ -128,7 +121,7 @@ def advise_after_oom(
             Suggestion("", "Raise or remove the limit, torch's set_per_process_memory_fraction.")
         )
     if OTHERS in kinds:
-        command = "npu-smi info" if backend(data.snapshot, data.device) == "npu" else "nvidia-smi"
+        command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
     return [*suggestions, *_for_next_run(data, held)]
 
@@ -158,8 +151,8 @@ def _of_settings(
     data: DeviceData, path: str, kinds: list[str], trials: list[Trial] | None
 ) -> list[Suggestion]:
     """Return the settings that would have helped, or else how to look for such."""
-    kind, own = backend(data.snapshot, data.device), settings_text(data.snapshot) or ""
-    version = torch_version(data.snapshot, kind)
+    kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
+    version = data.snapshot.metadata.torch_version(kind)
     fitting = next((trial for trial in trials or [] if trial.fits), None)
     if fitting is not None:
         why = "What the program would have allocated next is unknown."
@@ -178,7 +171,7 @@ def _of_settings(
 
 def _of_search(data: DeviceData, path: str) -> list[Suggestion]:
     """Return the command that searches settings, if the file can be simulated."""
-    if data.is_cpu or data.history is None or only_phase(data.snapshot) is not None:
+    if data.is_cpu or data.history is None or data.snapshot.metadata.only_phase is not None:
         return []
     why = "Simulates the recorded requests under many settings, and names the best."
     return [Suggestion(f"pytracer recommend {path}", why)]
@@ -254,13 +247,14 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     """Return what the next recording needs to have the answers that this one lacks."""
     found = []
     is_unnamed = any(holder.site.call_site is None for holder in held)
-    if is_unnamed and data.snapshot.metadata.get("forward_stacks") is False:
+    if is_unnamed and data.snapshot.metadata.forward_stacks is False:
         why = "Names the forward calls of what backward allocates, in the next run."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))
     # Memory may run out before the first step of an optimizer ends.
-    takes_steps = str(data.snapshot.metadata.get("step_from")).startswith("optimizer")
-    if not takes_steps and not has_marked_steps(data.snapshot, data.boundaries):
+    takes_steps = (data.snapshot.metadata.step_from or "").startswith("optimizer")
+    if not takes_steps and not data.has_marked_steps:
         why = "Records steps, without which a leak cannot be seen, in the next run."
-        switch = "" if data.snapshot.metadata else "PYTRACER=1 "  # a file of torch's own recorder
+        # A file of torch's own recorder has no metadata.
+        switch = "" if data.snapshot.metadata.is_pytracers else "PYTRACER=1 "
         found.append(Suggestion(f"export {switch}PYTRACER_STEP_FROM=optimizer", why))
     return found

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.reading.metadata import device_metadata
 from pytracer.reading.snapshot import SEGMENT_MAP, SEGMENT_UNMAP, Column, Snapshot
 
 PADDING_BYTES = 32  # torch_npu's, before CANN 9.1.0
@@ -31,9 +30,7 @@ def allocator_rules(
     """
     settings = snapshot.allocator_settings
     # Each segment of the CPU, and of pinned host memory, has one block of the same size.
-    is_whole = device == snapshot.host_device or bool(
-        device_metadata(snapshot, device).get("is_cpu")
-    )
+    is_whole = snapshot.backend(device) in ("cpu", "host")
     actions = snapshot.traces[device].action
     expandable = snapshot.segments.is_expandable
     divisions = settings.get("roundup_power2_divisions")
@@ -64,16 +61,16 @@ def allocator_rules(
 
     size = snapshot.blocks.size_bytes[blocks]
     requested = snapshot.blocks.requested_bytes[blocks]
-    backends = snapshot.metadata.get("backends")
+    backends = snapshot.metadata.backends
     # Files of old torch have no requested sizes: the reader substitutes the blocks' sizes.
-    has_requested = isinstance(backends, list) or bool(np.any(requested != size))
+    has_requested = backends is not None or bool(np.any(requested != size))
     unpadded = _rounded(requested, rules["divisions"])
     padded = _rounded(requested + PADDING_BYTES, rules["divisions"])
     # In the small pool and in expandable segments, a block has exactly the rounded size.
     is_least = expandable[snapshot.blocks.segment[blocks]] | (padded <= SMALL_BYTES)
     is_unpadded = has_requested and bool(np.any(size < padded))
     is_padded = not is_unpadded and bool(np.any(is_least & (size != unpadded) & (size == padded)))
-    if isinstance(backends, list):
+    if backends is not None:
         is_npu = "npu" in backends
     elif is_unpadded or is_padded:
         is_npu = is_padded

@@ -9,7 +9,6 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import answer_of, leak_lines, leak_verdict
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation import Explanation
-from pytracer.reading.metadata import read_number, read_text, source_lines
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.text import number
 
@@ -85,15 +84,15 @@ def answered_file(snapshot: Snapshot, explanations: Iterable[Explanation]) -> An
     metadata = snapshot.metadata
     file = AnsweredFile(
         path=snapshot.path,
-        rank=read_number(metadata, "rank"),
-        role=read_text(metadata, "role"),
-        host=read_text(metadata, "host"),
-        pid=read_number(metadata, "pid"),
-        written_ns=read_number(metadata, "written_ns"),
+        rank=metadata.rank,
+        role=metadata.role,
+        host=metadata.host,
+        pid=metadata.pid,
+        written_ns=metadata.written_ns,
         devices=(devices := sorted(explanations, key=importance)),
         why_empty="" if devices else why_empty(metadata),
     )
-    recorded = source_lines(metadata)
+    recorded = metadata.source_lines
     frames = [line.frame for answer in file.answers() for line in answer.lines if line.frame]
     known = ((_key(f), recorded.get((f.filename, f.line))) for f in frames)
     return replace(file, sources={key: text for key, text in known if text is not None})

@@ -20,8 +20,8 @@ from pytracer.analysis.stack_places import (
     StackPlaces,
     stack_places,
 )
-from pytracer.reading.metadata import only_phase, read_number, step_boundaries, tensor_uses
 from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
+from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
 WORKSPACE = "workspace"
@@ -148,11 +148,11 @@ def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: C
 
 def _shows_lives(snapshot: Snapshot) -> bool:
     """Return whether frees have the stacks of the threads that freed, and none is missing."""
-    return snapshot.metadata.get("context") == "all" and only_phase(snapshot) is None
+    return snapshot.metadata.context == "all" and snapshot.metadata.only_phase is None
 
 
 def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
-    depth = read_number(snapshot.metadata, "stack_depth") or 0
+    depth = snapshot.metadata.stack_depth or 0
     trace, places = snapshot.traces[device], stack_places(snapshot.stacks, depth)
     freed = np.clip(lives.free_requested_event, -1, len(trace))
     is_freed = (freed >= 0) & (freed < len(trace))
@@ -221,7 +221,7 @@ def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -
         role: "argument", "result" or "autograd_grad", as in the file.
     """
     is_used = np.zeros(len(lives), bool)
-    uses = [use[:2] for use in tensor_uses(snapshot, device) if use.role == role]
+    uses = [use[:2] for use in snapshot.metadata.device(device).uses if use.role == role]
     if not uses or not len(lives):
         return is_used
     event, address = np.array(uses, np.int64).T

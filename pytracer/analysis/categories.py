@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import held_memory
-from pytracer.reading.metadata import module_phases
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ def modules(data: DeviceData, peak: int | None) -> Modules | None:
         data: The device.
         peak: The entry of the peak in `history.usage`; None without a history.
     """
-    models, paths, _ = module_phases(data.snapshot.metadata)
-    if not models and not paths:
+    if not data.snapshot.metadata.module_phases.names:
         return None
     at_peak = None if data.history is None or peak is None else modules_at(data, peak)
     return Modules(modules_at(data, None), at_peak)

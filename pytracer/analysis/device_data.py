@@ -1,9 +1,7 @@
 """The data of one device of a snapshot, from which its report and its explanation are made."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +9,9 @@ from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.history import ContradictionError, History, replay
 from pytracer.analysis.trace_sum import sum_trace
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import Boundaries, device_metadata, only_phase, step_boundaries
+from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import Snapshot, Trace, has_events, used_devices
+from pytracer.reading.steps import step_boundaries
 
 _NO_EVENTS = Trace(*(np.zeros(0, kind) for kind in ("u1", *["i8"] * 4, *["u4"] * 4)))
 
@@ -34,7 +33,6 @@ class DeviceData:
             nevertheless; None if it does.
         boundaries: The boundaries of the device's steps.
         metadata: The device's metadata.
-        is_cpu: Whether the device is the CPU; None if unknown.
     """
 
     snapshot: Snapshot
@@ -45,13 +43,25 @@ class DeviceData:
     trace_sum: History | None
     contradiction: str | None
     boundaries: Boundaries
-    metadata: Mapping[str, Any]
-    is_cpu: bool | None
+    metadata: DeviceMetadata
 
     @property
     def known_usage(self) -> History | None:
         """Return the history, or else the sum of the trace; None if there is neither."""
         return self.trace_sum if self.history is None else self.history
+
+    @property
+    def is_cpu(self) -> bool | None:
+        """Whether the device is the CPU; None if unknown."""
+        return self.metadata.is_cpu
+
+    @property
+    def has_marked_steps(self) -> bool:
+        """Whether the program marked steps: a tracer is in step 1 until a step ends."""
+        file = self.snapshot.metadata
+        if not self.boundaries or not file.is_pytracers:
+            return bool(self.boundaries)
+        return (file.current_step or 1) > 1 or any(step > 1 for step, _ in self.boundaries)
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:
@@ -69,7 +79,7 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
     if has_events(trace):
         try:
             history = replay(snapshot, device)
-            if only_phase(snapshot) is not None:
+            if snapshot.metadata.only_phase is not None:
                 history = history.without_exact_entries()
         except ContradictionError as error:
             contradiction, trace_sum = str(error), sum_trace(snapshot, device)
@@ -80,7 +90,6 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
                     "alone: memory that it does not allocate or free is left out, and reserved "
                     "memory is unknown"
                 )
-    metadata = device_metadata(snapshot, device)
     return DeviceData(
         snapshot=snapshot,
         device=device,
@@ -90,8 +99,7 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
         trace_sum=trace_sum,
         contradiction=contradiction,
         boundaries=step_boundaries(snapshot, device) if has_trace else [],
-        metadata=metadata,
-        is_cpu=metadata["is_cpu"] if type(metadata.get("is_cpu")) is bool else None,
+        metadata=snapshot.metadata.device(device),
     )
 
 
@@ -103,7 +111,7 @@ def expands(data: DeviceData) -> bool:
     )
 
 
-def why_empty(metadata: Mapping[str, Any]) -> str:
+def why_empty(metadata: FileMetadata) -> str:
     """Return why a file has no device that was in use, and what to do, as a part of a sentence.
 
     Args:
@@ -112,9 +120,9 @@ def why_empty(metadata: Mapping[str, Any]) -> str:
     reason = (
         'the program used no recorded device; "pytracer doctor" shows which can be recorded here'
     )
-    if isinstance(untraced := metadata.get("untraced"), str):
-        reason = untraced.rstrip(".")
-    elif metadata.get("waiting") is True:
+    if metadata.untraced is not None:
+        reason = metadata.untraced.rstrip(".")
+    elif metadata.waiting:
         reason = "it was written while no step was recorded"
     return f"the file has no events and no segments: {reason}"
 

@@ -31,14 +31,6 @@ from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
-from pytracer.reading.metadata import (
-    device_name,
-    has_marked_steps,
-    module_phases,
-    only_phase,
-    read_number,
-    read_text,
-)
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 
@@ -202,10 +194,10 @@ def _explanation(
     return Explanation(
         path=snapshot.path,
         device=device,
-        name=device_name(snapshot, device),
+        name=snapshot.device_name(device),
         is_oom_file=oom is not None and is_oom_snapshot(snapshot, device),
-        rank=read_number(snapshot.metadata, "rank"),
-        role=read_text(snapshot.metadata, "role"),
+        rank=snapshot.metadata.rank,
+        role=snapshot.metadata.role,
         oom=oom,
         ooms=len(ooms),
         verdicts=list(found),
@@ -220,7 +212,7 @@ def _explanation(
         why_unknown=_why_unknown(data),
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
-        has_steps=has_marked_steps(snapshot, data.boundaries),
+        has_steps=data.has_marked_steps,
         steps=_steps(data),
         modules=_modules(data, entry),
         leaks=leaks,
@@ -247,8 +239,7 @@ def _steps(data: DeviceData) -> list[AlikeSteps]:
 
 
 def _modules(data: DeviceData, entry: int | None) -> list[AlikeModules]:
-    phases = module_phases(data.snapshot.metadata)
-    if not phases.models and not phases.paths:
+    if not data.snapshot.metadata.module_phases.names:
         return []
     usages = modules_at(data, entry)
     return alike_modules([(one.module, one.size_bytes) for one in usages if one.module is not None])
@@ -256,19 +247,19 @@ def _modules(data: DeviceData, entry: int | None) -> list[AlikeModules]:
 
 def _gaps(data: DeviceData) -> Iterator[str]:
     metadata = data.snapshot.metadata
-    if overwritten := read_number(data.metadata, "overwritten"):
+    if overwritten := data.metadata.overwritten:
         yield (
             f"the ring overwrote its first {number(overwritten, 'event')}: earlier peaks are "
             "unknown. A larger trace_alloc_max_entries keeps more"
         )
-    if metadata.get("untraced"):
-        yield f"not recorded: {metadata['untraced']}"
-    if metadata.get("waiting") is True:
+    if metadata.untraced:
+        yield f"not recorded: {metadata.untraced}"
+    if metadata.waiting:
         yield "no events were recorded, because the step was not selected"
 
 
 def _why_unknown(data: DeviceData) -> str | None:
-    if (phase := only_phase(data.snapshot)) is not None:
+    if (phase := data.snapshot.metadata.only_phase) is not None:
         return f"the file has the events of phase {phase!r} only"
     if data.history is None:
         return data.contradiction or "the file has no events"
@@ -297,14 +288,11 @@ def _categories(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
 
 
 def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
-    process, reserved = (
-        read_number(data.metadata, f"{name}_bytes") for name in ("process", "reserved")
-    )
     why = _why_unknown(data)
     return Surroundings(
         is_cpu=data.is_cpu is True,
         expands=expands(data),
-        outside_bytes=remainder(process, reserved),
+        outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=_leaks(data, oom) if why is None else None,
     )

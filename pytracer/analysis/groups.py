@@ -22,7 +22,6 @@ from pytracer.analysis.device_data import (
 from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Frame, Snapshot, Stacks
 
 
@@ -127,7 +126,7 @@ def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
     return Held(
         path=data.snapshot.path,
         device=data.device,
-        name=device_name(data.snapshot, data.device),
+        name=data.snapshot.device_name(data.device),
         moment=moment,
         is_exact=known is None or known.uncertain_at(moment.entry or 0) == 0,
         by=by,

@@ -20,8 +20,8 @@ from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.modules import PREFIXES, modules_of
-from pytracer.reading.metadata import step_at
 from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
+from pytracer.reading.steps import step_at
 
 KEYS = (
     *("line", "caller", "stack", "category", "owner", "module"),

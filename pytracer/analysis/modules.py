@@ -13,7 +13,6 @@ import numpy as np
 from pytracer.analysis.block_categories import WORKSPACE, rows_at_end
 from pytracer.analysis.history import History
 from pytracer.analysis.stack_places import stack_places
-from pytracer.reading.metadata import module_phases
 from pytracer.reading.snapshot import Column, Snapshot
 
 FORWARD, BACKWARD, NEAR = range(3)
@@ -61,8 +60,8 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
         row: The block's row in the snapshot's blocks; -1 if it was freed before the end.
     """
     strings, blocks, stacks = snapshot.strings, snapshot.blocks, snapshot.stacks
-    models, paths, owners = module_phases(snapshot.metadata)
-    marked = models | paths
+    module_phases = snapshot.metadata.module_phases
+    paths, owners, marked = module_phases.paths, module_phases.owners, module_phases.names
     numbers: dict[str, int] = {"": 0}
 
     def number_of(path: str) -> int:

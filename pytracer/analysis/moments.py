@@ -8,7 +8,6 @@ import numpy as np
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.errors import NoMomentError, PytracerError
-from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import NO_TIME, OOM
 
 Answer = TypeVar("Answer")
@@ -51,7 +50,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
         PytracerError: The text names no moment.
     """
     history, trace, path = data.known_usage, data.trace, data.snapshot.path
-    name = device_name(data.snapshot, data.device)
+    name = data.snapshot.device_name(data.device)
     if text == "end" or (text is None and history is None):
         return Moment("end", None, len(trace) - 1 if len(trace) else None)
     if history is None:

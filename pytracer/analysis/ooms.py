@@ -4,9 +4,7 @@ An out-of-memory has what was requested, what was free, and whether the free mem
 """
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from pytracer.analysis.history import History
 from pytracer.analysis.layout import Layout, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import Boundaries, device_metadata, read_number, step_at
+from pytracer.reading.metadata import Boundaries
 from pytracer.reading.snapshot import (
     ANNOTATE,
     GIVES_MEMORY,
@@ -29,6 +27,7 @@ from pytracer.reading.snapshot import (
     Snapshot,
     Trace,
 )
+from pytracer.reading.steps import step_at
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ def out_of_memories(
     if not events:
         return []
     chains = CallChains(snapshot.stacks)
-    metadata = device_metadata(snapshot, device)
-    total, limit = read_number(metadata, "total_bytes"), _limit(snapshot, device)
+    metadata, record = snapshot.metadata.device(device), snapshot.metadata.oom_of(device)
+    limit = _limit(snapshot, device)
     is_one_pool = _is_one_pool(snapshot, device, trace)
-    tried = read_number(_oom_metadata(snapshot, device), "requested_bytes") or 0
+    tried = 0 if record is None else record.requested_bytes or 0
     found = []
     # The state of a file whose trace does not lead to it may be that of a later moment.
     at_end = _event_at_end(trace) if history is not None and history.has_bounds else -1
@@ -159,10 +158,10 @@ def out_of_memories(
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None
-                if metadata.get("is_cpu") is True
+                if metadata.is_cpu
                 else _fits(requested - available, sample, "free_bytes"),
                 is_one_pool=is_one_pool,
-                elsewhere_bytes=remainder(total, free, reserved),
+                elsewhere_bytes=remainder(metadata.total_bytes, free, reserved),
                 call_site=chains.site(stack),
                 callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
@@ -216,8 +215,8 @@ def is_oom_snapshot(snapshot: Snapshot, device: int) -> bool:
     Files of other recorders do not contain the reason. If it was an out-of-memory, that is the last
     event of the trace.
     """
-    if snapshot.metadata:
-        return bool(_oom_metadata(snapshot, device))
+    if snapshot.metadata.is_pytracers:
+        return snapshot.metadata.oom_of(device) is not None
     actions = snapshot.traces[device].action
     actions = actions[actions != SNAPSHOT]
     return len(actions) > 0 and bool(actions[-1] == OOM)
@@ -231,24 +230,17 @@ def remainder(total: int | None, *parts: int | None) -> int | None:
     return total - sum(known)
 
 
-def _oom_metadata(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
-    """Return what the file says about the out-of-memory of a device; {} if it has none."""
-    oom = snapshot.metadata.get("oom")
-    index = -1 if device_metadata(snapshot, device).get("is_cpu") is True else device
-    return oom if isinstance(oom, dict) and oom.get("device") == index else {}
-
-
 def _limit(snapshot: Snapshot, device: int) -> int | None:
     """Return the bytes that the process may take of the device; None if unknown or unlimited."""
-    metadata = device_metadata(snapshot, device)
-    if metadata.get("is_cpu") is True:
+    metadata, record = snapshot.metadata.device(device), snapshot.metadata.oom_of(device)
+    if metadata.is_cpu:
         return None
-    limit = read_number(_oom_metadata(snapshot, device), "total_bytes")
-    statistics, total = metadata.get("statistics"), read_number(metadata, "total_bytes")
-    fraction = statistics.get("memory_fraction") if isinstance(statistics, dict) else None
-    if limit is None and total is not None and type(fraction) is float and 0 <= fraction < 1:
+    if record is not None and record.total_bytes is not None:
+        return record.total_bytes
+    fraction, total = metadata.memory_fraction, metadata.total_bytes
+    if total is not None and fraction is not None and 0 <= fraction < 1:
         return int(fraction * total)
-    return limit
+    return None
 
 
 def _fits(requested_bytes: int, sample: UsageSample | None, name: str) -> bool | None:

@@ -23,7 +23,6 @@ from pytracer.analysis.device_data import DeviceData, chosen_devices, device_dat
 from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Frame, Snapshot
 
 
@@ -130,7 +129,7 @@ def _of_device(data: DeviceData, moment: Moment) -> Fragmentation:
     return Fragmentation(
         path=snapshot.path,
         device=device,
-        name=device_name(snapshot, device),
+        name=snapshot.device_name(device),
         moment=moment,
         is_exact=is_exact,
         reserved_bytes=reserved,

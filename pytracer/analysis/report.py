@@ -6,7 +6,6 @@ with `filename`, `name` and `line`. Bytes are integers, times are microseconds s
 events are indices in the device's trace. None, null in JSON, means unknown.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +32,7 @@ from pytracer.analysis.usage import (
     sample_at,
     series,
 )
-from pytracer.reading.metadata import (
-    device_name,
-    only_phase,
-    read_number,
-)
+from pytracer.reading.metadata import DeviceMetadata, FileMetadata
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -216,7 +211,7 @@ class Report:
     """
 
     path: str
-    metadata: dict[str, Any]
+    metadata: FileMetadata
     allocator_settings: dict[str, Any]
     unknown_keys: list[str]
     devices: list[DeviceReport]
@@ -254,7 +249,7 @@ def report_file(snapshot: Snapshot, devices: list[DeviceReport]) -> Report:
     """Return the report of a file whose devices are reported."""
     return Report(
         path=snapshot.path,
-        metadata={key: value for key, value in snapshot.metadata.items() if key != "devices"},
+        metadata=snapshot.metadata.without_devices(),
         allocator_settings=snapshot.allocator_settings,
         unknown_keys=list(snapshot.unknown_keys),
         devices=devices,
@@ -286,18 +281,18 @@ def report_device(
     ooms = out_of_memories(snapshot, device, trace, history, boundaries)
     return DeviceReport(
         device=device,
-        name=device_name(snapshot, device),
+        name=snapshot.device_name(device),
         is_cpu=is_cpu,
         events=len(trace),
         first_us=None if first < 0 else int(trace.time_us[first]),
         last_us=None if first < 0 else int(trace.time_us[::-1][last]),
-        only_phase=only_phase(snapshot),
+        only_phase=snapshot.metadata.only_phase,
         contradiction=data.contradiction,
         lost=Lost(
-            overwritten=read_number(metadata, "overwritten"),
-            unknown_frees=read_number(metadata, "unknown_frees"),
-            live_dropped=read_number(metadata, "live_dropped"),
-            labels_dropped=read_number(metadata, "labels_dropped"),
+            overwritten=metadata.overwritten,
+            unknown_frees=metadata.unknown_frees,
+            live_dropped=metadata.live_dropped,
+            labels_dropped=metadata.labels_dropped,
             before_bytes=None if history is None else int(history.usage.requested_bytes[0]),
             exact_from=None if history is None else history.exact_from,
         ),
@@ -338,10 +333,9 @@ def count_events(trace: Trace, is_cpu: bool | None) -> Counts:
     )
 
 
-def _outside(metadata: Mapping[str, Any]) -> Outside | None:
-    total, free, process, reserved = (
-        read_number(metadata, f"{name}_bytes") for name in ("total", "free", "process", "reserved")
-    )
+def _outside(metadata: DeviceMetadata) -> Outside | None:
+    total, free = metadata.total_bytes, metadata.free_bytes
+    process, reserved = metadata.process_bytes, metadata.reserved_bytes
     if (total, free, process) == (None, None, None):
         return None
     return Outside(

@@ -12,13 +12,6 @@ from pytracer.analysis.memory_limits import fraction_bytes_of, limit_bytes_of
 from pytracer.analysis.ooms import count_retries
 from pytracer.analysis.start import Start, start_of
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import (
-    backend,
-    device_name,
-    only_phase,
-    settings_text,
-    torch_version,
-)
 from pytracer.reading.snapshot import (
     GIVES_MEMORY,
     OOM,
@@ -145,8 +138,8 @@ def extract_recording(
             f"{snapshot.path} has no device {device}: it has {len(snapshot.traces)} devices, "
             "counted from 0"
         )
-    name = device_name(snapshot, device)
-    if backend(snapshot, device) == "cpu":
+    name = snapshot.device_name(device)
+    if snapshot.backend(device) == "cpu":
         raise PytracerError(
             f"{snapshot.path}: device {device} is the CPU, whose allocator has no cache and no "
             "settings to compare: give the snapshot of an accelerator"
@@ -156,7 +149,7 @@ def extract_recording(
             f"{snapshot.path}: device {device} is pinned host memory, which cannot be simulated: "
             "give the device of an accelerator"
         )
-    if (phase := only_phase(snapshot)) is not None:
+    if (phase := snapshot.metadata.only_phase) is not None:
         raise PytracerError(
             f"{snapshot.path} has only the events of the phase {phase}, without the allocations of "
             "other threads at that time, so it cannot be simulated: give the file of the step"
@@ -172,12 +165,12 @@ def extract_recording(
             f"{snapshot.path}: {name} has no allocation in its trace ({len(trace)} events), so "
             "there is nothing to simulate: record while the program allocates"
         )
-    kind = "npu" if backend(snapshot, device) == "npu" else "cuda"
+    kind = "npu" if snapshot.backend(device) == "npu" else "cuda"
     return Recording(
         device=device,
         name=name,
         backend=kind,
-        torch_version=torch_version(snapshot, kind),
+        torch_version=snapshot.metadata.torch_version(kind),
         settings=settings,
         were_changed=_were_changed(trace),
         limit_bytes=limit_bytes,
@@ -191,7 +184,7 @@ def extract_recording(
 
 def _busiest(snapshot: Snapshot) -> int:
     used = [device for device, trace in enumerate(snapshot.traces) if has_events(trace)]
-    accelerators = [device for device in used if backend(snapshot, device) not in ("cpu", "host")]
+    accelerators = [device for device in used if snapshot.backend(device) not in ("cpu", "host")]
     if not accelerators:
         raise PytracerError(
             f"{snapshot.path} has no events of an accelerator: the program did not use it, or it "
@@ -202,7 +195,7 @@ def _busiest(snapshot: Snapshot) -> int:
 
 def _settings(snapshot: Snapshot, trace: Trace) -> str:
     """Return the settings as the variable has them, with expandable segments if these show."""
-    text = settings_text(snapshot) or ""
+    text = snapshot.settings_text or ""
     expands = snapshot.allocator_settings.get("expandable_segments")
     if not isinstance(expands, bool):
         expands = bool(np.any(trace.action == SEGMENT_MAP))
@@ -245,7 +238,7 @@ def _requests(
     has_requests = np.any(blocks.free_requested_event >= 0)
     left = np.flatnonzero(is_left) if has_requests else np.zeros(0, np.int64)
     (failed,) = np.nonzero(trace.action == OOM)
-    padding = PADDING_BYTES if backend(snapshot, device) == "npu" else 0
+    padding = PADDING_BYTES if snapshot.backend(device) == "npu" else 0
 
     parts = [
         _part(

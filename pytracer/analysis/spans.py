@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from pytracer.reading.metadata import annotations
 from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.steps import annotations
 
 _STEP = re.compile(r"step \d+|ProfilerStep#\d+")
 

@@ -10,7 +10,7 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import HeldMemory, held_memory, sum_by_group
 from pytracer.analysis.history import History
-from pytracer.reading.metadata import Boundaries, device_metadata
+from pytracer.reading.metadata import Boundaries
 from pytracer.reading.snapshot import (
     ALLOC,
     GIVES_MEMORY,
@@ -115,7 +115,7 @@ def steps(
         numbers.insert(0, None)
     between = _between(trace, edges)
     # In pytracer's files the first step begins with the file, unless the ring overwrote events.
-    begins = device_metadata(snapshot, device).get("overwritten") == 0
+    begins = snapshot.metadata.device(device).overwritten == 0
     most = None if history is None else history.most_allocated()
     found = []
     for i, (first, end) in enumerate(pairwise(edges)):

@@ -4,7 +4,6 @@ import numpy as np
 
 from pytracer.analysis.history import History, Lifetimes, Usage
 from pytracer.analysis.usage import final_sample
-from pytracer.reading.metadata import only_phase
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -31,9 +30,9 @@ def sum_trace(snapshot: Snapshot, device: int) -> History | None:
     """
     trace = snapshot.traces[device]
     actions = {*np.unique(trace.action).tolist()}
-    if not actions.isdisjoint(TAKES_MEMORY + GIVES_MEMORY) or only_phase(snapshot) is not None:
+    if snapshot.metadata.only_phase is not None or not {ALLOC, FREE_COMPLETED} <= actions:
         return None
-    if not {ALLOC, FREE_COMPLETED} <= actions:
+    if not actions.isdisjoint(TAKES_MEMORY + GIVES_MEMORY):
         return None
     events = np.flatnonzero(np.isin(trace.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED)))
     events = events[np.argsort(trace.address[events], kind="stable")]  # of an address in order

@@ -7,7 +7,7 @@ import numpy as np
 
 from pytracer.analysis.history import History, Usage
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import Boundaries, step_at
+from pytracer.reading.metadata import Boundaries
 from pytracer.reading.snapshot import (
     ALLOCATED,
     INACTIVE,
@@ -17,6 +17,7 @@ from pytracer.reading.snapshot import (
     Snapshot,
     Trace,
 )
+from pytracer.reading.steps import step_at
 
 
 def is_observable(trace: Trace) -> Column:

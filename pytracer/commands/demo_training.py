@@ -18,7 +18,6 @@ from pytracer.backends.running_torch import torch_module
 from pytracer.commands.show_tables import sites_table
 from pytracer.errors import ConfigError, HookError
 from pytracer.reading import load
-from pytracer.reading.metadata import device_metadata
 from pytracer.text import number, size
 from pytracer.tracing.tracer import Tracer
 
@@ -157,10 +156,10 @@ def report(path: Path, losses: list[float]) -> None:
     )
     console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
     console.print(sites_table(device.sites, "Memory held at the peak", 10, ()))
-    recorded = device_metadata(snapshot, 0)
+    recorded = snapshot.metadata.device(0)
     console.print(
-        f"{recorded['recorded']:,} allocations and frees recorded "
-        f"({number(device.events, 'event')} in the file), {recorded['overwritten']:,} overwritten"
+        f"{recorded.recorded:,} allocations and frees recorded "
+        f"({number(device.events, 'event')} in the file), {recorded.overwritten:,} overwritten"
     )
 
     console.print(Text(f"\n{path} ({size(path.stat().st_size)})"), soft_wrap=True)

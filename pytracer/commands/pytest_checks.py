@@ -18,7 +18,6 @@ from pytracer.analysis.history import History
 from pytracer.analysis.holders import Site, sites_at
 from pytracer.backends.devices import automatic_backend
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import device_metadata, device_name
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, has_events
 from pytracer.text import number, parsed_size, size
@@ -106,7 +105,7 @@ class Recording:
             snapshot = load(path)
             lines: list[str] = []
             for device, trace in enumerate(snapshot.traces):
-                name = device_name(snapshot, device)
+                name = snapshot.device_name(device)
                 if has_events(trace) and name.split(":")[0] == check.device.split(":")[0]:
                     lines += find(snapshot, device, check)
         except (OSError, PytracerError) as error:
@@ -159,7 +158,7 @@ def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | 
     data = device_data(snapshot, device)
     if data.history is None:
         return data.contradiction or ""
-    if device_metadata(snapshot, device).get("overwritten") != 0:
+    if snapshot.metadata.device(device).overwritten != 0:
         return f"the test has more events than the recording's {RING_ENTRIES:,}"
     blocks = data.history.blocks
     history = dataclasses.replace(data.history, blocks=blocks.at(blocks.alloc_event >= 0))
@@ -168,7 +167,7 @@ def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | 
 
 def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
     """Yield lines if the test allocated more than its limit, or if this is unknown."""
-    found, name = _tests_own(snapshot, device), device_name(snapshot, device)
+    found, name = _tests_own(snapshot, device), snapshot.device_name(device)
     if isinstance(found, str):
         yield f"may have allocated more than {size(check.limit_bytes)} on {name}: {found}"
         return
@@ -187,7 +186,7 @@ def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
 
 def _left(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
     """Yield lines if more memory is left than allowed, or if this is unknown."""
-    found, name = _tests_own(snapshot, device), device_name(snapshot, device)
+    found, name = _tests_own(snapshot, device), snapshot.device_name(device)
     if isinstance(found, str):
         yield f"may have left memory on {name}: {found}"
         return

@@ -1,8 +1,7 @@
 """`pytracer show --all`: every figure of each device of each file."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +24,7 @@ from pytracer.commands.show_tables import (
     steps_table,
     usage_table,
 )
-from pytracer.reading.metadata import module_phases, read_number
+from pytracer.reading.metadata import FileMetadata
 from pytracer.text import duration, number, printable, size, utc_time
 
 
@@ -71,40 +70,35 @@ def _show_file(console: Console, result: ReadFile, top: int) -> None:
 def _written(report: Report) -> str:
     """Describe which process wrote the file, when and why."""
     metadata = report.metadata
-    if not metadata:
+    if not metadata.is_pytracers:
         return ""
-    present = {name: value for name, value in metadata.items() if value is not None}
-    parts = [f"by pytracer {metadata.get('version')}"]
-    parts += [f"{name} {present[name]}" for name in ("torch", "torch_npu") if present.get(name)]
-    parts += [f"{name} {present[name]}" for name in ("rank", "role") if name in present]
-    parts += [f"{name} {metadata[name]}" for name in ("host", "pid") if name in metadata]
+    parts = [f"by pytracer {metadata.version}"]
+    for name in ("torch", "torch_npu", "rank", "role", "host", "pid"):
+        if (value := getattr(metadata, name)) is not None:
+            parts.append(f"{name} {value}")
     parts += _window(metadata)
-    if (written_ns := read_number(metadata, "written_ns")) is not None:
-        parts.append(utc_time(written_ns // 1000))
-    oom = metadata.get("oom")
-    if isinstance(oom, dict) and (requested := read_number(oom, "requested_bytes")) is not None:
-        free = read_number(oom, "free_bytes")
-        left = "" if free is None else f", {size(free)} free"
-        parts.append(f"out of memory: {size(requested)} requested{left}")
+    if metadata.written_ns is not None:
+        parts.append(utc_time(metadata.written_ns // 1000))
+    oom = metadata.oom
+    if oom is not None and oom.requested_bytes is not None:
+        left = "" if oom.free_bytes is None else f", {size(oom.free_bytes)} free"
+        parts.append(f"out of memory: {size(oom.requested_bytes)} requested{left}")
     return printable(", ".join(parts))
 
 
-def _window(metadata: Mapping[str, Any]) -> list[str]:
+def _window(metadata: FileMetadata) -> list[str]:
     """Name the steps or the phase of a file."""
-    window = metadata.get("window")
-    if not isinstance(window, dict):
+    window = metadata.window
+    if window is None:
         return []
-    first, last, occurrence = (
-        read_number(window, name) for name in ("first", "last", "occurrence")
-    )
-    parts = []
+    first, last, parts = window.first, window.last, []
     if first is not None and last is not None:
         parts.append(f"step {first}" if first == last else f"steps {first}-{last}")
-    if window.get("phase") is not None:
-        parts.append(f"phase {window['phase']}")
-    if occurrence is not None:
-        parts.append(f"occurrence {occurrence}")
-    if window.get("complete") is False:
+    if window.phase is not None:
+        parts.append(f"phase {window.phase}")
+    if window.occurrence is not None:
+        parts.append(f"occurrence {window.occurrence}")
+    if window.complete is False:
         parts.append("cut short by the end of the program")
     elif parts:
         parts.append("complete")
@@ -150,8 +144,7 @@ def _tables(
         yield _modules_table(usages, when, top)
     if len(device.steps) > 1:
         yield steps_table(device, top)
-    phases = module_phases(report.metadata)
-    known = phases.models | phases.paths if modules is not None else frozenset()
+    known = report.metadata.module_phases.names if modules is not None else frozenset()
     if {phase.phase for phase in device.phases} - {"", None} - known:
         yield phases_table(device, known, top)
 
@@ -229,19 +222,18 @@ def _lost(report: Report, device: DeviceReport) -> list[str]:
         ("Pools and labels that did not fit into their table", lost.labels_dropped),
         (
             "Events without a stack, because the stack table was full",
-            _count(metadata, "stacks", "dropped"),
+            metadata.stacks.dropped,
         ),
-        ("Stacks that stack_depth shortened", _count(metadata, "stacks", "truncated")),
-        ("Phases that did not fit into their table", _count(metadata, "phases", "names_dropped")),
+        ("Stacks that stack_depth shortened", metadata.stacks.truncated),
+        ("Phases that did not fit into their table", metadata.phases.names_dropped),
     ):
         if count:
             lines.append(f"{what}: {count:,}.")
-    phases = metadata.get("phases")
-    if isinstance(phases, dict) and phases.get("complete") is False:
+    if metadata.phases.complete is False:
         lines.append("The times of the first phases are unknown, because their table was full.")
-    if metadata.get("untraced"):
-        lines.append(f"Not recorded: {metadata['untraced']}")
-    if metadata.get("waiting") is True:
+    if metadata.untraced:
+        lines.append(f"Not recorded: {metadata.untraced}")
+    if metadata.waiting:
         lines.append("No events were recorded, because the step was not selected.")
     return lines
 
@@ -259,11 +251,6 @@ def _uncertain(device: DeviceReport) -> list[str]:
     if device.is_peak_certain:
         return [f"{line} The peak is exact."]
     return [f"{line} The peak is between {size(peak.allocated_bytes)} and {size(most)}."]
-
-
-def _count(metadata: dict[str, object], part: str, name: str) -> int:
-    counts = metadata.get(part)
-    return read_number(counts, name) or 0 if isinstance(counts, dict) else 0
 
 
 def _counts(device: DeviceReport) -> list[str]:
@@ -306,7 +293,7 @@ def _outside(device: DeviceReport) -> list[str]:
 def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:
     if device.categories is None:
         return
-    if not device.is_cpu and report.metadata.get("forward_stacks") is False and device.events:
+    if not device.is_cpu and report.metadata.forward_stacks is False and device.events:
         yield (
             "Activations are among the unknown blocks: without forward_stacks=True, the recording "
             "does not show which blocks an accelerator's backward pass freed."
@@ -320,17 +307,15 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
                 "by modules in the forward pass: activations, outputs, temporary tensors, or "
                 "memory that modules keep. Only a later free would show which."
             )
-    tensors = report.metadata.get("tensors")
-    if not isinstance(tensors, dict):
-        return
-    if gradients := read_number(tensors, "unread_gradients"):
+    tensors = report.metadata.tensors
+    if gradients := tensors.unread_gradients:
         yield (
             f"The gradients of {number(gradients, 'parameter')} are unknown: another thread than "
             "the training's wrote the file, and torch allows no other thread to read them."
         )
-    if unread := read_number(tensors, "unread"):
+    if unread := tensors.unread:
         yield f"{number(unread, 'owner')} could not be read, so their blocks are unknown."
-    if tensors.get("all_modules_found") is False:
+    if tensors.all_modules_found is False:
         yield (
             "The search for modules that are older than the recording was cut short: their "
             "blocks may be unknown. Start the tracer before the model is made."

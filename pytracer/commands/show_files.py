@@ -9,7 +9,6 @@ from pytracer.analysis.report import DeviceReport, Report
 from pytracer.analysis.usage import UsageSample
 from pytracer.commands.show_tables import usage_text
 from pytracer.commands.table import Fitted, new_table
-from pytracer.reading.metadata import read_number
 from pytracer.text import printable, size, size_range, wrapped_text
 
 
@@ -18,7 +17,7 @@ def overview(reports: Sequence[Report]) -> Table:
 
     The newest file comes last; files that do not say when they were written come first.
     """
-    reports = sorted(reports, key=lambda report: read_number(report.metadata, "written_ns") or 0)
+    reports = sorted(reports, key=lambda report: report.metadata.written_ns or 0)
     files = [os.path.abspath(report.path) for report in reports]
     folder = os.path.commonpath([os.path.dirname(file) for file in files])
     table = new_table(
@@ -72,7 +71,7 @@ def _lost(report: Report, device: DeviceReport) -> str:
         or lost.live_dropped
         or lost.labels_dropped
         or device.contradiction is not None
-        or report.metadata.get("untraced")
+        or report.metadata.untraced
         or device.only_phase is not None
     )
     if not is_lossy and lost.overwritten is None and device.events:

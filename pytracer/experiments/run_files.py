@@ -15,22 +15,17 @@ from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
-from pytracer.reading.metadata import (
-    annotations,
-    device_metadata,
-    only_phase,
-    read_number,
-    settings_text,
-)
+from pytracer.reading.metadata import Statistics
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import OOM, TAKES_MEMORY, Snapshot, Trace
+from pytracer.reading.steps import annotations
 
 _COUNTS = ("device_allocs", "retries", "ooms")
 _PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes")
 _OOM = ("oom_unallocated_bytes", "oom_reserved_bytes", "oom_requested_bytes")
 _ENVIRONMENT = ("host", "torch", "torch_npu", "python", "backends")
 
-Process = tuple[Any, Any]
+Process = tuple[str | None, int | None]
 """The host and the pid of a process, as its files have them."""
 
 
@@ -54,15 +49,15 @@ class _Device:
     oom: tuple[int, int, int] | None = None
     limit_bytes: int | None = None
 
-    def add(self, snapshot: Snapshot, index: int, statistics: dict[str, Any]) -> None:
+    def add(self, snapshot: Snapshot, index: int, statistics: Statistics) -> None:
         """Add the numbers of a file and of the allocator's own statistics in it."""
         trace, history = snapshot.traces[index], _history(snapshot, index)
         # The program may have reset its statistics; the trace may still show larger numbers.
         traced = _traced(trace, history)
         for name in (*_PEAKS, *_COUNTS):
-            if (value := read_number(statistics, name)) is not None:
+            if (value := getattr(statistics, name)) is not None:
                 self._add(name, max(value, traced.get(name, 0)))
-        written_ns = read_number(snapshot.metadata, "written_ns") or 0
+        written_ns = snapshot.metadata.written_ns or 0
         if written_ns >= self.written_ns:
             self.written_ns = written_ns
             self.is_complete = history is not None and _is_complete(snapshot, index, history)
@@ -118,17 +113,16 @@ def read_run(directory: Path) -> RunFiles:
             continue
         metadata = snapshot.metadata
         files.paths.append(path)
-        files.problems += [str(metadata["untraced"])] if metadata.get("untraced") else []
-        process = str(metadata.get("host")), str(metadata.get("pid"))
+        files.problems += [metadata.untraced] if metadata.untraced else []
+        process = metadata.host, metadata.pid
         for index in range(len(snapshot.traces)):
-            statistics = device_metadata(snapshot, index).get("statistics")
-            if isinstance(statistics, dict):  # only accelerators have them
+            statistics = metadata.device(index).statistics
+            if statistics is not None:  # only accelerators have them
                 files.environment = files.environment or _environment(snapshot)
                 devices[process, index].add(snapshot, index, statistics)
-        settings = settings_text(snapshot)
-        written = read_number(metadata, "written_ns") or 0
+        written = metadata.written_ns or 0
         if process not in last or last[process][0] <= written:
-            last[process] = written, _step_us(snapshot), settings
+            last[process] = written, _step_us(snapshot), snapshot.settings_text
     files.numbers = _largest(devices.values())
     steps_us = [step_us for _, step_us, _ in last.values() if step_us is not None]
     if files.numbers and steps_us:
@@ -146,7 +140,7 @@ def _paths(directory: Path) -> list[Path]:
 
 def _history(snapshot: Snapshot, device: int) -> History | None:
     """Return the history of a device; None: the file lacks events that changed its usage."""
-    if only_phase(snapshot) is not None:
+    if snapshot.metadata.only_phase is not None:
         return None
     try:
         return replay(snapshot, device)
@@ -167,7 +161,7 @@ def _traced(trace: Trace, history: History | None) -> dict[str, int]:
 
 
 def _is_complete(snapshot: Snapshot, device: int, history: History) -> bool:
-    overwritten = read_number(device_metadata(snapshot, device), "overwritten")
+    overwritten = snapshot.metadata.device(device).overwritten
     begins_empty = int(history.usage.reserved_bytes[0]) == 0
     return overwritten == 0 and begins_empty and history.exact_from == 0
 
@@ -205,10 +199,10 @@ def _step_us(snapshot: Snapshot) -> float | None:
 
 
 def _environment(snapshot: Snapshot) -> dict[str, Any]:
-    devices = (device_metadata(snapshot, index) for index in range(len(snapshot.traces)))
-    totals = [read_number(device, "total_bytes") for device in devices]
+    metadata = snapshot.metadata
+    totals = [metadata.device(index).total_bytes for index in range(len(snapshot.traces))]
     return {
-        "pytracer": snapshot.metadata.get("version"),
-        **{name: snapshot.metadata.get(name) for name in _ENVIRONMENT},
+        "pytracer": metadata.version,
+        **{name: getattr(metadata, name) for name in _ENVIRONMENT},
         "device_bytes": [total for total in totals if total is not None],
     }

@@ -13,7 +13,6 @@ from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.moments import moment_of
 from pytracer.errors import PytracerError
 from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
-from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import OOM, Snapshot, has_events, used_devices
 from pytracer.text import printable
 
@@ -54,7 +53,7 @@ def collapse_stacks(
     for held in holders:
         outside = [*map(_safe, roots)]
         if len(holders) > 1:
-            outside.append(device_name(snapshot, held.data.device))
+            outside.append(snapshot.device_name(held.data.device))
         for group in held.group(*(["category"] if by_category else []), "stack"):
             *category, stack = group.key
             sizes[";".join([*outside, *map(_safe, category), texts[stack]])] += group.size_bytes

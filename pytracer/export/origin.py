@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer.reading.files import SUFFIXES, Place
-from pytracer.reading.metadata import is_count
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import file_name
 
@@ -32,13 +31,12 @@ class Origin:
 def find_origin(snapshot: Snapshot, name: str, place: Place) -> Origin:
     """Return a snapshot's origin, from its metadata or else from its file's name."""
     metadata = snapshot.metadata
-    rank, pid, host = metadata.get("rank"), metadata.get("pid"), metadata.get("host")
     return Origin(
         name=name,
-        rank=rank if is_count(rank) else place.rank,
+        rank=place.rank if metadata.rank is None else metadata.rank,
         step=place.first if place.first == place.last else None,
-        host=host if isinstance(host, str) else "",
-        pid=pid if is_count(pid) else None,
+        host=metadata.host or "",
+        pid=metadata.pid,
     )
 
 

@@ -21,8 +21,8 @@ from pytracer.export.arrow_package import import_pyarrow
 from pytracer.export.origin import Origin
 from pytracer.export.output_file import open_output
 from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
-from pytracer.reading.metadata import backend, step_boundaries
 from pytracer.reading.snapshot import NO_TIME, Column, Frame, Snapshot
+from pytracer.reading.steps import step_boundaries
 
 ROWS = 1 << 17
 """The number of rows in a row group."""
@@ -146,7 +146,7 @@ class _Tables:
         self._actions = self._texts(snapshot.actions)
         self._pools = self._texts(f"{high}.{low}" for high, low in snapshot.pools.tolist())
         self._name, self._host = self._texts([origin.name]), self._texts([origin.host])
-        self._backends = self._texts(backend(snapshot, d) for d in range(len(snapshot.traces)))
+        self._backends = self._texts(snapshot.backend(d) for d in range(len(snapshot.traces)))
 
     def events(self) -> Iterator[Rows]:
         for device, (trace, history) in enumerate(
@@ -223,7 +223,7 @@ class _Tables:
             "int32": pa.int32(),
             "int64": pa.int64(),
         }
-        metadata = json.dumps(self._snapshot.metadata, default=str)
+        metadata = json.dumps(self._snapshot.metadata.as_written, default=str)
         schema = pa.schema(
             {name: types[kind] for name, kind in kinds.items()}, metadata={"pytracer": metadata}
         )

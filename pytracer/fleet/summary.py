@@ -31,14 +31,6 @@ from pytracer.fleet.schema import (
 )
 from pytracer.fleet.sources import Source
 from pytracer.reading.files import parse_place
-from pytracer.reading.metadata import (
-    backend,
-    is_count,
-    only_phase,
-    read_number,
-    read_text,
-    settings_text,
-)
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.variables import parse_settings
 
@@ -115,30 +107,24 @@ def _name_row(source: Source) -> Row:
 
 
 def _file_row(snapshot: Snapshot, source: Source) -> Row:
-    metadata, place = snapshot.metadata, parse_place(Path(source.path))
-    window = metadata.get("window")
-    first, last = (
-        read_number(window, name) if isinstance(window, dict) else None
-        for name in ("first", "last")
-    )
-    row = _name_row(source)
-    if first is not None and last is not None:
-        row |= {"kind": "step", "first_step": first, "last_step": last}
-    current = read_number(metadata, "current_step") or None  # 0: no step
-    rank, pid = metadata.get("rank"), metadata.get("pid")
-    backends = [backend(snapshot, device) for device in chosen_devices(snapshot, None)]
+    metadata, row = snapshot.metadata, _name_row(source)
+    window = metadata.window
+    if window is not None and window.first is not None and window.last is not None:
+        row |= {"kind": "step", "first_step": window.first, "last_step": window.last}
+    current = metadata.current_step or None  # 0: no step
+    backends = [snapshot.backend(device) for device in chosen_devices(snapshot, None)]
     return row | {
         "step": current if row["last_step"] is None else row["last_step"],
-        "rank": rank if is_count(rank) else place.rank,
-        "file_phase": only_phase(snapshot),
-        "role": read_text(metadata, "role"),
-        "host": read_text(metadata, "host"),
-        "pid": pid if is_count(pid) else None,
+        "rank": parse_place(Path(source.path)).rank if metadata.rank is None else metadata.rank,
+        "file_phase": metadata.only_phase,
+        "role": metadata.role,
+        "host": metadata.host,
+        "pid": metadata.pid,
         "backend": next((name for name in backends if name and name != "cpu"), None)
         or next((name for name in backends if name), None),
-        **{name: read_text(metadata, name) for name in _VERSIONS},
-        "pytracer": read_text(metadata, "version"),
-        "written_ns": read_number(metadata, "written_ns"),
+        **{name: getattr(metadata, name) for name in _VERSIONS},
+        "pytracer": metadata.version,
+        "written_ns": metadata.written_ns,
     }
 
 
@@ -288,8 +274,7 @@ def _leaks(leaks: DeviceLeaks) -> Iterable[Row]:
 
 
 def _settings(snapshot: Snapshot) -> Iterable[Row]:
-    metadata = snapshot.metadata
-    text = settings_text(snapshot)
+    metadata, text = snapshot.metadata, snapshot.settings_text
     if text is not None:
         try:
             items: Mapping[str, str] = parse_settings(text)
@@ -297,12 +282,12 @@ def _settings(snapshot: Snapshot) -> Iterable[Row]:
             items = {"(unreadable)": text}
         yield from _scope("allocator", items)
     yield from _scope("reported", snapshot.allocator_settings)
-    yield from _scope("recording", {name: metadata[name] for name in _OPTIONS if name in metadata})
-    versions = {name: metadata.get(name) for name in _VERSIONS}
-    versions["pytracer"] = metadata.get("version")
+    options = metadata.options
+    yield from _scope("recording", {name: options[name] for name in _OPTIONS if name in options})
+    versions = {name: getattr(metadata, name) for name in _VERSIONS}
+    versions["pytracer"] = metadata.version
     yield from _scope("version", {name: value for name, value in versions.items() if value})
-    own = metadata.get("metadata")
-    yield from _scope("metadata", own if isinstance(own, dict) else {})
+    yield from _scope("metadata", metadata.given)
 
 
 def _scope(scope: str, items: Mapping[Any, Any]) -> Iterable[Row]:

@@ -40,8 +40,8 @@ def work(path: str, folder: str) -> None:
     from pytracer.reading import load
 
     report = stats(load(path))
-    rank = report.metadata.get("rank")
-    who = f"pid{report.metadata.get('pid')}" if rank is None else f"rank{rank}"
+    rank = report.metadata.rank
+    who = f"pid{report.metadata.pid}" if rank is None else f"rank{rank}"
     writer = EventFileWriter(os.path.join(folder, who))
     try:
         for step, name, value in _scalars(report):

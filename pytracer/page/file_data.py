@@ -15,7 +15,6 @@ from pytracer.analysis.spans import is_step, spans
 from pytracer.page.columns import Packer
 from pytracer.page.parts import Part, parts_of, rows_of
 from pytracer.page.tables import Tables, shortened
-from pytracer.reading.metadata import has_marked_steps, read_number
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -158,7 +157,7 @@ def capacity_bytes(data: DeviceData) -> int | None:
         return None
     if data.history is not None:
         return limit_bytes_of(data.snapshot, data.device, data.history)
-    return read_number(data.metadata, "total_bytes")
+    return data.metadata.total_bytes
 
 
 def _capacity_until(part: Part) -> int | None:
@@ -225,7 +224,7 @@ def _steps(part: Part) -> list[tuple[int, int]]:
     if not part.events:
         return []
     boundaries = part.data.boundaries
-    if not has_marked_steps(part.data.snapshot, boundaries):
+    if not part.data.has_marked_steps:
         return []
     before = bisect_right(boundaries, part.first, key=lambda boundary: boundary[1])
     kept = boundaries[max(before - 1, 0) :]

@@ -11,7 +11,6 @@ from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import device_name
 from pytracer.reading.snapshot import Column
 from pytracer.text import size
 
@@ -80,7 +79,7 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
     most_events = math.ceil(share * len(data.trace))
     if data.history is not None:
         return [_with_history(data, most_events)]
-    name = device_name(data.snapshot, data.device)
+    name = data.snapshot.device_name(data.device)
     if data.contradiction is None:
         return [_state_at_end(data, name, share)]
     first = max(len(data.trace) - most_events, 0)
@@ -120,7 +119,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     assert found is not None
     lives, count = history.blocks, len(data.trace)
     first = max(count - most_events, 0)
-    name = device_name(data.snapshot, data.device)
+    name = data.snapshot.device_name(data.device)
     left_out = _cut(data, name, first)
     segments: list[Segment] = []
     segments_are_known = True

@@ -8,7 +8,7 @@ largest = trace.size_bytes.argmax()
 print(snapshot.actions[trace.action[largest]], snapshot.stacks.frames(trace.stack[largest]))
 
 for path in find(["outputs/profile"]):         # all snapshots in a directory
-    print(path, load(path).metadata.get("rank"))
+    print(path, load(path).metadata.rank)
 """
 
 from pytracer.reading.files import find

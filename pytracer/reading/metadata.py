@@ -1,76 +1,31 @@
-"""The metadata of a file. The file is not trusted: any value may have any type."""
+"""The metadata of a file, typed where the file is loaded.
+
+The file is not trusted: any value may have any type. A value of another type than its attribute is
+None, as is one that the file does not have. Only this module reads the dictionary.
+"""
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
+T = TypeVar("T")
 
-from pytracer.reading.snapshot import NO_TIME, Snapshot
+Boundaries = list[tuple[int, int]]
+"""The beginnings of steps in a trace: (step, index of its first event), in the order of events."""
 
-
-def device_metadata(snapshot: Snapshot, device: int) -> Mapping[str, Any]:
-    """Return the metadata of a device; {} if there is none, as in files of other recorders."""
-    devices = snapshot.metadata.get("devices")
-    for entry in devices if isinstance(devices, list | tuple) else ():
-        if isinstance(entry, dict) and entry.get("index") == device:
-            return entry
-    return {}
-
-
-def backend(snapshot: Snapshot, device: int) -> str:
-    """Return the backend of a device: "cuda", "npu", "cpu" or "host"; "" if unknown.
-
-    "host" is torch's pinned host memory.
-    """
-    if device == snapshot.host_device:
-        return "host"
-    if device_metadata(snapshot, device).get("is_cpu"):
-        return "cpu"
-    backends = snapshot.metadata.get("backends")
-    accelerators = (
-        [name for name in backends if name != "cpu"] if isinstance(backends, list) else []
+# Keys that describe the process or the time, not how the job was run.
+_NOT_OPTIONS = frozenset(
+    (
+        *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
+        *("window", "current_step", "oom", "torch_folders", "source_lines"),
     )
-    return str(accelerators[0]) if accelerators else ""
-
-
-def device_name(snapshot: Snapshot, device: int) -> str:
-    """Return the name of a device, as in "cuda:1", "cpu", "host"; "device 1" if unknown."""
-    kind = backend(snapshot, device)
-    if kind in ("cpu", "host"):
-        return kind
-    return f"{kind}:{device}" if kind else f"device {device}"
-
-
-def only_phase(snapshot: Snapshot) -> str | None:
-    """Return the phase of a file with the events of one phase (`discrete`), as "outer/inner"."""
-    window = snapshot.metadata.get("window")
-    return read_text(window, "phase") if isinstance(window, dict) else None
-
-
-def torch_folders(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the folders of torch's packages that a file's metadata names."""
-    folders = metadata.get("torch_folders")
-    found = folders if isinstance(folders, list | tuple) else ()
-    return tuple(folder for folder in found if isinstance(folder, str) and folder)
-
-
-def source_lines(metadata: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """Return the source of lines that a file's metadata has, by file and line."""
-    by_file = metadata.get("source_lines")
-    return {
-        (filename, pair[0]): pair[1]
-        for filename, pairs in (by_file.items() if isinstance(by_file, dict) else ())
-        if isinstance(filename, str) and isinstance(pairs, list | tuple)
-        for pair in pairs
-        if isinstance(pair, list | tuple) and len(pair) == 2
-        if is_count(pair[0]) and isinstance(pair[1], str)
-    }
+)
 
 
 class ModulePhases(NamedTuple):
-    """The names of the phases that are calls of modules.
+    """The names of the phases that `pytracer.annotate_modules` marked: calls of modules.
 
     Attributes:
         models: The names of the models themselves: their classes.
@@ -82,26 +37,10 @@ class ModulePhases(NamedTuple):
     paths: frozenset[str]
     owners: Mapping[str, str] | None
 
-
-def module_phases(metadata: Mapping[str, Any]) -> ModulePhases:
-    """Return the names of the phases that `pytracer.annotate_modules` marked; else empty sets.
-
-    Args:
-        metadata: The file's metadata.
-    """
-    found = metadata.get("module_phases")
-    found = found if isinstance(found, dict) else {}
-    models, paths = (
-        frozenset(name for name in names if isinstance(name, str))
-        if isinstance(names := found.get(kind), list | tuple)
-        else frozenset[str]()
-        for kind in ("models", "paths")
-    )
-    owners = found.get("paths_of_owners")
-    if isinstance(owners, dict):
-        texts = ((path, name) for path, name in owners.items() if isinstance(path, str))
-        owners = {path: name for path, name in texts if name in models | paths}
-    return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
+    @property
+    def names(self) -> frozenset[str]:
+        """All names; empty if no module was a phase."""
+        return self.models | self.paths
 
 
 class TensorUse(NamedTuple):
@@ -118,126 +57,286 @@ class TensorUse(NamedTuple):
     role: str
 
 
-def tensor_uses(snapshot: Snapshot, device: int) -> Iterator[TensorUse]:
-    """Yield what tensors on a device were used for, in the order of events."""
-    uses = device_metadata(snapshot, device).get("uses")
-    for use in uses if isinstance(uses, list | tuple) else ():
-        if isinstance(use, list | tuple) and len(use) == 3:
-            event, address, role = use
-            is_address = type(address) is int and 0 <= address < 2**63
-            if is_count(event) and is_address and isinstance(role, str):
-                yield TensorUse(event, address, role)
+@dataclass(frozen=True)
+class Statistics:
+    """The allocator's own statistics of an accelerator (docs/reference/snapshot-format.md)."""
+
+    peak_reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    device_allocs: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    memory_fraction: float | None = None
 
 
-def settings_text(snapshot: Snapshot) -> str | None:
-    """Return the allocator's settings in the form of its variable; None if unknown."""
-    texts = [snapshot.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")]
-    by_backend = snapshot.metadata.get("settings")  # for allocators without a read-back
-    texts += by_backend.values() if isinstance(by_backend, dict) else ()
-    return next((text for text in texts if isinstance(text, str)), None)
+@dataclass(frozen=True)
+class DeviceMetadata:
+    """The metadata of a device, with the meanings of docs/reference/snapshot-format.md.
 
-
-def torch_version(snapshot: Snapshot, kind: str) -> str | None:
-    """Return the version of torch, or of torch_npu, without its local part; None if unknown.
-
-    Args:
-        snapshot: The snapshot.
-        kind: The backend: for "npu", the version of torch_npu is returned.
+    Attributes:
+        steps: The boundaries of the steps, as far as they are valid numbers.
+        statistics: None for the CPU and for pinned host memory.
     """
-    text = snapshot.metadata.get("torch_npu" if kind == "npu" else "torch")
-    found = re.match(r"\d{1,9}\.\d{1,9}\.\d{1,9}", text) if isinstance(text, str) else None
-    return None if found is None else found[0]
+
+    is_cpu: bool | None = None
+    recorded: int | None = None
+    overwritten: int | None = None
+    unknown_frees: int | None = None
+    live_dropped: int | None = None
+    labels_dropped: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    process_bytes: int | None = None
+    reserved_bytes: int | None = None
+    steps: Boundaries = field(default_factory=list)
+    statistics: Statistics | None = None
+    _uses: object = field(default=(), repr=False)
+
+    @property
+    def memory_fraction(self) -> float | None:
+        """The share of the device that the process may use; None if unknown."""
+        return None if self.statistics is None else self.statistics.memory_fraction
+
+    @cached_property
+    def uses(self) -> list[TensorUse]:
+        """What tensors on the device were used for, in the order of events."""
+        return list(_tensor_uses(self._uses))
 
 
-def read_number(metadata: Mapping[str, Any], name: str) -> int | None:
-    """Return an integer of the metadata; None if it is missing, not an integer, or too large."""
-    value = metadata.get(name)
-    return value if type(value) is int and abs(value) < 2**63 else None
+@dataclass(frozen=True)
+class Window:
+    """The steps or the phase whose events a file has; `complete`: it was not cut short."""
+
+    first: int | None = None
+    last: int | None = None
+    complete: bool | None = None
+    phase: str | None = None
+    occurrence: int | None = None
 
 
-def read_text(metadata: Mapping[str, Any], name: str) -> str | None:
-    """Return a text of the metadata; None if it is missing, or not a text."""
-    value = metadata.get(name)
-    return value if isinstance(value, str) else None
+@dataclass(frozen=True)
+class OomRecord:
+    """The out-of-memory for which a file was written; the device of the CPU is -1."""
+
+    device: int | None = None
+    requested_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
 
 
-def is_count(value: object) -> bool:
-    """Return whether a value is an integer in the range of steps, ranks and pids."""
-    return type(value) is int and 0 <= value < 2**31
+@dataclass(frozen=True)
+class StackCounts:
+    """How many stacks were shortened, and how many events have none, because a table was full."""
+
+    truncated: int | None = None
+    dropped: int | None = None
 
 
-class Annotation(NamedTuple):
-    """An entry of `external_annotations`: a beginning (stage "START") or an end ("END")."""
+@dataclass(frozen=True)
+class PhaseCounts:
+    """How many phases have no name, and whether the file has the times of all phases."""
 
-    time_us: int
-    name: str
-    stage: str
-    device: str
-
-
-def annotations(snapshot: Snapshot) -> Iterator[Annotation]:
-    """Yield the valid annotations of a snapshot."""
-    for entry in snapshot.external_annotations:
-        if (
-            isinstance(entry, dict)
-            and type(entry.get("time_us")) is int
-            and 0 <= entry["time_us"] < 2**63
-            and isinstance(entry.get("name"), str)
-            and isinstance(entry.get("stage"), str)
-        ):
-            yield Annotation(
-                entry["time_us"], entry["name"], entry["stage"], str(entry.get("device"))
-            )
+    names_dropped: int | None = None
+    complete: bool | None = None
 
 
-Boundaries = list[tuple[int, int]]
-"""The beginnings of steps in a trace: (step, index of its first event), in the order of events."""
+@dataclass(frozen=True)
+class TensorCounts:
+    """How many owners, and gradients, could not be read; whether all modules were found."""
 
-_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+    unread: int | None = None
+    unread_gradients: int | None = None
+    all_modules_found: bool | None = None
 
 
-def step_boundaries(snapshot: Snapshot, device: int) -> Boundaries:
-    """Return the boundaries of the steps in a trace.
+@dataclass(frozen=True)
+class FileMetadata:
+    """The metadata that pytracer writes, with the meanings of docs/reference/snapshot-format.md.
 
-    pytracer's files contain them. In files of other recorders they are the annotations
-    `ProfilerStep#N`, which torch's recorder writes while torch.profiler is on and the recorder was
-    started with `global_record_annotations=True`.
+    Attributes:
+        as_written: The dictionary in the file, to be passed on as it is; {} in files of other
+            recorders.
+        devices: By the index of the device.
+        backends: None if the file does not have them.
+        settings: The allocators' settings, in the form of their variables.
+        given: The value of the option `metadata`.
     """
-    events = len(snapshot.traces[device])
-    if snapshot.metadata:
-        steps = device_metadata(snapshot, device).get("steps")
-        boundaries = [
-            (pair[0], pair[1])
-            for pair in (steps if isinstance(steps, list | tuple) else ())
-            if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_count, pair))
-        ]
-    else:
-        boundaries = list(_profiler_steps(snapshot, device))
-    return sorted(
-        ((step, first) for step, first in boundaries if 0 <= first < events),
-        key=lambda boundary: boundary[1],
+
+    as_written: dict[str, Any] = field(default_factory=dict)
+    version: str | None = None
+    torch: str | None = None
+    torch_npu: str | None = None
+    python: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    rank: int | None = None
+    role: str | None = None
+    written_ns: int | None = None
+    current_step: int | None = None
+    step_from: str | None = None
+    context: str | None = None
+    stack_depth: int | None = None
+    forward_stacks: bool | None = None
+    untraced: str | None = None
+    waiting: bool | None = None
+    window: Window | None = None
+    oom: OomRecord | None = None
+    stacks: StackCounts = StackCounts()
+    phases: PhaseCounts = PhaseCounts()
+    tensors: TensorCounts = TensorCounts()
+    devices: Mapping[int, DeviceMetadata] = field(default_factory=dict)
+    backends: tuple[str, ...] | None = None
+    settings: tuple[str, ...] = ()
+    torch_folders: tuple[str, ...] = ()
+    given: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def is_pytracers(self) -> bool:
+        """Whether pytracer wrote the file."""
+        return bool(self.as_written)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """How the job was run: versions, options and settings, as they are in the file."""
+        return {name: value for name, value in self.as_written.items() if name not in _NOT_OPTIONS}
+
+    @property
+    def only_phase(self) -> str | None:
+        """The phase of a file with the events of one phase (`discrete`), as "outer/inner"."""
+        return None if self.window is None else self.window.phase
+
+    @cached_property
+    def module_phases(self) -> ModulePhases:
+        """The names of the phases that are calls of modules."""
+        found = _dict(self.as_written.get("module_phases"))
+        models, paths = (frozenset(_texts(found.get(kind))) for kind in ("models", "paths"))
+        owners = found.get("paths_of_owners")
+        if isinstance(owners, dict):
+            texts = ((path, name) for path, name in owners.items() if isinstance(path, str))
+            owners = {path: name for path, name in texts if name in models | paths}
+        return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
+
+    @property
+    def source_lines(self) -> dict[tuple[str, int], str]:
+        """The source of lines that the file has, by file and line."""
+        return {
+            (filename, pair[0]): pair[1]
+            for filename, pairs in _dict(self.as_written.get("source_lines")).items()
+            for pair in map(_list, _list(pairs))
+            if isinstance(filename, str) and len(pair) == 2
+            if _count(pair[0]) is not None and isinstance(pair[1], str)
+        }
+
+    def device(self, index: int) -> DeviceMetadata:
+        """Return the metadata of a device; without values if the file has none."""
+        return self.devices.get(index, DeviceMetadata())
+
+    def oom_of(self, index: int) -> OomRecord | None:
+        """Return the out-of-memory of the file if it is that of a device; else None."""
+        own = -1 if self.device(index).is_cpu else index
+        return self.oom if self.oom is not None and self.oom.device == own else None
+
+    def torch_version(self, backend: str) -> str | None:
+        """Return the version of torch, for "npu" of torch_npu, without its local part."""
+        text = self.torch_npu if backend == "npu" else self.torch
+        found = re.match(r"\d{1,9}\.\d{1,9}\.\d{1,9}", text or "")
+        return None if found is None else found[0]
+
+    def without_devices(self) -> "FileMetadata":
+        """Return the metadata without that of devices, which may be long."""
+        written = {key: value for key, value in self.as_written.items() if key != "devices"}
+        return replace(self, as_written=written, devices={})
+
+
+def file_metadata(written: dict[str, Any]) -> FileMetadata:
+    """Return the typed metadata of a file, from the dictionary in it."""
+    backends = written.get("backends")
+    return _typed(
+        FileMetadata,
+        written,
+        as_written=written,
+        rank=_count(written.get("rank")),
+        pid=_count(written.get("pid")),
+        window=_optional(Window, written.get("window")),
+        oom=_optional(OomRecord, written.get("oom")),
+        stacks=_typed(StackCounts, written.get("stacks")),
+        phases=_typed(PhaseCounts, written.get("phases")),
+        tensors=_typed(TensorCounts, written.get("tensors")),
+        devices=_devices(written.get("devices")),
+        backends=tuple(_texts(backends)) if isinstance(backends, list) else None,
+        settings=tuple(_texts([*_dict(written.get("settings")).values()])),
+        torch_folders=tuple(filter(None, _texts(written.get("torch_folders")))),
+        given=_dict(written.get("metadata")),
     )
 
 
-def has_marked_steps(snapshot: Snapshot, boundaries: Boundaries) -> bool:
-    """Return whether the program marked steps: a tracer is in step 1 until a step ends."""
-    if not boundaries or not snapshot.metadata:
-        return bool(boundaries)
-    current = read_number(snapshot.metadata, "current_step") or 1
-    return current > 1 or any(step > 1 for step, _ in boundaries)
+def _devices(written: object) -> dict[int, DeviceMetadata]:
+    found: dict[int, DeviceMetadata] = {}
+    for entry in map(_dict, _list(written)):
+        index = _count(entry.get("index"))
+        if index is not None and index not in found:
+            found[index] = _typed(
+                DeviceMetadata,
+                entry,
+                steps=[
+                    (pair[0], pair[1])
+                    for pair in map(_list, _list(entry.get("steps")))
+                    if len(pair) == 2 and None not in map(_count, pair)
+                ],
+                statistics=_optional(Statistics, entry.get("statistics")),
+                _uses=entry.get("uses"),
+            )
+    return found
 
 
-def step_at(boundaries: Boundaries, event: int) -> int | None:
-    """Return the step of an event; None if the event is before the first boundary."""
-    after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])
-    return boundaries[after - 1][0] if after else None
+def _tensor_uses(written: object) -> Iterator[TensorUse]:
+    for use in map(_list, _list(written)):
+        if len(use) == 3:
+            event, address, role = use
+            is_address = type(address) is int and 0 <= address < 2**63
+            if _count(event) is not None and is_address and isinstance(role, str):
+                yield TensorUse(event, address, role)
 
 
-def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]]:
-    time_us = snapshot.traces[device].time_us
-    if len(time_us) == 0 or time_us.min() == NO_TIME:
-        return
-    for annotation in annotations(snapshot):
-        step = _PROFILER_STEP.fullmatch(annotation.name)
-        if step and annotation.stage == "START":
-            yield int(step[1][:10]), int(np.searchsorted(time_us, annotation.time_us))
+def _typed(kind: Callable[..., T], written: object, **more: Any) -> T:
+    """Return a dataclass with `more`, and the values of its other fields from a dictionary."""
+    values = _dict(written)
+    found = {
+        each.name: _READERS[each.type](values.get(each.name))
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name not in more
+    }
+    return kind(**found, **more)
+
+
+def _optional(kind: Callable[..., T], written: object) -> T | None:
+    return _typed(kind, written) if isinstance(written, dict) else None
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def _count(value: object) -> int | None:
+    """Return an integer in the range of steps, ranks and pids; else None."""
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+_READERS: Mapping[Any, Callable[[object], Any]] = {
+    int | None: _number,
+    float | None: lambda value: value if type(value) is float else None,
+    str | None: lambda value: value if isinstance(value, str) else None,
+    bool | None: lambda value: value if type(value) is bool else None,
+}
+
+
+def _dict(value: object) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _texts(value: object) -> Iterator[str]:
+    return (text for text in _list(value) if isinstance(text, str))

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
-from pytracer.reading.metadata import torch_folders
+from pytracer.reading.metadata import file_metadata
 from pytracer.reading.snapshot import Blocks, Segments, Snapshot, Stacks, Trace, compress_constant
 
 # The message to the user, by the kind of `_reader.ReadError`.
@@ -190,7 +190,8 @@ def _decompressed(file: "io.BufferedReader[_Counted]", counted: _Counted, path: 
 
 
 def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
-    strings, metadata = tables["strings"], _checked(path, tables, "pytracer", dict)
+    strings = tables["strings"]
+    metadata = file_metadata(_checked(path, tables, "pytracer", dict))
     filename, name, line = tables["frames"]
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
     forward, node, phase, is_exact = tables["stack_backward"]
@@ -213,7 +214,7 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
             phase=phase,
             is_exact=is_exact,
             strings=strings,
-            torch_folders=torch_folders(metadata),
+            torch_folders=metadata.torch_folders,
         ),
         strings=strings,
         pools=tables["pools"].reshape(-1, 2),

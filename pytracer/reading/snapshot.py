@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import ACTIONS
+from pytracer.reading.metadata import FileMetadata
 
 Column = NDArray[Any]
 
@@ -252,8 +253,7 @@ class Snapshot:
         allocator_settings: The allocator's settings, as torch writes them; {} if the file has none.
         external_annotations: The annotations, as torch writes them: dicts with `name`, `stage`,
             `device` and `time_us`.
-        metadata: The metadata that pytracer writes (docs/reference/snapshot-format.md has the
-            keys); {} in files of other recorders.
+        metadata: The metadata that pytracer writes; without values in files of other recorders.
         unknown_keys: The keys that this version does not know and left out, as "event.key", sorted.
         host_device: The device index of torch's pinned host memory; None: the file has none.
     """
@@ -268,7 +268,7 @@ class Snapshot:
     actions: tuple[str, ...]
     allocator_settings: dict[str, Any]
     external_annotations: list[dict[str, Any]]
-    metadata: dict[str, Any]
+    metadata: FileMetadata
     unknown_keys: tuple[str, ...]
     host_device: int | None = None
 
@@ -282,6 +282,31 @@ class Snapshot:
     def has_times(self, device: int) -> bool:
         """Return whether the file has the times of the device's events."""
         return bool(np.any(self.traces[device].time_us != NO_TIME))
+
+    def backend(self, device: int) -> str:
+        """Return the backend of a device: "cuda", "npu", "cpu" or "host"; "" if unknown.
+
+        "host" is torch's pinned host memory.
+        """
+        if device == self.host_device:
+            return "host"
+        if self.metadata.device(device).is_cpu:
+            return "cpu"
+        return next((name for name in self.metadata.backends or () if name != "cpu"), "")
+
+    def device_name(self, device: int) -> str:
+        """Return the name of a device, as in "cuda:1", "cpu", "host"; "device 1" if unknown."""
+        kind = self.backend(device)
+        if kind in ("cpu", "host"):
+            return kind
+        return f"{kind}:{device}" if kind else f"device {device}"
+
+    @property
+    def settings_text(self) -> str | None:
+        """The allocator's settings in the form of its variable; None if unknown."""
+        text = self.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF")
+        # The metadata has those of allocators without a read-back.
+        return text if isinstance(text, str) else next(iter(self.metadata.settings), None)
 
 
 def has_events(trace: Trace) -> bool:

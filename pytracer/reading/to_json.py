@@ -4,6 +4,8 @@ from dataclasses import fields, is_dataclass
 from math import isfinite
 from typing import Any
 
+from pytracer.reading.metadata import FileMetadata
+
 SCHEMA_VERSION = 2
 """The version of all JSON that commands write.
 
@@ -16,8 +18,11 @@ def to_json(value: Any) -> Any:
 
     Args:
         value: Any value. Dataclasses and named tuples become dicts of their attributes. Values that
-            JSON does not have, as a file's metadata may contain, become strings.
+            JSON does not have, as a file's metadata may contain, become strings. The metadata of a
+            file is as it is in the file.
     """
+    if isinstance(value, FileMetadata):
+        value = value.as_written
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

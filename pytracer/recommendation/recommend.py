@@ -15,9 +15,9 @@ from pytracer.analysis.requests import FAIL, Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
 from pytracer.reading.files import find
-from pytracer.reading.metadata import read_number, step_boundaries
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.steps import step_boundaries
 from pytracer.recommendation.answers import Facts, answer_of, leak_first
 from pytracer.recommendation.candidates import COLLECTION, name_of, placement
 from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
@@ -50,7 +50,7 @@ class _Loaded:
 
     @property
     def rank(self) -> int | None:
-        return read_number(self.snapshot.metadata, "rank")
+        return self.snapshot.metadata.rank
 
     def search(self, capacity_bytes: int | None) -> Search:
         name = self.recording.own_name

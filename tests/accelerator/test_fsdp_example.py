@@ -135,7 +135,7 @@ def test_it_runs_with_a_larger_capacity(backend: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step ") == 6
     (path,) = tmp_path.glob("*.pickle")
-    assert load(path).metadata["backends"] == [backend]
+    assert load(path).metadata.backends == (backend,)
 
 
 def test_a_device_that_is_too_small_is_refused(tmp_path: Path) -> None:

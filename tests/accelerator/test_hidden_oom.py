@@ -48,8 +48,9 @@ def test_the_file_of_an_assertion(
     assert len([*output.glob("exit/*.pickle")]) == 1
     # AND it has the event, and what was free
     snapshot = load(file)
-    assert snapshot.metadata["oom"]["free_bytes"] == device.mem_get_info()[0]
-    assert snapshot.metadata["oom"]["device"] == 0
+    oom = snapshot.metadata.oom_of(0)
+    assert oom is not None
+    assert oom.free_bytes == device.mem_get_info()[0]
     assert (snapshot.traces[0].action == pytracer.ACTIONS.index("oom")).sum() == 1
     assert any(text.startswith(f"memory ran out at {__file__}:") for text in log._logged)
     assert any(text.startswith(f"out of memory: wrote {file}") for text in log._logged)

@@ -23,7 +23,6 @@ from processes import environment, run
 from pytracer import Tracer
 from pytracer.analysis.history import replay
 from pytracer.analysis.report import stats
-from pytracer.reading.metadata import device_name
 from pytracer.reading.reader import load
 
 Snapshot = dict[str, Any]
@@ -179,7 +178,7 @@ def test_a_file(device: ModuleType, tmp_path: Path) -> None:
     host = snapshot.host_device
     # AND pinned memory is the file's last device, with what torch counted
     assert host == len(snapshot.traces) - 1
-    assert device_name(snapshot, host) == "host"
+    assert snapshot.device_name(host) == "host"
     history = replay(snapshot, host)
     assert history.exact_from == 0
     allocated = int(history.usage.allocated_bytes[-1])

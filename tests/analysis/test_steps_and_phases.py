@@ -14,8 +14,8 @@ from synthetic_program import FIRST_TIME_US, Program, operations, run
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.history import History, replay
 from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
-from pytracer.reading.metadata import only_phase, step_at, step_boundaries
 from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.steps import step_at, step_boundaries
 
 
 def allocated_levels(model: Program, lost: int) -> list[int]:
@@ -234,7 +234,7 @@ def test_an_inexact_end_and_fragmentation() -> None:
 def test_a_file_of_all_phases(window: object) -> None:
     content = run([("alloc", 10, 0)]).content()
     content["pytracer"]["window"] = window
-    assert only_phase(reference_reader.convert(content)) is None
+    assert reference_reader.convert(content).metadata.only_phase is None
 
 
 def test_a_file_of_one_phase() -> None:
@@ -242,7 +242,7 @@ def test_a_file_of_one_phase() -> None:
     content = run([("alloc", 10, 0)]).content()
     content["pytracer"]["window"] = {"phase": "outer/rollout"}
     snapshot = reference_reader.convert(content)
-    assert only_phase(snapshot) == "outer/rollout"
+    assert snapshot.metadata.only_phase == "outer/rollout"
     # WHEN no level is taken as exact, THEN the uncertainty of a level is unknown
     history = replay(snapshot, 1)
     assert history.uncertain_at(2) == 0

@@ -22,7 +22,6 @@ from pytracer.analysis.report import stats
 from pytracer.commands.main import COMMANDS, main
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.reading.metadata import device_metadata
 from pytracer.tracing.option_checks import check_bool
 from pytracer.tracing.options import OPTIONS
 
@@ -138,7 +137,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
     found = [(s.count, s.call_site.line, s.call_site.name) for s in sites if s.call_site]
     assert [(int(count), int(line), name) for _, count, _, line, name in printed] == found
     assert sum(file == "commands/demo_training.py" for _, _, file, _, _ in printed) >= 8
-    recorded = device_metadata(snapshot, 0)["recorded"]
+    recorded = snapshot.metadata.device(0).recorded
     # AND the number of events is the one that `pytracer show` reports
     counts = f"{device.events:,} events"
     line = f"{recorded:,} allocations and frees recorded ({counts} in the file), 0 overwritten"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.reading.metadata import file_metadata
 from pytracer.reading.snapshot import (
     ACTIONS,
     ALLOCATED,
@@ -138,7 +139,7 @@ def convert(content: Any, path: str = "") -> Snapshot:
         actions=tuple(actions),
         allocator_settings=top.get("allocator_settings", {}),
         external_annotations=top.get("external_annotations", []),
-        metadata=top.get("pytracer", {}),
+        metadata=file_metadata(top.get("pytracer", {})),
         unknown_keys=(),
         host_device=host_device,
     )

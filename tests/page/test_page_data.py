@@ -24,9 +24,9 @@ from pytracer.page import parts, tables
 from pytracer.page.columns import Packer
 from pytracer.page.open_file import open_file, summarised
 from pytracer.page.page import page_of
-from pytracer.reading.metadata import step_at
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, has_events
+from pytracer.reading.steps import step_at
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").rglob("*.pickle"))
 golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)

@@ -1,6 +1,7 @@
 """Tests of the direction of imports between folders of pytracer/, and of includes in csrc/."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from pytracer.reading.metadata import FileMetadata
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,6 +259,46 @@ print(len(ours), "torch" in sys.modules, *ours)
     # THEN it has imported at most 45 modules of pytracer, and no torch
     count, has_torch, *_ = done.stdout.splitlines()[-1].split()
     assert (int(count) <= 45, has_torch) == (True, "False"), done.stdout
+
+
+RAW = "as_written"
+"""The attribute of `FileMetadata` with the dictionary of the file."""
+
+
+def uses_of_raw_metadata(package: Path) -> list[str]:
+    """Return where code outside of reading/ does more with raw metadata than pass it on."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if path.parent.name == "reading":
+            continue
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        passed = [arg for call in calls for arg in (*call.args, *(k.value for k in call.keywords))]
+        for node in nodes:
+            is_raw = isinstance(node, ast.Attribute) and node.attr == RAW
+            is_text = isinstance(node, ast.Constant) and node.value == RAW  # as for getattr
+            if is_text or (is_raw and node not in passed):
+                found.append(f"{path.relative_to(package.parent)}:{node.lineno}")
+    return sorted(found)
+
+
+def test_only_reading_reads_raw_metadata() -> None:
+    assert RAW in {field.name for field in dataclasses.fields(FileMetadata)}
+    assert uses_of_raw_metadata(ROOT / "pytracer") == []
+
+
+def test_uses_of_raw_metadata_are_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("analysis/a.py", f"rank = file.{RAW}['rank']\nprint(json.dumps(file.{RAW}, default=str))"),
+        ("page/b.py", f"raw = file.{RAW}\nfile.{RAW}.get('rank')\ngetattr(file, '{RAW}')"),
+        ("reading/c.py", f"rank = file.{RAW}['rank']"),
+    ):
+        (tmp_path / "pytracer" / name).parent.mkdir(parents=True)
+        (tmp_path / "pytracer" / name).write_text(text)
+    assert uses_of_raw_metadata(tmp_path / "pytracer") == [
+        "pytracer/analysis/a.py:1",
+        *(f"pytracer/page/b.py:{line}" for line in (1, 2, 3)),
+    ]
 
 
 def test_sources_that_are_not_installed_say_so(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from snapshot_equality import assert_same
 
 from pytracer.errors import PytracerError
 from pytracer.reading import load
+from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import ALLOCATED, INACTIVE, NO_TIME, PENDING_FREE, Frame
 
 MAIN = {"filename": "train.py", "name": "main", "line": 7}
@@ -104,7 +105,7 @@ def test_a_snapshot_becomes_columns(tmp_path: Path, protocol: int) -> None:
     assert snapshot.strings[trace.user_metadata[0]] == "forward"
     assert snapshot.blocks.state.tolist() == [ALLOCATED, PENDING_FREE, INACTIVE]
     assert snapshot.segments.is_expandable.tolist() == [True]
-    assert snapshot.metadata == SNAPSHOT["pytracer"]
+    assert snapshot.metadata.as_written == SNAPSHOT["pytracer"]
     assert snapshot.has_times(0)
     assert not snapshot.has_times(1)
     # AND its bytes can be loaded, and its name can be a string
@@ -125,7 +126,7 @@ def test_missing_keys_have_defaults() -> None:
     assert snapshot.blocks.requested_bytes.tolist() == [512, 512]
     assert snapshot.traces[0].stack.tolist() == [0]
     assert len(snapshot.stacks.frames(0)) == 0
-    assert snapshot.metadata == {}
+    assert snapshot.metadata == FileMetadata()
     assert snapshot.allocator_settings == {}
 
 
@@ -184,7 +185,7 @@ def test_users_values_are_not_rows() -> None:
     }
     about = {"metadata": deep}
     # THEN they are returned unchanged
-    assert load(pickle.dumps({**SNAPSHOT, "pytracer": about})).metadata == about
+    assert load(pickle.dumps({**SNAPSHOT, "pytracer": about})).metadata.as_written == about
 
 
 @pytest.mark.parametrize("seed", range(20))

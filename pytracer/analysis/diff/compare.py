@@ -100,4 +100,4 @@ def compare(
 
 def _is_of_phase(pair: SummaryPair) -> bool:
     _, before, after = pair
-    return (before.only_phase, after.only_phase) != (None, None)
+    return (before.metadata.only_phase, after.metadata.only_phase) != (None, None)

@@ -182,7 +182,7 @@ def _pair(
     notes = []
     uncertain: list[tuple[str, int]] = []
     for side, file, device in (("baseline", baseline, before), ("new one", new, after)):
-        if not reasons and file.only_phase is not None:
+        if not reasons and file.metadata.only_phase is not None:
             notes.append(
                 f"The {side} is of one phase: it lacks the allocations of other threads in other "
                 "phases, so its peak may be too low or too high"
@@ -195,7 +195,8 @@ def _pair(
     sites = Pair(place, old.sites, held.sites)
     if baseline.has_forward_stacks != new.has_forward_stacks:
         sites = Pair(place, old.own_sites, held.own_sites)
-        if not baseline.metadata or not new.metadata:  # else the options show it
+        # Options show it, if both files have them.
+        if not baseline.metadata.is_pytracers or not new.metadata.is_pytracers:
             side = "new one" if baseline.has_forward_stacks else "baseline"
             notes.append(
                 f"The {side} has no stacks of forward calls: call sites are compared without them"

@@ -5,13 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Keys of a file's metadata that describe the process or the time, not how the job was run.
-_NOT_OPTIONS = frozenset(
-    (
-        *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
-        *("window", "current_step", "oom", "torch_folders", "source_lines"),
-    )
-)
+from pytracer.reading.metadata import FileMetadata
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ _FALSIFIES = {
 
 OptionValues = tuple[str, str | None, str | None]
 
-OptionSource = tuple[Mapping[str, Any], Mapping[str, Any]]
+OptionSource = tuple[FileMetadata, Mapping[str, Any]]
 """The metadata and the allocator's settings of a file."""
 
 
@@ -64,7 +58,8 @@ def option_changes(pairs: Iterable[tuple[OptionSource, OptionSource]]) -> list[O
     pairs = list(pairs)
     found = Counter(values for pair in pairs for values in _of_pair(*pair))
     falsifies = dict(_FALSIFIES)
-    if not any(_has_cut_stacks(metadata) for pair in pairs for metadata, _ in pair):
+    files = [metadata for pair in pairs for metadata, _ in pair if metadata.is_pytracers]
+    if all(metadata.stacks.truncated == 0 for metadata in files):
         del falsifies["stack_depth"]
     changes = [
         OptionChange(*values, falsifies=falsifies.get(values[0], ""), pairs=count)
@@ -73,13 +68,8 @@ def option_changes(pairs: Iterable[tuple[OptionSource, OptionSource]]) -> list[O
     return sorted(changes, key=lambda change: not change.falsifies)
 
 
-def _has_cut_stacks(metadata: Mapping[str, Any]) -> bool:
-    stacks = metadata.get("stacks")
-    return isinstance(stacks, dict) and stacks.get("truncated") != 0
-
-
 def _of_pair(before: OptionSource, after: OptionSource) -> Iterator[OptionValues]:
-    yield from _changed(before[0], after[0], "pytracer")
+    yield from _changed(before[0].options, after[0].options, "pytracer")
     yield from _changed(before[1], after[1], "allocator_settings", "allocator_settings.")
 
 
@@ -112,8 +102,6 @@ def _count(options: Mapping[str, str]) -> str | None:
 
 def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
-        if not prefix and key in _NOT_OPTIONS:
-            continue
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{key}.")
         else:

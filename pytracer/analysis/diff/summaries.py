@@ -15,7 +15,7 @@ from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holders import Site, sites_of
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
-from pytracer.reading.metadata import only_phase
+from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import Frame, Snapshot
 
 Sites = Mapping[Frame | None, Held]
@@ -62,7 +62,6 @@ class SnapshotSummary:
 
     Attributes:
         path, metadata, allocator_settings: As in `Snapshot`.
-        only_phase: The phase of a file with the events of one phase only (`discrete`); else None.
         has_phases: Whether any event has a phase.
         has_forward_stacks: Whether memory of the backward pass has the stacks of forward calls.
         lines: The lines in the stacks, of the files that have call sites.
@@ -70,9 +69,8 @@ class SnapshotSummary:
     """
 
     path: str
-    metadata: Mapping[str, Any]
+    metadata: FileMetadata
     allocator_settings: Mapping[str, Any]
-    only_phase: str | None
     has_phases: bool
     has_forward_stacks: bool
     lines: Lines
@@ -94,9 +92,8 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
         path=snapshot.path,
         metadata=snapshot.metadata,
         allocator_settings=snapshot.allocator_settings,
-        only_phase=only_phase(snapshot),
         has_phases=any(np.any(trace.user_metadata) for trace in snapshot.traces),
-        has_forward_stacks=snapshot.metadata.get("forward_stacks") is True or _has_nodes(snapshot),
+        has_forward_stacks=bool(snapshot.metadata.forward_stacks) or _has_nodes(snapshot),
         lines=_lines(snapshot, devices),
         devices=devices,
     )

@@ -16,15 +16,8 @@ from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Verdict
 from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.program_files import program_files
-from pytracer.reading.metadata import (
-    device_metadata,
-    device_name,
-    only_phase,
-    read_number,
-    step_at,
-    step_boundaries,
-)
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
+from pytracer.reading.steps import step_at, step_boundaries
 
 TIME_SLICES = 24
 """The number of slices of a file without steps."""
@@ -73,7 +66,7 @@ def timeline(snapshot: Snapshot, device: int) -> Timeline:
     stride = -(-len(edges) // _MOST_SLOTS)
     kept = np.array(edges, np.int64)[::stride]
     position = np.array(steps, np.float64)[stride - 1 :: stride][: len(kept) - 1]
-    overwritten = device_metadata(snapshot, device).get("overwritten")
+    overwritten = snapshot.metadata.device(device).overwritten
     return Timeline("step", kept, position, steps[0] > 1 or overwritten != 0)
 
 
@@ -90,10 +83,9 @@ def _slices(trace: Trace, has_times: bool) -> Timeline:
 
 
 def _last_step_is_complete(snapshot: Snapshot, last: int) -> bool:
-    window = snapshot.metadata.get("window")
-    if isinstance(window, dict):
-        return window.get("complete") is True and window.get("last") == last
-    current = read_number(snapshot.metadata, "current_step")
+    window, current = snapshot.metadata.window, snapshot.metadata.current_step
+    if window is not None:
+        return window.complete is True and window.last == last
     return current is not None and current > last
 
 
@@ -102,7 +94,7 @@ def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = N
     is_traced = 0 <= device < len(snapshot.traces)  # the oldest files have no traces
     if not is_traced or not has_events(snapshot.traces[device]):
         return unknown(snapshot, device, "the file has no events of the device")
-    if (phase := only_phase(snapshot)) is not None:
+    if (phase := snapshot.metadata.only_phase) is not None:
         reason = f"the file has only the events of phase {phase!r}"
         return unknown(snapshot, device, reason)
     try:
@@ -203,9 +195,9 @@ def unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
     return DeviceLeaks(
         verdict="unknown",
         reason=reason,
-        device=device_name(snapshot, device),
-        rank=read_number(snapshot.metadata, "rank"),
-        pid=read_number(snapshot.metadata, "pid"),
+        device=snapshot.device_name(device),
+        rank=snapshot.metadata.rank,
+        pid=snapshot.metadata.pid,
         path=snapshot.path,
         files=1,
         unit="step",

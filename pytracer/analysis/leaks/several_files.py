@@ -24,7 +24,6 @@ from pytracer.analysis.leaks.one_file import (
 from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
 from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
-from pytracer.reading.metadata import device_name, read_number
 from pytracer.reading.snapshot import Column, Frame, Snapshot
 
 _NO_DEVICE = "no device"
@@ -95,22 +94,21 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
     """
     devices = chosen_devices(snapshot, device)
     metadata = snapshot.metadata
-    host, pid = metadata.get("host"), read_number(metadata, "pid")
-    process: tuple[object, ...] = (str(host), pid)
-    if pid is None:
+    process: tuple[object, ...] = (metadata.host, metadata.pid)
+    if metadata.pid is None:
         who = parse_place(Path(snapshot.path)).who
         process = (who, *_RANK.findall(snapshot.path.lower()))
     stacks: dict[int, tuple[Frame, ...]] = {}
     alive = {
-        device_name(snapshot, index): _alive(snapshot, index, stacks)
+        snapshot.device_name(index): _alive(snapshot, index, stacks)
         for index in ([] if is_only else devices)
         if len(snapshot.blocks_in_use(index)) <= MOST_BLOCKS
     }
     return FileLeaks(
         path=snapshot.path,
         process=process,
-        written_ns=read_number(metadata, "written_ns"),
-        step=read_number(metadata, "current_step"),
+        written_ns=metadata.written_ns,
+        step=metadata.current_step,
         devices=[leaks_on_device(snapshot, index) for index in devices]
         or [replace(unknown(snapshot, -1, why_empty(metadata)), device=_NO_DEVICE)],
         alive=alive,

@@ -142,8 +142,8 @@ def dump(name: str, tracer: Any, path: Path, kept: int, found: Found) -> None:
     distinct = len(set(snapshot.blocks.address.tolist()))
     found.check(distinct == BOUND, f"{name}: the file has {distinct} addresses")
     found.check(bool(snapshot.blocks.stack.all()), f"{name}: blocks have no stack")
-    about = snapshot.metadata["devices"][0]
-    found.check(about["live_dropped"] == MORE, f"{name}: the file says {about}")
+    about = snapshot.metadata.device(0)
+    found.check(about.live_dropped == MORE, f"{name}: the file says {about}")
 
 
 def case(case: Case) -> Found:

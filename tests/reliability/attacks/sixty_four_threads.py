@@ -187,17 +187,17 @@ def check_files(case: Case, program: Program, found: Found) -> None:
         try:
             snapshot = load(path)
             usage = replay(snapshot).usage
-            device = snapshot.metadata["devices"][0]
+            device = snapshot.metadata.device(0)
             state = int(snapshot.blocks.size_bytes.sum())
             last = int(usage.allocated_bytes[-1])
             problem = f"{path.name}: {last} bytes by its trace, {state} by its state"
             found.check(last == state, problem)
-            found.check(device["overwritten"] == 0, f"{path.name}: events are missing")
+            found.check(device.overwritten == 0, f"{path.name}: events are missing")
         except Exception as error:
             found.problems.append(f"{path} does not load: {error!r}")
             continue
         if path.is_relative_to(case.path / "steps"):
-            recorded += device["recorded"]
+            recorded += device.recorded
     total = program.tracer.stats()["devices"][0]["recorded"]
     found.check(recorded == total, f"the steps' files have {recorded} events, not {total}")
     found.count("files", len(paths))

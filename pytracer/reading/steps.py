@@ -1,0 +1,73 @@
+"""The steps and the annotations of a file. The file is not trusted: any value may have any type."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pytracer.reading.metadata import Boundaries
+from pytracer.reading.snapshot import NO_TIME, Snapshot
+
+
+class Annotation(NamedTuple):
+    """An entry of `external_annotations`: a beginning (stage "START") or an end ("END")."""
+
+    time_us: int
+    name: str
+    stage: str
+    device: str
+
+
+def annotations(snapshot: Snapshot) -> Iterator[Annotation]:
+    """Yield the valid annotations of a snapshot."""
+    for entry in snapshot.external_annotations:
+        if (
+            isinstance(entry, dict)
+            and type(entry.get("time_us")) is int
+            and 0 <= entry["time_us"] < 2**63
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("stage"), str)
+        ):
+            yield Annotation(
+                entry["time_us"], entry["name"], entry["stage"], str(entry.get("device"))
+            )
+
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+def step_boundaries(snapshot: Snapshot, device: int) -> Boundaries:
+    """Return the boundaries of the steps in a trace.
+
+    pytracer's files contain them. In files of other recorders they are the annotations
+    `ProfilerStep#N`, which torch's recorder writes while torch.profiler is on and the recorder was
+    started with `global_record_annotations=True`.
+    """
+    events = len(snapshot.traces[device])
+    boundaries = (
+        snapshot.metadata.device(device).steps
+        if snapshot.metadata.is_pytracers
+        else _profiler_steps(snapshot, device)
+    )
+    return sorted(
+        ((step, first) for step, first in boundaries if 0 <= first < events),
+        key=lambda boundary: boundary[1],
+    )
+
+
+def step_at(boundaries: Boundaries, event: int) -> int | None:
+    """Return the step of an event; None if the event is before the first boundary."""
+    after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])
+    return boundaries[after - 1][0] if after else None
+
+
+def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]]:
+    time_us = snapshot.traces[device].time_us
+    if len(time_us) == 0 or time_us.min() == NO_TIME:
+        return
+    for annotation in annotations(snapshot):
+        step = _PROFILER_STEP.fullmatch(annotation.name)
+        if step and annotation.stage == "START":
+            yield int(step[1][:10]), int(np.searchsorted(time_us, annotation.time_us))

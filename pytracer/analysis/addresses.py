@@ -63,14 +63,14 @@ def blocks_at(snapshot: Snapshot, address: int, device: int | None = None) -> li
 
 
 def _on_device(data: DeviceData, address: int) -> list[AddressedBlock]:
-    snapshot, history = data.snapshot, data.known_usage
-    lives = blocks_at_end(data) if history is None else history.blocks
+    snapshot, history = data.snapshot, data.history
+    lives = history.blocks if history.is_known else blocks_at_end(data)
     begin, size, stack = lives.address, lives.size_bytes, lives.stack
     chains = CallChains(snapshot.stacks)
     found = []
     for row in np.flatnonzero((begin <= address) & (address < begin + size)).tolist():
         ends = [
-            event if 0 <= event < len(data.trace) and history is not None else None
+            event if 0 <= event < len(data.trace) and history.is_known else None
             for event in (int(lives.alloc_event[row]), int(lives.free_event[row]))
         ]
         times = [None if event is None else time_of(data.trace, event) for event in ends]

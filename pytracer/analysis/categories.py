@@ -110,7 +110,7 @@ def categories(data: DeviceData, peak: int | None) -> Categories | None:
     is_host = data.device == data.snapshot.host_device
     if is_host or not data.snapshot.blocks.category.any():
         return None
-    at_peak = None if data.history is None or peak is None else categories_at(data, peak)
+    at_peak = categories_at(data, peak) if data.history.is_replayed else None
     return Categories(categories_at(data, None), at_peak)
 
 
@@ -151,7 +151,7 @@ def modules(data: DeviceData, peak: int | None) -> Modules | None:
     """
     if not data.snapshot.metadata.module_phases.names:
         return None
-    at_peak = None if data.history is None or peak is None else modules_at(data, peak)
+    at_peak = modules_at(data, peak) if data.history.is_replayed else None
     return Modules(modules_at(data, None), at_peak)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, block_categories
-from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.trace_sum import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
@@ -23,12 +23,10 @@ class DeviceData:
     Attributes:
         snapshot: The snapshot.
         device: The index of the device.
-        has_trace: Whether the file has a trace of the device; the oldest files have none.
-        trace: The device's events.
-        history: The usage over the trace; None without events, and with a contradiction. In a file
-            of one phase, no entry is exact.
-        trace_sum: With a contradiction, the usage that the trace alone gives; None if it gives
-            none (see `sum_trace`).
+        trace: The device's events; none in the oldest files.
+        history: The usage over the trace. With a contradiction, the usage that the trace alone
+            gives, as far as it gives one (see `sum_trace`). Unknown without events. In a file of
+            one phase, no entry is exact.
         contradiction: Why the trace does not lead to the final state, and what is known
             nevertheless; None if it does.
         boundaries: The boundaries of the device's steps.
@@ -37,18 +35,11 @@ class DeviceData:
 
     snapshot: Snapshot
     device: int
-    has_trace: bool
     trace: Trace
-    history: History | None
-    trace_sum: History | None
+    history: History
     contradiction: str | None
     boundaries: Boundaries
     metadata: DeviceMetadata
-
-    @property
-    def known_usage(self) -> History | None:
-        """Return the history, or else the sum of the trace; None if there is neither."""
-        return self.trace_sum if self.history is None else self.history
 
     @property
     def is_cpu(self) -> bool | None:
@@ -65,15 +56,15 @@ class DeviceData:
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:
-        """What each block of the history was for; None without a history."""
-        if self.history is None:
+        """What each block of the history was for; None if the trace was not replayed."""
+        if not self.history.is_replayed:
             return None
         return block_categories(self.snapshot, self.device, self.history)
 
 
 def device_data(snapshot: Snapshot, device: int) -> DeviceData:
     """Replay a device's trace and collect what the file says about the device."""
-    history, trace_sum, contradiction = None, None, None
+    history, contradiction = unknown_history(), None
     has_trace = 0 <= device < len(snapshot.traces)
     trace = snapshot.traces[device] if has_trace else _NO_EVENTS
     if has_events(trace):
@@ -82,8 +73,8 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
             if snapshot.metadata.only_phase is not None:
                 history = history.without_exact_entries()
         except ContradictionError as error:
-            contradiction, trace_sum = str(error), sum_trace(snapshot, device)
-            if trace_sum is not None:
+            contradiction, history = str(error), sum_trace(snapshot, device)
+            if history.is_known:
                 contradiction = (
                     f"{snapshot.path}: the trace of device {device} does not lead to the final "
                     f"state ({error.misfit}), so the usage before the end is the sum of the trace "
@@ -93,10 +84,8 @@ def device_data(snapshot: Snapshot, device: int) -> DeviceData:
     return DeviceData(
         snapshot=snapshot,
         device=device,
-        has_trace=has_trace,
         trace=trace,
         history=history,
-        trace_sum=trace_sum,
         contradiction=contradiction,
         boundaries=step_boundaries(snapshot, device) if has_trace else [],
         metadata=snapshot.metadata.device(device),

@@ -138,7 +138,7 @@ def explain(
 
 def explain_device(data: DeviceData, try_settings: TrySettings | None = None) -> Explanation:
     """Explain a device: its last out-of-memory, or else its peak."""
-    ooms = out_of_memories(data.snapshot, data.device, data.trace, data.history, data.boundaries)
+    ooms = out_of_memories(data)
     return explain_oom(data, ooms, try_settings) if ooms else _explain_peak(data)
 
 
@@ -146,10 +146,10 @@ def explain_oom(
     data: DeviceData, ooms: list[OutOfMemory], try_settings: TrySettings | None = None
 ) -> Explanation:
     """Explain the last out-of-memory of a device, which has at least one."""
-    oom, history = ooms[-1], data.history
+    oom = ooms[-1]
     found = verdicts(oom, _surroundings(data, oom))
     trials = None if try_settings is None else try_settings(data)
-    entry = None if history is None else oom.event + 1
+    entry = oom.event + 1 if data.history.is_replayed else None
     leaks = leaks_of(data) if _is_survived(data, oom) else None
     return _explanation(data, "oom", entry, ooms=ooms, found=found, trials=trials, leaks=leaks)
 
@@ -161,9 +161,7 @@ def _fitting(trials: list[Trial] | None) -> list[str] | None:
 
 
 def _explain_peak(data: DeviceData) -> Explanation:
-    history = data.known_usage
-    peak = None if history is None else int(history.usage.allocated_bytes.argmax())
-    return _explanation(data, "peak", peak, leaks=leaks_of(data))
+    return _explanation(data, "peak", data.history.peak, leaks=leaks_of(data))
 
 
 def _explanation(
@@ -176,15 +174,15 @@ def _explanation(
     trials: list[Trial] | None = None,
     leaks: "DeviceLeaks | None" = None,
 ) -> Explanation:
-    """Explain a moment; `entry` is its entry in the history, None without a history."""
+    """Explain a moment; `entry` is its entry in the history, None if the history is unknown."""
     snapshot, device, oom = data.snapshot, data.device, ooms[-1] if ooms else None
-    history = data.history if oom is not None else data.known_usage
+    history = data.history
     held_at, held_bytes, held = _held(data, entry, moment)
     categories = _categories(data, entry)
     sample = final_sample(snapshot, device, data.boundaries)
     if oom is not None and oom.sample is not None:
         sample = oom.sample
-    elif history is not None and entry is not None:
+    elif entry is not None:
         sample = sample_at(snapshot, device, history, entry, data.boundaries)
     has_leak = leaks is not None and leaks.verdict == "leak"
     if oom is None:
@@ -195,7 +193,7 @@ def _explanation(
         path=snapshot.path,
         device=device,
         name=snapshot.device_name(device),
-        is_oom_file=oom is not None and is_oom_snapshot(snapshot, device),
+        is_oom_file=oom is not None and is_oom_snapshot(data),
         rank=snapshot.metadata.rank,
         role=snapshot.metadata.role,
         oom=oom,
@@ -207,7 +205,7 @@ def _explanation(
         categories=categories,
         suggestions=suggestions,
         sample=sample,
-        is_sum=history is not None and data.history is None,
+        is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
         gaps=list(_gaps(data)),
@@ -225,7 +223,7 @@ def _limit(data: DeviceData) -> int | None:
 
     The memory of other processes changes it. If more was reserved at some time, it did change.
     """
-    if data.history is None:
+    if not data.history.is_replayed:
         return None
     limit = limit_bytes_of(data.snapshot, data.device, data.history)
     most = int(data.history.usage.reserved_bytes.max())
@@ -233,9 +231,7 @@ def _limit(data: DeviceData) -> int | None:
 
 
 def _steps(data: DeviceData) -> list[AlikeSteps]:
-    if data.history is None:
-        return []
-    return alike_steps(steps(data.snapshot, data.device, data.history, data.boundaries))
+    return alike_steps(steps(data)) if data.history.is_replayed else []
 
 
 def _modules(data: DeviceData, entry: int | None) -> list[AlikeModules]:
@@ -261,18 +257,16 @@ def _gaps(data: DeviceData) -> Iterator[str]:
 def _why_unknown(data: DeviceData) -> str | None:
     if (phase := data.snapshot.metadata.only_phase) is not None:
         return f"the file has the events of phase {phase!r} only"
-    if data.history is None:
+    if not data.history.is_replayed:
         return data.contradiction or "the file has no events"
     return None
 
 
 def leaks_of(data: DeviceData) -> "DeviceLeaks | None":
     """Return the search for memory that is kept from step to step; None for a few steps."""
-    if data.history is None or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
+    if not data.history.is_replayed or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
-    from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
-
-    return leaks_on_device(data.snapshot, data.device, data.history)
+    return _leaks(data)
 
 
 def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
@@ -289,12 +283,13 @@ def _categories(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
 
 def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
     why = _why_unknown(data)
+    may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     return Surroundings(
         is_cpu=data.is_cpu is True,
         expands=expands(data),
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
-        leaks=_leaks(data, oom) if why is None else None,
+        leaks=_leaks(data) if may_leak else None,
     )
 
 
@@ -303,10 +298,7 @@ def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
     return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
 
 
-def _leaks(data: DeviceData, oom: OutOfMemory) -> "DeviceLeaks | None":
-    """Return the leaks until an out-of-memory; None if steps came after it, or there are none."""
-    if data.history is None or len(data.boundaries) < 2 or _is_survived(data, oom):
-        return None
+def _leaks(data: DeviceData) -> "DeviceLeaks":
     from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
 
-    return leaks_on_device(data.snapshot, data.device, data.history)
+    return leaks_on_device(data)

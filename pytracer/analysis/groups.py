@@ -122,13 +122,12 @@ def who_holds(
 
 def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
     groups = groups_at(data, moment, by, depth)
-    known = None if moment.entry is None else data.known_usage
     return Held(
         path=data.snapshot.path,
         device=data.device,
         name=data.snapshot.device_name(data.device),
         moment=moment,
-        is_exact=known is None or known.uncertain_at(moment.entry or 0) == 0,
+        is_exact=moment.entry is None or data.history.uncertain_at(moment.entry) == 0,
         by=by,
         active_bytes=sum(group.size_bytes for group in groups),
         groups=groups,

@@ -209,12 +209,11 @@ def held_memory(data: DeviceData, entry: int | None) -> HeldMemory:
 
     Args:
         data: The device.
-        entry: An entry of `data.known_usage`: 0 is before the first event, `i + 1` after event i.
+        entry: An entry of the history: 0 is before the first event, `i + 1` after event i.
             None: the end, of which no history is needed.
     """
-    snapshot = data.snapshot
-    history = data.history if entry is None else data.known_usage
-    if history is not None:
+    snapshot, history = data.snapshot, data.history
+    if history.is_replayed or entry is not None:
         entry = len(data.trace) if entry is None else entry
         active = np.flatnonzero(history.blocks.are_active_at(entry))
         return HeldMemory(data, snapshot.stacks, entry, history.blocks, active)

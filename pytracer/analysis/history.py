@@ -130,12 +130,25 @@ class History:
             `segments` are exact nevertheless; the other columns assume the smallest possible sizes.
         uncertain_bytes: int64, for each entry before `exact_from` how many more bytes may have been
             allocated or active, and how many fewer may have been free. 0: the entry is exact.
+        is_replayed: Whether the trace leads to the final state, so that `reserved_bytes` and free
+            memory are known. Else the history is the sum of the trace alone, or unknown.
     """
 
     usage: Usage
     blocks: Lifetimes
     exact_from: int
     uncertain_bytes: Column
+    is_replayed: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is any entry: the usage before the end is known."""
+        return len(self.usage.allocated_bytes) > 0
+
+    @property
+    def peak(self) -> int | None:
+        """The first entry with the most allocated bytes; None if the history is unknown."""
+        return int(self.usage.allocated_bytes.argmax()) if self.is_known else None
 
     def most_allocated(self) -> Column:
         """Return the largest possible `allocated_bytes` at each entry: int64."""
@@ -162,6 +175,14 @@ class History:
         Such a file lacks the allocations of other threads in other phases.
         """
         return replace(self, exact_from=len(self.usage.allocated_bytes))
+
+
+def unknown_history() -> History:
+    """Return the history of a device without one: it has no entries and no blocks."""
+    nothing = np.zeros(0, np.int64)
+    usage = Usage(*[nothing] * len(fields(Usage)))
+    blocks = Lifetimes(*[nothing] * len(fields(Lifetimes)))
+    return History(usage, blocks, 0, nothing, is_replayed=False)
 
 
 def replay(snapshot: Snapshot, device: int = 0) -> History:

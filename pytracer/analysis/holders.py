@@ -61,7 +61,7 @@ def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> lis
 
     Args:
         data: The device.
-        entry: An entry of `data.known_usage`; None: the end, of which no history is needed.
+        entry: An entry of the history; None: the end, of which no history is needed.
         top: The largest number of sites to return; None for all, which add up to the moment's
             `active_bytes`.
     """

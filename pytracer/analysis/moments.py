@@ -49,11 +49,11 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
         NoMomentError: The device has no such moment.
         PytracerError: The text names no moment.
     """
-    history, trace, path = data.known_usage, data.trace, data.snapshot.path
+    peak, trace, path = data.history.peak, data.trace, data.snapshot.path
     name = data.snapshot.device_name(data.device)
-    if text == "end" or (text is None and history is None):
+    if text == "end" or (text is None and peak is None):
         return Moment("end", None, len(trace) - 1 if len(trace) else None)
-    if history is None:
+    if peak is None:
         reason = data.contradiction or "the file has no events"
         raise NoMomentError(f"{path} has only the state at the end: {reason}; give --at end")
     ooms = np.flatnonzero(trace.action == OOM)
@@ -62,8 +62,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     if text == "oom" or (text is None and len(ooms)):
         return _after("oom", int(ooms[-1]))
     if text in (None, "peak"):
-        entry = int(history.usage.allocated_bytes.argmax())
-        return Moment("peak", entry, entry - 1 if entry else None)
+        return Moment("peak", peak, peak - 1 if peak else None)
     assert text is not None
     event = _event(data, text)
     if not 0 <= event < len(trace):

@@ -10,12 +10,11 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import CallChains
+from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.free_memory import free_memory
-from pytracer.analysis.history import History
 from pytracer.analysis.layout import Layout, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import Boundaries
 from pytracer.reading.snapshot import (
     ANNOTATE,
     GIVES_MEMORY,
@@ -103,21 +102,22 @@ class OutOfMemory:
     sample: UsageSample | None
 
 
-def out_of_memories(
-    snapshot: Snapshot, device: int, trace: Trace, history: History | None, boundaries: Boundaries
-) -> list[OutOfMemory]:
-    """Return each out-of-memory of a device, whose steps begin at `boundaries`."""
+def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
+    """Return each out-of-memory of a device."""
+    snapshot, device, trace = data.snapshot, data.device, data.trace
+    history, boundaries, is_known = data.history, data.boundaries, data.history.is_replayed
+    allocated = history.usage.allocated_bytes
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
     chains = CallChains(snapshot.stacks)
-    metadata, record = snapshot.metadata.device(device), snapshot.metadata.oom_of(device)
+    metadata, record = data.metadata, snapshot.metadata.oom_of(device)
     limit = _limit(snapshot, device)
     is_one_pool = _is_one_pool(snapshot, device, trace)
     tried = 0 if record is None else record.requested_bytes or 0
     found = []
     # The state of a file whose trace does not lead to it may be that of a later moment.
-    at_end = _event_at_end(trace) if history is not None and history.has_bounds else -1
+    at_end = _event_at_end(trace) if is_known and history.has_bounds else -1
     for event in events:
         sample, state = None, None
         requested, free = int(trace.size_bytes[event]), int(trace.address[event])
@@ -129,10 +129,10 @@ def out_of_memories(
                 step=step_at(boundaries, event),
                 phase=snapshot.strings[trace.user_metadata[event]],
             )
-        elif history is not None:
+        elif is_known:
             sample = sample_at(snapshot, device, history, event + 1, boundaries)
         if event == events[-1] and sample is not None and sample.is_exact:
-            layout = _layout(snapshot, device, None if event == at_end else history, event)
+            layout = _layout(data, None if event == at_end else event)
             if layout is not None:
                 state = free_memory(layout, int(trace.pool[event]), requested)
         reserved = None if sample is None else sample.reserved_bytes
@@ -165,26 +165,20 @@ def out_of_memories(
                 call_site=chains.site(stack),
                 callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
-                earlier_peak_bytes=_peak_before(history, event),
+                earlier_peak_bytes=int(allocated[: event + 2].max()) if is_known else None,
                 sample=sample,
             )
         )
     return found
 
 
-def _layout(snapshot: Snapshot, device: int, history: History | None, event: int) -> Layout | None:
-    """Return the layout after an event; without a history that of the end; None if unknown."""
-    if history is None:
-        return layout_at_end(snapshot, device)
+def _layout(data: DeviceData, event: int | None) -> Layout | None:
+    """Return the layout after an event, or else at the end; None if it is unknown."""
+    if event is None:
+        return layout_at_end(data.snapshot, data.device)
     with contextlib.suppress(PytracerError):
-        return layout_at(snapshot, device, history, event + 1)
+        return layout_at(data.snapshot, data.device, data.history, event + 1)
     return None
-
-
-def _peak_before(history: History | None, event: int) -> int | None:
-    if history is None:
-        return None
-    return int(history.usage.allocated_bytes[: event + 2].max())
 
 
 def _event_at_end(trace: Trace) -> int:
@@ -209,15 +203,15 @@ def _is_one_pool(snapshot: Snapshot, device: int, trace: Trace) -> bool:
     return len(streams) <= 1 and len(pools) <= 1
 
 
-def is_oom_snapshot(snapshot: Snapshot, device: int) -> bool:
+def is_oom_snapshot(data: DeviceData) -> bool:
     """Return whether the file was written because this device was out of memory.
 
     Files of other recorders do not contain the reason. If it was an out-of-memory, that is the last
     event of the trace.
     """
-    if snapshot.metadata.is_pytracers:
-        return snapshot.metadata.oom_of(device) is not None
-    actions = snapshot.traces[device].action
+    if data.snapshot.metadata.is_pytracers:
+        return data.snapshot.metadata.oom_of(data.device) is not None
+    actions = data.trace.action
     actions = actions[actions != SNAPSHOT]
     return len(actions) > 0 and bool(actions[-1] == OOM)
 

@@ -117,7 +117,7 @@ def fragmentation(
 
 def _of_device(data: DeviceData, moment: Moment) -> Fragmentation:
     snapshot, device, history = data.snapshot, data.device, data.history
-    if moment.entry is None or history is None:
+    if moment.entry is None or not history.is_replayed:
         layout, is_exact = layout_at_end(snapshot, device), True
     else:
         layout = layout_at(snapshot, device, history, moment.entry)

@@ -265,20 +265,17 @@ def report_device(
     """Report one device in numbers; the arguments are those of `stats`."""
     snapshot, device = data.snapshot, data.device
     trace, history, boundaries = data.trace, data.history, data.boundaries
-    metadata, is_cpu, has_trace = data.metadata, data.is_cpu, data.has_trace
+    metadata, is_cpu = data.metadata, data.is_cpu
     is_timed = trace.time_us != NO_TIME
     first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
-    known = data.known_usage
-    peak = None if known is None else int(known.usage.allocated_bytes.argmax())
-    peak_sample, fullest_sample, most = None, None, None
-    if known is not None and peak is not None:
-        peak_sample = sample_at(snapshot, device, known, peak, boundaries)
-    if history is not None:
+    peak, fullest_sample, most = history.peak, None, None
+    peak_sample = None if peak is None else sample_at(snapshot, device, history, peak, boundaries)
+    if history.is_replayed:
         most = int(history.most_allocated().max()) if history.has_bounds else None
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
         fullest = int(reserved.argmax())
         fullest_sample = sample_at(snapshot, device, history, fullest, boundaries)
-    ooms = out_of_memories(snapshot, device, trace, history, boundaries)
+    ooms = out_of_memories(data)
     return DeviceReport(
         device=device,
         name=snapshot.device_name(device),
@@ -293,8 +290,8 @@ def report_device(
             unknown_frees=metadata.unknown_frees,
             live_dropped=metadata.live_dropped,
             labels_dropped=metadata.labels_dropped,
-            before_bytes=None if history is None else int(history.usage.requested_bytes[0]),
-            exact_from=None if history is None else history.exact_from,
+            before_bytes=int(history.usage.requested_bytes[0]) if history.is_replayed else None,
+            exact_from=history.exact_from if history.is_replayed else None,
         ),
         end=final_sample(snapshot, device, boundaries),
         peak_allocated=peak_sample,
@@ -303,17 +300,17 @@ def report_device(
         peak_reserved=fullest_sample,
         sites=sites_at(data, peak, top),
         sites_at_oom=sites_at(data, ooms[-1].event + 1, top)
-        if history is not None and ooms and is_oom_snapshot(snapshot, device)
+        if history.is_replayed and ooms and is_oom_snapshot(data)
         else None,
         categories=categories(data, peak),
         modules=modules(data, peak),
         counts=count_events(trace, is_cpu or device == snapshot.host_device),
-        steps=steps(snapshot, device, history, boundaries) if has_trace else [],
-        phases=phases(data, peak) if has_trace else [],
+        steps=steps(data),
+        phases=phases(data, peak),
         ooms=ooms,
         explanation=explain_oom(data, ooms, try_settings) if ooms else None,
         outside=_outside(metadata),
-        series=None if history is None else series(trace, history, points),
+        series=series(trace, history, points) if history.is_replayed else None,
     )
 
 

@@ -10,13 +10,11 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import HeldMemory, held_memory, sum_by_group
 from pytracer.analysis.history import History
-from pytracer.reading.metadata import Boundaries
 from pytracer.reading.snapshot import (
     ALLOC,
     GIVES_MEMORY,
     TAKES_MEMORY,
     Column,
-    Snapshot,
     Trace,
 )
 
@@ -101,11 +99,9 @@ class Phase:
     allocations_bytes: int
 
 
-def steps(
-    snapshot: Snapshot, device: int, history: History | None, boundaries: Boundaries
-) -> list[Step]:
+def steps(data: DeviceData) -> list[Step]:
     """Return the usage of each step; [] if the file has no steps."""
-    trace = snapshot.traces[device]
+    trace, history, boundaries = data.trace, data.history, data.boundaries
     if not boundaries:
         return []
     edges = [first for _, first in boundaries] + [len(trace)]
@@ -115,8 +111,8 @@ def steps(
         numbers.insert(0, None)
     between = _between(trace, edges)
     # In pytracer's files the first step begins with the file, unless the ring overwrote events.
-    begins = snapshot.metadata.device(device).overwritten == 0
-    most = None if history is None else history.most_allocated()
+    begins = data.metadata.overwritten == 0
+    most = history.most_allocated()
     found = []
     for i, (first, end) in enumerate(pairwise(edges)):
         found.append(
@@ -132,14 +128,12 @@ def steps(
     return found
 
 
-def _usage_of_step(
-    history: History | None, most: Column | None, first: int, end: int
-) -> dict[str, Any]:
+def _usage_of_step(history: History, most: Column, first: int, end: int) -> dict[str, Any]:
     """Return the usage of a `Step`, from the entry `first` to `end` of the history.
 
     `most` is the history's `most_allocated()`.
     """
-    if history is None or most is None:
+    if not history.is_replayed:
         return _no_usage(("begin_bytes", "end_bytes", *_PEAK))
     allocated, reserved = history.usage.allocated_bytes, history.usage.reserved_bytes
     highest, highest_reserved = (
@@ -213,8 +207,8 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     """Return the usage of each phase.
 
     Args:
-        data: The device, which has a trace.
-        peak: The entry of the history's usage at the device's peak; None without a history.
+        data: The device.
+        peak: The entry of the history at the device's peak; None if the history is unknown.
 
     Returns:
         The phases, sorted by the bytes they hold at the peak, then in the order of the trace.
@@ -232,7 +226,7 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
     own: dict[int | None, dict[str, Any]] = {}
     more: int | None = 0
     unsized: set[str | None] = set()
-    if history is not None and peak is not None:
+    if history.is_replayed and peak is not None:
         held = held_memory(data, peak)
         at_peak, unsized = _by_phase(held), {*_by_phase(held.unsized())}
         at_end = _by_phase(held_memory(data, None))
@@ -252,8 +246,8 @@ def phases(data: DeviceData, peak: int | None) -> list[Phase]:
         found.append(
             Phase(
                 phase=phase,
-                at_peak_bytes=None if history is None else at_peak.get(phase, 0),
-                end_bytes=None if history is None else at_end.get(phase, 0),
+                at_peak_bytes=at_peak.get(phase, 0) if history.is_replayed else None,
+                end_bytes=at_end.get(phase, 0) if history.is_replayed else None,
                 **usage,
                 allocations=0 if name is None else int(allocations[name]),
                 allocations_bytes=0 if name is None else int(allocations_bytes[name]),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pytracer.analysis.history import History, Lifetimes, Usage
+from pytracer.analysis.history import History, Lifetimes, Usage, unknown_history
 from pytracer.analysis.usage import final_sample
 from pytracer.reading.snapshot import (
     ALLOC,
@@ -15,7 +15,7 @@ from pytracer.reading.snapshot import (
 )
 
 
-def sum_trace(snapshot: Snapshot, device: int) -> History | None:
+def sum_trace(snapshot: Snapshot, device: int) -> History:
     """Sum a device's allocations and frees, without its segments and blocks at the end.
 
     Blocks have the sizes of the trace, and blocks that the trace does not allocate or free are
@@ -23,17 +23,17 @@ def sum_trace(snapshot: Snapshot, device: int) -> History | None:
     nothing is free. No entry is exact, and none is a bound.
 
     Returns:
-        None if the sum would be no usage: the trace has segments, and then leads to the state
-        unless events are missing; it has no allocations, or no frees; two allocations follow each
-        other at one address, so that a free is missing; the file is of one phase, and lacks other
-        threads' frees; or more is active at the end than the trace ever sums up to.
+        An unknown history if the sum would be no usage: the trace has segments, and then leads to
+        the state unless events are missing; it has no allocations, or no frees; two allocations
+        follow each other at one address, so that a free is missing; the file is of one phase, and
+        lacks other threads' frees; or more is active at the end than the trace ever sums up to.
     """
     trace = snapshot.traces[device]
     actions = {*np.unique(trace.action).tolist()}
     if snapshot.metadata.only_phase is not None or not {ALLOC, FREE_COMPLETED} <= actions:
-        return None
+        return unknown_history()
     if not actions.isdisjoint(TAKES_MEMORY + GIVES_MEMORY):
-        return None
+        return unknown_history()
     events = np.flatnonzero(np.isin(trace.action, (ALLOC, FREE_REQUESTED, FREE_COMPLETED)))
     events = events[np.argsort(trace.address[events], kind="stable")]  # of an address in order
     action, address = trace.action[events], trace.address[events]
@@ -43,12 +43,12 @@ def sum_trace(snapshot: Snapshot, device: int) -> History | None:
     is_valid = (action[1:] > action[:-1]) & (size_bytes[1:] == size_bytes[:-1])
     is_reused = (action[:-1] == FREE_COMPLETED) & (action[1:] == ALLOC)
     if (is_same & ~is_valid & ~is_reused).any():
-        return None
+        return unknown_history()
     if size_bytes.min() < 0 or size_bytes.sum(dtype=np.float64) >= 2**62:
-        return None
+        return unknown_history()
     found = _history(snapshot, device, events, np.cumsum(is_first) - 1)
     at_end = final_sample(snapshot, device, []).active_bytes
-    return found if int(found.usage.active_bytes.max()) >= at_end else None
+    return found if int(found.usage.active_bytes.max()) >= at_end else unknown_history()
 
 
 def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> History:
@@ -110,5 +110,6 @@ def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> 
         ),
         exact_from=0,
         uncertain_bytes=np.zeros(0, np.int64),
+        is_replayed=False,
     )
     return history.without_exact_entries()

@@ -156,7 +156,7 @@ def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
 def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | str:
     """Return the device and its history with the blocks of the test only; a sentence if unknown."""
     data = device_data(snapshot, device)
-    if data.history is None:
+    if not data.history.is_replayed:
         return data.contradiction or ""
     if snapshot.metadata.device(device).overwritten != 0:
         return f"the test has more events than the recording's {RING_ENTRIES:,}"

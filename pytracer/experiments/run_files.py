@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.history import History, replay
+from pytracer.analysis.history import History, replay, unknown_history
 from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
 from pytracer.errors import PytracerError
@@ -60,8 +60,8 @@ class _Device:
         written_ns = snapshot.metadata.written_ns or 0
         if written_ns >= self.written_ns:
             self.written_ns = written_ns
-            self.is_complete = history is not None and _is_complete(snapshot, index, history)
-        if history is None:
+            self.is_complete = history.is_known and _is_complete(snapshot, index, history)
+        if not history.is_known:
             return
         if (peak := peak_unallocated(history, trace)) is not None:
             self._add("peak_unallocated_bytes", peak)
@@ -138,23 +138,23 @@ def _paths(directory: Path) -> list[Path]:
         return []
 
 
-def _history(snapshot: Snapshot, device: int) -> History | None:
-    """Return the history of a device; None: the file lacks events that changed its usage."""
+def _history(snapshot: Snapshot, device: int) -> History:
+    """Return the history of a device; unknown if the file lacks events that changed its usage."""
     if snapshot.metadata.only_phase is not None:
-        return None
+        return unknown_history()
     try:
         return replay(snapshot, device)
     except PytracerError:
-        return None
+        return unknown_history()
 
 
-def _traced(trace: Trace, history: History | None) -> dict[str, int]:
+def _traced(trace: Trace, history: History) -> dict[str, int]:
     """Return the numbers that a trace shows, each a lower bound."""
     numbers = {
         "device_allocs": int(np.isin(trace.action, TAKES_MEMORY).sum()),
         "ooms": int((trace.action == OOM).sum()),
     }
-    if history is not None:
+    if history.is_known:
         numbers["peak_reserved_bytes"] = int(history.usage.reserved_bytes.max())
         numbers["peak_allocated_bytes"] = int(history.usage.allocated_bytes.max())
     return numbers

@@ -15,7 +15,7 @@ import numpy as np
 
 from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
-from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.modules import block_modules
 from pytracer.export.arrow_package import import_pyarrow
 from pytracer.export.origin import Origin
@@ -174,7 +174,7 @@ class _Tables:
 
     def blocks(self) -> Iterator[Rows]:
         for device, history in enumerate(self._histories):
-            if history is None:
+            if not history.is_known:
                 continue
             blocks, step_of = history.blocks, self._steps(device)
             time_us = self._snapshot.traces[device].time_us
@@ -299,15 +299,15 @@ class _Tables:
         return step_of
 
 
-def _histories(snapshot: Snapshot) -> tuple[list[History | None], list[str]]:
-    """Return the history of each device, or None, and a sentence for each device without one."""
-    found: list[History | None] = []
+def _histories(snapshot: Snapshot) -> tuple[list[History], list[str]]:
+    """Return the history of each device, and a sentence for each whose history is unknown."""
+    found: list[History] = []
     notes = [] if any(map(len, snapshot.traces)) else [f"{snapshot.path}: it has no events"]
     for device in range(len(snapshot.traces)):
         try:
             found.append(replay(snapshot, device))
         except ContradictionError as error:
-            found.append(None)
+            found.append(unknown_history())
             notes.append(f"{snapshot.path}: no blocks, and no bytes after events: {error}")
     return found, notes
 
@@ -322,8 +322,8 @@ def _constant(value: int | None, count: int) -> Any:
     return np.ma.array(np.full(count, value or 0), mask=value is None)
 
 
-def _usage(history: History | None, event: Column) -> Rows:
-    if history is None:
+def _usage(history: History, event: Column) -> Rows:
+    if not history.is_known:
         return dict.fromkeys(
             ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"),
             _constant(None, len(event)),

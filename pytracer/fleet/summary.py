@@ -60,11 +60,9 @@ def summarize(snapshot: Snapshot, source: Source) -> Rows:
     for device in devices:
         data = device_data(snapshot, device)
         report = report_device(data, top=0, points=LEAST_POINTS)
-        # In a file of one phase the history has no exact entries, and no leak is looked for.
-        history = data.history if report.only_phase is None else None
-        leaks = leaks_on_device(snapshot, device, history)
+        leaks = leaks_on_device(data)
         file["events"] += report.events
-        file["is_oom"] |= data.has_trace and is_oom_snapshot(snapshot, device)
+        file["is_oom"] |= is_oom_snapshot(data)
         own = key | {"device": device, "device_name": report.name}
         for table, found in (
             ("peaks", [_peak(report, leaks)]),
@@ -182,12 +180,12 @@ def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
 
 
 def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
-    known, chains = data.known_usage, CallChains(data.snapshot.stacks)
+    history, chains = data.history, CallChains(data.snapshot.stacks)
     moments: dict[str, int | None] = {"end": None}
-    if known is not None:
-        moments["peak"] = int(known.usage.allocated_bytes.argmax())
-        if report.ooms and data.history is not None:
-            moments["oom"] = report.ooms[-1].event + 1
+    if history.is_known:
+        moments["peak"] = history.peak
+    if report.ooms and history.is_replayed:
+        moments["oom"] = report.ooms[-1].event + 1
     for moment, entry in moments.items():
         held = held_memory(data, entry)
         found = by_site(held, "category", "phase", chains=chains)

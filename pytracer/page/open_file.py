@@ -92,13 +92,11 @@ def open_file(snapshot: Snapshot, explain: Explain = explain_device) -> OpenFile
 
 def _peaks(data: DeviceData) -> tuple[int, int]:
     """Return the peaks of allocated and of reserved bytes."""
-    sample, known = final_sample(data.snapshot, data.device, data.boundaries), data.known_usage
-    if known is None:
-        return sample.allocated_bytes, sample.reserved_bytes
-    usage = known.usage
-    if data.history is None:  # the sum of the trace, which says nothing about reserved memory
-        return int(usage.allocated_bytes.max()), sample.reserved_bytes
-    return int(usage.allocated_bytes.max()), int(usage.reserved_bytes.max())
+    history, end = data.history, final_sample(data.snapshot, data.device, data.boundaries)
+    allocated = history.usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
+    # The sum of a trace says nothing about reserved memory.
+    reserved = history.usage.reserved_bytes.max() if history.is_replayed else end.reserved_bytes
+    return int(allocated), int(reserved)
 
 
 def summarised(file: OpenFile) -> Summary:
@@ -107,7 +105,7 @@ def summarised(file: OpenFile) -> Summary:
     first = file.devices[0] if file.devices else None
     peak, peak_reserved = (0, 0) if first is None else _peaks(first)
     curve = Curve([], [])
-    if first is not None and first.history is not None:
+    if first is not None and first.history.is_replayed:
         usage = first.history.usage
         curve = Curve(_highest(usage.allocated_bytes), _highest(usage.reserved_bytes))
     return Summary(

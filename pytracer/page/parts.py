@@ -63,7 +63,7 @@ class Part:
 def rows_of(data: DeviceData) -> int:
     """Return the number of a device's events, and of its blocks at the end without a history."""
     return len(data.trace) + (
-        len(data.snapshot.blocks_in_use(data.device)) if data.history is None else 0
+        len(data.snapshot.blocks_in_use(data.device)) if not data.history.is_replayed else 0
     )
 
 
@@ -77,7 +77,7 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
         share: The share of `rows_of` to show: the newest events, and the largest blocks.
     """
     most_events = math.ceil(share * len(data.trace))
-    if data.history is not None:
+    if data.history.is_replayed:
         return [_with_history(data, most_events)]
     name = data.snapshot.device_name(data.device)
     if data.contradiction is None:
@@ -105,8 +105,8 @@ def _cut(data: DeviceData, name: str, first: int) -> list[str]:
         f"{name}: the first {first:,} of {len(data.trace):,} events are left out; the page begins "
         "with the state after them"
     )
-    history = data.history
-    if history is not None and (peak := int(history.usage.allocated_bytes.argmax())) < first:
+    history, peak = data.history, data.history.peak
+    if history.is_replayed and peak is not None and peak < first:
         peak_bytes = int(history.usage.allocated_bytes[peak])
         moment = f"after event {peak - 1:,}" if peak else "before the first event"
         text += f", and does not show the peak of {size(peak_bytes)} {moment}"
@@ -115,7 +115,6 @@ def _cut(data: DeviceData, name: str, first: int) -> list[str]:
 
 def _with_history(data: DeviceData, most_events: int) -> Part:
     history, found = data.history, data.block_categories
-    assert history is not None
     assert found is not None
     lives, count = history.blocks, len(data.trace)
     first = max(count - most_events, 0)

@@ -125,25 +125,13 @@ class OomRecord:
 
 
 @dataclass(frozen=True)
-class StackCounts:
-    """How many stacks were shortened, and how many events have none, because a table was full."""
+class Counts:
+    """What a file lacks: the first two of stacks, the next two of phases, the last of tensors."""
 
     truncated: int | None = None
     dropped: int | None = None
-
-
-@dataclass(frozen=True)
-class PhaseCounts:
-    """How many phases have no name, and whether the file has the times of all phases."""
-
     names_dropped: int | None = None
     complete: bool | None = None
-
-
-@dataclass(frozen=True)
-class TensorCounts:
-    """How many owners, and gradients, could not be read; whether all modules were found."""
-
     unread: int | None = None
     unread_gradients: int | None = None
     all_modules_found: bool | None = None
@@ -181,9 +169,9 @@ class FileMetadata:
     waiting: bool | None = None
     window: Window | None = None
     oom: OomRecord | None = None
-    stacks: StackCounts = StackCounts()
-    phases: PhaseCounts = PhaseCounts()
-    tensors: TensorCounts = TensorCounts()
+    stacks: Counts = Counts()
+    phases: Counts = Counts()
+    tensors: Counts = Counts()
     devices: Mapping[int, DeviceMetadata] = field(default_factory=dict)
     backends: tuple[str, ...] | None = None
     settings: tuple[str, ...] = ()
@@ -259,9 +247,9 @@ def file_metadata(written: dict[str, Any]) -> FileMetadata:
         pid=_count(written.get("pid")),
         window=_optional(Window, written.get("window")),
         oom=_optional(OomRecord, written.get("oom")),
-        stacks=_typed(StackCounts, written.get("stacks")),
-        phases=_typed(PhaseCounts, written.get("phases")),
-        tensors=_typed(TensorCounts, written.get("tensors")),
+        stacks=_typed(Counts, written.get("stacks")),
+        phases=_typed(Counts, written.get("phases")),
+        tensors=_typed(Counts, written.get("tensors")),
         devices=_devices(written.get("devices")),
         backends=tuple(_texts(backends)) if isinstance(backends, list) else None,
         settings=tuple(_texts([*_dict(written.get("settings")).values()])),

@@ -37,7 +37,7 @@ def test_the_layout_agrees_with_the_usage(path: Path) -> None:
     snapshot = load(path)
     for device, trace in enumerate(snapshot.traces):
         data = device_data(snapshot, device)
-        if data.is_cpu or not has_events(trace) or data.history is None:
+        if data.is_cpu or not has_events(trace) or not data.history.is_replayed:
             continue
         usage = data.history.usage
         for entry in range(len(trace) + 1):
@@ -63,7 +63,7 @@ def test_free_memory_at_each_event(path: Path) -> None:
     snapshot = load(path)
     for device, trace in enumerate(snapshot.traces):
         data = device_data(snapshot, device)
-        if data.is_cpu or not has_events(trace) or data.history is None:
+        if data.is_cpu or not has_events(trace) or not data.history.is_replayed:
             continue
         usage = data.history.usage
         for event in [*range(0, len(trace), 7), len(trace) - 1]:
@@ -180,7 +180,7 @@ def test_several_files(tmp_path: Path) -> None:
 
 def test_moments() -> None:
     data = device_data(load(CUDA), 0)
-    assert data.history is not None
+    assert data.history.is_replayed
     oom, peak, end = (moment_of(data, name) for name in ("oom", "peak", "end"))
     assert oom == moment_of(data, None)
     assert oom.event is not None
@@ -214,7 +214,7 @@ def test_a_page_that_was_mapped_between_others() -> None:
         for at in (0, 2, 1)
     ]
     data = device_data(load(content(whole, events=events)), 0)
-    assert data.history is not None
+    assert data.history.is_replayed
     # WHEN the layout before that is made
     layout = layout_at(data.snapshot, 0, data.history, 2)
     # THEN it has a piece on each side

@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from synthetic_program import FIRST_TIME_US, Program, operations, run
 
 from pytracer.analysis.device_data import DeviceData, device_data
-from pytracer.analysis.history import History, replay
+from pytracer.analysis.history import History, replay, unknown_history
 from pytracer.analysis.steps_and_phases import Phase, Step, phases, steps
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_at, step_boundaries
+
+
+def data_of(snapshot: Snapshot, history: History, *boundaries: list[tuple[int, int]]) -> DeviceData:
+    """Return device 1 with a history, and with other boundaries of steps, if they are given."""
+    data = replace(device_data(snapshot, 1), history=history)
+    return replace(data, boundaries=boundaries[0]) if boundaries else data
 
 
 def allocated_levels(model: Program, lost: int) -> list[int]:
@@ -40,7 +46,7 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
     # WHEN its steps are computed
     boundaries = step_boundaries(snapshot, 1)
     history = replay(snapshot, 1)
-    found = steps(snapshot, 1, history, boundaries)
+    found = steps(data_of(snapshot, history))
 
     reserved = history.usage.reserved_bytes.tolist()
     # THEN every event is in the step that began last before it, and each step has the right numbers
@@ -78,14 +84,10 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
             device_frees=count["segment_free"],
         )
     # AND without a history, the counts are the same
-    for bare, step in zip(steps(snapshot, 1, None, boundaries), found, strict=True):
+    for bare, step in zip(steps(data_of(snapshot, unknown_history())), found, strict=True):
         assert bare.peak_bytes is bare.begin_bytes is bare.end_bytes is bare.peak_event is None
         assert bare.peak_reserved_bytes is bare.fragmentation_bytes is None
         assert (bare.allocations, bare.first_event) == (step.allocations, step.first_event)
-
-
-def with_history(snapshot: Snapshot, history: History | None) -> DeviceData:
-    return replace(device_data(snapshot, 1), history=history)
 
 
 @given(operations, st.integers(0, 200))
@@ -102,7 +104,7 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
 
     # WHEN its phases are computed
     history = replay(snapshot, 1)
-    found = phases(with_history(snapshot, history), peak)
+    found = phases(data_of(snapshot, history), peak)
     reserved = history.usage.reserved_bytes.tolist()
 
     # THEN each has its blocks and events; the phase of blocks older than the trace is unknown
@@ -148,7 +150,7 @@ def test_a_phase_that_occurs_twice() -> None:
     )
     snapshot = model.snapshot()
     # WHEN they are computed, THEN each has its own peak
-    found = phases(device_data(snapshot, 1), 6)
+    found = phases(data_of(snapshot, replay(snapshot, 1)), 6)
     peaks = {phase.phase: (phase.peak_bytes, phase.peak_event) for phase in found}
     assert peaks == {"rollout": (18, 5), "update": (15, 3)}
 
@@ -157,7 +159,7 @@ def test_phases_without_a_history() -> None:
     # GIVEN a trace whose levels are unknown
     model = run([("enter", 1, 0), ("alloc", 10, 0), ("enter", 2, 0), ("alloc", 5, 0)])
     # WHEN its phases are computed, THEN the bytes that they held are unknown, and the rest is known
-    assert phases(with_history(model.snapshot(), None), None) == [
+    assert phases(data_of(model.snapshot(), unknown_history()), None) == [
         Phase("rollout", None, None, None, None, None, None, [], {}, 1, 10),
         Phase("update", None, None, None, None, None, None, [], {}, 1, 5),
     ]
@@ -178,33 +180,33 @@ def test_inexact_values_of_steps_and_phases_are_listed() -> None:
     history = replace(history, exact_from=2, uncertain_bytes=np.array([20, 20]))
 
     # WHEN steps are computed, THEN the step of these levels lists its inexact values
-    first, second = steps(snapshot, 1, history, step_boundaries(snapshot, 1))
+    first, second = steps(data_of(snapshot, history))
     assert first.inexact == ["begin_bytes", "peak_bytes"]
     assert first.bounds == {"begin_bytes": 20, "peak_bytes": 20}
     assert (second.inexact, second.bounds) == ([], {})
     # AND a peak is exact if no inexact level can exceed it
     history.uncertain_bytes[:] = 10
-    assert steps(snapshot, 1, history, step_boundaries(snapshot, 1))[0].inexact == ["begin_bytes"]
+    assert steps(data_of(snapshot, history))[0].inexact == ["begin_bytes"]
 
     # AND phases list theirs; a level before the first event of a phase does not count
     history.uncertain_bytes[:] = 1000
     found = {
         phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(with_history(snapshot, history), 1)
+        for phase in phases(data_of(snapshot, history), 1)
     }
     assert found == {"rollout": (["peak_bytes"], {"peak_bytes": 1000}), "update": ([], {})}
     # AND the bytes held at the peak are inexact if the size of one of the blocks is
     history.blocks.is_sized[0] = False
     found = {
         phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(with_history(snapshot, history), 2)
+        for phase in phases(data_of(snapshot, history), 2)
     }
     assert found["rollout"][0] == ["peak_bytes"]  # the level at the peak is exact
     history.usage.active_bytes[1] = history.usage.allocated_bytes[1] = 10
     history.blocks.alloc_event[0] = 0
     found = {
         phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(with_history(snapshot, history), 1)
+        for phase in phases(data_of(snapshot, history), 1)
     }
     assert found["rollout"][0] == ["peak_bytes", "fragmentation_bytes", "at_peak_bytes"]
     assert found["rollout"][1]["at_peak_bytes"] == 1010
@@ -216,7 +218,7 @@ def test_an_inexact_end_and_fragmentation() -> None:
     history = replace(history, exact_from=6, uncertain_bytes=np.full(6, 3))
     # WHEN steps are computed, THEN the first has only its reserved bytes exact, and the second's
     # first level is inexact
-    first, second = steps(snapshot, 1, history, step_boundaries(snapshot, 1))
+    first, second = steps(data_of(snapshot, history))
     assert first.inexact == ["begin_bytes", "end_bytes", "peak_bytes", "fragmentation_bytes"]
     assert first.bounds == {
         **{"begin_bytes": 3, "end_bytes": 3},
@@ -224,7 +226,7 @@ def test_an_inexact_end_and_fragmentation() -> None:
     }
     assert second.inexact == ["begin_bytes"]
     # AND the phase with its peak in the first step has an inexact peak
-    rollout, update = phases(with_history(snapshot, history), 7)[::-1]
+    rollout, update = phases(data_of(snapshot, history), 7)[::-1]
     assert rollout.phase == "rollout"
     assert rollout.inexact == ["peak_bytes", "fragmentation_bytes"]
     assert (update.phase, update.inexact) == ("update", [])
@@ -249,7 +251,7 @@ def test_a_file_of_one_phase() -> None:
     history = history.without_exact_entries()
     assert history.uncertain_at(2) is None
     # AND no level is exact, and none has a bound
-    (step,) = steps(snapshot, 1, history, [(1, 0)])
+    (step,) = steps(data_of(snapshot, history, [(1, 0)]))
     assert step.inexact == [
         *("begin_bytes", "end_bytes"),
         *("peak_bytes", "fragmentation_bytes", "peak_reserved_bytes"),
@@ -277,7 +279,7 @@ def test_steps_of_torchs_profiler() -> None:
     # WHEN its steps are computed, THEN they are the profiler's
     boundaries = step_boundaries(snapshot, 1)
     assert boundaries == [(7, 1), (8, 3)]
-    found = steps(snapshot, 1, None, boundaries)
+    found = steps(data_of(snapshot, unknown_history()))
     assert [(s.step, s.first_event, s.allocations) for s in found] == [
         (None, 0, 0),
         (7, 1, 1),
@@ -306,7 +308,7 @@ def test_malformed_steps_are_ignored(malformed: object) -> None:
     # WHEN they are read, THEN there are none
     snapshot = reference_reader.convert(content)
     assert step_boundaries(snapshot, 1) == []
-    assert steps(snapshot, 1, None, []) == []
+    assert steps(data_of(snapshot, unknown_history(), [])) == []
 
 
 @pytest.mark.parametrize("devices", [None, 3, [3], [{}], {"index": 1}, [{"index": "1"}]])

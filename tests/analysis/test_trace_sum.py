@@ -82,8 +82,9 @@ def test_the_peak_is_the_sum_of_the_trace(seed: int) -> None:
     # WHEN it is reported
     (device,) = stats(snapshot).devices
     # THEN the usage after each event is that of the program
-    found = device_data(snapshot, 0).trace_sum
-    assert found is not None
+    found = device_data(snapshot, 0).history
+    assert found.is_known
+    assert not found.is_replayed
     assert found.usage.active_bytes.tolist() == usage
     # AND the peak is that of the program's own sum, and no value of it is called exact
     peak = device.peak_allocated

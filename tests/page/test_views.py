@@ -56,7 +56,7 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
     opened = open_file(snapshot)
     devices = tab.run("() => window.pytracerModel.file.devices.map(device => device.name)")
     for data, explanation in zip(opened.devices, opened.explanations, strict=True):
-        if data.history is None:
+        if not data.history.is_replayed:
             continue
         index = devices.index(explanation.name)
         tab.run("device => window.pytracerSelection.update({device})", index)

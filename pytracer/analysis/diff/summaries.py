@@ -106,9 +106,7 @@ def _has_nodes(snapshot: Snapshot) -> bool:
 def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     data = device_data(snapshot, index)
     found = report_device(data, top=0, points=LEAST_POINTS)
-    history = data.known_usage
-    peak = None if history is None else int(history.usage.allocated_bytes.argmax())
-    held = held_memory(data, peak), held_memory(data, None)
+    held = held_memory(data, data.history.peak), held_memory(data, None)
     at_peak, at_end = own_at_peak, own_at_end = [_held(sites_of(each)) for each in held]
     if _has_nodes(snapshot):
         nothing = np.zeros_like(snapshot.stacks.forward)

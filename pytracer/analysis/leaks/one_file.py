@@ -9,7 +9,8 @@ import numpy as np
 
 from pytracer.analysis.block_categories import is_owned_at_end
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
-from pytracer.analysis.history import ContradictionError, History, replay
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.history import History
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
@@ -89,18 +90,16 @@ def _last_step_is_complete(snapshot: Snapshot, last: int) -> bool:
     return current is not None and current > last
 
 
-def leaks_on_device(snapshot: Snapshot, device: int, history: History | None = None) -> DeviceLeaks:
-    """Search the trace of one device for leaks; `history` is its history, if the caller has it."""
-    is_traced = 0 <= device < len(snapshot.traces)  # the oldest files have no traces
-    if not is_traced or not has_events(snapshot.traces[device]):
+def leaks_on_device(data: DeviceData) -> DeviceLeaks:
+    """Search the trace of one device for leaks."""
+    snapshot, device, history = data.snapshot, data.device, data.history
+    if not has_events(data.trace):
         return unknown(snapshot, device, "the file has no events of the device")
     if (phase := snapshot.metadata.only_phase) is not None:
         reason = f"the file has only the events of phase {phase!r}"
         return unknown(snapshot, device, reason)
-    try:
-        history = history or replay(snapshot, device)
-    except ContradictionError as error:
-        return unknown(snapshot, device, str(error))
+    if not history.is_replayed:
+        return unknown(snapshot, device, data.contradiction or "")
     slots = timeline(snapshot, device)
     if slots.slots < 2:
         reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pytracer.analysis.call_sites import call_sites
-from pytracer.analysis.device_data import chosen_devices, why_empty
+from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
@@ -109,7 +109,7 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
         process=process,
         written_ns=metadata.written_ns,
         step=metadata.current_step,
-        devices=[leaks_on_device(snapshot, index) for index in devices]
+        devices=[leaks_on_device(device_data(snapshot, index)) for index in devices]
         or [replace(unknown(snapshot, -1, why_empty(metadata)), device=_NO_DEVICE)],
         alive=alive,
         stacks=stacks,

@@ -213,7 +213,7 @@ def held_memory(data: DeviceData, entry: int | None) -> HeldMemory:
             None: the end, of which no history is needed.
     """
     snapshot, history = data.snapshot, data.history
-    if history.is_replayed or entry is not None:
+    if history.is_replayed or (history.is_known and entry is not None):
         entry = len(data.trace) if entry is None else entry
         active = np.flatnonzero(history.blocks.are_active_at(entry))
         return HeldMemory(data, snapshot.stacks, entry, history.blocks, active)

@@ -17,6 +17,7 @@ from reference_reader import convert, read
 
 from pytracer.analysis.history import ContradictionError, History, Usage, replay
 from pytracer.errors import PytracerError
+from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import (
     ALLOC,
     ALLOCATED,
@@ -193,7 +194,7 @@ def test_files_without_requested_sizes_of_blocks() -> None:
     snapshot = snapshot_of(allocator, "segments")
     blocks = dataclasses.replace(snapshot.blocks, requested_bytes=snapshot.blocks.size_bytes.copy())
     # WHEN it is replayed
-    history = replay(dataclasses.replace(snapshot, blocks=blocks, metadata={}))
+    history = replay(dataclasses.replace(snapshot, blocks=blocks, metadata=FileMetadata()))
     # THEN the requested sizes come from the allocations in the trace
     expected = replay(snapshot)
     for name in NAMES:
@@ -208,7 +209,7 @@ def test_files_of_other_recorders_reveal_their_allocator_by_its_blocks(
 ) -> None:
     # GIVEN a file of another recorder; those of torch_npu have neither settings nor times
     allocator = used_allocator(name, seed)
-    snapshot = dataclasses.replace(snapshot_of(allocator, name), metadata={})
+    snapshot = dataclasses.replace(snapshot_of(allocator, name), metadata=FileMetadata())
     if name == "npu":
         snapshot = dataclasses.replace(snapshot, allocator_settings={})
     # WHEN it is replayed
@@ -233,7 +234,7 @@ def test_npu_files_without_blocks_at_the_end(
     snapshot = snapshot_of(allocator, "npu")
     if native:  # torch_npu writes neither settings nor times
         snapshot.traces[0].time_us[:] = NO_TIME
-        snapshot = dataclasses.replace(snapshot, metadata={}, allocator_settings={})
+        snapshot = dataclasses.replace(snapshot, metadata=FileMetadata(), allocator_settings={})
     # WHEN it is replayed
     history = replay(snapshot)
     # THEN the begins of blocks reveal whether requests were padded, but that of one block does not

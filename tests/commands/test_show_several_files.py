@@ -65,7 +65,7 @@ def test_which_losses_the_overview_reports(tmp_path: Path, key: str, is_lossy: b
     # GIVEN a file with one kind of loss
     content = run_program([("alloc", 10, 0)]).content()
     content["pytracer"]["devices"][0][key] = 1
-    content["pytracer"][key] = True
+    content["pytracer"][key] = "a reason"
     path = write_content(tmp_path, content)
     shutil.copy(path, tmp_path / "again.pickle")
     # WHEN it is one of several files, THEN its row says whether the levels may be wrong

@@ -124,13 +124,12 @@ def _of_oom(explanation: Explanation) -> Answer:
         free += f" ({size(oom.available_bytes)} within the process's limit)"
     if oom.sample is not None and not explanation.is_cpu:
         bound = "" if oom.sample.is_exact else "up to "
-        inside, largest = oom.sample.free_bytes, oom.sample.largest_free_bytes
-        segments = "segments"
-        if oom.free_segments is not None:
-            segments = number(oom.free_segments, "segment")
-        if FRAGMENTED in kinds and oom.own_pool_free_bytes not in (None, inside):
-            inside, segments = oom.own_pool_free_bytes, "segments of the pool it needs"
-            bound, largest = "", min(largest, inside)
+        inside, segments = oom.sample.free_bytes, "segments"
+        own, count = oom.own_pool_free_bytes, oom.own_pool_segments
+        if FRAGMENTED in kinds and own is not None and count is not None:
+            of = " of its pool" if own < inside else ""
+            inside, segments = own, number(count, "segment") + of
+        largest = min(oom.sample.largest_free_bytes, inside)
         free += f" + {bound}{size(inside)} inside {segments}"
         if inside:
             free += f", the largest piece {bound}{size(largest)}"

@@ -13,14 +13,14 @@ class FreeMemory:
     """The free memory in the segments of one device at one moment.
 
     Attributes:
-        segments: The number of segments that have free memory.
         own_bytes: The free bytes in segments that the request could use if its stream did not
             matter: those of its memory pool, for blocks of its size.
+        own_segments: The number of these segments that have free memory.
         own_streams: The number of streams to which these segments belong.
     """
 
-    segments: int
     own_bytes: int
+    own_segments: int
     own_streams: int
 
 
@@ -46,7 +46,7 @@ def free_memory(layout: Layout, pool: int, requested_bytes: int) -> FreeMemory:
         if segment.pool == pool and segment.is_small == is_small
     ]
     return FreeMemory(
-        segments=len(free),
         own_bytes=sum(size_bytes for _, size_bytes in own),
+        own_segments=len(own),
         own_streams=len({segment.stream for segment, _ in own}),
     )

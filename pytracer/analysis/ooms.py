@@ -52,11 +52,11 @@ class OutOfMemory:
             if unknown.
         free_in_segments_bytes: The bytes of all free blocks in the allocator's segments; an upper
             bound if `sample` is not exact. None without a history.
-        free_segments: The number of segments with free memory. None, as the following two, if this
-            is not the last out-of-memory of the file, or `sample` is not exact.
         own_pool_free_bytes: The part of `free_in_segments_bytes` in segments that the allocation
             could use if it was in one piece and on its stream: those of its memory pool, for blocks
-            of its size.
+            of its size. None, as the following two, if this is not the last out-of-memory of the
+            file, or `sample` is not exact.
+        own_pool_segments: The number of these segments that have free memory.
         own_pool_streams: The number of streams of these segments.
         fits_in_largest_block: Whether the largest free block is as large as the request.
         fits_in_free_blocks: Whether all free blocks together are as large as the request.
@@ -87,8 +87,8 @@ class OutOfMemory:
     available_bytes: int
     limit_bytes: int | None
     free_in_segments_bytes: int | None
-    free_segments: int | None
     own_pool_free_bytes: int | None
+    own_pool_segments: int | None
     own_pool_streams: int | None
     fits_in_largest_block: bool | None
     fits_in_free_blocks: bool | None
@@ -152,8 +152,8 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 available_bytes=available,
                 limit_bytes=limit,
                 free_in_segments_bytes=None if sample is None else sample.free_bytes,
-                free_segments=None if state is None else state.segments,
                 own_pool_free_bytes=None if state is None else state.own_bytes,
+                own_pool_segments=None if state is None else state.own_segments,
                 own_pool_streams=None if state is None else state.own_streams,
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),

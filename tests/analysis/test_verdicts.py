@@ -43,7 +43,7 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
     values: dict[str, Any] = {
         **{"event": 9, "time_us": None, "step": None, "phase": "", "call_site": None},
         **{"requested_bytes": requested, "segment_bytes": requested, "limit_bytes": 12 * GIB},
-        **{"device_free_bytes": 2 * GIB, "available_bytes": 2 * GIB, "free_segments": 3},
+        **{"device_free_bytes": 2 * GIB, "available_bytes": 2 * GIB, "own_pool_segments": 3},
         **{"free_in_segments_bytes": 3 * GIB, "own_pool_free_bytes": 3 * GIB},
         **{"own_pool_streams": 1, "fits_in_largest_block": None, "fits_in_free_blocks": None},
         **{"fits_if_joined": None, "is_one_pool": True, "elsewhere_bytes": 0},

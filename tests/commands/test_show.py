@@ -125,7 +125,7 @@ def test_too_large() -> None:
     assert invoke(write_oom(Path("oom.pickle"))).output == screen("""
         OUT OF MEMORY: the request is too large                                   cuda:0
          asked   40 MiB  (unknown)
-         free    10 MiB on the device + 1 MiB inside 1 segment, the largest piece 1 MiB
+         free    10 MiB on the device + 1 MiB inside segments, the largest piece 1 MiB
          why     40 MiB are more than all free memory, 11 MiB on the device and inside
                  segments: at least 29 MiB are missing. How much of the device is held
                  outside the allocator is unknown.

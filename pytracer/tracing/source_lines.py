@@ -9,7 +9,11 @@ from collections import defaultdict
 from itertools import islice
 
 from pytracer import _core
+
+# Not when a file is written: a process forked while another thread imports would wait for ever.
+from pytracer.analysis.program_files import ProgramFiles
 from pytracer.log import warn_once
+from pytracer.reading.files import read_source
 from pytracer.tracing.generated_code import GeneratedCode
 
 MOST_FILES = 200
@@ -55,8 +59,6 @@ def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]
 
 
 def _source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
-    from pytracer.analysis.program_files import ProgramFiles
-
     program = ProgramFiles.outside(torch_folders)
     wanted: dict[str, set[int]] = defaultdict(set)
     for filename, line in view.lines_in(None, _MOST_FRAMES):
@@ -88,8 +90,6 @@ def _source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str
 
 def _read(name: str, numbers: set[int]) -> dict[int, str]:
     """Return the lines of a file with these numbers, and those that were read before."""
-    from pytracer.reading.files import read_source
-
     lines = read_source(name, _begin_ns)
     texts = dict(_known.get(name, {}))
     for number in numbers:

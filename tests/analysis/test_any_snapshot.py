@@ -193,7 +193,7 @@ def test_most_commands_have_a_result(tmp_path: Path) -> None:
     files = amount(40, 100)
     counts = count_results(random.Random("results"), files, tmp_path)
     assert len(counts) == 26
-    assert counts.pop("stacks at oom") > files / 20  # only some files have an out-of-memory
+    assert counts.pop("stacks at oom") >= files / 20  # only some files have an out-of-memory
     # Only some of the files are of an accelerator.
     for name in ("recommend", "recommend --set", "show --fragmentation"):
         assert counts.pop(name) > files / 5

@@ -360,5 +360,5 @@ def test_a_plot_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PytracerError, match=r"the directory .*no does not exist"):
         check_plot(tmp_path / "no" / "plot.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PytracerError, match="pip install 'torch-pytracer\\[plot\\]'"):
+    with pytest.raises(PytracerError, match="pip install matplotlib"):
         check_plot(Path("plot.png"))

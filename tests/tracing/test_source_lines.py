@@ -132,5 +132,5 @@ def test_a_failure_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.Mon
     def failing(*_: object) -> list[str]:
         raise MemoryError
 
-    monkeypatch.setattr("pytracer.reading.files.read_source", failing)
+    monkeypatch.setattr(source_lines, "read_source", failing)
     assert recorded(tmp_path / "a.pickle", program(tmp_path / "train.py")) == {}

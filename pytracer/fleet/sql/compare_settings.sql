@@ -3,12 +3,12 @@
 -- The columns are the attributes of [`SettingChange`](json.md#settingchange).
 CREATE OR REPLACE TABLE compare_settings AS
 WITH new AS (
-    SELECT scope, key, mode(value) AS value
+    SELECT scope, key, mode(value ORDER BY value) AS value
     FROM settings
     GROUP BY scope, key
     HAVING 2 * count(*) > (SELECT count(DISTINCT source) FROM settings)
 ), old AS (
-    SELECT scope, key, mode(value) AS value
+    SELECT scope, key, mode(value ORDER BY value) AS value
     FROM baseline.settings
     GROUP BY scope, key
     HAVING 2 * count(*) > (SELECT count(DISTINCT source) FROM baseline.settings)

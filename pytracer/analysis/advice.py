@@ -111,10 +111,10 @@ def advise_after_oom(
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
-    has_leak = has_leak or LEAK in kinds
-    suggestions = [_of_leak(path)] if has_leak else []
-    if not has_leak:
-        suggestions += _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
+    if has_leak or LEAK in kinds:
+        suggestions = [_of_leak(path)]
+    else:
+        suggestions = _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
     suggestions += _of_settings(data, path, kinds, trials)
     if LIMIT in kinds:
         suggestions.append(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.held_memory import HeldMemory, held_memory
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,11 @@ def categories_at(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
         data: The device; its file has the owners of blocks.
         entry: An entry of `history.usage`; None: the end.
     """
-    held = held_memory(data, entry)
+    return categories_of(held_memory(data, entry))
+
+
+def categories_of(held: HeldMemory) -> list[CategoryUsage]:
+    """Return what the blocks were for, the largest category first."""
     owners: dict[str, list[Owner]] = {}
     for found in held.group("category", "owner"):
         category, owner = found.key
@@ -151,18 +155,13 @@ def modules(data: DeviceData, peak: int | None) -> Modules | None:
     """
     if not data.snapshot.metadata.module_phases.names:
         return None
-    at_peak = modules_at(data, peak) if data.history.is_replayed else None
-    return Modules(modules_at(data, None), at_peak)
+    at_peak = module_usages(held_memory(data, peak)) if data.history.is_replayed else None
+    return Modules(module_usages(held_memory(data, None)), at_peak)
 
 
-def modules_at(data: DeviceData, entry: int | None) -> list[ModuleUsage]:
-    """Return which modules the memory belonged to at one moment, the largest first.
-
-    Args:
-        data: The device.
-        entry: An entry of `history.usage`; None: the end.
-    """
+def module_usages(held: HeldMemory) -> list[ModuleUsage]:
+    """Return which modules the blocks belonged to, the largest first."""
     return [
         ModuleUsage(found.key[0], found.size_bytes, found.requested_bytes, found.count)
-        for found in held_memory(data, entry).group("module")
+        for found in held.group("module")
     ]

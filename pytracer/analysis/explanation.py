@@ -22,9 +22,9 @@ from pytracer.analysis.advice import (
     advise_at_peak,
 )
 from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
-from pytracer.analysis.categories import CategoryUsage, categories_at, modules_at
+from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holders import Holder, holders_of
 from pytracer.analysis.memory_limits import limit_bytes_of
 from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
@@ -177,8 +177,8 @@ def _explanation(
     """Explain a moment; `entry` is its entry in the history, None if the history is unknown."""
     snapshot, device, oom = data.snapshot, data.device, ooms[-1] if ooms else None
     history = data.history
-    held_at, held_bytes, held = _held(data, entry, moment)
-    categories = _categories(data, entry)
+    held = held_memory(data, entry)
+    holders, categories = holders_of(held, TOP), _categories(held)
     sample = final_sample(snapshot, device, data.boundaries)
     if oom is not None and oom.sample is not None:
         sample = oom.sample
@@ -186,9 +186,9 @@ def _explanation(
         sample = sample_at(snapshot, device, history, entry, data.boundaries)
     has_leak = leaks is not None and leaks.verdict == "leak"
     if oom is None:
-        suggestions = advise_at_peak(data, sample, held, categories, has_leak=has_leak)
+        suggestions = advise_at_peak(data, sample, holders, categories, has_leak=has_leak)
     else:
-        suggestions = advise_after_oom(data, found, held, categories, trials, has_leak=has_leak)
+        suggestions = advise_after_oom(data, found, holders, categories, trials, has_leak=has_leak)
     return Explanation(
         path=snapshot.path,
         device=device,
@@ -199,9 +199,9 @@ def _explanation(
         oom=oom,
         ooms=len(ooms),
         verdicts=list(found),
-        held_at=held_at,
-        held_bytes=held_bytes,
-        holders=held,
+        held_at="end" if entry is None else moment,
+        held_bytes=held.active_bytes,
+        holders=holders,
         categories=categories,
         suggestions=suggestions,
         sample=sample,
@@ -212,7 +212,7 @@ def _explanation(
         is_cpu=data.is_cpu,
         has_steps=data.has_marked_steps,
         steps=_steps(data),
-        modules=_modules(data, entry),
+        modules=_modules(held),
         leaks=leaks,
         fitting_settings=_fitting(trials),
     )
@@ -234,10 +234,14 @@ def _steps(data: DeviceData) -> list[AlikeSteps]:
     return alike_steps(steps(data)) if data.history.is_replayed else []
 
 
-def _modules(data: DeviceData, entry: int | None) -> list[AlikeModules]:
-    if not data.snapshot.metadata.module_phases.names:
+def _categories(held: HeldMemory) -> list[CategoryUsage]:
+    return categories_of(held) if held.data.snapshot.blocks.category.any() else []
+
+
+def _modules(held: HeldMemory) -> list[AlikeModules]:
+    if not held.data.snapshot.metadata.module_phases.names:
         return []
-    usages = modules_at(data, entry)
+    usages = module_usages(held)
     return alike_modules([(one.module, one.size_bytes) for one in usages if one.module is not None])
 
 
@@ -267,18 +271,6 @@ def leaks_of(data: DeviceData) -> "DeviceLeaks | None":
     if not data.history.is_replayed or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
     return _leaks(data)
-
-
-def _held(data: DeviceData, entry: int | None, moment: str) -> tuple[str, int, list[Holder]]:
-    """Return the moment, the active bytes, and who held them at an entry of the history."""
-    held = held_memory(data, entry)
-    return "end" if entry is None else moment, held.active_bytes, holders_of(held, TOP)
-
-
-def _categories(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
-    if not data.snapshot.blocks.category.any():
-        return []
-    return categories_at(data, entry)
 
 
 def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:

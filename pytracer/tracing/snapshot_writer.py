@@ -287,11 +287,11 @@ class SnapshotWriter:
         if not self.save(path, {**more, "oom": asdict(event)}):
             return
         self._latest_oom = path, event.device
-        answer = None
+        # After an out-of-memory of the CPU, reading might fail too.
+        is_explained, answer = event.device >= 0 and event.requested_bytes > 0, None
         if not self.files.replaced_oom_snapshots:
             oom_log.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
-            # After an out-of-memory of the CPU, reading might fail too.
-            if event.device >= 0 and event.requested_bytes:
+            if is_explained:
                 answer = oom_log.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
@@ -301,7 +301,7 @@ class SnapshotWriter:
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
             )
-        if event.device >= 0 and event.requested_bytes:
+        if is_explained:
             oom_notes.leave(path, answer)
 
     def on_demand(self, when: datetime, more: Metadata) -> None:

@@ -12,8 +12,10 @@ TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
 
 PIP_FLAGS := --disable-pip-version-check --quiet
-# Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch.
+# Python compiles what is imported, which takes a quarter of the time that pip takes to compile all of torch. Images
+# of containers often tell it not to keep that: then each import of torch takes 5 seconds in place of 2.
 INSTALL := install $(PIP_FLAGS) --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
 .PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean

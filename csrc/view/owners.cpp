@@ -6,9 +6,10 @@
 namespace pytracer {
 
 const char* const kCategoryNames[kCategories] = {
-    "unknown", "parameter", "buffer", "gradient", "optimizer_state", "mixed", "workspace"};
+    "unknown",         "parameter", "buffer",    "gradient",
+    "optimizer_state", "mixed",     "workspace", "activation"};
 const char* const kRuleNames[kRules] = {"no_owner", "too_new", "module", "optimizer",
-                                        "grad",     "several", "cublas"};
+                                        "grad",     "several", "cublas", "saved_by_node"};
 
 Owners::Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners, Missing missing)
     : marks_(std::move(marks)), owners_(std::move(owners)), missing_(missing) {

@@ -1,4 +1,5 @@
-// Who owns the memory of live blocks: parameters, gradients, buffers, optimizers' states, cuBLAS.
+// Who owns the memory of live blocks: parameters, gradients, buffers, optimizers' states, cuBLAS, and
+// autograd's graphs, which keep activations.
 //
 // 1. An owner is a tensor or a workspace, as Python read it between a mark (Session::mark) and a
 //    capture.
@@ -27,8 +28,9 @@ enum class Category : uint8_t {
   optimizer_state,
   mixed,
   workspace,
+  activation,
 };
-constexpr uint8_t kCategories = 7;
+constexpr uint8_t kCategories = 8;
 
 // Why a block has its category.
 enum class Rule : uint8_t {
@@ -39,8 +41,9 @@ enum class Rule : uint8_t {
   grad,       // a parameter's `grad`
   several,    // owners of different categories
   cublas,     // a workspace that torch keeps for cuBLAS
+  saved_by_node,  // a node of a graph keeps it for its backward pass
 };
-constexpr uint8_t kRules = 7;
+constexpr uint8_t kRules = 8;
 
 extern const char* const kCategoryNames[kCategories];
 extern const char* const kRuleNames[kRules];

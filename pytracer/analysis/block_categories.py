@@ -24,8 +24,11 @@ from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
-WORKSPACE = "workspace"
-"""Blocks that torch keeps for cuBLAS. Only a file has this category, not the life of a block."""
+SAVED = "saved_by_node"
+"""The rule of blocks that a node of autograd's graph kept when the file was written."""
+OF_NO_MODEL = ("", UNKNOWN, "workspace", "activation")
+"""The categories in a file of blocks that no model and no optimizer has: those that torch keeps for
+cuBLAS, those that a node keeps, and others."""
 
 
 class Rule(Enum):
@@ -58,6 +61,8 @@ _UNSAID = UNKNOWN, ""
 """The kind of blocks of which the file says nothing."""
 
 _NUMBERS = {rule: number for number, rule in enumerate(Rule)}
+
+_BEFORE_SAVED = [rule.number for rule in (Rule.GATHER, Rule.BUCKET, Rule.BATCH)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +98,11 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
     found = np.flatnonzero(row >= 0)
     of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
+    # A node that keeps a block does not tell what came from the program, or from other ranks.
     has_owner = np.array([name != UNKNOWN for name, _ in of_file.kinds], bool)[of_file.kind]
     has_reason = np.array([pair != _UNSAID for pair in of_file.kinds], bool)[of_file.kind]
+    is_saved = np.array([rule == SAVED for _, rule in of_file.kinds], bool)[of_file.kind]
+    has_owner &= ~(is_saved & np.isin(kind[found], _BEFORE_SAVED))
     decides = has_owner | (has_reason & (kind[found] == Rule.NO_FACT.number))
     kind[found[decides]] = len(kinds) + of_file.kind[decides]
     owner = np.zeros(len(lives), np.int64)
@@ -137,9 +145,7 @@ def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: C
     row = rows_at_end(snapshot, device, lives)[chosen]
     category = snapshot.blocks.category[row[row >= 0]]
     owned = [
-        key
-        for key in np.unique(category).tolist()
-        if snapshot.strings[key] not in ("", UNKNOWN, WORKSPACE)
+        key for key in np.unique(category).tolist() if snapshot.strings[key] not in OF_NO_MODEL
     ]
     is_owned = np.zeros(len(row), bool)
     is_owned[row >= 0] = np.isin(category, owned)
@@ -283,7 +289,9 @@ def _by_call_site(
         return found
     stack, size = lives.stack[rows], lives.requested_bytes[rows]
     begins = np.flatnonzero(np.append(True, (stack[1:] != stack[:-1]) | (size[1:] != size[:-1])))
-    is_peer = ~is_open[rows]
+    # That a node keeps a block now says nothing of others: a layer keeps some copies of parameters.
+    is_saved = np.array([rule == SAVED for _, rule in found.kinds], bool)[found.kind]
+    is_peer = ~(is_open | is_saved)[rows]
     kind = found.kind.copy()
     for decisive, is_of_kind in (
         ("activation", category[rows] == names.index("activation")),
@@ -292,6 +300,6 @@ def _by_call_site(
         has_peer = np.logical_or.reduceat(is_peer, begins)
         is_sure = has_peer & np.logical_and.reduceat(is_of_kind | ~is_peer, begins)
         of_row = np.repeat(is_sure, np.diff(np.append(begins, len(rows))))
-        kind[rows[~is_peer & of_row]] = len(found.kinds) + (decisive == "temporary")
+        kind[rows[is_open[rows] & of_row]] = len(found.kinds) + (decisive == "temporary")
     kinds = (*found.kinds, ("activation", "call_site"), ("temporary", "call_site"))
     return BlockCategories(kind, kinds, found.owner)

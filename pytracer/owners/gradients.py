@@ -1,14 +1,16 @@
-"""Whether a thread may read the gradients of parameters.
+"""Whether a thread may read the gradients of parameters, and the graphs of autograd.
 
 torch replaces `grad` without a lock, in part without the GIL: a program that reads `grad` while
 another thread sets it may crash. So gradients are read only where no other thread sets them: on the
 thread that steps the optimizer of the parameter, and, inside of backward, on the thread that
-accumulates the gradients of the parameter's device.
+accumulates the gradients of the parameter's device. The same holds for what the nodes of a graph
+keep, which a backward pass releases.
 """
 
 import contextlib
 import functools
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from pytracer.owners.registry import Registry
@@ -21,6 +23,7 @@ class GradientAccess:
         """Look which thread this is."""
         self._thread = threading.get_ident()
         self._steppers: dict[int, int] = {}  # thread by parameter
+        self._threads: set[int] = set()  # that have stepped an optimizer
         self._is_only_maker = self._thread in registry.makers and not _has_other_threads()
         self._torch = torch
         self._is_in_backward = torch._C._current_graph_task_id() != -1
@@ -28,6 +31,7 @@ class GradientAccess:
     def note_optimizer(self, parameters: list[Any], thread: int | None) -> None:
         """Note which thread steps an optimizer; None: it has not stepped yet."""
         if thread is not None:
+            self._threads.add(thread)
             for parameter in parameters:
                 self._steppers[id(parameter)] = thread
 
@@ -41,6 +45,17 @@ class GradientAccess:
         # The thread that called backward() accumulates the gradients on the CPU, and a thread of
         # each accelerator accumulates those on it.
         return is_own if device < 0 else not is_own and device == self._current_device
+
+    def may_read_graphs(self, devices: Collection[int]) -> bool:
+        """Return whether no other thread runs a backward pass now, as far as that can be told.
+
+        Args:
+            devices: The devices that are recorded; -1: the CPU. In backward, each accelerator has
+                a thread, so that there must not be a second one.
+        """
+        if self._is_in_backward:
+            return sum(device >= 0 for device in devices) < 2
+        return self._is_only_maker if not self._threads else self._threads == {self._thread}
 
     @functools.cached_property
     def _current_device(self) -> int | None:

@@ -1,6 +1,7 @@
-"""Reads which tensors, and which workspaces of cuBLAS, own memory now."""
+"""Reads which tensors, workspaces of cuBLAS and graphs of autograd own memory now."""
 
 import sys
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from pytracer.log import warn_once
 from pytracer.owners.gradients import GradientAccess
 from pytracer.owners.names import named_tensors
 from pytracer.owners.registry import REGISTRY
+from pytracer.owners.saved_tensors import SavedTensors
 from pytracer.owners.tensors import memory_of, tensors_in
 
 MAX_OWNERS = 200_000
@@ -17,11 +19,12 @@ MAX_OWNERS = 200_000
 Owner = tuple[int, int, int, int, int, str]
 """Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
 
-_PARAMETER, _BUFFER, _GRADIENT, _STATE, _WORKSPACE = map(
-    _core.CATEGORIES.index, ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
+_PARAMETER, _BUFFER, _GRADIENT, _STATE, _WORKSPACE, _ACTIVATION = map(
+    _core.CATEGORIES.index,
+    ("parameter", "buffer", "gradient", "optimizer_state", "workspace", "activation"),
 )
-_MODULE, _OPTIMIZER, _GRAD, _CUBLAS = map(
-    _core.CATEGORY_RULES.index, ("module", "optimizer", "grad", "cublas")
+_MODULE, _OPTIMIZER, _GRAD, _CUBLAS, _SAVED = map(
+    _core.CATEGORY_RULES.index, ("module", "optimizer", "grad", "cublas", "saved_by_node")
 )
 
 
@@ -61,6 +64,28 @@ class OwnersNow:
             self._attempt(self._gradient_of, name, parameter, access)
         for optimizer in optimizers:
             self._attempt(self._state_of, optimizer, parameters)
+        if access.may_read_graphs(self._devices):
+            self._attempt(self._saved)
+
+    def _saved(self) -> None:
+        """Add the memory that graphs keep, unless a tensor with an owner has a part of it.
+
+        The weights of a layer are kept too, and all parameters of FSDP1 are in one storage.
+        """
+        begins = sorted((device, address) for address, _, device, *_ in self.owners)
+        saved, known = SavedTensors(self._torch), set()
+        for name, tensor in saved.found():
+            for memory in memory_of(self._torch, tensor):
+                begin = memory.device, memory.storage_address
+                if begin in known:
+                    continue
+                known.add(begin)
+                place = bisect_left(begins, begin)
+                end = memory.device, memory.storage_address + memory.storage_bytes
+                if place == len(begins) or begins[place] >= end:
+                    owner = memory.storage_address, memory.storage_bytes, memory.device
+                    self._add_owner((*owner, _ACTIVATION, _SAVED, name))
+        self.unread += saved.unread + (not saved.is_complete)
 
     def _attempt(self, read: Any, *arguments: Any) -> None:
         try:
@@ -74,8 +99,8 @@ class OwnersNow:
             )
 
     def _add(self, tensor: Any, category: int, rule: int, name: str) -> None:
-        for address, size_bytes, device, _ in memory_of(self._torch, tensor):
-            self._add_owner((address, size_bytes, device, category, rule, name))
+        for memory in memory_of(self._torch, tensor):
+            self._add_owner((*memory[:3], category, rule, name))
 
     def _add_owner(self, owner: Owner) -> None:
         if owner[2] not in self._devices:

@@ -212,11 +212,11 @@ class Blocks:
         state: uint8: `INACTIVE`, `PENDING_FREE` or `ALLOCATED`.
         stack: uint32.
         category: uint32, what the block holds: "parameter", "gradient", "optimizer_state",
-            "buffer", "workspace", "mixed" or "unknown": an index in the snapshot's `strings`. "" in
-            blocks that are not allocated, and in files that do not have it.
+            "buffer", "workspace", "activation", "mixed" or "unknown": an index in the snapshot's
+            `strings`. "" in blocks that are not allocated, and in files that do not have it.
         category_rule: uint32, the fact that decided (docs/reference/snapshot-format.md).
-        owner: uint32, the name of the largest tensor that has the block, or of the workspace; "":
-            none is known.
+        owner: uint32, the name of the largest tensor that has the block, or of the workspace, or
+            of what the node calls the tensor that it keeps; "": none is known.
         owners: int64, how many tensors have the block; 1 for a workspace.
     """
 

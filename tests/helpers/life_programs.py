@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import amount
 from autograd_models import Layer, LlamaLayer, Residual
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -53,6 +54,11 @@ def _call(model: nn.Module, x: Tensor, is_input: bool = True) -> Tensor:
     """Call a model; `is_input`: the program made the argument. Patched where the truth is made."""
     y: Tensor = model(x)
     return y
+
+
+def _kept(x: Tensor, is_for_backward: bool) -> Tensor:
+    """Return what a function keeps in an attribute. Patched where the truth is made."""
+    return x
 
 
 def _train(
@@ -198,7 +204,7 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.kept = x * 2
+        ctx.kept = _kept(x * 2, ctx.needs_input_grad[0])
         return x * x
 
     @staticmethod
@@ -423,6 +429,11 @@ class Truth:
                 self.note(gradient, "gradient")
             return gradients
 
+        def noting_kept(x: Tensor, is_for_backward: bool) -> Tensor:
+            if is_for_backward:
+                self.note(x, "activation")
+            return x
+
         reduce = _fsdp_param_group.foreach_reduce
 
         def noting_reduce(
@@ -434,6 +445,7 @@ class Truth:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys.modules[__name__], "_call", noting_call)
+            patch.setattr(sys.modules[__name__], "_kept", noting_kept)
             patch.setattr(torch.autograd, "grad", noting_grad)
             patch.setattr(_fsdp_param_group, "foreach_reduce", noting_reduce)
             patch.setattr(_MapDatasetFetcher, "fetch", noting_fetch)
@@ -518,7 +530,8 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
         program(device, look)
         look()  # the model is gone
     rules: Counter[Any] = Counter()
-    chosen = [*snapshots[:: -(len(snapshots) // -20)], snapshots[-1], snapshots[-2]]
+    evenly = snapshots[:: -(len(snapshots) // -amount(7, 20))]
+    chosen = [*evenly, snapshots[-1], snapshots[-2]]
     for content in chosen:
         snapshot = load(content)
         data = device_data(snapshot, index)

@@ -368,7 +368,9 @@ def check(snapshot: dict[str, Any], program: Program) -> dict[str, int]:
             known = expected.pop(block["address"], None)
             if known is None:
                 found = (category, block["category_rule"], block.get("owner"))
-                assert found in unnamed or block["address"] in forgotten, about
+                # tests/analysis/test_block_categories.py tests which blocks autograd keeps.
+                is_saved = found[:2] == ("activation", "saved_by_node")
+                assert is_saved or found in unnamed or block["address"] in forgotten, about
             else:
                 assert {category} == known.categories, (about, known)
                 assert block["owner"] in known.names, (about, known)

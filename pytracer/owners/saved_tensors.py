@@ -1,0 +1,131 @@
+"""Which memory autograd keeps now, for backward passes to come.
+
+The nodes of all graphs are found from the tensors and the functions that exist, and from the node
+that runs. Only what a node refers to is read (`_raw_saved_…` and its `data`): asking it for the
+saved tensor itself would run recomputations and hooks of the program, allocate memory, and may make
+the backward pass fail.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pytracer import _core
+from pytracer.owners.tensors import tensors_in
+
+MAX_NODES = 8_000
+"""How many nodes are read at most. torch 2.13 keeps the Python object of each node that was asked
+for; freeing a chain of 42,000 of them overflows the stack."""
+
+MAX_SECONDS = 0.2
+"""The processor time in which graphs are read at most."""
+
+_RAW = "_raw_saved_"
+_attributes_by_type: dict[type, tuple[str, ...]] = {}
+
+
+class SavedTensors:
+    """The tensors that graphs keep at one moment.
+
+    Attributes:
+        unread: How many nodes, and regions of checkpoints, could not be read.
+        is_complete: Whether neither bound was reached.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        """Read nothing yet."""
+        self.unread = 0
+        self.is_complete = True
+        self._torch = torch
+        self._end = time.thread_time() + MAX_SECONDS
+
+    def found(self) -> Iterator[tuple[str, Any]]:
+        """Yield names such as "MmBackward0.self", and the tensors; one tensor more than once.
+
+        The caller must be a thread beside which no other one runs a backward pass, and must have
+        switched off functions of the program that intercept those of tensors.
+        """
+        torch = self._torch
+        checkpoint = sys.modules.get("torch.utils.checkpoint")
+        frame = getattr(checkpoint, "_CheckpointFrame", None)
+        kinds = [torch.Tensor, torch._C._FunctionBase, *([frame] if frame else [])]
+        waiting, frames = [torch._C._current_autograd_node()], []
+        for thing in _core.live_instances(*kinds):
+            if frame is not None and isinstance(thing, frame):
+                frames.append(thing)
+            elif isinstance(thing, torch.Tensor):
+                waiting.append(self._node_of(thing))
+            else:
+                waiting.append(thing)
+        seen: dict[int, Any] = {}  # by id; the nodes stay alive meanwhile
+        while waiting:
+            node = waiting.pop()
+            if node is None or id(node) in seen:
+                continue
+            if len(seen) >= MAX_NODES or time.thread_time() > self._end:
+                self.is_complete = False
+                break
+            seen[id(node)] = node
+            with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
+                waiting.extend(following for following, _ in node.next_functions)
+            yield from self._of_node(node)
+        for thing in frames:
+            yield from self._of_checkpoint(thing)
+
+    def _node_of(self, tensor: Any) -> Any:
+        """Return the node that made a tensor; of a view, the one that made what it is a view of.
+
+        Asking a view itself makes a new node, if its memory was changed in place.
+        """
+        try:
+            return (tensor._base if tensor._is_view() else tensor).grad_fn
+        except Exception:  # a tensor inside of torch.func's functions
+            return None
+
+    def _of_node(self, node: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(node)
+        attributes = _attributes_by_type.get(kind)
+        if attributes is None:
+            attributes = tuple(name for name in dir(kind) if name.startswith(_RAW))
+            _attributes_by_type[kind] = attributes
+        for attribute in attributes:
+            try:
+                value = getattr(node, attribute)
+            except RuntimeError:  # the node has released its tensors
+                continue
+            name = f"{kind.__name__}.{attribute.removeprefix(_RAW)}"
+            for saved in value if isinstance(value, tuple | list) else (value,):
+                if saved is not None:
+                    yield from self._of_saved(name, saved)
+        if isinstance(node, self._torch._C._FunctionBase):
+            for key, value in list(vars(node).items()):
+                for tensor in tensors_in(self._torch, value):
+                    yield f"{kind.__name__}.{key}", tensor
+
+    def _of_saved(self, name: str, saved: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what is kept: a tensor, or the tensors in what a hook of the program made of it."""
+        try:
+            kept = saved.data
+        except Exception:
+            self.unread += 1
+            return
+        for tensor in tensors_in(self._torch, kept):
+            yield name, tensor
+
+    def _of_checkpoint(self, frame: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the arguments of a checkpointed region, and what was computed again by now."""
+        try:
+            arguments = [*getattr(frame, "saved_args", ())]
+            computed = [*getattr(frame, "recomputed", {}).values()]
+        except Exception:
+            self.unread += 1
+            return
+        for saved in arguments:
+            if hasattr(saved, "unpack_hook"):
+                yield from self._of_saved("checkpoint.argument", saved)
+        for tensors in computed:
+            for tensor in list(tensors.values()):
+                if isinstance(tensor, self._torch.Tensor):
+                    yield "checkpoint.recomputed", tensor

@@ -185,7 +185,19 @@ void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
   std::lock_guard lock(writer_lock_);
   write_queued();  // the tensor's allocation may be queued
   if (mode_.load(std::memory_order_relaxed) != Mode::on) return;
-  if (tables_->blocks.find(address) != nullptr) uses_.note(ring_->head(), address, role);
+  const LiveBlock* const block = tables_->blocks.find(address);
+  if (block == nullptr) return;
+  if (is_kept(role)) {
+    tables_->blocks.set_role(*block, static_cast<uint8_t>(static_cast<uint8_t>(role) + 1));
+  } else {
+    uses_.note(ring_->head(), address, role);
+  }
+}
+
+// Before the event of the free is written.
+__attribute__((noinline)) void DeviceLog::note_role(const LiveBlock& freed) noexcept {
+  uses_.note(ring_->head(), freed.address, static_cast<TensorRole>(freed.role - 1));
+  tables_->blocks.set_role(freed, 0);  // an accelerator completes the free in another event
 }
 
 std::vector<TensorUse> DeviceLog::uses(uint64_t begin, uint64_t end) {

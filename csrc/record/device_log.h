@@ -98,7 +98,7 @@ class DeviceLog {
   void record_marker(const pytracer_event& marker, uint16_t phase, Capture* capture) noexcept;
 
   // Any thread, in a hook's scope but not in a hook. Notes that a tensor is used whose storage begins
-  // at an address, if a known block does and events are recorded.
+  // at an address, if a known block does and events are recorded; a role that is kept, at the free.
   void note_use(uint64_t address, TensorRole role) noexcept;
 
   // Copies a part of the stack ids that the log refers to. A series of calls copies every id that
@@ -163,6 +163,7 @@ class DeviceLog {
                       uint16_t phase) noexcept;
   __attribute__((cold)) uint32_t update_segments(const pytracer_event& given,
                                                  uint32_t stack) noexcept;
+  __attribute__((cold)) void note_role(const LiveBlock& freed) noexcept;
   __attribute__((cold)) void record_missed_free(const pytracer_event& allocation, int64_t ticks,
                                                 uint16_t phase,
                                                 const LiveBlock& missed) noexcept;

@@ -73,12 +73,16 @@ __attribute__((always_inline)) inline DeviceLog::Known DeviceLog::update_tables(
       break;
     }
     case PYTRACER_FREE_REQUESTED:
-      if (const LiveBlock* block = blocks.find(given.address)) known.alloc_stack = block->stack;
+      if (const LiveBlock* block = blocks.find(given.address)) {
+        known.alloc_stack = block->stack;
+        if (block->role != 0) note_role(*block);
+      }
       break;
     case PYTRACER_FREE_COMPLETED:
       if (const LiveBlock* block = blocks.find(given.address)) {
         known.alloc_stack = block->stack;
         if (known.size == 0) known.size = block->size;
+        if (block->role != 0) note_role(*block);
         blocks.remove(*block);
       } else {
         increment(unknown_frees_);

@@ -27,7 +27,8 @@ struct LiveBlock {
   uint64_t address;
   uint64_t size;
   uint32_t stack;  // of the allocation
-  uint32_t state;  // LiveTable's own, as all that follows
+  uint8_t role;    // 1 + a TensorRole that it keeps; 0: none
+  uint8_t state;   // LiveTable's own, as all that follows
   uint32_t next;   // chain link
   uint32_t epoch;  // the number of freezes and marks before it was entered
 };
@@ -54,6 +55,11 @@ class LiveTable {
     if (entry == 0) return nullptr;
     last_ = entry;
     return &entries_.blocks[entry];
+  }
+  // Writer. Gives what find() returned a role, or 0.
+  void set_role(const LiveBlock& found, uint8_t role) noexcept {
+    const WhileFrozen guard(*this);  // collect() copies entries
+    entries_.blocks[&found - &entries_.blocks[0]].role = role;
   }
   // Writer. Removes what find() returned; it stays readable until the next insert().
   void remove(const LiveBlock& found) noexcept;
@@ -83,7 +89,7 @@ class LiveTable {
   uint64_t max_bytes() const noexcept;
 
  private:
-  enum State : uint32_t { kFree, kLive, kRemoved /* after freeze() */ };
+  enum State : uint8_t { kFree, kLive, kRemoved /* after freeze() */ };
   struct Entries {
     explicit Entries(uint32_t capacity) : blocks(size_t{capacity} + 1) {}
     uint64_t hash(uint32_t entry) const noexcept { return hash_of(blocks[entry].address); }
@@ -163,6 +169,7 @@ inline LiveTable::Inserted LiveTable::insert(uint64_t address, uint64_t size,
   block.address = address;
   block.size = size;
   block.stack = stack;
+  block.role = 0;
   block.state = kLive;
   block.epoch = epoch_;
   index_.insert_in(bucket, entry);

@@ -1,5 +1,5 @@
-// What the program used tensors for: arguments and results of calls. Python code notes a use while
-// the tensor is alive; the reader of a snapshot finds the block that had the address then.
+// What the program used tensors for. Python code notes a use while the tensor is alive; the reader of a
+// snapshot finds the block that had the address then.
 //
 // 1. note() and copy() run under the device's writer lock, where the number of the next event and
 //    the block at the address belong together.
@@ -18,8 +18,14 @@ enum class TensorRole : uint8_t {
   argument,  // of the outermost call of a module
   result,    // of such a call
   gradient,  // that torch.autograd.grad returned
+  // Roles that a block keeps until it is freed; then the use is noted, as the free may be much later
+  // than the last event that the ring has lost.
+  parameter,
+  buffer,
+  optimizer_state,
 };
-constexpr uint8_t kTensorRoles = 3;
+constexpr uint8_t kTensorRoles = 6;
+constexpr bool is_kept(TensorRole role) noexcept { return role >= TensorRole::parameter; }
 
 struct TensorUse {
   uint64_t sequence;  // the number of the first event that came after the use
@@ -30,7 +36,7 @@ static_assert(sizeof(TensorUse) == 16, "the bound is stated as 16 bytes a use");
 
 class TensorUses {
  public:
-  static constexpr uint32_t kMost = 1u << 14;
+  static constexpr uint32_t kMost = 1u << 15;
 
   void note(uint64_t sequence, uint64_t address, TensorRole role) noexcept {
     uses_[count_++ % kMost] = {sequence, address & (~uint64_t{0} >> 8), static_cast<uint8_t>(role)};

@@ -23,7 +23,8 @@ constexpr const char* kActionNames[PYTRACER_ACTION_COUNT] = {
     "segment_free",  "segment_map",    "segment_unmap",  "snapshot",
     "oom",           "workspace_snapshot", "annotate"};
 
-constexpr const char* kRoleNames[kTensorRoles] = {"argument", "result", "autograd_grad"};
+constexpr const char* kRoleNames[kTensorRoles] = {"argument",  "result", "autograd_grad",
+                                                  "parameter", "buffer", "optimizer_state"};
 
 class SnapshotWriter {
  public:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pytracer.analysis.advice import LEAST_STEPS, is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
+from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
@@ -214,7 +215,7 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     text = f"{size(total)} {_MOMENTS[explanation.held_at]}"
     if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
         text += f", of which {size(waiting)} are freed and wait for a stream"
-    if any(usage.owners for usage in explanation.categories):
+    if any(usage.category != NO_CATEGORY for usage in explanation.categories):
         shown = [one for one in explanation.categories if one.size_bytes >= LEAST_SHARE * total]
         parts = [
             f"{_WORDS.get(one.category, one.category)} {size(one.size_bytes)}" for one in shown

@@ -35,6 +35,9 @@ class Rule(Enum):
     """The rules by which the life of a block tells its category: the category, and the reason."""
 
     NO_FACT = UNKNOWN, "no_fact"
+    PARAMETER = "parameter", "noted"
+    BUFFER = "buffer", "noted"
+    STATE = "optimizer_state", "noted"
     FREED_BY_NODE = "activation", "freed_by_node"
     WITHIN_FORWARD = "temporary", "within_forward"
     WITHIN_OPTIMIZER = "temporary", "within_optimizer"
@@ -86,6 +89,12 @@ class BlockCategories:
         names = tuple(dict.fromkeys(category for category, _ in self.kinds))
         index = np.array([names.index(category) for category, _ in self.kinds], np.int64)
         return names, index[self.kind]
+
+
+def has_categories(snapshot: Snapshot) -> bool:
+    """Return whether a file says what blocks were for; files of other recorders do not."""
+    was_read = snapshot.metadata.tensors.unread is not None  # and no block may be left
+    return was_read or bool(snapshot.blocks.category.any())
 
 
 def block_categories(snapshot: Snapshot, device: int, history: History) -> BlockCategories:
@@ -182,12 +191,13 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
     in_backward = by_engine & freed_by_engine
     in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
-    is_argument, is_result, is_returned = (
-        _used_blocks(snapshot, device, lives, role)
-        for role in ("argument", "result", "autograd_grad")
+    roles = ("argument", "result", "autograd_grad", "parameter", "buffer", "optimizer_state")
+    is_argument, is_result, is_returned, *is_noted = (
+        _used_blocks(snapshot, device, lives, role) for role in roles
     )
     # The first rule that holds decides.
     rules: list[tuple[Rule, Column]] = [
+        *zip((Rule.PARAMETER, Rule.BUFFER, Rule.STATE), is_noted, strict=True),
         (Rule.GATHER, is_known & places.gathers[alloc_stack]),
         (Rule.BUCKET, is_known & places.makes_buckets[alloc_stack]),
         (Rule.BATCH, is_known & places.makes_inputs[alloc_stack]),
@@ -224,7 +234,7 @@ def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -
         snapshot: The snapshot.
         device: The device.
         lives: The device's blocks.
-        role: "argument", "result" or "autograd_grad", as in the file.
+        role: As in the file.
     """
     is_used = np.zeros(len(lives), bool)
     uses = [use[:2] for use in snapshot.metadata.device(device).uses if use.role == role]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pytracer.analysis.block_categories import UNKNOWN
+from pytracer.analysis.block_categories import UNKNOWN, has_categories
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 
@@ -108,7 +108,7 @@ def categories(data: DeviceData, peak: int | None) -> Categories | None:
         peak: The entry of the peak in `history.usage`; None without a history.
     """
     is_host = data.device == data.snapshot.host_device
-    if is_host or not data.snapshot.blocks.category.any():
+    if is_host or not has_categories(data.snapshot):
         return None
     at_peak = categories_at(data, peak) if data.history.is_replayed else None
     return Categories(categories_at(data, None), at_peak)

@@ -22,6 +22,7 @@ from pytracer.analysis.advice import (
     advise_at_peak,
 )
 from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
+from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.held_memory import HeldMemory, held_memory
@@ -235,7 +236,7 @@ def _steps(data: DeviceData) -> list[AlikeSteps]:
 
 
 def _categories(held: HeldMemory) -> list[CategoryUsage]:
-    return categories_of(held) if held.data.snapshot.blocks.category.any() else []
+    return categories_of(held) if has_categories(held.data.snapshot) else []
 
 
 def _modules(held: HeldMemory) -> list[AlikeModules]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
 from pytracer.analysis.device_data import (
     DeviceData,
@@ -147,7 +148,7 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
         PytracerError: The file lacks what the key needs: the trace, or the owners of blocks.
     """
     path, held = data.snapshot.path, held_memory(data, moment.entry)
-    if by in ("category", "owner") and not data.snapshot.blocks.category.any():
+    if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} has no owners of blocks, so no {by}")
     if by in ("phase", "step", "age") and held.entry is None:
         raise PytracerError(f"{path} has only the state at the end, without {by}s")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.held_memory import Sum, held_memory, total_of
@@ -207,7 +208,7 @@ def _group_row(chains: CallChains, data: DeviceData, total: Sum, parts: list[Sum
     return {
         **_site(frame_at(chains.stacks, site)),
         "callers": _chain(shared_callers(chains, parts, _MOST_CALLERS)),
-        "category": category if data.snapshot.blocks.category.any() else None,
+        "category": category if has_categories(data.snapshot) else None,
         "phase": phase,
         **_sums(total),
         "groups": 1,

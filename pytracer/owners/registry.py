@@ -16,6 +16,7 @@ from pytracer import _core
 from pytracer.backends.running_torch import is_compiled
 from pytracer.log import warn_once
 from pytracer.owners.names import ParameterPaths, RememberedNames
+from pytracer.owners.uses import note_modules, note_optimizer
 
 MAX_MODULES = 2**18
 """How many modules, and how many optimizers, are known at most. Later ones are counted."""
@@ -43,6 +44,8 @@ class Registry:
         self._changes = 0  # how often a module got a parameter, a buffer or a submodule
         self._named_at = -1  # the changes when `_paths` was made
         self._paths = ParameterPaths([])
+        self._noted_at = -1  # the changes when what modules have was noted in the live blocks
+        self._unnoted: set[int] = set()  # the ids of optimizers whose next step is to be noted
         self.names = RememberedNames()
         self.makers: set[int] = set()
         self.dropped = 0
@@ -56,6 +59,8 @@ class Registry:
         """
         with self._changing:
             self._note_maker()
+            self._noted_at = -1  # the live blocks may be new
+            self._unnoted.update(map(id, self.optimizers()))
             if self._handles:
                 return
             try:
@@ -83,6 +88,7 @@ class Registry:
             (modules.register_module_buffer_registration_hook, self._registered),
             (modules.register_module_module_registration_hook, self._registered),
             (optimizers.register_optimizer_step_pre_hook, self._steps),
+            (optimizers.register_optimizer_step_post_hook, self._stepped),
         ):
             self._handles.append(register(hook))
         self.is_complete = False  # also if a signal's handler ends the search
@@ -118,8 +124,22 @@ class Registry:
             if stepped != thread:
                 self._add_optimizer(optimizer, thread)
             if stepped is None:
+                self._unnoted.add(id(optimizer))
                 self._remember_names(optimizer)
         except Exception:  # code of the program: a hash, or a module that is not like torch's
+            self.dropped += 1
+
+    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Note what models and an optimizer have, after the first step that is recorded."""
+        if not self._unnoted or id(optimizer) not in self._unnoted or is_compiled():
+            return
+        self._unnoted.discard(id(optimizer))
+        try:
+            if self._noted_at != self._changes:
+                self._noted_at = self._changes
+                note_modules(self.modules())
+            note_optimizer(optimizer)
+        except Exception:  # code of the program: a module or an optimizer that is not like torch's
             self.dropped += 1
 
     def _remember_names(self, optimizer: Any) -> None:

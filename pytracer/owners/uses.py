@@ -1,4 +1,5 @@
-"""What the program uses tensors for: arguments and results of models, gradients that it asked for.
+"""What the program uses tensors for: arguments and results of models, gradients that it asked for,
+and what models and optimizers have.
 
 The recorder notes the use with the number of the next event, so that a file's reader finds the
 block that the tensor was in, also if the program frees it before the file is written.
@@ -13,7 +14,7 @@ from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.tensors import memory_of, tensors_in
 
-ARGUMENT, RESULT, GRADIENT = range(3)
+ARGUMENT, RESULT, GRADIENT, PARAMETER, BUFFER, STATE = range(6)
 """The roles of csrc/record/tensor_uses.h."""
 
 MAX_TENSORS = 256
@@ -64,7 +65,20 @@ def note_gradients(gradients: Any) -> None:
     _note(gradients, GRADIENT)
 
 
-def _note(value: Any, role: int, module: Any = None) -> None:
+def note_modules(modules: list[Any]) -> None:
+    """Note the parameters and buffers that modules have now. Never raises."""
+    for module in modules:
+        _note(getattr(module, "_parameters", None), PARAMETER, most=None)
+        _note(getattr(module, "_buffers", None), BUFFER, most=None)
+
+
+def note_optimizer(optimizer: Any) -> None:
+    """Note the parameters and the state that an optimizer has now. Never raises."""
+    _note([group.get("params") for group in optimizer.param_groups], PARAMETER, most=None)
+    _note(list(optimizer.state.values()), STATE, most=None)
+
+
+def _note(value: Any, role: int, module: Any = None, most: int | None = MAX_TENSORS) -> None:
     torch: Any = sys.modules["torch"]
     try:
         # Losses and metrics are modules too; a model has parameters.
@@ -72,14 +86,15 @@ def _note(value: Any, role: int, module: Any = None) -> None:
             return
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with torch._C.DisableTorchFunction():
-            for tensor in islice(tensors_in(torch, value, max_items=MAX_ITEMS), MAX_TENSORS):
+            items = MAX_ITEMS if most else None
+            for tensor in islice(tensors_in(torch, value, max_items=items), most):
                 if role == ARGUMENT and (tensor.requires_grad or _may_be_parameter(torch, tensor)):
                     continue
                 for memory in memory_of(torch, tensor):
                     _core.note_use(memory.device, memory.storage_address, role)
     except Exception as error:  # code of the program: subclasses of tensors
         warn_once(
-            f"some arguments and results of models have no category: reading a tensor failed with "
+            f"some memory of models has no category: reading a tensor failed with "
             f"{error!r}. The job is not affected",
             f"uses: {type(error)}",
         )

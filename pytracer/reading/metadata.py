@@ -49,7 +49,8 @@ class TensorUse(NamedTuple):
     Attributes:
         event: The index of the first event after the use.
         address: Where the tensor's storage begins.
-        role: "argument", "result" or "autograd_grad".
+        role: "argument", "result" or "autograd_grad"; "parameter", "buffer" or "optimizer_state",
+            noted as the block was freed.
     """
 
     event: int

@@ -199,24 +199,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
     with _failing_as(f"cannot open {url}"):
-        try:
-            file_system, path = core.url_to_fs(url)
-        except ImportError:  # such as s3fs
-            if (with_arrow := _with_pyarrow(url)) is None:
-                raise
-            return with_arrow
+        file_system, path = core.url_to_fs(url)
     return file_system, path
-
-
-def _with_pyarrow(url: str) -> tuple[Any, str] | None:
-    """Return pyarrow's file system of a URL (S3, GCS, HDFS) as one of fsspec; None: it has none."""
-    try:
-        fs = importlib.import_module("pyarrow.fs")
-        wrapper = importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper
-        file_system, path = fs.FileSystem.from_uri(url)
-        return wrapper(file_system), path
-    except Exception:  # pyarrow is not installed, or does not know the scheme
-        return None
 
 
 def _url_of(url: str, path: str) -> str:

@@ -35,11 +35,7 @@ WITH ranks AS (
     SELECT
         run_of, filename, function, arg_max(site, size_bytes) AS site,
         list_aggregate(
-            list_concat(
-                list(size_bytes),
-                list_transform(range(any_value(ranks) - count(*)), lambda number: 0::BIGINT)
-            ),
-            'median'
+            list_resize(list(size_bytes), any_value(ranks), 0::BIGINT), 'median'
         )::BIGINT AS size_bytes
     FROM by_process
     GROUP BY run_of, filename, function

@@ -35,7 +35,7 @@ Figure = dict[str, Any]
 ALONE = """
 import sys, time
 from pytracer.fleet.sources import find_sources
-from pytracer.fleet.work import collect_file
+from pytracer.fleet.summary import collect_file
 from pytracer.reading.reader import load
 sources, _ = find_sources(sys.argv[1:])
 collect_file(sources[0])

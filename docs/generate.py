@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import re
 import sys
+import tempfile
 import types
 import typing
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import duckdb
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,8 +41,9 @@ from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
+from pytracer.fleet.dataset import Dataset
 from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
-from pytracer.fleet.report_results import FleetReport
+from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.reading.metadata import FileMetadata
 from pytracer.recommendation.results import Recommendation
@@ -92,7 +95,8 @@ JSON_ROOTS = {
         LimitCheck,
     ),
     "`pytracer fleet report --json`": (
-        "The object has `schema_version`, and the attributes of `FleetReport`:",
+        "The object has `schema_version`, and the attributes of `FleetReport`. A row of a table is "
+        "an object with a key for each column:",
         FleetReport,
     ),
     "`pytracer recommend --json`": (
@@ -338,7 +342,7 @@ def type_text(hint: Any) -> str:
         return f"list of {' or '.join(dict.fromkeys(map(type_text, inner)))}" if inner else "list"
     if origin in (types.UnionType, typing.Union):
         return " or ".join(dict.fromkeys(map(type_text, arguments)))
-    if origin is dict or hint in (dict, FileMetadata):
+    if origin is dict or hint in (dict, FileMetadata, Row):
         return "object"
     if origin is typing.Literal:
         return " or ".join(f'`"{argument}"`' for argument in arguments)
@@ -356,13 +360,41 @@ dataset](../how-to/fleet.md) and from the files before it. `pytracer fleet repor
 prints them in their order, with the variables that they read, for DuckDB's own command, a notebook
 or a dashboard: [Use the tables](../how-to/fleet.md#use-the-tables).
 """
-    names = [*QUERIES, *COMPARISONS]
-    return "".join(["# SQL of the fleet report\n\n", MADE, head, *map(sql_section, [BASE, *names])])
+    types = sql_types()
+    sections = [sql_section(name, types.get(name, {})) for name in (BASE, *QUERIES, *COMPARISONS)]
+    return "".join(["# SQL of the fleet report\n\n", MADE, head, *sections])
 
 
-def sql_section(name: str) -> str:
-    """Return the section of a file of SQL, from the comment at its beginning."""
-    question, text, columns = "", [], []
+def sql_types() -> dict[str, dict[str, str]]:
+    """Return the types of the columns of each table that the SQL makes."""
+    words = {"VARCHAR": "text", "VARCHAR[]": "list of text", "BOOLEAN": "bool"}
+    words |= {"BIGINT": "int64", "INTEGER": "int32", "DOUBLE": "float64"}
+    with tempfile.TemporaryDirectory() as folder, duckdb.connect() as connection:
+        with Dataset(Path(folder, "table")):
+            pass
+        for schema in ("baseline", "main"):
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; USE memory.{schema}")
+            connection.execute(f"SET VARIABLE dataset = '{folder}/table'")
+            for name in (BASE, *QUERIES):
+                connection.execute(query(name))
+        for name in COMPARISONS:
+            connection.execute(query(name))
+        return {
+            name: {
+                row[0]: words[row[1]] for row in connection.execute(f"DESCRIBE {name}").fetchall()
+            }
+            for name in (*QUERIES, *COMPARISONS)
+        }
+
+
+def sql_section(name: str, types: dict[str, str]) -> str:
+    """Return the section of a file of SQL, from the comment at its beginning.
+
+    Args:
+        name: The name of the table.
+        types: The type of each of its columns; each is described once.
+    """
+    question, text, columns, described = "", [], [], []
     for line in query(name).splitlines():
         if not line.startswith("--"):
             break
@@ -371,18 +403,23 @@ def sql_section(name: str) -> str:
         if not question:
             question = comment
         elif column:
-            names = ", ".join(f"`{each}`" for each in column[1].split(", "))
-            columns.append(f"| {names} | {cell(column[2])}")
+            names = column[1].split(", ")
+            described += names
+            shown = ", ".join(f"`{each}`" for each in names)
+            kinds = [types[each] for each in names]
+            kinds = kinds if len(set(kinds)) > 1 else kinds[:1]
+            columns.append(f"| {shown} | {', '.join(kinds)} | {cell(column[2])}")
         elif columns and comment:
             columns[-1] += f" {cell(comment)}"
         else:
             text.append(comment)
+    assert sorted(described) == sorted(types), f"{name}: {set(types) ^ set(described)}"
     parts = [f"\n## {name}\n\n{question}\n"]
     if paragraph := " ".join(text).strip():
         parts.append(f"\n{paragraph}\n")
     if columns:
         rows = "".join(f"{row} |\n" for row in columns)
-        parts.append(f"\n| column | meaning |\n|---|---|\n{rows}")
+        parts.append(f"\n| column | type | meaning |\n|---|---|---|\n{rows}")
     return "".join(parts)
 
 

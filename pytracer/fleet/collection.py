@@ -8,8 +8,10 @@ from typing import Protocol
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import Dataset
+from pytracer.fleet.pool import Pool
 from pytracer.fleet.sources import Source, find_sources, with_runs
-from pytracer.fleet.tables import Encoded, decode
+from pytracer.fleet.summary import collect_file, unreadable
+from pytracer.fleet.tables import Encoded
 
 BATCH_FILES = 256
 """The number of files after which their rows are written."""
@@ -83,7 +85,7 @@ def collect(
             done.errors = [str(error) for error in errors]
             sources = with_runs(found, run, dataset.runs)
             done.files = len(sources)
-            wanted = [source for source in sources if not _is_known(dataset, source)]
+            wanted = [each for each in sources if not dataset.has(each.name, each.stamp)]
             done.known = len(sources) - len(wanted)
             on_progress(0, len(wanted))
             _add(dataset, engine.read(wanted), done, len(wanted), on_progress)
@@ -112,23 +114,10 @@ def _add(
             on_progress(done.read + len(done.lost), total)
             if len(batch) >= BATCH_FILES or time.monotonic() - written > BATCH_S:
                 ready, batch = batch, []
-                _write(dataset, ready, done)
+                done.unreadable += dataset.write(ready)
                 written = time.monotonic()
     finally:  # also after Control-C: what was read is kept
-        _write(dataset, batch, done)
-
-
-def _write(dataset: Dataset, batch: list[Encoded], done: Collected) -> None:
-    dataset.write(batch)
-    files = decode({"files": [encoded["files"] for encoded in batch]}) if batch else {}
-    for row in files["files"].to_pylist() if files else ():
-        if row["error"] is not None:
-            done.unreadable.append(row["error"])
-
-
-def _is_known(dataset: Dataset, source: Source) -> bool:
-    known = dataset.known.get(source.name)
-    return known is not None and known.stamp != "" and known.stamp == source.stamp
+        done.unreadable += dataset.write(batch)
 
 
 class LocalEngine:
@@ -136,9 +125,6 @@ class LocalEngine:
 
     def __init__(self, memory_bytes: int | None = None, workers: int | None = None) -> None:
         """Make an engine; the arguments are those of `Pool`."""
-        from pytracer.fleet.pool import Pool
-        from pytracer.fleet.work import collect_file
-
         self._pool: Pool[Source, Encoded] = Pool(collect_file, memory_bytes, workers)
 
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
@@ -147,8 +133,6 @@ class LocalEngine:
 
     def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
         """Yield the rows of each source as it is done."""
-        from pytracer.fleet.work import unreadable
-
         jobs = [(source, source.needed_bytes) for source in sources]
         for source, result in self._pool.results(jobs):
             if isinstance(result, Exception):

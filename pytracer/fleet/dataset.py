@@ -14,9 +14,8 @@ import contextlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -40,6 +39,9 @@ _ROWS = 1 << 16
 _TABLES = [*(name for name in TABLES if name != "files"), "files"]
 """The tables in the order in which they are written."""
 
+_LEARNED = ["source", "stamp", "run", "folder"]
+"""The columns of `files` that a collection reads."""
+
 
 class Part(NamedTuple):
     """A part of the dataset: its number, and its partition as a path."""
@@ -52,26 +54,11 @@ class Part(NamedTuple):
         return root / table / self.partition / f"{self.number:08d}.parquet"
 
 
-class Known(NamedTuple):
-    """What the dataset has of a source.
-
-    Attributes:
-        stamp: The stamp of the file that was read.
-        part: The part with the source's rows.
-        has_error: Whether the file could not be read.
-    """
-
-    stamp: str
-    part: Part
-    has_error: bool
-
-
 class Dataset:
     """A dataset that is open for writing, by this process only.
 
     Attributes:
         path: The dataset's folder.
-        known: The sources that the dataset has, by name.
         runs: The runs of the folders that the dataset has.
     """
 
@@ -82,8 +69,9 @@ class Dataset:
             PytracerError: The folder is no dataset, is of another version, or cannot be written.
         """
         self.path = path
-        self.known: dict[str, Known] = {}
         self.runs: dict[str, str] = {}
+        self._parts: dict[str, Part] = {}  # by source
+        self._stamps: dict[str, str] = {}  # by source
         self._arrow = pyarrow()
         self._next = 1
         check_dataset(path, may_be_new=True)
@@ -115,32 +103,34 @@ class Dataset:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Unlock the dataset. After an exception, it stays marked as unfinished."""
         if kind is None:
             (self.path / UNFINISHED).unlink(missing_ok=True)
         self._lock.release()
 
-    def write(self, batch: Iterable[Encoded]) -> None:
+    def has(self, source: str, stamp: str) -> bool:
+        """Return whether a source was collected in the state that a stamp tells."""
+        return stamp != "" and self._stamps.get(source) == stamp
+
+    def write(self, batch: Iterable[Encoded]) -> list[str]:
         """Add the rows of sources, and remove the rows of earlier states of their files.
+
+        Returns:
+            Why files of the batch could not be read.
 
         Raises:
             PytracerError: The dataset cannot be written.
         """
-        contents: dict[str, list[bytes]] = defaultdict(list)
+        contents = defaultdict(list)
         for encoded in batch:
             for table, content in encoded.items():
                 contents[table].append(content)
         if not contents:
-            return
-        tables = decode(contents)
-        number, self._next = self._next, self._next + 1
+            return []
+        tables = {table: decode(of_table) for table, of_table in contents.items()}
         by_table = {table: _by_partition(rows) for table, rows in tables.items()}
+        number, self._next = self._next, self._next + 1
         old: dict[Part, set[str]] = defaultdict(set)
         for partition, files in by_table["files"].items():
             part = Part(number, partition)
@@ -148,13 +138,10 @@ class Dataset:
                 rows = by_table.get(table, {}).get(partition)
                 if rows is not None:
                     self._write_part(part, table, rows)
-            for row in files.select(["source", "stamp", "run", "folder", "error"]).to_pylist():
-                before = self.known.get(row["source"])
-                if before is not None:
-                    old[before.part].add(row["source"])
-                self._learn(row, part)
+            self._learn(part, files.select(_LEARNED), old)
         for part, sources in old.items():
             self._remove(part, sources)
+        return [error for error in tables["files"]["error"].to_pylist() if error is not None]
 
     def _begin(self) -> None:
         mark = self.path / MARK
@@ -176,30 +163,27 @@ class Dataset:
                 self._delete(part.path(self.path, table))
         old: dict[Part, set[str]] = defaultdict(set)
         for part in sorted(parts["files"]):
-            for row in self._read(part, "files", ["source", "stamp", "run", "folder", "error"]):
-                before = self.known.get(row["source"])
-                if before is not None:
-                    old[before.part].add(row["source"])
-                self._learn(row, part)
+            path = part.path(self.path, "files")
+            try:
+                files = self._arrow.parquet.ParquetFile(path).read(_LEARNED)
+            except (self._arrow.ArrowException, OSError, KeyError) as error:
+                raise PytracerError(
+                    f"{path} is damaged ({error}): delete it, and collect its files again"
+                ) from error
+            self._learn(part, files, old)
             self._next = max(self._next, part.number + 1)
         for part, sources in old.items():
             self._remove(part, sources)
 
-    def _learn(self, row: Mapping[str, Any], part: Part) -> None:
-        self.known[row["source"]] = Known(row["stamp"] or "", part, row["error"] is not None)
-        if row["folder"] is not None and row["run"] is not None:
-            self.runs[row["folder"]] = row["run"]
-
-    def _read(self, part: Part, table: str, columns: list[str]) -> list[dict[str, Any]]:
-        path = part.path(self.path, table)
-        try:
-            read = self._arrow.parquet.ParquetFile(path).read(columns)
-            found: list[dict[str, Any]] = read.to_pylist()
-            return found
-        except (self._arrow.ArrowException, OSError, KeyError) as error:
-            raise PytracerError(
-                f"{path} is damaged ({error}): delete it, and collect its files again"
-            ) from error
+    def _learn(self, part: Part, files: Any, old: dict[Part, set[str]]) -> None:
+        """Note the sources of a part, and in `old` those of which an earlier part has rows."""
+        for row in files.to_pylist():
+            source = row["source"]
+            if source in self._parts:
+                old[self._parts[source]].add(source)
+            self._parts[source], self._stamps[source] = part, row["stamp"]
+            if row["folder"] is not None and row["run"] is not None:
+                self.runs[row["folder"]] = row["run"]
 
     def _remove(self, part: Part, sources: set[str]) -> None:
         """Remove the rows of sources from a part."""
@@ -208,10 +192,8 @@ class Dataset:
             if not path.exists():
                 continue
             rows = self._arrow.parquet.ParquetFile(path).read()
-            gone = self._arrow.array(sorted(sources), self._arrow.string())
-            kept = rows.filter(
-                self._arrow.compute.invert(self._arrow.compute.is_in(rows["source"], gone))
-            )
+            compute, gone = self._arrow.compute, self._arrow.array(sorted(sources))
+            kept = rows.filter(compute.invert(compute.is_in(rows["source"], gone)))
             if len(kept):
                 self._write_part(part, table, kept)
             else:
@@ -254,18 +236,14 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
             raise OSError(0, "it is not a regular file")
         version = str(json.loads(mark.read_text())["schema_version"])
     except FileNotFoundError:
-        is_ours = not path.exists() or not [*_foreign(path)]
-        if may_be_new and is_ours:
-            _check_files(path)
-            return
-        if not path.exists():
-            problem = f"{path} does not exist"
-        else:
-            problem = f"{path} is no dataset of pytracer fleet, because it has no file {MARK}"
-        new = "a new folder, or " if may_be_new else ""
-        raise PytracerError(
-            f"{problem}: give {new}the folder that `pytracer fleet collect --output` wrote"
-        ) from None
+        if _is_foreign(path) or not may_be_new:
+            problem = f"is no dataset of pytracer fleet, because it has no file {MARK}"
+            new = "a new folder, or " if may_be_new else ""
+            raise PytracerError(
+                f"{path} {problem if path.exists() else 'does not exist'}: give {new}the folder "
+                "that `pytracer fleet collect --output` wrote"
+            ) from None
+        version = SCHEMA_VERSION
     except NotADirectoryError:
         raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -294,15 +272,14 @@ def _check_files(path: Path) -> None:
                     raise PytracerError(f"{entry.path} is not a regular file: delete it")
 
 
-def _foreign(path: Path) -> Iterator[str]:
-    """Yield what a folder has apart from the beginning of a dataset, which was interrupted."""
+def _is_foreign(path: Path) -> bool:
+    """Return whether a folder has more than the beginning of a dataset, which was interrupted."""
     try:
-        names = os.listdir(path)
+        return path.exists() and not {*os.listdir(path)} <= {*TABLES, UNFINISHED, ".pytracer.lock"}
     except NotADirectoryError:
         raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except OSError as error:
         raise PytracerError(f"cannot read {path}: {error.strerror}") from error
-    yield from {*names} - {*TABLES, UNFINISHED, ".pytracer.lock"}
 
 
 def _parts(root: Path, table: str) -> Iterator[Part]:

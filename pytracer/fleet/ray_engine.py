@@ -1,7 +1,7 @@
 """The engine that reads files as tasks of a Ray cluster.
 
-Scheduling, retries and the transport of results are Ray's own. A local path is listed on each node.
-A file that only some nodes have is read on one of them; any node reads the others.
+A local path is listed on each node. A file that only some nodes have is read on one of them; any
+node reads the others.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from typing import Any
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.sources import Source, find_sources, is_url
+from pytracer.fleet.summary import collect_file, unreadable
 from pytracer.fleet.tables import Encoded
-from pytracer.fleet.work import collect_file, unreadable
 
 RETRIES = 3
 """How often Ray runs a task again whose worker ended."""
@@ -53,8 +53,8 @@ class RayEngine:
         self._workers = workers
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
-            _check_reachable(address)
             try:
+                _check_reachable(address)
                 self._ray.init(address=address, log_to_driver=False, logging_level="error")
             except Exception as error:  # of Ray, of gRPC, or of the network
                 raise PytracerError(
@@ -88,7 +88,9 @@ class RayEngine:
         ray = self._ray
         cpus = int(ray.cluster_resources().get("CPU", 1))
         most = self._workers or max(2 * cpus, _LEAST_TASKS)
-        room = self._memory_of_a_node()
+        # A task may reserve no more than the smallest node has; 0: unknown.
+        memory = [int(node["Resources"].get("memory", 0)) for node in self._alive()]
+        room = min(memory, default=0)
         waiting, running = iter(sources), dict[Any, Source]()
         while True:
             for source in itertools.islice(waiting, most - len(running)):
@@ -128,10 +130,9 @@ class RayEngine:
         """Return what each path names, by node. A node that is lost meanwhile is left out."""
         ray = self._ray
         listing = ray.remote(_find_each)
+        options = {"num_cpus": 0, "max_retries": RETRIES}
         tasks = {
-            listing.options(
-                num_cpus=0, max_retries=RETRIES, scheduling_strategy=self._on(node)
-            ).remote(paths): node
+            listing.options(**options, scheduling_strategy=self._on(node)).remote(paths): node
             for node in self._hosts()
         }
         done, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=_LISTING_S)
@@ -153,24 +154,12 @@ class RayEngine:
                 continue
         return found
 
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
     def _hosts(self) -> dict[str, str]:
         """Return the host of each node that is alive, by the node's id."""
-        return {
-            node["NodeID"]: node["NodeManagerHostname"]
-            for node in self._ray.nodes()
-            if node["Alive"]
-        }
-
-    def _memory_of_a_node(self) -> int:
-        """Return the most memory that a task may reserve: that of the smallest node; 0: unknown."""
-        return min(
-            (
-                int(node["Resources"].get("memory", 0))
-                for node in self._ray.nodes()
-                if node["Alive"]
-            ),
-            default=0,
-        )
+        return {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive()}
 
     def _on(self, node: str) -> Any:
         return self._strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -208,17 +197,10 @@ def _merged(by_node: dict[str, list[Source]], hosts: dict[str, str]) -> Iterator
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise an error at once for an address at which nothing listens: Ray tries for minutes."""
+    """Raise an OSError at once if nothing listens at an address: Ray tries for minutes."""
     place = re.fullmatch(r"(?:ray://)?\[?(?P<host>[^/]+?)\]?:(?P<port>\d{1,5})", address or "")
-    if place is None:
-        return
-    try:
+    if place is not None:
         socket.create_connection((place["host"], int(place["port"])), _CONNECT_S).close()
-    except OSError as error:
-        raise PytracerError(
-            f"cannot connect to Ray at {address}: {error}; check the address with `ray status` on "
-            "the head node"
-        ) from error
 
 
 def _ray() -> Any:

@@ -2,30 +2,15 @@
 
 import re
 from collections import defaultdict
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import UNFINISHED, check_dataset
-from pytracer.fleet.report_results import BaselineChange, FleetReport
-from pytracer.fleet.report_rows import (
-    DamagedFile,
-    FleetOom,
-    FleetSiteChange,
-    MissingRank,
-    Outlier,
-    Overview,
-    PeakChange,
-    PhaseImbalance,
-    SettingChange,
-    SettingValue,
-    SiteDifference,
-    SiteGrowth,
-    Spread,
-    Worst,
-)
+from pytracer.fleet.report_results import BaselineChange, FleetReport, Row
 from pytracer.fleet.report_texts import answers_and_commands
 
 BASE = "tables"
@@ -43,7 +28,6 @@ COMPARISONS = ("compare_peaks", "compare_sites", "compare_settings")
 
 _CONFIG = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 _LINE = re.compile(r":\d+ ")
-_Row = TypeVar("_Row")
 
 
 def fleet_report(
@@ -66,40 +50,18 @@ def fleet_report(
     Raises:
         PytracerError: A dataset cannot be read, has no files, or lacks the run.
     """
-    connection = _connect()
-    try:
+    with closing(_connect()) as connection:
         if baseline is not None:
             connection.execute("CREATE SCHEMA baseline")
             connection.execute("USE memory.baseline")
             baseline_run, _ = _make(connection, baseline, baseline_run, None)
-            old_ooms, old_growth, old_outliers = _compared(connection)
             connection.execute("USE memory.main")
         run, others = _make(connection, table, run, ranks)
         report = _read(connection, table, run, others)
         if baseline is not None:
-            for name in COMPARISONS:
-                connection.execute(query(name))
-            ooms, growth, outliers = _compared(connection)
-            report = replace(
-                report,
-                baseline=BaselineChange(
-                    table=str(baseline),
-                    run=baseline_run,
-                    peaks=_rows(connection, "compare_peaks", PeakChange),
-                    sites=_rows(connection, "compare_sites", FleetSiteChange),
-                    settings=_rows(connection, "compare_settings", SettingChange),
-                    ooms=ooms,
-                    baseline_ooms=old_ooms,
-                    new_growth=_only(growth, old_growth),
-                    gone_growth=_only(old_growth, growth),
-                    new_outliers=[each for each in outliers if each not in old_outliers],
-                    gone_outliers=[each for each in old_outliers if each not in outliers],
-                ),
-            )
-    finally:
-        connection.close()
-    answers, commands = answers_and_commands(report)
-    return replace(report, answers=answers, commands=commands)
+            report.baseline = _change(connection, str(baseline), baseline_run, report)
+    report.answers, report.commands = answers_and_commands(report)
+    return report
 
 
 def query(name: str) -> str:
@@ -113,14 +75,9 @@ def script(table: Path, run: str | None = None, ranks: int | None = None) -> str
     Raises:
         PytracerError: As for `fleet_report`.
     """
-    connection = _connect()
-    try:
+    with closing(_connect()) as connection:
         run, _ = _chosen_run(connection, table, run)
-    finally:
-        connection.close()
-    values = {"dataset": _literal(_pattern(table)), "run": _literal(run), "ranks": _literal(ranks)}
-    variables = [f"SET VARIABLE {name} = {value};\n" for name, value in values.items()]
-    return "\n".join(["".join(variables), *(query(name) for name in (BASE, *QUERIES))])
+    return "\n".join([_variables(table, run, ranks), *map(query, (BASE, *QUERIES))])
 
 
 def _connect() -> Any:
@@ -135,32 +92,23 @@ def _make(
     connection: Any, table: Path, run: str | None, ranks: int | None
 ) -> tuple[str | None, list[str]]:
     """Make the tables of a run in the current schema; return the run and the other runs."""
-    chosen, others = _chosen_run(connection, table, run)
-    for name, value in (("dataset", _pattern(table)), ("run", chosen), ("ranks", ranks)):
-        connection.execute(f"SET VARIABLE {name} = {_literal(value)}")
-    import duckdb
-
-    try:
+    run, others = _chosen_run(connection, table, run)
+    connection.execute(_variables(table, run, ranks))
+    with _reading(table):
         connection.execute(query(BASE))
-    except duckdb.Error as error:
-        raise _unreadable(table, error) from error
     for name in QUERIES:
         connection.execute(query(name))
-    return chosen, others
+    return run, others
 
 
 def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | None, list[str]]:
-    import duckdb
-
     check_dataset(table)
-    try:
+    with _reading(table):
         found = connection.execute(
             "SELECT run FROM read_parquet(?, hive_partitioning = false) GROUP BY run "
             "ORDER BY max(coalesce(written_ns, modified_ns)) DESC NULLS LAST, run",
             [_pattern(table) + "/files/*/*/*.parquet"],
         ).fetchall()
-    except duckdb.Error as error:
-        raise _unreadable(table, error) from error
     runs = [name for (name,) in found]
     if not runs:
         raise PytracerError(
@@ -174,9 +122,23 @@ def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | No
     return chosen, [str(name) for name in runs if name != chosen]
 
 
-def _unreadable(table: Path, error: Exception) -> PytracerError:
-    first = str(error).partition("\n")[0]
-    return PytracerError(f"cannot read {table}: {first}; delete the folder, and collect again")
+@contextmanager
+def _reading(table: Path) -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        first = str(error).partition("\n")[0]
+        raise PytracerError(
+            f"cannot read {table}: {first}; delete the folder, and collect again"
+        ) from error
+
+
+def _variables(table: Path, run: str | None, ranks: int | None) -> str:
+    """Return the statements that set the variables which the SQL reads."""
+    values = {"dataset": _pattern(table), "run": run, "ranks": ranks}
+    return "".join(f"SET VARIABLE {name} = {_literal(value)};\n" for name, value in values.items())
 
 
 def _pattern(table: Path) -> str:
@@ -190,54 +152,70 @@ def _literal(value: str | int | None) -> str:
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
-def _only(sites: list[str], others: list[str]) -> list[str]:
-    """Return the call sites that others lack in any line of the same function."""
-    known = {_LINE.sub(" ", site) for site in others}
-    return [site for site in sites if _LINE.sub(" ", site) not in known]
-
-
-def _rows(connection: Any, table: str, kind: type[_Row]) -> list[_Row]:
-    columns = [field.name for field in fields(kind) if field.name != "sites"]  # type: ignore[arg-type]
-    rows = connection.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
-    return [kind(*row) for row in rows]
-
-
-def _compared(connection: Any) -> tuple[int, list[str], list[str]]:
-    """Return the number of errors, the call sites that grow, and the outliers."""
-    ooms = _number(connection, "SELECT count(*) FROM oom_order")
-    growth = connection.execute("SELECT site FROM growth WHERE verdict <> 'unknown'").fetchall()
-    outliers = connection.execute("SELECT process FROM outliers").fetchall()
-    return ooms, [site or "" for (site,) in growth], [process for (process,) in outliers]
-
-
-def _number(connection: Any, sql: str) -> int:
-    (found,) = connection.execute(sql).fetchone()
-    return int(found or 0)
+def _rows(connection: Any, table: str) -> list[Row]:
+    found = connection.execute(f"FROM {table}")
+    columns = [column[0] for column in found.description]
+    return [Row(**dict(zip(columns, values, strict=True))) for values in found.fetchall()]
 
 
 def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> FleetReport:
     sites = defaultdict(list)
-    for difference in _rows(connection, "outlier_sites", SiteDifference):
+    for difference in _rows(connection, "outlier_sites"):
         sites[difference.process].append(difference)
-    outliers = _rows(connection, "outliers", Outlier)
+    outliers = _rows(connection, "outliers")
+    for outlier in outliers:
+        outlier.sites = sites[outlier.process]
     return FleetReport(
         table=str(table),
         run=run,
         other_runs=others,
         is_unfinished=(table / UNFINISHED).exists(),
-        observed_ranks=_number(connection, "SELECT max(of_ranks) FROM growth_observed"),
-        expects_files=_number(connection, "SELECT count(*) FROM expected_slots") > 0,
+        observed_ranks=max(each.of_ranks for each in _rows(connection, "growth_observed")),
+        expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],
         commands=[],
-        overview=_rows(connection, "overview", Overview)[0],
-        worst=next(iter(_rows(connection, "worst", Worst)), None),
-        spread=_rows(connection, "spread", Spread),
-        outliers=[replace(outlier, sites=sites[outlier.process]) for outlier in outliers],
-        growth=_rows(connection, "growth", SiteGrowth),
-        ooms=_rows(connection, "oom_order", FleetOom),
-        phases=_rows(connection, "phase_imbalance", PhaseImbalance),
-        settings=_rows(connection, "setting_differences", SettingValue),
-        missing=_rows(connection, "missing", MissingRank),
-        damaged=_rows(connection, "damaged", DamagedFile),
+        overview=_rows(connection, "overview")[0],
+        worst=next(iter(_rows(connection, "worst")), None),
+        spread=_rows(connection, "spread"),
+        outliers=outliers,
+        growth=_rows(connection, "growth"),
+        ooms=_rows(connection, "oom_order"),
+        phases=_rows(connection, "phase_imbalance"),
+        settings=_rows(connection, "setting_differences"),
+        missing=_rows(connection, "missing"),
+        damaged=_rows(connection, "damaged"),
         baseline=None,
     )
+
+
+def _change(connection: Any, table: str, run: str | None, report: FleetReport) -> BaselineChange:
+    """Return what changed in a report against a run whose tables are in the schema `baseline`."""
+    for name in COMPARISONS:
+        connection.execute(query(name))
+    growth = _growing(report.growth)
+    old_growth = _growing(_rows(connection, "baseline.growth"))
+    outliers = [each.process for each in report.outliers]
+    old_outliers = [each.process for each in _rows(connection, "baseline.outliers")]
+    return BaselineChange(
+        table=table,
+        run=run,
+        peaks=_rows(connection, "compare_peaks"),
+        sites=_rows(connection, "compare_sites"),
+        settings=_rows(connection, "compare_settings"),
+        ooms=len(report.ooms),
+        baseline_ooms=len(_rows(connection, "baseline.oom_order")),
+        new_growth=_only(growth, old_growth),
+        gone_growth=_only(old_growth, growth),
+        new_outliers=[each for each in outliers if each not in old_outliers],
+        gone_outliers=[each for each in old_outliers if each not in outliers],
+    )
+
+
+def _growing(growth: Iterable[Row]) -> list[str]:
+    return [each.site or "" for each in growth if each.verdict != "unknown"]
+
+
+def _only(sites: list[str], others: list[str]) -> list[str]:
+    """Return the call sites that others lack in any line of the same function."""
+    known = {_LINE.sub(" ", site) for site in others}
+    return [site for site in sites if _LINE.sub(" ", site) not in known]

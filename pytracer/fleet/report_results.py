@@ -1,25 +1,17 @@
 """The results of `pytracer fleet report`."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal
 
-from pytracer.fleet.report_rows import (
-    DamagedFile,
-    FleetOom,
-    FleetSiteChange,
-    MissingRank,
-    Outlier,
-    Overview,
-    PeakChange,
-    PhaseImbalance,
-    SettingChange,
-    SettingValue,
-    SiteGrowth,
-    Spread,
-    Worst,
-)
-
 Verdict = Literal["found", "none", "unknown"]
+
+
+class Row(SimpleNamespace):
+    """A row of a table that a file in `sql/` makes: an attribute for each of its columns.
+
+    `docs/reference/fleet-sql.md` has the columns, from the comments of these files.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,9 +49,10 @@ class BaselineChange:
 
     Attributes:
         table, run: The dataset or the directory of the baseline, and its run.
-        peaks: The peaks by slot.
-        sites: The call sites, the largest change first.
-        settings: The settings that changed.
+        peaks: The peaks by slot: [`compare_peaks`](fleet-sql.md#compare_peaks).
+        sites: The call sites, the largest change first:
+            [`compare_sites`](fleet-sql.md#compare_sites).
+        settings: The settings that changed: [`compare_settings`](fleet-sql.md#compare_settings).
         ooms, baseline_ooms: The number of out-of-memory errors.
         new_growth, gone_growth: The call sites that grow in one of the runs only.
         new_outliers, gone_outliers: The ranks that are outliers in one of the runs only.
@@ -67,9 +60,9 @@ class BaselineChange:
 
     table: str
     run: str | None
-    peaks: list[PeakChange]
-    sites: list[FleetSiteChange]
-    settings: list[SettingChange]
+    peaks: list[Row]
+    sites: list[Row]
+    settings: list[Row]
     ooms: int
     baseline_ooms: int
     new_growth: list[str]
@@ -78,9 +71,9 @@ class BaselineChange:
     gone_outliers: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FleetReport:
-    """The answers about one run.
+    """The answers about one run, and the rows of the tables from which they are.
 
     Attributes:
         table: The dataset, or the directory whose files were read for the report.
@@ -91,16 +84,20 @@ class FleetReport:
         expects_files: Whether some kind of file is from most ranks, so that a rank can be missing.
         answers: The answers, the most urgent first.
         commands: Commands to look further.
-        overview: What was collected.
-        worst: The highest peak anywhere; None if there is none.
-        spread: The peaks of the ranks by slot.
-        outliers: The ranks that use more or less memory than the others.
-        growth: The call sites whose memory grows.
-        ooms: The out-of-memory errors in order of time.
-        phases: The imbalance by phase, the largest difference first.
-        settings: The values of settings that differ between ranks.
-        missing: The ranks that lack files.
-        damaged: The files that could not be read.
+        overview: What was collected: the row of [`overview`](fleet-sql.md#overview).
+        worst: The highest peak anywhere, [`worst`](fleet-sql.md#worst); None if there is none.
+        spread: The peaks of the ranks by slot: [`spread`](fleet-sql.md#spread).
+        outliers: The ranks that use more or less memory than the others:
+            [`outliers`](fleet-sql.md#outliers), and `sites`, the call sites by which each differs,
+            the largest first: [`outlier_sites`](fleet-sql.md#outlier_sites).
+        growth: The call sites whose memory grows: [`growth`](fleet-sql.md#growth).
+        ooms: The out-of-memory errors in order of time: [`oom_order`](fleet-sql.md#oom_order).
+        phases: The imbalance by phase, the largest difference first:
+            [`phase_imbalance`](fleet-sql.md#phase_imbalance).
+        settings: The values of settings that differ between ranks:
+            [`setting_differences`](fleet-sql.md#setting_differences).
+        missing: The ranks that lack files: [`missing`](fleet-sql.md#missing).
+        damaged: The files that could not be read: [`damaged`](fleet-sql.md#damaged).
         baseline: What changed against the baseline; None without one.
     """
 
@@ -112,14 +109,14 @@ class FleetReport:
     expects_files: bool
     answers: list[Answer]
     commands: list[Command]
-    overview: Overview
-    worst: Worst | None
-    spread: list[Spread]
-    outliers: list[Outlier]
-    growth: list[SiteGrowth]
-    ooms: list[FleetOom]
-    phases: list[PhaseImbalance]
-    settings: list[SettingValue]
-    missing: list[MissingRank]
-    damaged: list[DamagedFile]
+    overview: Row
+    worst: Row | None
+    spread: list[Row]
+    outliers: list[Row]
+    growth: list[Row]
+    ooms: list[Row]
+    phases: list[Row]
+    settings: list[Row]
+    missing: list[Row]
+    damaged: list[Row]
     baseline: BaselineChange | None

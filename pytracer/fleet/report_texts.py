@@ -4,11 +4,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pytracer.fleet.report_commands import MOST_COMMANDS, commands
-from pytracer.fleet.report_comparison import baseline_answer
-from pytracer.fleet.report_results import Answer, Command, FleetReport
-from pytracer.fleet.report_rows import FleetOom, MissingRank, Outlier, SettingValue, Spread
-from pytracer.fleet.report_words import in_slot, named, site_text, told_settings
+from pytracer.fleet.report_results import Answer, BaselineChange, Command, FleetReport, Row, Verdict
+from pytracer.fleet.report_words import delta_text, in_slot, named, signed, site_text, told_settings
 from pytracer.text import number, size, size_range
 
 LEAST_RANKS = 8
@@ -17,31 +14,35 @@ LEAST_RANKS = 8
 CLOCKS_S = 1.0
 """How far the clocks of two hosts may be apart."""
 
-_CASES = {"found": 0, "unknown": 1, "none": 2}
+MOST_COMMANDS = 6
+"""The most commands of a report."""
+
+_URGENCY: tuple[Verdict, ...] = ("found", "unknown", "none")
 
 
 def answers_and_commands(report: FleetReport) -> tuple[list[Answer], list[Command]]:
     """Return the answers about a run, the most urgent first, and the commands to look further."""
-    answers = [
-        *([] if report.baseline is None else [baseline_answer(report.baseline)]),
-        _ooms(report),
-        _peaks(report),
-        _growth(report),
-        _phases(report),
-        _settings(report),
-        _missing(report),
-        _damaged(report),
-    ]
-    first = answers[: 1 if report.baseline is not None else 0]
-    others = sorted(answers[len(first) :], key=lambda answer: _CASES[answer.verdict])
-    return [*first, *others], [*commands(report)][:MOST_COMMANDS]
+    questions = {
+        "ooms": _ooms,
+        "peaks": _peaks,
+        "growth": _growth,
+        "phases": _phases,
+        "settings": _settings,
+        "missing": _missing,
+        "damaged": _damaged,
+    }
+    answers = [Answer(topic, *answer(report)) for topic, answer in questions.items()]
+    answers.sort(key=lambda answer: _URGENCY.index(answer.verdict))
+    if report.baseline is not None:
+        answers.insert(0, Answer("baseline", *_baseline(report.baseline)))
+    return answers, [*_commands(report)][:MOST_COMMANDS]
 
 
-def _ooms(report: FleetReport) -> Answer:
+def _ooms(report: FleetReport) -> tuple[Verdict, str]:
     if not report.ooms:
         if not report.overview.processes:
-            return Answer("ooms", "unknown", "Whether a rank ran out of memory is unknown.")
-        return Answer("ooms", "none", "The files have no out-of-memory error.")
+            return "unknown", "Whether a rank ran out of memory is unknown."
+        return "none", "The files have no out-of-memory error."
     first = report.ooms[0]
     ranks = list(dict.fromkeys(oom.process for oom in report.ooms))
     text = f"{number(len(ranks), 'rank')} ran out of memory"
@@ -61,10 +62,10 @@ def _ooms(report: FleetReport) -> Answer:
     asked = "" if first.requested_bytes is None else f"{size(first.requested_bytes)} at "
     text += f". {_first_upper(first.process)} requested {asked}{site_text(first.site)}: "
     text += f"{first.verdict}, {first.explanation}" if first.verdict else "the reason is unknown."
-    return Answer("ooms", "found", text)
+    return "found", text
 
 
-def _rival(ooms: Sequence[FleetOom]) -> FleetOom | None:
+def _rival(ooms: Sequence[Row]) -> Row | None:
     """Return an error on another host that may have been before the first; None: there is none."""
     first = ooms[0]
     for oom in ooms[1:]:
@@ -75,49 +76,36 @@ def _rival(ooms: Sequence[FleetOom]) -> FleetOom | None:
     return None
 
 
-def _peaks(report: FleetReport) -> Answer:
-    spread = report.spread
-    if not spread:
-        return Answer("peaks", "unknown", "Can't tell the peaks: no file has usage over time.")
-    usable = [each for each in spread if each.verdict in ("none", "outliers")]
-    largest = max(usable or spread, key=lambda each: (each.ranks, each.most_bytes))
-    if not usable and report.outliers:
-        number_of = number(largest.ranks, "rank")
-        text = f"{' '.join(_explained(report))} This is said without statistics, of {number_of}."
-        return Answer("peaks", "found", text)
-    if not usable:
-        return Answer("peaks", "unknown", _why_no_outliers(largest))
-    where = f"{size_range(largest.least_bytes, largest.most_bytes)} {in_slot(largest.slot)}"
-    groups = ""
+def _peaks(report: FleetReport) -> tuple[Verdict, str]:
+    if not report.spread:
+        return "unknown", "Can't tell the peaks: no file has usage over time."
+    usable = [each for each in report.spread if each.verdict in ("none", "outliers")]
+    largest = max(usable or report.spread, key=lambda each: (each.ranks, each.most_bytes))
+    peaks = size_range(largest.least_bytes, largest.most_bytes)
+    where, groups = in_slot(largest.slot), ""
     if largest.groups > 1:
         groups = (
             f" The peaks form {largest.groups} groups of ranks, as the stages of a pipeline do; "
             "each rank is compared with its own group."
         )
-    if not report.outliers:
-        text = f"No rank stands out of {largest.ranks:,}: the peaks are {where}.{groups}"
-        return Answer("peaks", "none", text)
-    parts = [*_explained(report)]
-    return Answer("peaks", "found", " ".join(parts) + groups)
-
-
-def _why_no_outliers(spread: Spread) -> str:
-    if spread.verdict == "few":
-        return (
-            f"Can't tell which ranks stand out, because only {number(spread.ranks, 'rank')} can be "
-            f"compared {in_slot(spread.slot)}: {LEAST_RANKS} are needed."
-        )
-    return (
-        f"Can't tell which ranks stand out, because {spread.outliers:,} of {spread.ranks:,} differ "
-        f"from the median {in_slot(spread.slot)}: "
-        f"{size_range(spread.least_bytes, spread.most_bytes)}."
-    )
+    if report.outliers:
+        if not usable:
+            groups = f" This is said without statistics, of {number(largest.ranks, 'rank')}."
+        return "found", " ".join(_explained(report)) + groups
+    if usable:
+        text = f"No rank stands out of {largest.ranks:,}: the peaks are {peaks} {where}.{groups}"
+        return "none", text
+    why = f"{largest.outliers:,} of {largest.ranks:,} differ from the median {where}: {peaks}"
+    if largest.verdict == "few":
+        ranks = number(largest.ranks, "rank")
+        why = f"only {ranks} can be compared {where}: {LEAST_RANKS} are needed"
+    return "unknown", f"Can't tell which ranks stand out, because {why}."
 
 
 def _explained(report: FleetReport) -> Iterator[str]:
     """Yield a sentence for the outliers with the same reason."""
     grows = {(process, growth.site) for growth in report.growth for process in growth.processes}
-    by_reason: dict[tuple[str | None, bool, bool, str], list[Outlier]] = defaultdict(list)
+    by_reason: dict[tuple[str | None, bool, bool, str], list[Row]] = defaultdict(list)
     for outlier in report.outliers:
         main = outlier.sites[0] if outlier.sites and outlier.sites[0].share >= 0.5 else None
         site = None if main is None else main.site
@@ -125,18 +113,17 @@ def _explained(report: FleetReport) -> Iterator[str]:
         is_lasting = does_grow or 2 * outlier.slots >= outlier.of_slots
         where = "" if is_lasting else f" {in_slot(outlier.slot)}"
         by_reason[site, outlier.delta_bytes > 0, does_grow, where].append(outlier)
-    of_ranks = report.overview.processes
     is_few = all(each.verdict == "few" for each in report.spread)
     of_others = " of the others" if is_few else ""
     for (site, is_more, does_grow, where), outliers in sorted(
         by_reason.items(), key=lambda pair: -len(pair[1])
     ):
-        verb = "uses" if len(outliers) == 1 else "use"
         amounts = sorted(abs(each.delta_bytes) for each in outliers)
         than = f"{'more' if is_more else 'less'} than the median{of_others}"
-        names = named([each.process for each in outliers])
+        names, verb = named([each.process for each in outliers]), "uses"
         if len(outliers) > 1:
-            names = f"{len(outliers):,} of {of_ranks:,} ranks ({names})"
+            names = f"{len(outliers):,} of {report.overview.processes:,} ranks ({names})"
+            verb = "use"
         text = f"{names} {verb} {size_range(amounts[0], amounts[-1])} {than}{where}"
         if does_grow:
             text += f", by the growth at {site_text(site)}"
@@ -149,77 +136,66 @@ def _explained(report: FleetReport) -> Iterator[str]:
         yield _first_upper(f"{text}.")
 
 
-def _growth(report: FleetReport) -> Answer:
+def _growth(report: FleetReport) -> tuple[Verdict, str]:
     certain = [growth for growth in report.growth if growth.verdict != "unknown"]
     if certain:
         shown = certain[:3]
         parts = []
         for growth in shown:
-            rate = f"{size(round(growth.bytes_per_step))} a {growth.unit or 'step'}"
-            extent = (
-                f"all {growth.ranks:,} ranks"
-                if growth.extent == "all"
-                else f"{named(growth.processes, growth.ranks)} of {growth.of_ranks:,} ranks"
-            )
-            if growth.extent == "all" and growth.ranks < growth.of_ranks:
+            if growth.extent != "all":
+                extent = f"{named(growth.processes, growth.ranks)} of {growth.of_ranks:,} ranks"
+            elif growth.ranks < growth.of_ranks:
                 extent = f"{growth.ranks:,} of {growth.of_ranks:,} ranks"
+            else:
+                extent = f"all {growth.ranks:,} ranks"
+            rate = f"{size(round(growth.bytes_per_step))} a {growth.unit or 'step'}"
             text = f"Memory grows on {extent}, by {rate} at {site_text(growth.site)}"
             if growth.faster:
                 text += f", and much faster on {named(growth.faster)}"
             parts.append(text + ".")
         if len(certain) > len(shown):
             parts.append(f"{number(len(certain) - len(shown), 'more call site')} grow.")
-        return Answer("growth", "found", " ".join(parts))
+        return "found", " ".join(parts)
     if report.growth:
         maybe = report.growth[0]
-        text = (
+        return "unknown", (
             f"Can't tell whether memory leaks, because too few steps were collected: it grew at "
             f"{site_text(maybe.site)} on {maybe.ranks:,} of {maybe.of_ranks:,} ranks."
         )
-        return Answer("growth", "unknown", text)
     if not report.observed_ranks:
-        text = (
+        return "unknown", (
             "Can't tell whether memory grows, because no rank has files of four steps, or a trace "
             "with enough steps."
         )
-        return Answer("growth", "unknown", text)
-    return Answer(
-        "growth", "none", f"Memory does not grow on {number(report.observed_ranks, 'rank')}."
+    return "none", f"Memory does not grow on {number(report.observed_ranks, 'rank')}."
+
+
+def _phases(report: FleetReport) -> tuple[Verdict, str]:
+    phases = [phase for phase in report.phases if phase.phase]
+    if not phases:
+        return "unknown", "Can't compare phases: no phase was recorded on two ranks."
+    uneven = next((phase for phase in phases if phase.process is not None), None)
+    if uneven is not None:
+        return "found", (
+            f"The ranks differ most in phase {uneven.phase}: {uneven.process} peaks at "
+            f"{size(uneven.most_bytes)} {in_slot(uneven.slot)}, {uneven.imbalance:.3g} times the "
+            f"median of {size(uneven.median_bytes)}."
+        )
+    return "none", (
+        f"No rank stands out in a phase; the ranks differ most in phase {phases[0].phase}, by "
+        f"{size(phases[0].most_bytes - phases[0].median_bytes)} above the median."
     )
 
 
-def _phases(report: FleetReport) -> Answer:
-    named_phases = [phase for phase in report.phases if phase.phase]
-    uneven = [phase for phase in named_phases if phase.process is not None]
-    if uneven:
-        phase = uneven[0]
-        text = (
-            f"The ranks differ most in phase {phase.phase}: {phase.process} peaks at "
-            f"{size(phase.most_bytes)} {in_slot(phase.slot)}, {phase.imbalance:.3g} times the "
-            f"median of {size(phase.median_bytes)}."
-        )
-        return Answer("phases", "found", text)
-    if not named_phases:
-        return Answer(
-            "phases", "unknown", "Can't compare phases: no phase was recorded on two ranks."
-        )
-    phase = named_phases[0]
-    text = (
-        f"No rank stands out in a phase; the ranks differ most in phase {phase.phase}, by "
-        f"{size(phase.most_bytes - phase.median_bytes)} above the median."
-    )
-    return Answer("phases", "none", text)
-
-
-def _settings(report: FleetReport) -> Answer:
+def _settings(report: FleetReport) -> tuple[Verdict, str]:
     if not report.settings:
         if not report.overview.processes:
-            return Answer("settings", "unknown", "The settings of the ranks are unknown.")
+            return "unknown", "The settings of the ranks are unknown."
         if report.overview.processes == 1:
-            return Answer("settings", "unknown", "Can't compare settings: there is only one rank.")
-        return Answer("settings", "none", "All ranks have the same settings.")
+            return "unknown", "Can't compare settings: there is only one rank."
+        return "none", "All ranks have the same settings."
     usual = {(each.scope, each.key): each.value for each in report.settings if each.is_usual}
-    by_ranks: dict[tuple[str, ...], list[SettingValue]] = defaultdict(list)
+    by_ranks: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     split = []
     for each in told_settings(report.settings):
         if (each.scope, each.key) not in usual:
@@ -239,51 +215,111 @@ def _settings(report: FleetReport) -> Answer:
     if split:
         keys = ", ".join(list(dict.fromkeys(split))[:3])
         parts.append(f"No value is the usual one of {keys}.")
-    return Answer("settings", "found", "Settings differ. " + " ".join(parts))
+    return "found", "Settings differ. " + " ".join(parts)
 
 
-def _missing(report: FleetReport) -> Answer:
+def _missing(report: FleetReport) -> tuple[Verdict, str]:
     if not report.expects_files:
-        text = (
+        return "unknown", (
             "Can't tell which ranks have no file, because no kind of file is from most ranks. By "
             "default, only rank 0 writes files of steps and of the end."
         )
-        return Answer("missing", "unknown", text)
     absent = [each for each in report.missing if each.has_none]
     partly = [each for each in report.missing if not each.has_none and each.reason is None]
     ended = [each for each in report.missing if not each.has_none and each.reason is not None]
     parts = []
     if absent:
         verb = "has" if len(absent) == 1 else "have"
-        parts.append(f"{_first_upper(named([*map(_rank, absent)]))} {verb} no file.")
+        parts.append(f"{_ranks(absent)} {verb} no file.")
     if partly:
-        names = named([*map(_rank, partly)])
         slots = named(list(dict.fromkeys(slot for each in partly for slot in each.slots)))
         verb = "lacks" if len(partly) == 1 else "lack"
-        parts.append(f"{_first_upper(names)} {verb} files: {slots}.")
+        parts.append(f"{_ranks(partly)} {verb} files: {slots}.")
     if ended:
-        text = f"{number(len(ended), 'rank')} {'has' if len(ended) == 1 else 'have'} no files"
-        parts.append(f"{text} after the out-of-memory error.")
+        verb = "has" if len(ended) == 1 else "have"
+        parts.append(f"{number(len(ended), 'rank')} {verb} no files after the out-of-memory error.")
     if absent or partly:
-        return Answer("missing", "found", " ".join(parts))
-    parts.insert(0, "No other rank is missing." if ended else "No rank is missing.")
-    return Answer("missing", "none", " ".join(parts))
+        return "found", " ".join(parts)
+    return "none", " ".join(
+        ["No other rank is missing." if ended else "No rank is missing.", *parts]
+    )
 
 
-def _rank(missing: MissingRank) -> str:
-    return f"{missing.role} rank {missing.rank}".strip()
+def _ranks(missing: Sequence[Row]) -> str:
+    return _first_upper(named([f"{each.role} rank {each.rank}".strip() for each in missing]))
 
 
 def _first_upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _damaged(report: FleetReport) -> Answer:
+def _damaged(report: FleetReport) -> tuple[Verdict, str]:
     if not report.damaged:
-        return Answer("damaged", "none", "All files could be read.")
+        return "none", "All files could be read."
     names = [shlex.quote(each.source.rpartition("/")[2]) for each in report.damaged]
-    text = (
+    return "found", (
         f"{number(len(report.damaged), 'file')} of {report.overview.files:,} cannot be read: "
         f"{named(names)}. Copy them again, and repeat the collection."
     )
-    return Answer("damaged", "found", text)
+
+
+def _baseline(change: BaselineChange) -> tuple[Verdict, str]:
+    parts = [*_changes(change)]
+    if not change.peaks:
+        text = "Can't compare the peaks, because the runs have no step or end in common."
+        return "unknown", " ".join([text, *parts])
+    top = max(change.peaks, key=lambda each: (abs(each.delta_bytes), each.median_bytes, each.slot))
+    if abs(top.delta_bytes) <= top.threshold_bytes:
+        text = "The median peaks did not change."
+        return "found" if parts else "none", " ".join([text, *parts])
+    text = (
+        f"The median peak changed by {delta_text(top.baseline_median_bytes, top.median_bytes)} "
+        f"{in_slot(top.slot)}"
+    )
+    same_sign = [site for site in change.sites if site.delta_bytes * top.delta_bytes > 0]
+    if same_sign:
+        text += f", most at {site_text(same_sign[0].site)} ({signed(same_sign[0].delta_bytes)})"
+    return "found", " ".join([f"{text}.", *parts])
+
+
+def _changes(change: BaselineChange) -> Iterator[str]:
+    """Yield a sentence for each change apart from that of the peaks."""
+    if change.ooms != change.baseline_ooms:
+        yield f"Out-of-memory errors: {change.baseline_ooms:,} → {change.ooms:,}."
+    for text, names in (
+        ("Memory grows now at", [*map(site_text, change.new_growth)]),
+        ("Memory no longer grows at", [*map(site_text, change.gone_growth)]),
+        ("New outliers:", change.new_outliers),
+        ("No longer outliers:", change.gone_outliers),
+        ("Changed settings:", list(dict.fromkeys(setting.key for setting in change.settings))),
+    ):
+        if names:
+            yield f"{text} {named(names)}."
+
+
+def _commands(report: FleetReport) -> Iterator[Command]:
+    """Yield the commands to look further, the most urgent first."""
+    if report.ooms:
+        first = report.ooms[0]
+        why = f"Explains the out-of-memory error of {first.process}."
+        yield _command("show", why, first.source)
+    for outlier in report.outliers[:1]:
+        why = f"Compares {outlier.process} with {outlier.reference_process}, the median rank."
+        yield _command("diff", why, outlier.reference, outlier.source)
+    for growth in [growth for growth in report.growth if growth.verdict != "unknown"][:2]:
+        where = f"the growth at {site_text(growth.site)}"
+        if growth.evidence == "trace":
+            yield _command("show --leaks", f"Shows {where}.", growth.source)
+        elif growth.first_source is not None:
+            why = f"Compares two steps of {growth.processes[0]}: {where}."
+            yield _command("diff", why, growth.first_source, growth.source)
+    if report.worst is not None:
+        where = f"{report.worst.process} {in_slot(report.worst.slot)}"
+        why = f"Shows the file with the highest peak, of {where}."
+        yield _command("view", why, report.worst.source)
+
+
+def _command(name: str, why: str, *sources: str) -> Command:
+    if any("://" in source for source in sources):
+        why += " Copy the file to this machine first."
+    return Command(" ".join(["pytracer", name, *map(shlex.quote, sources)]), why)

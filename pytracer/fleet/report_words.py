@@ -1,10 +1,9 @@
 """Words and figures of reports: ranks, call sites, changes, and what was read."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from pytracer.fleet.report_results import FleetReport
-from pytracer.fleet.report_rows import SettingValue
+from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.text import number, size, utc_time
 
 _FEW = 4  # the most ranks that a sentence names
@@ -76,13 +75,12 @@ def named(names: Sequence[str], total: int | None = None) -> str:
     return ", ".join(shown[:-1]) + f" and {shown[-1]}"
 
 
-def told_settings(settings: Iterable[SettingValue]) -> list[SettingValue]:
+def told_settings(settings: list[Row]) -> list[Row]:
     """Return the settings without what torch reports of settings that differ anyhow."""
-    given = list(settings)
-    allocator = {process for s in given if s.scope == "allocator" for process in s.processes}
+    allocator = {process for s in settings if s.scope == "allocator" for process in s.processes}
     told = {
         (s.scope, s.key)
-        for s in given
+        for s in settings
         if s.processes and (s.scope != "reported" or not allocator.issuperset(s.processes))
     }
-    return [s for s in given if (s.scope, s.key) in told]
+    return [s for s in settings if (s.scope, s.key) in told]

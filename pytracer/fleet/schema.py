@@ -8,26 +8,14 @@ from typing import NamedTuple
 SCHEMA_VERSION = "1.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
-MOST_SITES = 100
-"""The most rows of `sites` for a moment of a device, without the row of the others."""
-
-MOST_STEPS = 2048
-"""The most rows of `steps` for a device of a file."""
-
-MOST_PHASES = 200
-"""The most rows of `phases` for a device of a file."""
-
-MOST_OOMS = 100
-"""The most rows of `ooms` for a device of a file."""
-
-MOST_LEAKS = 100
-"""The most rows of `leaks` for a device of a file."""
-
-MOST_SETTINGS = 200
-"""The most rows of `settings` for a scope of a file."""
-
-MOST_SETTING_LENGTH = 4096
-"""The most characters of a setting's name, and of its value."""
+# The most rows of a file in a table.
+MOST_SITES = 100  # of a moment of a device, without the row of the others
+MOST_STEPS = 2048  # of a device
+MOST_PHASES = 200  # of a device
+MOST_OOMS = 100  # of a device
+MOST_LEAKS = 100  # of a device
+MOST_SETTINGS = 200  # of a scope
+MOST_SETTING_LENGTH = 4096  # characters of a setting's name, and of its value
 
 
 class Field(NamedTuple):

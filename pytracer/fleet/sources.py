@@ -1,5 +1,6 @@
 """The files that a collection reads: local files, and files of other file systems by URL."""
 
+import contextlib
 import glob
 import importlib
 import os
@@ -16,6 +17,7 @@ from pytracer.reading.reader import usual_bytes
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
 _LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
+_TIMES = ("mtime", "LastModified", "updated", "created")
 _TAGS = ("ETag", "etag", "version_id", "CRC")
 _COMPRESSED = (".gz", ".zst")
 
@@ -106,15 +108,11 @@ def read_content(source: Source) -> bytes:
         PytracerError: It cannot be read.
     """
     assert source.url is not None
-    try:
+    with _failing_as(f"cannot read {source.url}"):
         file_system, _ = _file_system(source.url)
         with file_system.open(source.path, "rb") as file:
             content: bytes = file.read()
-        return content
-    except PytracerError:
-        raise
-    except Exception as error:  # file systems raise exceptions of their own
-        raise PytracerError(f"cannot read {source.url}: {error}") from error
+    return content
 
 
 def _order(source: Source) -> tuple[object, ...]:
@@ -130,12 +128,10 @@ def _local(text: str, on_error: OnError) -> Iterator[Source]:
         paths = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
         if not paths:
             raise PytracerError(f"{text} matches no file: check the pattern")
-    for path in find(paths, on_error):
-        yield local_source(path)
+    return map(_local_source, find(paths, on_error))
 
 
-def local_source(path: Path) -> Source:
-    """Return the source of a local file, of the state in which it is now."""
+def _local_source(path: Path) -> Source:
     folder = _text(os.fspath(run_folder(path)))
     source = Source(name=_text(os.fspath(path)), path=os.fspath(path), url=None, folder=folder)
     try:
@@ -148,31 +144,21 @@ def local_source(path: Path) -> Source:
 
 
 def _remote(url: str) -> Iterator[Source]:
-    try:
+    with _failing_as(f"cannot list {url}"):
         file_system, path = _file_system(url)
-        matched = file_system.glob(path) if glob.has_magic(path) else [path]
-        found: dict[str, Any] = {}
-        for each in matched:
-            inside = file_system.find(each, detail=True)
-            found |= {
-                name: info
-                for name, info in inside.items()
-                if name == each or _is_snapshot(name, each)
-            }
-    except PytracerError:
-        raise
-    except Exception as error:  # file systems raise exceptions of their own
-        raise PytracerError(f"cannot list {url}: {error}") from error
+        found: dict[str, Any] = {
+            name: info
+            for each in (file_system.glob(path) if glob.has_magic(path) else [path])
+            for name, info in file_system.find(each, detail=True).items()
+            if name == each or _is_snapshot(name, each)
+        }
     if not found:
         raise PytracerError(
             f"{url} contains no snapshots: their names end in {', '.join(SUFFIXES)}"
         )
     for name, info in sorted(found.items()):
-        full = _url_of(url, file_system, name)
-        modified = next(
-            (info[key] for key in ("mtime", "LastModified", "updated", "created") if key in info),
-            None,
-        )
+        full = _url_of(url, name)
+        modified = next((info[key] for key in _TIMES if key in info), None)
         tag = next((info[key] for key in _TAGS if info.get(key)), None)
         size = info.get("size")
         yield Source(
@@ -184,6 +170,17 @@ def _remote(url: str) -> Iterator[Source]:
             modified_ns=_nanoseconds(modified),
             stamp=f"{tag or modified or ''}" and f"{size}-{tag or modified}",
         )
+
+
+@contextlib.contextmanager
+def _failing_as(problem: str) -> Iterator[None]:
+    """Name the problem, because file systems raise exceptions of their own."""
+    try:
+        yield
+    except PytracerError:
+        raise
+    except Exception as error:
+        raise PytracerError(f"{problem}: {error}") from error
 
 
 def _is_snapshot(name: str, folder: str) -> bool:
@@ -201,35 +198,17 @@ def _file_system(url: str) -> tuple[Any, str]:
         core = importlib.import_module("fsspec.core")
     except ImportError as error:
         raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
-    try:
+    with _failing_as(f"cannot open {url}"):
         file_system, path = core.url_to_fs(url)
-        return file_system, path
-    except ImportError as error:
-        with_arrow = _with_pyarrow(url)
-        if with_arrow is not None:
-            return with_arrow
-        raise PytracerError(f"cannot open {url}: {error}") from error
-    except Exception as error:  # file systems raise exceptions of their own
-        raise PytracerError(f"cannot open {url}: {error}") from error
+    return file_system, path
 
 
-def _with_pyarrow(url: str) -> tuple[Any, str] | None:
-    """Return pyarrow's file system of a URL (S3, GCS, HDFS) as one of fsspec; None: it has none."""
-    try:
-        fs = importlib.import_module("pyarrow.fs")
-        wrapper = importlib.import_module("fsspec.implementations.arrow").ArrowFSWrapper
-        file_system, path = fs.FileSystem.from_uri(url)
-        return wrapper(file_system), path
-    except Exception:  # pyarrow is not installed, or does not know the scheme
-        return None
-
-
-def _url_of(url: str, file_system: Any, path: str) -> str:
-    """Return the URL of a file in the file system of a URL; chains keep their other links."""
+def _url_of(url: str, path: str) -> str:
+    """Return the URL of a path in the file system of a URL; chains keep their other links."""
     head, chain, rest = url.partition("::")
     scheme, separator, _ = head.partition("://")
     if not separator:  # "simplecache::s3://…": the path belongs to the next link
-        return f"{head}::{_url_of(rest, file_system, path)}"
+        return f"{head}::{_url_of(rest, path)}"
     return f"{scheme}://{path.lstrip('/')}" + (f"{chain}{rest}" if chain else "")
 
 

@@ -5,6 +5,7 @@ The numbers are those of `pytracer show`: this module only arranges them.
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,29 +18,18 @@ from pytracer.analysis.held_memory import Sum, held_memory, total_of
 from pytracer.analysis.holders import by_site, shared_callers
 from pytracer.analysis.leaks.one_file import leaks_on_device
 from pytracer.analysis.leaks.results import DeviceLeaks
-from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot
+from pytracer.analysis.ooms import is_oom_snapshot
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
-from pytracer.errors import ConfigError
-from pytracer.fleet.schema import (
-    MOST_LEAKS,
-    MOST_OOMS,
-    MOST_PHASES,
-    MOST_SETTING_LENGTH,
-    MOST_SETTINGS,
-    MOST_SITES,
-    MOST_STEPS,
-)
-from pytracer.fleet.sources import Source
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.fleet import schema
+from pytracer.fleet.sources import Source, read_content
+from pytracer.fleet.tables import Encoded, Row, Rows, encode
 from pytracer.reading.files import parse_place
+from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.variables import parse_settings
 
-Row = dict[str, Any]
-Rows = dict[str, list[Row]]
-"""The rows of each table. A column that a row lacks is null."""
-
-_VERSIONS = ("torch", "torch_npu", "python")
 _MOST_CALLERS = 3
 _OPTIONS = (
     "context",
@@ -49,6 +39,35 @@ _OPTIONS = (
     "forward_stacks",
     "step_from",
 )
+
+
+def collect_file(source: Source) -> Encoded:
+    """Read a file and return its rows: the work on one file, which every engine does alike."""
+    try:
+        if source.url is None:
+            snapshot = load(source.path)
+        else:
+            snapshot = load(read_content(source), source.name)
+        return encode(summarize(snapshot, source))
+    except PytracerError as error:
+        is_content = error.__cause__ is None or getattr(error.__cause__, "errno", 0) is None
+        return unreadable(source, str(error), is_content)
+    except Exception as error:  # one file must not end the collection
+        return unreadable(source, f"{source.name} was not understood: {error!r}", True)
+
+
+def unreadable(source: Source, error: str, is_content: bool) -> Encoded:
+    """Return the row of a file that cannot be read, with what its name tells.
+
+    Args:
+        source: The file.
+        error: Why it cannot be read.
+        is_content: Whether the reason is the file's content. If not, the next collection tries the
+            file again.
+    """
+    if not is_content:
+        source = replace(source, stamp="")
+    return encode({"files": [_name_row(source) | {"error": " ".join(error.split())}]})
 
 
 def summarize(snapshot: Snapshot, source: Source) -> Rows:
@@ -79,29 +98,15 @@ def summarize(snapshot: Snapshot, source: Source) -> Rows:
     return rows
 
 
-def failed(source: Source, error: str) -> Rows:
-    """Return the row of a file that cannot be read, with what its name tells."""
-    place = parse_place(Path(source.path))
-    row = _name_row(source) | {
-        "step": place.last,
-        "rank": place.rank,
-        "error": " ".join(error.split()),
-    }
-    return {"files": [row]}
-
-
 def _name_row(source: Source) -> Row:
     place = parse_place(Path(source.path))
-    return {
-        "run": source.run,
+    return vars(source) | {
         "source": source.name,
-        "folder": source.folder,
         "kind": place.kind,
         "first_step": place.first,
         "last_step": place.last,
-        "file_bytes": source.file_bytes,
-        "modified_ns": source.modified_ns,
-        "stamp": source.stamp,
+        "step": place.last,
+        "rank": place.rank,
     }
 
 
@@ -114,66 +119,44 @@ def _file_row(snapshot: Snapshot, source: Source) -> Row:
     backends = [snapshot.backend(device) for device in chosen_devices(snapshot, None)]
     return row | {
         "step": current if row["last_step"] is None else row["last_step"],
-        "rank": parse_place(Path(source.path)).rank if metadata.rank is None else metadata.rank,
+        "rank": row["rank"] if metadata.rank is None else metadata.rank,
         "file_phase": metadata.only_phase,
         "role": metadata.role,
         "host": metadata.host,
         "pid": metadata.pid,
-        "backend": next((name for name in backends if name and name != "cpu"), None)
-        or next((name for name in backends if name), None),
-        **{name: getattr(metadata, name) for name in _VERSIONS},
-        "pytracer": metadata.version,
+        "backend": max(filter(None, backends), key=lambda name: name != "cpu", default=None),
         "written_ns": metadata.written_ns,
+        **_versions(snapshot),
+    }
+
+
+def _versions(snapshot: Snapshot) -> dict[str, str | None]:
+    metadata = snapshot.metadata
+    return {
+        "torch": metadata.torch,
+        "torch_npu": metadata.torch_npu,
+        "python": metadata.python,
+        "pytracer": metadata.version,
     }
 
 
 def _peak(report: DeviceReport, leaks: DeviceLeaks) -> Row:
-    row: Row = {
-        name: getattr(report, name)
-        for name in ("is_cpu", "events", "first_us", "last_us", "contradiction", "only_phase")
-    }
-    lost, peak, end, outside = report.lost, report.peak_allocated, report.end, report.outside
-    for name in ("overwritten", "unknown_frees", "live_dropped", "before_bytes", "exact_from"):
-        row[name] = getattr(lost, name)
-    row |= {
-        "peak_most_bytes": report.peak_most_bytes,
-        "is_peak_certain": None if peak is None else report.is_peak_certain,
-        "end_allocated_bytes": end.allocated_bytes,
-        "end_active_bytes": end.active_bytes,
-        "end_requested_bytes": end.requested_bytes,
-        "end_reserved_bytes": end.reserved_bytes,
-        "end_largest_free_bytes": end.largest_free_bytes,
-        "end_inactive_split_bytes": end.inactive_split_bytes,
-    }
-    if peak is not None:
-        row |= {
-            "peak_allocated_bytes": peak.allocated_bytes,
-            "peak_event": peak.event,
-            "peak_time_us": peak.time_us,
-            "peak_step": peak.step,
-            "peak_phase": peak.phase,
-            "peak_requested_bytes": peak.requested_bytes,
-            "peak_active_bytes": peak.active_bytes,
-        }
-    if peak is not None and report.peak_reserved is not None:
-        row |= {
-            "reserved_at_peak_bytes": peak.reserved_bytes,
-            "fragmentation_at_peak_bytes": peak.fragmentation_bytes,
-            "peak_reserved_bytes": report.peak_reserved.reserved_bytes,
-        }
-    if outside is not None:
-        for name in ("total", "free", "process", "outside", "others"):
-            row[f"{name}_bytes"] = getattr(outside, f"{name}_bytes")
-    row |= vars(report.counts)
+    """Return a row in which the attributes that are columns have their names, or a prefix."""
+    peak, reserved = report.peak_allocated, report.peak_reserved
+    row = vars(report) | vars(report.lost) | vars(report.counts)
+    row |= {f"end_{name}": value for name, value in vars(report.end).items()}
+    row |= {f"leak_{name}": value for name, value in vars(leaks).items()}
+    if report.outside is not None:
+        row |= vars(report.outside)
+    if peak is None:
+        row["is_peak_certain"] = None
+    else:
+        row |= {f"peak_{name}": value for name, value in vars(peak).items()}
+    if peak is not None and reserved is not None:
+        row["reserved_at_peak_bytes"] = peak.reserved_bytes
+        row["fragmentation_at_peak_bytes"] = peak.fragmentation_bytes
     return row | {
-        "leak_verdict": leaks.verdict,
-        "leak_reason": leaks.reason,
-        "leak_unit": leaks.unit,
-        "leak_first": leaks.first,
-        "leak_last": leaks.last,
-        "leak_observed": leaks.observed,
-        "leak_begin_bytes": leaks.begin_bytes,
-        "leak_end_bytes": leaks.end_bytes,
+        "peak_reserved_bytes": None if reserved is None else reserved.reserved_bytes,
         "leak_bytes_per_step": float(leaks.bytes_per_step),
         "available_bytes": leaks.available_bytes,
         "exhausted_step": leaks.exhausted_step,
@@ -190,79 +173,66 @@ def _sites(data: DeviceData, report: DeviceReport) -> Iterable[Row]:
     for moment, entry in moments.items():
         held = held_memory(data, entry)
         found = by_site(held, "category", "phase", chains=chains)
-        for total, parts in found[:MOST_SITES]:
-            yield {"moment": moment, "is_others": False, **_group_row(chains, data, total, parts)}
-        if others := [total for total, _ in found[MOST_SITES:]]:
+        for total, parts in found[: schema.MOST_SITES]:
+            site, category, phase = total.key
             yield {
-                "moment": moment,
-                "is_others": True,
-                **_sums(total_of((), others)),
-                "groups": len(others),
-                "largest_group_bytes": others[0].size_bytes,
+                **_sum_row(moment, [total], total),
+                **_site(frame_at(chains.stacks, site)),
+                "is_others": False,
+                "callers": _chain(shared_callers(chains, parts, _MOST_CALLERS)),
+                "category": category if has_categories(data.snapshot) else None,
+                "phase": phase,
             }
+        if others := [total for total, _ in found[schema.MOST_SITES :]]:
+            yield {**_sum_row(moment, others, total_of((), others)), "is_others": True}
 
 
-def _group_row(chains: CallChains, data: DeviceData, total: Sum, parts: list[Sum]) -> Row:
-    """Return the row of the blocks with the same call site, category and phase."""
-    site, category, phase = total.key
+def _sum_row(moment: str, groups: list[Sum], total: Sum) -> Row:
     return {
-        **_site(frame_at(chains.stacks, site)),
-        "callers": _chain(shared_callers(chains, parts, _MOST_CALLERS)),
-        "category": category if has_categories(data.snapshot) else None,
-        "phase": phase,
-        **_sums(total),
-        "groups": 1,
-        "largest_group_bytes": total.size_bytes,
-    }
-
-
-def _sums(total: Sum) -> Row:
-    return {
+        "moment": moment,
         "size_bytes": total.size_bytes,
         "requested_bytes": total.requested_bytes,
         "blocks": total.count,
+        "groups": len(groups),
+        "largest_group_bytes": groups[0].size_bytes,
     }
 
 
 def _steps(report: DeviceReport) -> Iterable[Row]:
-    for step in report.steps[-MOST_STEPS:]:
+    for step in report.steps[-schema.MOST_STEPS :]:
         yield vars(step) | {"number": step.step, "inexact": ",".join(step.inexact)}
 
 
 def _phases(report: DeviceReport) -> Iterable[Row]:
     largest = sorted(report.phases, key=lambda phase: -(phase.peak_bytes or 0))
-    for phase in largest[:MOST_PHASES]:
+    for phase in largest[: schema.MOST_PHASES]:
         yield vars(phase) | {"inexact": ",".join(phase.inexact)}
 
 
 def _ooms(report: DeviceReport) -> Iterable[Row]:
-    for number, oom in [*enumerate(report.ooms, 1)][-MOST_OOMS:]:
+    for number, oom in [*enumerate(report.ooms, 1)][-schema.MOST_OOMS :]:
         is_last = oom is report.ooms[-1]
-        row = _oom(oom) | {"number": number, "is_last": is_last}
+        row: Row = {
+            **vars(oom),
+            **_site(oom.call_site),
+            "number": number,
+            "is_last": is_last,
+            "oom_step": oom.step,
+        }
+        if oom.sample is not None:
+            row["allocated_bytes"] = oom.sample.allocated_bytes
+            row["reserved_bytes"] = oom.sample.reserved_bytes
         if is_last and report.explanation is not None:
             verdicts = report.explanation.verdicts
-            row |= {
-                "verdict": verdicts[0].kind if verdicts else None,
-                "verdicts": ",".join(verdict.kind for verdict in verdicts),
-                "explanation": " ".join(verdict.text for verdict in verdicts),
-                "what": answer_of(report.explanation).headline,
-            }
+            row["verdict"] = verdicts[0].kind if verdicts else None
+            row["verdicts"] = ",".join(verdict.kind for verdict in verdicts)
+            row["explanation"] = " ".join(verdict.text for verdict in verdicts)
+            row["what"] = answer_of(report.explanation).headline
         yield row
 
 
-def _oom(oom: OutOfMemory) -> Row:
-    sample = oom.sample
-    return {
-        **vars(oom),
-        "oom_step": oom.step,
-        "allocated_bytes": None if sample is None else sample.allocated_bytes,
-        "reserved_bytes": None if sample is None else sample.reserved_bytes,
-        **_site(oom.call_site),
-    }
-
-
 def _leaks(leaks: DeviceLeaks) -> Iterable[Row]:
-    for growth in leaks.growths[:MOST_LEAKS]:
+    for growth in leaks.growths[: schema.MOST_LEAKS]:
         site = growth.frames[0] if growth.frames else None
         yield {
             **vars(growth),
@@ -283,19 +253,18 @@ def _settings(snapshot: Snapshot) -> Iterable[Row]:
     yield from _scope("reported", snapshot.allocator_settings)
     options = metadata.options
     yield from _scope("recording", {name: options[name] for name in _OPTIONS if name in options})
-    versions = {name: getattr(metadata, name) for name in _VERSIONS}
-    versions["pytracer"] = metadata.version
+    versions = _versions(snapshot)
     yield from _scope("version", {name: value for name, value in versions.items() if value})
     yield from _scope("metadata", metadata.given)
 
 
 def _scope(scope: str, items: Mapping[Any, Any]) -> Iterable[Row]:
-    for key, value in islice(items.items(), MOST_SETTINGS):
+    for key, value in islice(items.items(), schema.MOST_SETTINGS):
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         yield {
             "scope": scope,
-            "key": str(key)[:MOST_SETTING_LENGTH],
-            "value": text[:MOST_SETTING_LENGTH],
+            "key": str(key)[: schema.MOST_SETTING_LENGTH],
+            "value": text[: schema.MOST_SETTING_LENGTH],
         }
 
 

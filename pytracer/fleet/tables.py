@@ -1,15 +1,18 @@
 """Rows as Arrow tables, and as bytes that travel between processes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 from pytracer.export.arrow_package import import_pyarrow
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
-from pytracer.fleet.summary import Row, Rows
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
+"""The rows of each table. A column that a row lacks is null."""
 
 Encoded = dict[str, bytes]
-"""The rows of each table, in Arrow's IPC format."""
+"""The rows of each table that has any, in Arrow's IPC format."""
 
 
 def pyarrow() -> Any:
@@ -39,37 +42,28 @@ def arrow_schema(table: str) -> Any:
 
 
 def encode(rows: Rows) -> Encoded:
-    """Return rows as bytes."""
+    """Return rows as bytes, which processes exchange faster than Arrow tables."""
     pa = pyarrow()
     encoded = {}
     for table, found in rows.items():
-        if not found:
-            continue
-        schema = arrow_schema(table)
-        arrays = [pa.array(_column(found, field.name), field.type) for field in schema]
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-        encoded[table] = sink.getvalue().to_pybytes()
+        if found:
+            schema, sink = arrow_schema(table), pa.BufferOutputStream()
+            arrays = [pa.array(_column(found, field.name), field.type) for field in schema]
+            with pa.ipc.new_stream(sink, schema) as writer:
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
+            encoded[table] = sink.getvalue().to_pybytes()
     return encoded
 
 
-def decode(parts: Mapping[str, list[bytes]]) -> dict[str, Any]:
-    """Return one Arrow table for each name, from bytes of `encode`."""
+def decode(contents: Iterable[bytes]) -> Any:
+    """Return one Arrow table from bytes of `encode`, all of one table."""
     pa = pyarrow()
-    found = {}
-    for table, contents in parts.items():
-        tables = [pa.ipc.open_stream(content).read_all() for content in contents]
-        found[table] = pa.concat_tables(tables)
-    return found
+    return pa.concat_tables(pa.ipc.open_stream(content).read_all() for content in contents)
 
 
 def _column(rows: list[Row], name: str) -> list[Any]:
-    values = [row.get(name) for row in rows]
-    if any(isinstance(value, str) for value in values):
-        # Arrow has no lone surrogates, which names in files may contain.
-        return [
-            value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-            for value in values
-        ]
-    return values
+    # Arrow has no lone surrogates, which names in files may contain.
+    return [
+        value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for value in (row.get(name) for row in rows)
+    ]

@@ -16,15 +16,13 @@ class Metric:
 
     Attributes:
         name: The name; a count gets the suffix that the system asks for.
-        unit: The unit as the systems write it: "bytes", "ratio", or "" for counts.
-        is_count: Whether the figure only increases while the process runs.
+        unit: "bytes", "ratio", or "count": the figure only increases while the process runs.
         help: What the figure is.
         read: Returns the figure from the counters of a device; None: the device has no such figure.
     """
 
     name: str
     unit: str
-    is_count: bool
     help: str
     read: Callable[[Mapping[str, Any]], float | None]
 
@@ -49,43 +47,43 @@ def _fragmentation(counters: Mapping[str, Any]) -> float | None:
 METRICS = (
     Metric(
         "pytracer_allocated_bytes",
-        *("bytes", False),
+        "bytes",
         "Bytes in blocks that the program holds. On the CPU, blocks since the recording began.",
         _allocated,
     ),
     Metric(
         "pytracer_reserved_bytes",
-        *("bytes", False),
+        "bytes",
         "Bytes that the allocator holds on the device.",
         _of_torch("reserved_bytes.all.current"),
     ),
     Metric(
         "pytracer_peak_allocated_bytes",
-        *("bytes", False),
+        "bytes",
         "The most allocated bytes since the start, or since torch's peak was reset.",
         _of_torch("allocated_bytes.all.peak"),
     ),
     Metric(
         "pytracer_fragmentation_ratio",
-        *("ratio", False),
+        "ratio",
         "The part of the reserved bytes that is free, in segments that also have blocks in use.",
         _fragmentation,
     ),
     Metric(
         "pytracer_out_of_memory",
-        *("", True),
+        "count",
         "Out-of-memory errors of the allocator.",
         _of_torch("num_ooms"),
     ),
     Metric(
         "pytracer_recorded_events",
-        *("", True),
+        "count",
         "Events that pytracer has recorded.",
         lambda counters: counters["recorded"],
     ),
     Metric(
         "pytracer_overwritten_events",
-        *("", True),
+        "count",
         "Recorded events that newer ones have overwritten in the ring.",
         lambda counters: counters["overwritten"],
     ),

@@ -1,15 +1,9 @@
-"""A child process of the job that works on snapshots, such as uploads them.
+"""A child process of the job that works on snapshots, such as uploads them, one after another.
 
-A network may be slow or hang, and the thread that has written a snapshot is often one of the
-training's. The work is therefore done by a process of its own, one file after another. It also
-works while the job's interpreter ends, when no thread can be started any more, and it survives a
-job that is killed.
-
-    send("pytracer.integrations.fsspec", path, url="s3://...")    # in the job; does not wait
-      → pytracer.integrations.fsspec.work(path, url="s3://...")   # in the helper process
-
-Bounds: one helper process for each process of the job; the requests that wait fit into a pipe
-(64 KiB). A request that finds the pipe full is refused.
+`send("pytracer.integrations.fsspec", path, url="s3://...")` in the job, which does not wait, has
+`pytracer.integrations.fsspec.work(path, url="s3://...")` called in the child, which survives a job
+that is killed. docs/explanation/processes.md has the reasons. Each process of the job has at most
+one child. The requests wait in a pipe (64 KiB), and one that finds the pipe full is refused.
 """
 
 import atexit

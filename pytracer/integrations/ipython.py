@@ -4,8 +4,9 @@ import html
 import os
 import shlex
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytracer
 from pytracer.integrations.packages import needs
@@ -19,25 +20,24 @@ FOLDER = "outputs/profile"
 _USAGE = "%%pytracer [--output FOLDER] [--view] [OPTION=VALUE ...]"
 
 
+@dataclass(frozen=True)
 class CellReport:
-    """The answer about a cell, with links to the snapshot and the page."""
+    """The answer about a cell, with links to the snapshot and the page: shown below the cell."""
 
-    def __init__(self, report: LiveReport, snapshot: Path, page: Path) -> None:
-        """Keep what a notebook shows below the cell."""
-        self._report = report
-        self._snapshot = snapshot
-        self._page = page
+    report: LiveReport
+    snapshot: Path
+    page: Path
 
     def __repr__(self) -> str:
         """Return the report as text."""
-        return f"{self._report}\nPage: {self._page}\nSnapshot: {self._snapshot}"
+        return f"{self.report}\nPage: {self.page}\nSnapshot: {self.snapshot}"
 
     def _repr_html_(self) -> str:
         links = (
             f'<a href="{html.escape(path.as_posix(), quote=True)}" target="_blank">{text}</a>'
-            for path, text in ((self._page, "page"), (self._snapshot, "snapshot"))
+            for path, text in ((self.page, "page"), (self.snapshot, "snapshot"))
         )
-        return f"{self._report._repr_html_()}<p>{', '.join(links)}</p>"
+        return f"{self.report._repr_html_()}<p>{', '.join(links)}</p>"
 
 
 class CellFailedError(Exception):
@@ -84,7 +84,8 @@ class _Magic:
         _show(tracer, self._unused(folder / f"cell{number}"), is_viewed)
         raised = result.error_before_exec or result.error_in_exec
         if raised is not None:
-            _fail(raised)
+            kind = type(raised).__name__
+            raise CellFailedError(f"The cell raised {kind}: its traceback is above.") from None
 
     def _unused(self, name: Path) -> Path:
         """Return a name that no other cell has; without history, all cells have one number."""
@@ -137,8 +138,3 @@ def _show(tracer: "pytracer.Tracer", name: Path, is_viewed: bool) -> None:
             display(page)
     except Exception as error:
         print(f"pytracer: the cell has run, but there is no report: {error!r}")
-
-
-def _fail(error: BaseException) -> NoReturn:
-    kind = type(error).__name__
-    raise CellFailedError(f"The cell raised {kind}: its traceback is above.") from None

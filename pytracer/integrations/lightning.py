@@ -33,18 +33,18 @@ class PytracerCallback(RecordingCallback, _callback()):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to record."""
         self._optimizer_steps = trainer.global_step
-        self._recording.begin()
+        self._begin_recording()
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """End a step, if an optimizer has stepped: gradients may be accumulated."""
         if trainer.global_step != self._optimizer_steps:
             self._optimizer_steps = trainer.global_step
-            self._recording.step()
+            self._end_step()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop, and write the snapshot."""
-        self._recording.end(trainer.is_global_zero)
+        self._end_recording(trainer.is_global_zero)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Stop, and write the snapshot."""
-        self._recording.end(trainer.is_global_zero)
+        self._end_recording(trainer.is_global_zero)

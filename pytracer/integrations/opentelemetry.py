@@ -15,7 +15,7 @@ from pytracer.integrations.packages import needs
 with needs("opentelemetry", "opentelemetry-api"):
     from opentelemetry import metrics
 
-_UNITS = {"bytes": "By", "ratio": "1", "": "1"}
+_UNITS = {"bytes": "By", "ratio": "1", "count": "1"}
 
 
 def register(tracer: "pytracer.Tracer | None" = None, meter: Any = None) -> None:
@@ -27,9 +27,8 @@ def register(tracer: "pytracer.Tracer | None" = None, meter: Any = None) -> None
     """
     meter = metrics.get_meter("pytracer", pytracer.__version__) if meter is None else meter
     for metric in gauges.METRICS:
-        create = (
-            meter.create_observable_counter if metric.is_count else meter.create_observable_gauge
-        )
+        kind = "counter" if metric.unit == "count" else "gauge"
+        create = getattr(meter, f"create_observable_{kind}")
         name = metric.name.replace("pytracer_", "pytracer.", 1)
         create(name, [_observer(tracer, metric)], _UNITS[metric.unit], metric.help)
 

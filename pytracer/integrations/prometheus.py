@@ -40,7 +40,7 @@ class Collector:
             yield family
 
     def _family(self, metric: gauges.Metric) -> Any:
-        kind = CounterMetricFamily if metric.is_count else GaugeMetricFamily
+        kind = CounterMetricFamily if metric.unit == "count" else GaugeMetricFamily
         return kind(metric.name, metric.help, labels=["device"])
 
 

@@ -54,10 +54,7 @@ def work(path: str, folder: str) -> None:
 def _scalars(report: Any) -> Iterator[tuple[int, str, float]]:
     for device in report.devices:
         for step in device.steps:
-            if not step.step or not step.begins_in_trace:
-                continue
-            if step.peak_bytes is not None:
-                yield step.step, f"{device.name}/peak_allocated_bytes", float(step.peak_bytes)
-            if step.peak_reserved_bytes is not None:
-                reserved = float(step.peak_reserved_bytes)
-                yield step.step, f"{device.name}/peak_reserved_bytes", reserved
+            peaks = {"allocated": step.peak_bytes, "reserved": step.peak_reserved_bytes}
+            for kind, peak_bytes in peaks.items():
+                if step.step and step.begins_in_trace and peak_bytes is not None:
+                    yield step.step, f"{device.name}/peak_{kind}_bytes", float(peak_bytes)

@@ -8,72 +8,12 @@ import pytracer
 from pytracer.log import print_line, warn_once
 
 
-class TrainingRecording:
-    """Starts, steps and ends a tracer as a framework's training does. No method raises.
-
-    A framework may pickle its callbacks for the processes that it starts. The tracer of such a
-    process is made anew, from the same options.
-    """
-
-    def __init__(
-        self, tracer: "pytracer.Tracer | None", report: bool, options: dict[str, Any]
-    ) -> None:
-        """Check the options; record nothing yet.
-
-        Args:
-            tracer: The tracer; None: one with `options`.
-            report: Whether the end of the training prints what `Tracer.report()` returns.
-            options: Options of `pytracer.Tracer`.
-
-        Raises:
-            ConfigError: An option cannot be used, or there are options next to a tracer.
-        """
-        if tracer is not None and options:
-            names = ", ".join(options)
-            raise pytracer.ConfigError(
-                f"both a tracer and options ({names}) are given: give the options to the tracer"
-            )
-        self._options = options
-        self._report = report
-        self._begun = False
-        self._tracer = pytracer.Tracer(**options) if tracer is None else tracer
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the options without the tracer, which belongs to this process."""
-        return {**self.__dict__, "_tracer": None, "_begun": False}
-
-    @property
-    def tracer(self) -> "pytracer.Tracer":
-        """The tracer."""
-        if self._tracer is None:
-            self._tracer = pytracer.Tracer(**self._options)
-        return self._tracer
-
-    def begin(self) -> None:
-        """Begin to record, unless the training before has raised, whose recording continues."""
-        with _harmless():
-            if not self._begun:
-                self.tracer.__enter__()
-                self._begun = True
-
-    def step(self) -> None:
-        """End a step of the optimizer."""
-        with _harmless():
-            if self._begun:
-                self.tracer.step()
-
-    def end(self, is_first_rank: bool = True) -> None:
-        """Stop, write the snapshot, and print the report on the first rank."""
-        with _harmless():
-            if self._begun:
-                self._begun = False
-                self.tracer.__exit__(None, None, None)
-                if self._report and is_first_rank and self.tracer.stats()["untraced"] is None:
-                    print_line(str(self.tracer.report()))
-
-
 class RecordingCallback:
-    """What the callbacks of all frameworks have."""
+    """What the callbacks of all frameworks have: a tracer, which the training begins and ends.
+
+    No method of the training raises. A framework may pickle its callbacks for the processes that it
+    starts. The tracer of such a process is made anew, from the same options.
+    """
 
     def __init__(
         self,
@@ -92,15 +32,51 @@ class RecordingCallback:
             **options: The other options of `pytracer.Tracer`.
 
         Raises:
-            ConfigError: An option cannot be used.
+            ConfigError: An option cannot be used, or there are options next to a tracer.
         """
         given = options if output is None else {"output": output, **options}
-        self._recording = TrainingRecording(tracer, report, given)
+        if tracer is not None and given:
+            names = ", ".join(given)
+            raise pytracer.ConfigError(
+                f"both a tracer and options ({names}) are given: give the options to the tracer"
+            )
+        self._tracer_options = given
+        self._report = report
+        self._records = False
+        self._tracer = pytracer.Tracer(**given) if tracer is None else tracer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options without the tracer, which belongs to this process."""
+        return {**self.__dict__, "_tracer": None, "_records": False}
 
     @property
     def tracer(self) -> "pytracer.Tracer":
         """The tracer."""
-        return self._recording.tracer
+        if self._tracer is None:
+            self._tracer = pytracer.Tracer(**self._tracer_options)
+        return self._tracer
+
+    def _begin_recording(self) -> None:
+        """Begin to record, unless the training before has raised, whose recording continues."""
+        with _harmless():
+            if not self._records:
+                self.tracer.__enter__()
+                self._records = True
+
+    def _end_step(self) -> None:
+        """End a step of the optimizer."""
+        with _harmless():
+            if self._records:
+                self.tracer.step()
+
+    def _end_recording(self, is_first_rank: bool) -> None:
+        """Stop, write the snapshot, and print the report on the first rank."""
+        with _harmless():
+            if self._records:
+                self._records = False
+                self.tracer.__exit__(None, None, None)
+                if self._report and is_first_rank and self.tracer.stats()["untraced"] is None:
+                    print_line(str(self.tracer.report()))
 
 
 @contextlib.contextmanager

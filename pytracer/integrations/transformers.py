@@ -21,12 +21,12 @@ class PytracerCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin to record."""
-        self._recording.begin()
+        self._begin_recording()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End a step."""
-        self._recording.step()
+        self._end_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop, and write the snapshot."""
-        self._recording.end(state.is_world_process_zero)
+        self._end_recording(state.is_world_process_zero)

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,13 +61,8 @@ class Place:
 
     def __str__(self) -> str:
         """Return the place as text, as in "step 3 rollout, rank 0"."""
-        when = self.kind
-        if self.kind == "step":
-            when = (
-                f"step {self.first}"
-                if self.first == self.last
-                else f"steps {self.first}-{self.last}"
-            )
+        steps = f" {self.first}" if self.first == self.last else f"s {self.first}-{self.last}"
+        when = f"step{steps}" if self.kind == "step" else self.kind
         who = f"rank {self.rank}" if self.rank is not None else self.who
         return ", ".join(filter(None, (self.program, f"{when} {self.phase}".strip(), who)))
 
@@ -114,27 +109,25 @@ def find(paths: Iterable[Path], on_error: OnError | None = None) -> list[Path]:
 def parse_place(path: Path, root: Path | None = None) -> Place:
     """Return the place in the names of a file and of its folders below `root`."""
     *folders, name = path.absolute().parts if root is None else path.relative_to(root).parts
-    stem = name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
-    if (parts := _IN_FOLDER.fullmatch(stem)) is None:
-        return _parse_next_to_file(folders, stem)
-    who = parts["who"]
-    phase = ""
-    if len(folders) > 1 and _FOLDER.fullmatch(folders[-2]) and not _FOLDER.fullmatch(folders[-1]):
-        phase = folders.pop()
-    folder = _FOLDER.fullmatch(folders[-1]) if folders else None
-    if folder is None:
-        return Place("/".join(folders), who=who)
-    if folder["timed"] == "oom":
-        who = who.removeprefix("oom_")
-    first, last = _steps(folder["step"], folder["first"], folder["last"])
-    return Place(
-        program="/".join(folders[:-1]),
-        kind="step" if first is not None else folder["kind"] or folder["timed"],
-        first=first,
-        last=last,
-        phase=phase,
-        who=who,
-    )
+    parts = _IN_FOLDER.fullmatch(_stem(name))
+    if parts is None:
+        parts = _NEXT_TO_FILE.fullmatch(_stem(name))
+        assert parts is not None
+        first, last = _steps(parts["step"] or parts["step_of_phase"], parts["first"], parts["last"])
+        program, kind = "/".join([*folders, parts["program"]]), parts["kind"]
+        phase, who = parts["phase"] or "", parts["who"] or ""
+    else:
+        who, phase = parts["who"], ""
+        if len(folders) > 1 and _is_folder(folders[-2]) and not _is_folder(folders[-1]):
+            phase = folders.pop()
+        folder = _FOLDER.fullmatch(folders[-1]) if folders else None
+        if folder is None:
+            return Place("/".join(folders), who=who)
+        first, last = _steps(folder["step"], folder["first"], folder["last"])
+        program, kind = "/".join(folders[:-1]), folder["kind"] or folder["timed"]
+        if kind == "oom":
+            who = who.removeprefix("oom_")
+    return Place(program, kind or ("step" if first is not None else ""), first, last, phase, who)
 
 
 def run_folder(path: Path) -> Path:
@@ -142,28 +135,17 @@ def run_folder(path: Path) -> Path:
 
     For a file with another name it is the folder of the file.
     """
-    stem = path.name.removesuffix(next((end for end in SUFFIXES if path.name.endswith(end)), ""))
-    folder = path.parent
-    if _IN_FOLDER.fullmatch(stem):
-        if _FOLDER.fullmatch(folder.parent.name) and not _FOLDER.fullmatch(folder.name):
-            folder = folder.parent  # of a phase
-        if _FOLDER.fullmatch(folder.name):
-            folder = folder.parent
-    return folder
+    if _IN_FOLDER.fullmatch(_stem(path.name)):
+        return Path("/", parse_place(path).program.lstrip("/"))
+    return path.parent
 
 
-def _parse_next_to_file(folders: Sequence[str], stem: str) -> Place:
-    parts = _NEXT_TO_FILE.fullmatch(stem)
-    assert parts is not None
-    first, last = _steps(parts["step"] or parts["step_of_phase"], parts["first"], parts["last"])
-    return Place(
-        program="/".join([*folders, parts["program"]]),
-        kind="step" if first is not None else parts["kind"] or "",
-        first=first,
-        last=last,
-        phase=parts["phase"] or "",
-        who=parts["who"] or "",
-    )
+def _stem(name: str) -> str:
+    return name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
+
+
+def _is_folder(name: str) -> bool:
+    return _FOLDER.fullmatch(name) is not None
 
 
 def _steps(step: str | None, first: str | None, last: str | None) -> tuple[int | None, int | None]:
@@ -250,24 +232,20 @@ def _inside(directory: Path, on_error: OnError | None) -> list[Path]:
     while folders:
         folder = folders.pop()
         try:
-            for entry in _entries(folder):
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.name.endswith(SUFFIXES) and not is_special(entry):
-                    found.append(Path(entry.path))
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.name.endswith(SUFFIXES) and not is_special(entry):
+                        found.append(Path(entry.path))
         except OSError as error:
             problem = PytracerError(f"cannot search {folder}: {error.strerror}")
             if on_error is None or folder == os.fspath(directory):
                 raise problem from error
             on_error(problem)
     return sorted(found, key=_natural)
-
-
-def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
-    with os.scandir(folder) as entries:
-        yield from entries
 
 
 def is_special(entry: "os.DirEntry[str]") -> bool:

@@ -139,8 +139,14 @@ class Stacks:
         )
 
 
+class _Columns:
+    def __len__(self) -> int:
+        """Return the number of rows: of events, in a trace."""
+        return len(next(iter(vars(self).values())))
+
+
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(_Columns):
     """The events of one device, oldest first; columns of equal length.
 
     Attributes:
@@ -165,13 +171,9 @@ class Trace:
     compile_context: Column
     user_metadata: Column
 
-    def __len__(self) -> int:
-        """Return the number of events."""
-        return len(self.action)
-
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class Segments(_Columns):
     """The memory that the allocators had reserved at the end; columns of equal length.
 
     Attributes:
@@ -195,13 +197,9 @@ class Segments:
     stack: Column
     first_block: Column
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.device)
-
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class Blocks(_Columns):
     """The blocks of all segments, in their order; columns of equal length.
 
     Attributes:
@@ -230,10 +228,6 @@ class Blocks:
     category_rule: Column
     owner: Column
     owners: Column
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.segment)
 
 
 @dataclass(frozen=True, eq=False)

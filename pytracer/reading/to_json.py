@@ -2,6 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 from math import isfinite
+from types import SimpleNamespace
 from typing import Any
 
 from pytracer.reading.metadata import FileMetadata
@@ -17,12 +18,14 @@ def to_json(value: Any) -> Any:
     """Return a report as dicts, lists, strings, numbers, bools and None.
 
     Args:
-        value: Any value. Dataclasses and named tuples become dicts of their attributes. Values that
-            JSON does not have, as a file's metadata may contain, become strings. The metadata of a
-            file is as it is in the file.
+        value: Any value. Dataclasses, namespaces and named tuples become dicts of their attributes.
+            Values that JSON does not have, as a file's metadata may contain, become strings. The
+            metadata of a file is as it is in the file.
     """
     if isinstance(value, FileMetadata):
         value = value.as_written
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -5,26 +5,10 @@ holds the same functions, `_record_memory_history` (with torch's signature and a
 `_snapshot`, `_dump_snapshot`, `memory_snapshot` and `_allocation_traceback`; and, on `torch._C` and
 `torch_npu._C`, `_{device}_isHistoryEnabled` and `_{device}_attach_out_of_memory_observer`.
 
-Each caller has a session of its own: each module of torch that records (inductor, for example) is
-one owner of a session, and the program is another. An owner enables, changes and ends only its own
-session. A caller reads its own session, else the program's, else any that is enabled. Torch's own
-recorder answers if there is none, or if it is on and no session is enabled.
-
-As in torch, a session that is disabled has no events any more, live blocks keep their stacks, and
-blocks allocated until the session is enabled again have none. For that, live blocks stay known,
-without stack walks and without a ring. In the mode "state" no event is recorded (torch shows the
-last one); those of the mode "all" stay. A `max_entries` beyond pytracer's limit, as torch's default
-is, means the default of `trace_alloc_max_entries`.
-
-Stacks have Python frames only. For what only torch's C++ recorder has (`compile_context`,
-`global_record_annotations`, `record_pinned_host_memory`), torch's recorder is switched on without
-events of the device, and what it recorded is added to pytracer's snapshots. Where pytracer cannot
-record, and for arguments that it does not know, torch's own functions answer.
-
-Out of reach are calls of `torch._C._cuda_record_memory_history` and the like, names imported from
-these modules earlier (`from torch.cuda.memory import _snapshot`), and observers attached earlier.
-
-`torch.npu.memory._dump_snapshot` runs no profiler, which torch_npu's own may do, and writes no CSV.
+Each owner (see `calling_owner`) enables, changes and ends only its own session. A caller reads its
+own session, else the program's, else any that is enabled. Torch's own recorder answers if there is
+none, or if it is on and no session is enabled. docs/how-to/torch-recorder.md lists what callers may
+notice, and docs/explanation/hooks.md has the reasons.
 """
 
 import os

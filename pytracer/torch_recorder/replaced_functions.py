@@ -15,7 +15,6 @@ from pytracer.atomic_file import open_atomically
 from pytracer.backends import oom
 from pytracer.backends.running_torch import torch_module
 from pytracer.log import warn_once
-from pytracer.torch_recorder.caller import PROGRAM, calling_owner
 from pytracer.torch_recorder.sessions import RecordArguments, TorchSession
 from pytracer.tracing import verl
 
@@ -28,6 +27,17 @@ TRACEBACK = "_allocation_traceback"
 ONLY_IN_TORCH = ("external_annotations", "host_segments", "host_traces")
 """The keys of a snapshot that only torch's own recorder fills."""
 
+PROGRAM = "user"
+"""The owner of the session of everything that is not torch's own code."""
+
+_FORWARDING_MODULES = (
+    __name__,
+    "torch.accelerator.memory",
+    "torch.cuda.memory",
+    "torch_npu.contrib.transfer_to_npu",
+    "torch_npu.npu.memory",
+)
+"""Modules that only forward calls of others."""
 
 Function = Callable[..., Any]
 Snapshot = dict[str, Any]
@@ -64,7 +74,11 @@ class ReplacedFunctions:
         self._modern = inspect.signature(self._memory._record_memory_history_impl)
         legacy = getattr(self._memory, "_record_memory_history_legacy", None)
         self._legacy = None if legacy is None else inspect.signature(legacy)
-        self._prepare(self._memory, RECORD, self._record).__signature__ = self._with_depth()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        depth = inspect.Parameter("stack_depth", kind, default=32, annotation=int)
+        parameters = [*self._modern.parameters.values(), depth]
+        record = self._prepare(self._memory, RECORD, self._record)
+        record.__signature__ = self._modern.replace(parameters=parameters)
         self._prepare(self._memory, SNAPSHOT, self._snapshot)
         self._prepare(self._memory, DUMP, self._dump)
         self._prepare(self._memory, SEGMENTS, self._segments)
@@ -92,12 +106,6 @@ class ReplacedFunctions:
             if getattr(holder, name, None) is original:
                 self._placed.append((holder, name, ours))
         return ours
-
-    def _with_depth(self) -> inspect.Signature:
-        depth = inspect.Parameter(
-            "stack_depth", inspect.Parameter.KEYWORD_ONLY, default=32, annotation=int
-        )
-        return self._modern.replace(parameters=[*self._modern.parameters.values(), depth])
 
     def undo(self) -> None:
         """Restore torch's functions and end all sessions. The caller holds the lock."""
@@ -129,7 +137,7 @@ class ReplacedFunctions:
         owner = calling_owner()
         arguments = self._checked_arguments(args, kwargs)
         with self._lock:
-            if arguments is None:  # torch refuses or serves these arguments
+            if arguments is None:
                 torchs()
                 self._end_ours(owner)
                 if self._torchs[self._is_enabled_name]():
@@ -152,12 +160,18 @@ class ReplacedFunctions:
     def _checked_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> RecordArguments | None:
-        enabled = args[0] if args else kwargs.get("enabled")
-        if isinstance(enabled, bool):
-            given = None if self._legacy is None else _bound_arguments(self._legacy, args, kwargs)
-            return None if given is None else RecordArguments.of_legacy_call(given)
-        given = _bound_arguments(self._modern, args, kwargs)
-        return None if given is None else RecordArguments.of_call(given)
+        """Return the arguments of a call; None where torch's own function refuses or serves it."""
+        is_legacy = isinstance(args[0] if args else kwargs.get("enabled"), bool)
+        signature = self._legacy if is_legacy else self._modern
+        if signature is None:
+            return None
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        of_call = RecordArguments.of_legacy_call if is_legacy else RecordArguments.of_call
+        return of_call(bound.arguments)
 
     def _begin(self, owner: str, arguments: RecordArguments, depth: dict[str, Any]) -> str | None:
         """Begin or change the owner's session, or end it and return why it cannot record."""
@@ -251,7 +265,7 @@ class ReplacedFunctions:
         session = self._readable()
         if session is None:  # torch_npu's own dump may run a profiler
             _write_snapshot(self._torchs_snapshot(augment_with_fx_traces), filename)
-        elif augment_with_fx_traces or session.skips or self._torchs_owners:
+        elif augment_with_fx_traces or session.skipped or self._torchs_owners:
             _write_snapshot(self._complete(session, augment_with_fx_traces), filename)
         else:
             session.dump(filename)
@@ -291,16 +305,14 @@ class ReplacedFunctions:
             oom.adopt(self.backend, observer)
 
 
-def _bound_arguments(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Return all arguments by name; None where torch's own function refuses them."""
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        return None
-    bound.apply_defaults()
-    return bound.arguments
+def calling_owner() -> str:
+    """Return the owner that calls the recorder: a module of torch, or the program."""
+    frame = sys._getframe(1)
+    name = __name__
+    while name in _FORWARDING_MODULES and frame.f_back is not None:
+        frame = frame.f_back
+        name = str(frame.f_globals.get("__name__"))
+    return name if name.partition(".")[0] in ("torch", "torch_npu") else PROGRAM
 
 
 def _write_snapshot(snapshot: Snapshot, filename: str | os.PathLike[str] | int) -> None:

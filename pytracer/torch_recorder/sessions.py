@@ -5,7 +5,7 @@ import os
 import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pytracer import ACTIONS, _core
@@ -69,13 +69,7 @@ class RecordArguments:
         )
 
     def _is_known(self) -> bool:
-        flags = (
-            self.clear_history,
-            self.compile_context,
-            self.global_record_annotations,
-            self.record_pinned_host_memory,
-            self.record_cuda,
-        )
+        flags = [getattr(self, each.name) for each in fields(self) if each.type is bool]
         skipped = () if self.skip_actions is None else self.skip_actions
         return (
             self.enabled in (None, "state", "all")
@@ -118,6 +112,7 @@ class TorchSession(Tracer):
 
     Attributes:
         enabled: True between `begin()` and `end()`.
+        skipped: The actions that `snapshot()` leaves out, which `dump()` cannot do.
     """
 
     def __init__(self, backend: str, owner: str) -> None:
@@ -125,7 +120,7 @@ class TorchSession(Tracer):
         super().__init__(None, device=backend)
         self._backend = backend
         self._described: dict[str, Any] = {"owner": owner}
-        self._skipped: frozenset[str] = frozenset()
+        self.skipped: frozenset[str] = frozenset()
         self._most_entries = MAX_ENTRIES_LIMIT
         self.enabled = False
 
@@ -146,12 +141,12 @@ class TorchSession(Tracer):
             self.clear()
         if arguments.enabled == "all":
             self._most_entries = max(1, arguments.max_entries)
-        self._skipped = frozenset(arguments.skip_actions or ())
+        self.skipped = frozenset(arguments.skip_actions or ())
         self._described.update(
             enabled=arguments.enabled,
             stacks=arguments.stacks,
             max_entries=min(arguments.max_entries, sys.maxsize),
-            skip_actions=sorted(self._skipped),
+            skip_actions=sorted(self.skipped),
         )
         self.enabled = True
         return None
@@ -182,17 +177,12 @@ class TorchSession(Tracer):
         """How many events the ring holds."""
         return self._options.trace_alloc_max_entries
 
-    @property
-    def skips(self) -> bool:
-        """Whether `snapshot()` leaves out some actions, which `dump()` cannot do."""
-        return bool(self._skipped)
-
     def snapshot(self) -> dict[str, Any]:
         """Return the snapshot without the skipped actions."""
         snapshot = self._writer.as_dict(self._metadata(), self._bounded_view())
-        if self._skipped:
+        if self.skipped:
             snapshot["device_traces"] = [
-                [event for event in trace if event["action"] not in self._skipped]
+                [event for event in trace if event["action"] not in self.skipped]
                 for trace in snapshot["device_traces"]
             ]
         return snapshot

@@ -19,7 +19,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis.leaks import examine
 from pytracer.analysis.report import stats
 from pytracer.errors import PytracerError
-from pytracer.fleet import collection, summary
+from pytracer.fleet import collection, schema
 from pytracer.fleet.collection import collect
 from pytracer.fleet.dataset import UNFINISHED, Dataset, check_dataset
 from pytracer.fleet.report import fleet_report
@@ -42,7 +42,7 @@ def test_rows_are_those_of_stats_and_leaks(
     path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN the rows of a file, with few or many rows for the sites of a moment
-    monkeypatch.setattr(summary, "MOST_SITES", most)
+    monkeypatch.setattr(schema, "MOST_SITES", most)
     (source,) = find_sources([str(path)])[0]
     snapshot = load(path)
     found = summarize(snapshot, source)
@@ -190,7 +190,7 @@ def test_an_error_in_our_code_does_not_end_the_collection(
         raise ZeroDivisionError("a defect")
 
     make_run(tmp_path / "run7", ranks=1, steps=1)
-    monkeypatch.setattr("pytracer.fleet.work.summarize", fail)
+    monkeypatch.setattr("pytracer.fleet.summary.summarize", fail)
     found = collected(tmp_path / "table", tmp_path / "run7")
     assert [re.sub(r".*pickle ", "", text) for text in found.unreadable] == [
         "was not understood: ZeroDivisionError('a defect')"

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 from pytracer.fleet.collection import collect
 from pytracer.fleet.ray_engine import RayEngine
-from pytracer.fleet.work import collect_file
+from pytracer.fleet.summary import collect_file
 
 run, table, marks, what = sys.argv[1:]
 

@@ -410,23 +410,6 @@ def test_only_damaged_files(tmp_path: Path) -> None:
     assert set(verdicts.values()) == {"unknown"}
 
 
-def test_folders_that_are_no_dataset(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent"):
-        result = invoke("fleet", "report", path)
-        assert result.exit_code == 1, result.output
-        assert str(path) in result.output
-
-
-def test_a_dataset_of_another_version(tmp_path: Path) -> None:
-    fleet = Fleet()
-    fleet.add(0, None, 1000)
-    path = fleet.write(tmp_path / "table")
-    (path / "_pytracer_fleet.json").write_text('{"schema_version": "9.0"}')
-    result = invoke("fleet", "report", path)
-    assert result.exit_code == 1
-    assert "9.0" in result.output
-
-
 def test_a_damaged_dataset(tmp_path: Path) -> None:
     fleet = Fleet()
     fleet.add(0, None, 1000)

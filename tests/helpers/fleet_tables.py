@@ -11,8 +11,8 @@ from pytracer.errors import PytracerError
 from pytracer.fleet.report_results import FleetReport
 from pytracer.fleet.schema import TABLES
 from pytracer.fleet.sources import Source, find_sources
+from pytracer.fleet.summary import collect_file
 from pytracer.fleet.tables import Encoded
-from pytracer.fleet.work import collect_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.6-cuda.pickle"  # with an out-of-memory

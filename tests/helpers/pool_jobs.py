@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from pytracer.fleet.sources import Source
+from pytracer.fleet.summary import collect_file
 from pytracer.fleet.tables import Encoded
-from pytracer.fleet.work import collect_file
 
 
 def timed(seconds: float) -> tuple[float, float, int]:

@@ -2,7 +2,13 @@
 --
 -- The tables of the baseline are in the schema `baseline`.
 --
--- The columns are the attributes of [`PeakChange`](json.md#peakchange).
+-- slot            a slot that both runs have
+-- ranks, baseline_ranks     the number of ranks
+-- median_bytes, baseline_median_bytes     the median of the peaks
+-- most_bytes, baseline_most_bytes     the highest peak
+-- delta_bytes     the change of the median
+-- threshold_bytes     what the median must change by to count: what makes a rank an outlier in
+--                 either run, at least 2 % and 1 MiB
 CREATE OR REPLACE TABLE compare_peaks AS
 WITH usual AS (
     SELECT slot, max(threshold_bytes) AS threshold_bytes

@@ -1,6 +1,7 @@
 -- Which settings changed against the baseline?
 --
--- The columns are the attributes of [`SettingChange`](json.md#settingchange).
+-- scope, key      the setting
+-- value, baseline_value     the values of the most files; null: not set in most files
 CREATE OR REPLACE TABLE compare_settings AS
 WITH new AS (
     SELECT scope, key, mode(value ORDER BY value) AS value

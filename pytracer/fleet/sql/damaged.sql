@@ -1,6 +1,8 @@
 -- Which files could not be read?
 --
--- The columns are the attributes of [`DamagedFile`](json.md#damagedfile).
+-- source          the file
+-- process, rank, step     from its name; null: unknown
+-- error           why it could not be read
 CREATE OR REPLACE TABLE damaged AS
 SELECT source, if(rank IS NULL, NULL, process) AS process, rank, step, error
 FROM processes

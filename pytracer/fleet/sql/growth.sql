@@ -3,7 +3,21 @@
 -- A growth in the trace of one file is what `pytracer show --leaks` found there; a growth in several files
 -- is from `growth_in_files`. A call site that has both is listed with its traces only.
 --
--- The columns are the attributes of [`SiteGrowth`](json.md#sitegrowth).
+-- site            the call site; null: unknown
+-- evidence        `trace`: `pytracer show --leaks` found it in single files; `files`: it is seen
+--                 when the ends of files are compared
+-- verdict         `leak`: `pytracer show --leaks` is certain; `grows`: it grew from file to file,
+--                 for ever or not; `unknown`: it may be chance
+-- extent          `all`: at least nine of ten of the ranks that were observed; else `some`
+-- ranks, of_ranks     the number of ranks on which it grows, and that were observed
+-- bytes_per_step  the median of the growth over these ranks
+-- unit            what `bytes_per_step` is per: `step`, `second` or `slice`
+-- held_bytes      the most memory of the call site at the end of a file
+-- first_step      the first step with a growth; null: unknown
+-- processes       these ranks, the fastest first, at most 20
+-- faster          of many ranks, those on which it grows much faster, at most 20
+-- first_source    with `files`: the first file of the rank on which it grows fastest
+-- source          the last file of this rank
 CREATE OR REPLACE TABLE growth AS
 WITH traced AS (  -- of several traces with a leak of a call site, the last one
     SELECT l.*, t.process
@@ -50,24 +64,16 @@ WITH traced AS (  -- of several traces with a leak of a call site, the last one
     GROUP BY site, evidence
 )
 SELECT
-    site,
-    evidence,
+    site, evidence,
     CASE
         WHEN NOT is_certain AND ranks < greatest(8, 0.9 * of_ranks) THEN 'unknown'
         WHEN evidence = 'files' THEN 'grows'
         ELSE 'leak'
     END AS verdict,
     if(ranks > 1 AND ranks >= 0.9 * of_ranks, 'all', 'some') AS extent,
-    ranks,
-    of_ranks,
-    bytes_per_step,
-    unit,
-    held_bytes,
-    first_step,
-    processes,
+    ranks, of_ranks, bytes_per_step, unit, held_bytes, first_step, processes,
     coalesce(faster, []) AS faster,
-    first_source,
-    source
+    first_source, source
 FROM by_site AS s
 WHERE evidence = 'trace' OR NOT EXISTS (
     FROM by_site AS t WHERE t.evidence = 'trace' AND t.site IS NOT DISTINCT FROM s.site

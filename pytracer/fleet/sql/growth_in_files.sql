@@ -73,13 +73,9 @@ WITH files_of_steps AS (
     )
 )
 SELECT
-    f.process,
-    any_value(n.rank) AS rank,
-    f.site,
-    any_value(n.files) AS files,
-    any_value(r.growths) AS growths,
-    min(n.step) AS first_step,
-    max(n.step) AS last_step,
+    f.process, any_value(n.rank) AS rank, f.site,
+    any_value(n.files) AS files, any_value(r.growths) AS growths,
+    min(n.step) AS first_step, max(n.step) AS last_step,
     any_value(f.slope) AS bytes_per_step,
     arg_min(p.size_bytes, p.place) AS begin_bytes,
     arg_max(p.size_bytes, p.place) AS end_bytes,

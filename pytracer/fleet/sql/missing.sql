@@ -2,7 +2,11 @@
 --
 -- A file is expected of all ranks in each slot of `expected_slots`.
 --
--- The columns are the attributes of [`MissingRank`](json.md#missingrank).
+-- rank, role      the rank; the role is empty if it has none
+-- slots           the slots without a file of the rank
+-- of_slots        the number of slots in which a file is expected
+-- has_none        whether the rank has no file at all
+-- reason          `out of memory`: the rank ran out of memory before; null: unknown
 CREATE OR REPLACE TABLE missing AS
 WITH expected_ranks AS (
     SELECT role, unnest(range(any_value(of_ranks))) AS rank FROM expected_slots GROUP BY role

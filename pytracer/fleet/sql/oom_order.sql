@@ -2,7 +2,17 @@
 --
 -- The same error can be in several files of a process, and is listed once.
 --
--- The columns are the attributes of [`FleetOom`](json.md#fleetoom).
+-- number          1 is the first
+-- process, rank, host     the process; null: unknown
+-- device_name     the device
+-- time_us         the time, by the clock of the host; null: unknown
+-- after_s         the seconds after the first error; null: unknown
+-- step, phase, site     those of the allocation that failed; null: unknown
+-- requested_bytes     the size of the allocation
+-- device_free_bytes, allocated_bytes, reserved_bytes     the memory at that moment
+-- verdict, explanation     the first verdict of `pytracer show`, and its figures; null if a later
+--                 error in the file hides it
+-- source          the file
 CREATE OR REPLACE TABLE oom_order AS
 WITH once AS (
     SELECT

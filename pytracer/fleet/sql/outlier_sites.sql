@@ -2,14 +2,18 @@
 --
 -- Both are compared at their own peaks, in the slot in which the outlier differs most.
 --
--- The columns are the attributes of [`SiteDifference`](json.md#sitedifference).
+-- process         the outlier
+-- site            the call site; null: blocks without a stack, and call sites without a row
+-- callers, phase, category     those of the largest part of this memory; null: unknown
+-- size_bytes, reference_bytes     the bytes of the outlier and of the median rank
+-- delta_bytes     the difference, in the direction in which the outlier differs
+-- share           the difference as a share of the outlier's whole difference
 CREATE OR REPLACE TABLE outlier_sites AS
 WITH chosen AS (
     SELECT source, any_value(device_name) AS device_name FROM rank_peaks GROUP BY source
 ), held AS (
     SELECT
-        source,
-        if(is_others, NULL, site) AS site,
+        source, if(is_others, NULL, site) AS site,
         sum(size_bytes)::BIGINT AS size_bytes,
         arg_max(callers, size_bytes) AS callers,
         arg_max(phase, size_bytes) AS phase,
@@ -28,8 +32,7 @@ WITH chosen AS (
     FROM outliers AS o JOIN held AS h ON h.source = o.reference
 )
 SELECT
-    process,
-    site,
+    process, site,
     arg_max(callers, size_bytes) AS callers,
     arg_max(phase, size_bytes) AS phase,
     arg_max(category, size_bytes) AS category,

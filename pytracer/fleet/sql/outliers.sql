@@ -6,11 +6,18 @@
 -- If no slot has enough ranks for that, a rank is named that differs from the median of the others
 -- by more than a tenth of it, and by more than four times the range of the others.
 --
--- The columns are the attributes of [`Outlier`](json.md#outlier).
+-- process, rank   the rank
+-- slots           the number of slots in which it is an outlier
+-- of_slots        the number of slots that it has, and in which outliers can be named
+-- slot, source    the slot in which it differs most, and its file there
+-- peak_bytes      its peak there
+-- median_bytes    the median of its group; of less than eight ranks: of the others
+-- delta_bytes     the difference
+-- reference, reference_process    the file there of the rank that is nearest to the median
 CREATE OR REPLACE TABLE outliers AS
 WITH few AS (
     SELECT
-        r.slot, r.process,
+        r.slot, 1 AS group_number, r.process,
         any_value(r.rank) AS rank,
         any_value(r.source) AS source,
         any_value(r.peak_bytes) AS peak_bytes,
@@ -26,34 +33,28 @@ WITH few AS (
     WHERE NOT EXISTS (FROM spread WHERE verdict <> 'few')
     GROUP BY r.slot, r.process
     HAVING count(*) >= 2
-), compared AS (
-    SELECT
-        slot, group_number, process, rank, source, peak_bytes, most_bytes, median_bytes,
-        threshold_bytes
+), usable AS (
+    SELECT slot, group_number, process, rank, source, peak_bytes, median_bytes, is_outlier
     FROM peak_groups
     WHERE group_ranks >= 8 AND slot IN (
         SELECT slot FROM spread WHERE verdict IN ('outliers', 'none')
     )
     UNION ALL BY NAME
-    SELECT *, 1 AS group_number FROM few
-), usable AS (
     SELECT
-        *,
+        * EXCLUDE (most_bytes, threshold_bytes),
         peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
         AS is_outlier
-    FROM compared
+    FROM few
 ), middle AS (
     SELECT
-        slot,
-        group_number,
+        slot, group_number,
         arg_min(source, (abs(peak_bytes - median_bytes), rank, process)) AS reference,
         arg_min(process, (abs(peak_bytes - median_bytes), rank, process)) AS reference_process
     FROM usable
     GROUP BY slot, group_number
 ), by_process AS (
     SELECT
-        process,
-        any_value(rank) AS rank,
+        process, any_value(rank) AS rank,
         count(*) FILTER (is_outlier) AS slots,
         count(*) AS of_slots,
         arg_max(

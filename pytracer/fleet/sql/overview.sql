@@ -1,6 +1,11 @@
 -- What was collected?
 --
--- The columns are the attributes of [`Overview`](json.md#overview).
+-- files           the number of files
+-- damaged         the number of files that could not be read
+-- processes       the number of processes with a file that was read
+-- first_step, last_step     the first and the last step that a file has; null without steps
+-- first_us, last_us         when the first and the last file were written; null: unknown
+-- uncertain       the number of files in which the highest peak may be missing
 CREATE OR REPLACE TABLE overview AS
 SELECT
     count(*) AS files,

@@ -11,9 +11,10 @@
 -- group_ranks     the number of ranks in the group
 -- median_bytes    the median of the group's peaks
 -- mad_bytes       the median of the absolute differences to it
--- threshold_bytes what a rank must differ by to be an outlier: six standard deviations, estimated
+-- threshold_bytes  what a rank must differ by to be an outlier: six standard deviations, estimated
 --                 from `mad_bytes`, and more in small groups and with many slots, so that chance
 --                 names nobody; at least 2 % and 1 MiB
+-- is_outlier      whether the rank differs by more, and the group has at least eight ranks
 CREATE OR REPLACE TABLE peak_groups AS
 WITH gaps AS (
     SELECT
@@ -42,8 +43,7 @@ WITH gaps AS (
     GROUP BY slot
 ), numbered AS (
     SELECT
-        slot,
-        center,
+        slot, center,
         row_number() OVER (PARTITION BY slot ORDER BY center) AS group_number,
         count(*) OVER (PARTITION BY slot) AS slot_groups
     FROM centers
@@ -67,9 +67,10 @@ WITH gaps AS (
     WINDOW grouped AS (PARTITION BY slot, group_number)
 )
 SELECT
-    * EXCLUDE (floor_bytes),
-    greatest(
-        6 * (1 + 8 / group_ranks) * (1 + log10(slots) / 4) * 1.4826 * mad_bytes, floor_bytes
-    ) AS threshold_bytes
+    * EXCLUDE (floor_bytes, slots),
+    outlier_threshold(mad_bytes, group_ranks, slots, floor_bytes) AS threshold_bytes,
+    group_ranks >= 8 AND (
+        peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes
+    ) AS is_outlier
 FROM measured
 CROSS JOIN (SELECT count(DISTINCT slot) AS slots FROM rank_peaks);

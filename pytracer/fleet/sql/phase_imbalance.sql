@@ -2,7 +2,13 @@
 --
 -- For each phase, the slot in which its highest peak is furthest above the median.
 --
--- The columns are the attributes of [`PhaseImbalance`](json.md#phaseimbalance).
+-- phase           the phase; empty for no phase
+-- slot            the slot
+-- ranks           the number of ranks that were in the phase
+-- median_bytes, most_bytes     the median of the ranks' peaks in the phase, and the highest
+-- imbalance       `most_bytes` as a multiple of `median_bytes`
+-- process, rank   the rank with the highest peak, if it is an outlier; else null: the ranks are too
+--                 few, too many differ, or the difference is usual
 CREATE OR REPLACE TABLE phase_imbalance AS
 WITH ranks AS (
     SELECT r.slot, h.phase, r.process, r.rank, h.peak_bytes
@@ -20,17 +26,14 @@ WITH ranks AS (
 ), judged AS (
     SELECT
         *,
-        peak_bytes - median_bytes > greatest(
-            6 * (1 + 8 / ranks) * (1 + log10(places) / 4) * 1.4826 * mad_bytes,
-            0.02 * median_bytes,
-            1048576
+        peak_bytes - median_bytes > outlier_threshold(
+            mad_bytes, ranks, places, greatest(0.02 * median_bytes, 1048576)
         ) AS is_outlier
     FROM measured
     CROSS JOIN (SELECT count(DISTINCT (slot, phase)) AS places FROM ranks)
 ), slots AS (
     SELECT
-        phase,
-        slot,
+        phase, slot,
         any_value(ranks) AS ranks,
         any_value(median_bytes)::BIGINT AS median_bytes,
         max(peak_bytes) AS most_bytes,

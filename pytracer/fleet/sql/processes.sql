@@ -19,8 +19,7 @@ WITH known AS (  -- the name of a damaged file has no role
     FROM files
 )
 SELECT
-    source,
-    rank,
+    source, rank,
     concat_ws(
         ' ',
         nullif(role, ''),
@@ -29,16 +28,9 @@ SELECT
             ELSE concat_ws(', ', coalesce(host, 'unknown host'), coalesce('pid ' || pid, source))
         END
     ) AS process,
-    coalesce(role, '') AS role,
-    host,
-    pid,
-    kind,
-    coalesce(file_phase, '') AS file_phase,
-    step,
-    coalesce(first_step, step) AS first_step,
-    coalesce(last_step, step) AS last_step,
-    written_ns,
-    error,
+    coalesce(role, '') AS role, host, pid, kind, coalesce(file_phase, '') AS file_phase,
+    step, coalesce(first_step, step) AS first_step, coalesce(last_step, step) AS last_step,
+    written_ns, error,
     concat_ws(
         ' ',
         nullif(role, ''),

@@ -2,12 +2,16 @@
 --
 -- The option `metadata`, which may differ on purpose, is left out.
 --
--- The columns are the attributes of [`SettingValue`](json.md#settingvalue).
+-- scope, key      the setting, as in the table `settings`
+-- value           the value; null: not set
+-- ranks, of_ranks     the number of ranks with this value, and with known settings
+-- is_usual        whether this is the value of more than half of the ranks
+-- processes       the ranks with the value, at most 20; none for the usual value
+-- source          a file with the value
 CREATE OR REPLACE TABLE setting_differences AS
 WITH latest AS (
     SELECT
-        process,
-        any_value(rank) AS rank,
+        process, any_value(rank) AS rank,
         arg_max(source, (coalesce(written_ns, 0), source)) AS source
     FROM processes
     WHERE source IN (SELECT source FROM settings)

@@ -1,14 +1,14 @@
 -- How far are the peaks of the ranks apart, and can outliers be named?
 --
--- The columns are the attributes of [`Spread`](json.md#spread).
+-- slot, step      the slot: the files of one kind, step and phase; and its step; null: none
+-- ranks           the number of ranks
+-- least_bytes, median_bytes, most_bytes        the lowest peak, the median, and the highest peak
+-- reserved_median_bytes, reserved_most_bytes   the same for reserved memory
+-- groups          the number of groups of ranks with usual peaks, such as the stages of a pipeline
+-- outliers        the number of ranks that differ from their group
+-- verdict         `outliers`; `none`; `few`: less than eight ranks can be compared; `scattered`:
+--                 more than a tenth of the ranks differ
 CREATE OR REPLACE TABLE spread AS
-WITH judged AS (
-    SELECT
-        *,
-        (peak_bytes - median_bytes > threshold_bytes OR median_bytes - most_bytes > threshold_bytes)
-        AND group_ranks >= 8 AS is_outlier
-    FROM peak_groups
-)
 SELECT
     j.slot,
     any_value(r.step) AS step,
@@ -26,7 +26,7 @@ SELECT
         WHEN count(*) FILTER (is_outlier) > 0 THEN 'outliers'
         ELSE 'none'
     END AS verdict
-FROM judged AS j
+FROM peak_groups AS j
 JOIN rank_peaks AS r ON r.slot = j.slot AND r.process = j.process
 GROUP BY j.slot
 ORDER BY step NULLS LAST, j.slot;

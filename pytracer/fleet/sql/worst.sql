@@ -1,6 +1,8 @@
 -- Which rank had the highest peak anywhere, and in which step?
 --
--- The columns are the attributes of [`Worst`](json.md#worst).
+-- process, rank, slot, source, device_name     where the peak was
+-- peak_bytes, reserved_bytes     the peaks of allocated and of reserved memory in this file
+-- total_bytes     the device's memory; null: unknown
 CREATE OR REPLACE TABLE worst AS
 SELECT
     r.process, r.rank, r.slot, r.source, r.device_name, r.peak_bytes, r.reserved_bytes, p.total_bytes

@@ -210,12 +210,12 @@ def test_uses_beyond_the_bound_are_forgotten() -> None:
     with pytracer.Tracer(device="cpu", stack_depth=DEEP) as tracer:
         first, last = torch.ones(10), torch.ones(20)
         _core.note_use(_core.CPU_DEVICE, first.data_ptr(), uses.ARGUMENT)
-        for _ in range(2**14):
+        for _ in range(2**15):
             _core.note_use(_core.CPU_DEVICE, last.data_ptr(), uses.RESULT)
         _core.note_use(_core.CPU_DEVICE, 12345, uses.ARGUMENT)  # no block
         _core.note_use(63, last.data_ptr(), uses.ARGUMENT)  # no such device
         noted = tracer.snapshot()["pytracer"]["devices"][0]["uses"]
-    assert len(noted) == 2**14
+    assert len(noted) == 2**15
     assert {tuple(use[1:]) for use in noted} == {(last.data_ptr(), "result")}
 
 

@@ -111,11 +111,12 @@ def advise_after_oom(
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
+    settings = _of_settings(data, path, kinds, trials)
     if has_leak or LEAK in kinds:
-        suggestions = [_of_leak(path)]
+        suggestions = [_of_leak(path), *settings]
     else:
-        suggestions = _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
-    suggestions += _of_settings(data, path, kinds, trials)
+        lower = _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
+        suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
     if LIMIT in kinds:
         suggestions.append(
             Suggestion("", "Raise or remove the limit, torch's set_per_process_memory_fraction.")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from pytracer.errors import PytracerError
+
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 """The errors of a folder in which no file can be made or renamed, and of a file that is a mount."""
 
@@ -64,6 +66,22 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             _unfinished.discard(temporary)
+
+
+@contextlib.contextmanager
+def open_output(path: Path, *, makes_folder: bool = False) -> Iterator[BinaryIO]:
+    """Open a file that a user asked for as `open_atomically` does, perhaps in a new folder.
+
+    Raises:
+        PytracerError: The file cannot be written.
+    """
+    try:
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with open_atomically(path) as file:
+            yield file
+    except OSError as error:
+        raise PytracerError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _open_existing(path: Path) -> BinaryIO | None:

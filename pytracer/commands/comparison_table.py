@@ -1,23 +1,17 @@
 """The output of `pytracer experiment`: conclusions, a table, and notes."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.commands.json_output import write_json
-from pytracer.commands.table import new_table
+from pytracer.commands.json_output import JsonOutput
+from pytracer.commands.table import Cell, add_row, new_table
 from pytracer.experiments.comparison import Comparison, Setting
-from pytracer.experiments.conclusions import (
-    conclusions,
-    is_comparable,
-    out_of_memory_runs,
-    report,
-    share,
-    wrapped_name,
-)
+from pytracer.experiments.conclusions import conclusions, is_comparable, report, share, wrapped_name
 from pytracer.experiments.plot import plot
 from pytracer.text import duration, number, printable, size
 from pytracer.tracing.options import variable
@@ -30,49 +24,26 @@ NAME_WIDTH = 17
 """The width of a setting's column."""
 
 
-def _size(value_bytes: float) -> str:
-    return size(round(value_bytes))
-
-
-def _seconds(value_s: float) -> str:
-    return duration(round(value_s * 1e6))
-
-
-def _microseconds(value_us: float) -> str:
-    return duration(round(value_us))
-
-
 _METRICS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "peak_reserved_bytes": ("peak reserved", _size),
-    "peak_allocated_bytes": ("peak allocated", _size),
-    "peak_unallocated_bytes": ("peak unallocated", _size),
-    "oom_unallocated_bytes": ("OOM unallocated", _size),
-    "oom_requested_bytes": ("OOM requested", _size),
+    "peak_reserved_bytes": ("peak reserved", lambda value: size(round(value))),
+    "peak_allocated_bytes": ("peak allocated", lambda value: size(round(value))),
+    "peak_unallocated_bytes": ("peak unallocated", lambda value: size(round(value))),
+    "oom_unallocated_bytes": ("OOM unallocated", lambda value: size(round(value))),
+    "oom_requested_bytes": ("OOM requested", lambda value: size(round(value))),
     "device_allocs": ("device allocs", "{:,g}".format),
     "retries": ("retries", "{:,g}".format),
-    "step_us": ("time per step", _microseconds),
-    "wall_s": ("wall time", _seconds),
+    "step_us": ("time per step", lambda value: duration(round(value))),
+    "wall_s": ("wall time", lambda value: duration(round(value * 1e6))),
 }
 
 
 def output_comparison(
-    comparison: Comparison,
-    as_json: bool = False,
-    json_path: str | None = None,
-    plot_path: Path | None = None,
+    comparison: Comparison, json_output: JsonOutput, plot_path: Path | None = None
 ) -> None:
-    """Print a comparison, and write the files that were asked for.
-
-    Args:
-        comparison: The comparison.
-        as_json: Whether to print JSON, and nothing else.
-        json_path: The file for the JSON report; None: none.
-        plot_path: The file for the plot; None: none.
-    """
-    if not as_json:
+    """Print a comparison, and write the files that were asked for."""
+    if not json_output.is_only:
         show(comparison)
-    if as_json or json_path is not None:
-        write_json(report(comparison), to_stdout=as_json, path=json_path)
+    json_output.write(report(comparison))
     if plot_path is not None:
         plot(comparison, plot_path)
 
@@ -92,15 +63,18 @@ def show(comparison: Comparison) -> None:
 
 def _table(settings: list[Setting]) -> Table:
     names = (wrapped_name(printable(setting.name), NAME_WIDTH) for setting in settings)
-    table = new_table("", *names, text=1)
+    table = new_table(["", *names], text=0)
+
+    def row(name: str, cell_of: Callable[[Setting], Cell]) -> None:
+        add_row(table, name, *map(cell_of, settings))
+
     if any(len(setting.outcomes) != 1 for setting in settings):
-        table.add_row("runs", *(_runs(setting) for setting in settings))
-    table.add_row("out of memory", *(_out_of_memory(setting) for setting in settings))
-    has_ooms = any(out_of_memory_runs(setting)[0] for setting in settings)
+        row("runs", _runs)
+    row("out of memory", _out_of_memory)
+    has_ooms = any(setting.out_of_memory_runs[0] for setting in settings)
     for attribute, (name, shown) in _METRICS.items():
         if has_ooms or not attribute.startswith("oom_"):
-            cells = (_cell(settings[0], setting, attribute, shown) for setting in settings)
-            table.add_row(name, *(Text(cell) for cell in cells))
+            row(name, partial(_cell, settings[0], attribute=attribute, shown=shown))
     return table
 
 
@@ -109,15 +83,13 @@ def _runs(setting: Setting) -> str:
     return str(ended) if measured == ended else f"{measured} of {ended}"
 
 
-def _out_of_memory(setting: Setting) -> Text:
-    runs, known = out_of_memory_runs(setting)
-    if not known:
-        return Text("-")
-    ooms = setting.typical("ooms") or 0
+def _out_of_memory(setting: Setting) -> Cell:
+    runs, known = setting.out_of_memory_runs
     if not runs:
-        return Text("no")
+        return "no" if known else "-"
     if known > 1:
         return Text(f"in {runs} of {known} runs", "bold red")
+    ooms = setting.typical("ooms") or 0
     return Text("yes" if ooms == 1 else f"{ooms:,g} times", "bold red")
 
 

@@ -28,7 +28,7 @@ import click
     show_default=True,
     help="The device to train on. auto: the accelerator of this machine, or else the CPU.",
 )
-def demo(output: Path, steps: int, device: str) -> None:
+def command(output: Path, steps: int, device: str) -> None:
     """Does pytracer work here, and what does it show?
 
     \b

@@ -76,42 +76,21 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
         return self.scores(self.layers(self.tokens(tokens) + self.positions(positions)))
 
 
-def make_batch(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return sequences (batch, time), and the token that follows each token."""
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> float:
+    """Train on sequences (batch, time) and the token that follows each; return the loss."""
     start = torch.randint(VOCABULARY, (BATCH, 1), device=device)
     stride = torch.randint(1, 5, (BATCH, 1), device=device)
     counted = (start + stride * torch.arange(CONTEXT + 1, device=device)) % VOCABULARY
-    return counted[:, :-1], counted[:, 1:]
+    scores = model(counted[:, :-1])
+    loss = functional.cross_entropy(scores.flatten(0, 1), counted[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, tracer: Tracer
-) -> list[float]:
-    """Train the model on its device, and return the loss of each step."""
-    device = next(model.parameters()).device
-    losses = []
-    for _ in range(steps):
-        tokens, following = make_batch(device)
-        scores = model(tokens)
-        loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        tracer.step()
-    return losses
-
-
-def run(output: Path, steps: int = 30, device: str = "auto") -> Path:
+def run(output: Path, steps: int, device: str) -> None:
     """Train under a tracer, write a snapshot, and print what took the memory.
-
-    Args:
-        output: The snapshot file to write, named `*.pickle`.
-        steps: The number of training steps, 1 or more.
-        device: "cpu", "cuda", "npu", or "auto": the accelerator of this machine, or else the CPU.
-
-    Returns:
-        `output`.
 
     Raises:
         ConfigError: `output` has another suffix, or cannot be written.
@@ -120,17 +99,19 @@ def run(output: Path, steps: int = 30, device: str = "auto") -> Path:
     if output.suffix != ".pickle":
         raise ConfigError(f"output={str(output)!r}: the demo writes one file, named *.pickle")
     device = _found(device)
+    losses: list[float] = []
     # The model and the optimizer outlive the `with`, so the snapshot at its end has their memory.
     with Tracer(str(output), device=device, forward_stacks=True) as tracer:
         torch.manual_seed(0)
         model = Transformer().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        losses = train(model, optimizer, steps, tracer)
+        for _ in range(steps):
+            losses.append(train_step(model, optimizer, device))
+            tracer.step()
     untraced = tracer.stats()["untraced"]
     if untraced is not None:
         raise HookError(f"nothing was recorded: {untraced}")
-    report(output, losses)
-    return output
+    _report(output, losses)
 
 
 def _found(device: str) -> str:
@@ -142,7 +123,7 @@ def _found(device: str) -> str:
     return device
 
 
-def report(path: Path, losses: list[float]) -> None:
+def _report(path: Path, losses: list[float]) -> None:
     """Print the peak, the call sites that held memory at the peak, and how to see more."""
     snapshot = load(path)
     (device,) = stats(snapshot, device=0).devices
@@ -161,13 +142,10 @@ def report(path: Path, losses: list[float]) -> None:
         f"{recorded.recorded:,} allocations and frees recorded "
         f"({number(device.events, 'event')} in the file), {recorded.overwritten:,} overwritten"
     )
-
-    console.print(Text(f"\n{path} ({size(path.stat().st_size)})"), soft_wrap=True)
-    console.print(
-        Text(
-            "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
-            f"  pytracer view {path} --open\n"
-            f"  pytracer show {path}"
-        ),
-        soft_wrap=True,
+    more = (
+        f"\n{path} ({size(path.stat().st_size)})\n"
+        "Look at it (https://pytorch.org/memory_viz opens the file, too):\n"
+        f"  pytracer view {path} --open\n"
+        f"  pytracer show {path}"
     )
+    console.print(Text(more), soft_wrap=True)

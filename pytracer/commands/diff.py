@@ -21,22 +21,28 @@ from pytracer.analysis.diff import (
 from pytracer.analysis.diff.changes import Change
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
-from pytracer.analysis.diff.texts import AT, answers, delta, falsified, site_text
-from pytracer.commands.diff_amounts import amounts_table
-from pytracer.commands.json_output import write_json
+from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
+from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors
-from pytracer.commands.shared_options import (
-    device_option,
-    json_options,
-    memory_option,
-    top_option,
-)
-from pytracer.commands.table import Fitted, markdown, new_table
+from pytracer.commands.shared_options import device_option, memory_option, top_option
+from pytracer.commands.show_tables import AMOUNTS, AMOUNTS_OF_CPU
+from pytracer.commands.table import Columns, Fitted, add_row, make_table, markdown, new_table
 from pytracer.errors import PytracerError
 from pytracer.reading.files import MatchedFiles, Place, match
 from pytracer.reading.reader import load
-from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.text import printable, size
+
+_AMOUNTS = AMOUNTS | {
+    "segments": "segments",
+    "peak_reserved_bytes": "reserved, own peak",
+    "allocs": "allocations",
+    "frees": "frees",
+    "device_allocs": "device allocs",
+    "device_frees": "device frees",
+    "ooms": "out of memory",
+    "retries": "retries",
+}
+_OF_CPU = (*AMOUNTS_OF_CPU, "allocs", "frees")
 
 
 def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Limit | None:
@@ -69,7 +75,7 @@ def _parse_limit(_: click.Context, __: click.Parameter, text: str | None) -> Lim
 @json_options
 @memory_option
 @click.pass_context
-def diff_command(
+def command(
     context: click.Context,
     baseline: Path,
     new: Path,
@@ -77,8 +83,7 @@ def diff_command(
     top: int,
     limit: Limit | None,
     as_markdown: bool,
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
     memory_bytes: int | None,
 ) -> None:
     """What changed between two recordings?
@@ -106,16 +111,15 @@ def diff_command(
             raise
         click.echo(f"Error: {printable(str(error))}", err=True)
         context.exit(_EXIT_CODES["unknown"])
-    document = {"schema_version": SCHEMA_VERSION, **vars(report)}
     check = None if limit is None else check_limit(pairs, limit, _missing(report))
-    if check is not None:
-        document["limit"] = check
-    write_json(document, to_stdout=as_json, path=json_path)
-    if not as_json and check is not None:
+    json_output.write(vars(report) | ({} if check is None else {"limit": check}))
+    if json_output.is_only:
+        pass
+    elif check is not None:
         click.echo(printable(check.reason))
-    elif not as_json and as_markdown:
+    elif as_markdown:
         click.echo("\n\n".join(filter(None, map(markdown, _parts(report, top)))))
-    elif not as_json:
+    else:
         console = Console(highlight=False)
         for part in _parts(report, top):
             console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
@@ -213,7 +217,7 @@ def _device_parts(device: DeviceDifference, top: int) -> Iterator[Text | Table]:
     for note in device.notes:
         yield Text(printable(f"{note}."))
     title = f"{printable(name)}, at {AT[device.at]}"
-    yield amounts_table(device, f"{title}, on average" if is_mean else title)
+    yield _amounts_table(device, f"{title}, on average" if is_mean else title)
     has_phases = not {phase.name for phase in device.phases} <= {"", None}
     tables: dict[str, Sequence[Change]] = {
         "category": device.categories,
@@ -226,22 +230,35 @@ def _device_parts(device: DeviceDifference, top: int) -> Iterator[Text | Table]:
             yield from (Text(), _changes(what, changes, top))
 
 
+def _amounts_table(device: DeviceDifference, title: str) -> Table:
+    is_cpu = device.before == device.after == "cpu"
+    table = new_table(("delta", "baseline", "new", ""), title=title, text=-1)
+    for key, name in _AMOUNTS.items():
+        amount = device.amounts[key]
+        if (is_cpu and key not in _OF_CPU) or (not amount.before and not amount.after):
+            continue
+        show = size if key.endswith("_bytes") else "{:,}".format
+        delta_text = "" if amount.delta is None else signed(amount.delta, show)
+        values = ("-" if each is None else show(each) for each in (amount.before, amount.after))
+        add_row(table, delta_text, *values, name)
+    return table
+
+
 def _changes(what: str, changes: Sequence[Change], top: int) -> Table | Text:
     differing = [change for change in changes if change.is_change]
     if not differing:
         return Text(f"Every {what} holds as much as before.")
     is_mean = differing[0].largest_in is not None
+    blocks = "allocations" if what in ("phase", "file") else "blocks"
+    columns: Columns = {
+        "delta": lambda change: delta(change.delta_bytes),
+        "baseline": lambda each: "(new)" if each.kind == "new" else size(each.before_bytes),
+        "new": lambda each: "(gone)" if each.kind == "gone" else size(each.after_bytes),
+        "most in" if is_mean else blocks: _most_in if is_mean else _counts,
+        what: partial(_name, what),
+    }
     title = f"By {what}, on average" if is_mean else f"By {what}"
-    last = "most in" if is_mean else "blocks" if what not in ("phase", "file") else "allocations"
-    table = new_table("delta", "baseline", "new", last, what, title=title, text=-1)
-    for change in differing[:top]:
-        table.add_row(
-            delta(change.delta_bytes),
-            "(new)" if change.kind == "new" else size(change.before_bytes),
-            "(gone)" if change.kind == "gone" else size(change.after_bytes),
-            _most_in(change) if is_mean else _counts(change),
-            _name(what, change),
-        )
+    table = make_table(differing[:top], columns, title=title, text=-1)
     if others := differing[top:]:
         total = sum(change.delta_bytes for change in others)
         table.add_row(delta(total), "", "", "", f"({len(others):,} others)")
@@ -254,19 +271,18 @@ def _counts(change: Change) -> str:
     return f"{change.before_count:,} → {change.after_count:,}"
 
 
-def _most_in(change: Change) -> Text:
-    largest = f"{delta(change.largest_delta_bytes or 0)}\n"
-    return Text(largest + printable(change.largest_in or ""), overflow="fold")
+def _most_in(change: Change) -> str:
+    return f"{delta(change.largest_delta_bytes or 0)}\n{printable(change.largest_in or '')}"
 
 
-def _name(what: str, change: Change) -> Text | Fitted:
+def _name(what: str, change: Change) -> str | Fitted:
     name = change.name
     if what == "call site":
-        return Fitted(partial(_site, change), _site(change, None))
+        return Fitted(partial(_site, change))
     if name is None:
-        return Text("(before the trace)" if what == "phase" else "(none)")
+        return "(before the trace)" if what == "phase" else "(none)"
     text = site_text(name) or "(none)"
-    return Text(printable(text.replace("_", " ") if what == "category" else text), overflow="fold")
+    return printable(text.replace("_", " ") if what == "category" else text)
 
 
 def _site(change: Change, width: int | None) -> str:

@@ -13,18 +13,10 @@ from pytracer.backends.hook_attach import HOOKS, Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.names import AUTOGRAD, HOST, LIBRARIES, package_of
 from pytracer.backends.running_torch import built_backends
-from pytracer.commands.json_output import write_json
-from pytracer.commands.shared_options import json_options
+from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.errors import ConfigError, HookError
-from pytracer.reading.to_json import SCHEMA_VERSION
 from pytracer.tracing.option_values import Options
-from pytracer.tracing.options import (
-    ENVIRONMENT_DEFAULTS,
-    PATCH_TORCH,
-    SWITCH,
-    switch,
-    switched_off,
-)
+from pytracer.tracing.options import ENVIRONMENT_DEFAULTS, PATCH_TORCH, SWITCH, switch, switched_off
 
 
 @click.command("doctor")
@@ -50,13 +42,12 @@ from pytracer.tracing.options import (
 )
 @json_options
 @click.pass_context
-def doctor(
+def command(
     context: click.Context,
     devices: tuple[str, ...],
     build: bool,
     output: Path | None,
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
 ) -> None:
     """What can be recorded on this machine?
 
@@ -76,7 +67,7 @@ def doctor(
     """
     hooks = context.obj if isinstance(context.obj, Hooks) else HOOKS  # a test gives its own
     if build:
-        if as_json or json_path:
+        if json_output.is_asked:
             raise click.UsageError("--build has no report: leave out --json and --json-output")
         _build(hooks.builder, devices, output)
         return
@@ -85,18 +76,9 @@ def doctor(
     examination = examine(devices, hooks)
     build_problem = hooks.builder.compiler.mode_problem()
     problems = _variable_problems(build_problem) + examination.problems
-    report = {
-        "schema_version": SCHEMA_VERSION,
-        "requested": examination.requested,
-        "problems": problems,
-        "interpreter": examination.interpreter,
-        "backends": examination.backends,
-        "autograd": examination.autograd,
-        "host": examination.host,
-        "ready_hooks": examination.ready_hooks,
-    }
-    write_json(report, to_stdout=as_json, path=json_path)
-    if not as_json:
+    first = {"requested": examination.requested, "problems": problems}
+    json_output.write({**first, **vars(examination)})
+    if not json_output.is_only:
         _print(examination, problems)
     if problems:
         context.exit(1)

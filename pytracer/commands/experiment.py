@@ -1,24 +1,15 @@
 """The command `pytracer experiment`."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress
 from rich.text import Text
 
 from pytracer.commands.comparison_table import output_comparison
 from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options
+from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.parallel import progress_bar
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Outcome
 from pytracer.experiments.experiment_runs import REPORT, Experiment, Run
@@ -38,9 +29,7 @@ def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -
 
 
 @click.command(
-    "experiment",
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
+    "experiment", context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
 )
 @click.option(
     "--set",
@@ -84,14 +73,13 @@ def _check_plot_path(_: click.Context, __: click.Parameter, path: Path | None) -
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def experiment_command(
+def command(
     context: click.Context,
     changes: tuple[str, ...],
     repeat: int,
     output: Path | None,
     step_from: str | None,
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
     plot_path: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -109,7 +97,8 @@ def experiment_command(
     experiment = Experiment(command, changes, repeat=repeat, output=output, step_from=step_from)
     interruption: Interruption | None = None
     try:
-        with signals_interrupt(), _progress(experiment) as progress:
+        with signals_interrupt(), progress_bar() as bar:
+            progress = _Progress(experiment, bar)
             experiment.prepare()
             for run in experiment.runs:
                 progress.begin(run)
@@ -117,15 +106,12 @@ def experiment_command(
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
-        output_comparison(experiment.comparison, as_json, json_path, plot_path)
+        output_comparison(experiment.comparison, json_output, plot_path)
         report = printable(str(experiment.output / REPORT))
         click.echo(f"The complete report is in {report}", err=True)
     if interruption is not None:
-        context.exit(interruption.exit_code)
-    outcomes = [
-        outcome for setting in experiment.comparison.settings for outcome in setting.outcomes
-    ]
-    if any(outcome.failure is not None for outcome in outcomes):
+        raise interruption
+    if any(len(each.measured) < len(each.outcomes) for each in experiment.comparison.settings):
         context.exit(1)
 
 
@@ -149,21 +135,6 @@ class _Progress:
     def _name(self, run: Run) -> str:
         setting = self._experiment.comparison.settings[run.setting].name
         return f"{self._experiment.runs.index(run) + 1}/{len(self._experiment.runs)} {setting}"
-
-
-@contextlib.contextmanager
-def _progress(experiment: Experiment) -> Iterator[_Progress]:
-    console = Console(stderr=True, highlight=False)
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()
-    with Progress(
-        *columns,
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        yield _Progress(experiment, bar)
 
 
 def _outcome_text(outcome: Outcome) -> str:

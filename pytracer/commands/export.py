@@ -14,17 +14,15 @@ from typing import BinaryIO, cast
 import click
 
 from pytracer.analysis.device_data import why_empty
-from pytracer.atomic_file import remove_unfinished
+from pytracer.atomic_file import open_output, remove_unfinished
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
 from pytracer.export import collapsed_stacks, parquet
-from pytracer.export.origin import Origin, find_origin, unique_names
-from pytracer.export.output_file import open_output
-from pytracer.reading.files import SUFFIXES, find, parse_place
+from pytracer.reading.files import SUFFIXES, find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, used_devices
-from pytracer.text import printable
+from pytracer.text import file_name, printable
 
 Result = list[str | PytracerError]
 """Notes, one sentence each, and the errors of files."""
@@ -60,7 +58,7 @@ Result = list[str | PytracerError]
     is_flag=True,
     help="Collapsed stacks begin with what the memory was for, such as activation.",
 )
-def export(
+def command(
     paths: tuple[Path, ...],
     to: str,
     output: Path | None,
@@ -116,8 +114,8 @@ def _stacks(
     found: Counter[str] = Counter()
     adding = threading.Lock()
 
-    def add(snapshot: Snapshot, origin: Origin) -> list[str]:
-        roots = [origin.name] if len(files) > 1 else []
+    def add(snapshot: Snapshot, name: str) -> list[str]:
+        roots = [name] if len(files) > 1 else []
         stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots, by_category)
         with adding:
             found.update(stacks)
@@ -132,11 +130,9 @@ def _stacks(
 
 
 def _export_files(
-    files: Sequence[Path],
-    write: Callable[[Snapshot, Origin], list[str]],
-    memory_bytes: int | None,
+    files: Sequence[Path], write: Callable[[Snapshot, str], list[str]], memory_bytes: int | None
 ) -> Result:
-    """Call a function with each snapshot.
+    """Call a function with each snapshot and the name of its output.
 
     Raises:
         PytracerError: The function failed with every snapshot.
@@ -144,8 +140,7 @@ def _export_files(
     titles = dict(zip(files, unique_names(files), strict=True))
 
     def read_and_write(path: Path) -> list[str]:
-        snapshot = load(path)
-        return write(snapshot, find_origin(snapshot, titles[path], parse_place(path)))
+        return write(load(path), titles[path])
 
     results = in_parallel(
         read_and_write, files, "Exporting", memory_bytes, on_interrupt=remove_unfinished
@@ -157,12 +152,33 @@ def _export_files(
     return errors + [note for notes in results if isinstance(notes, list) for note in notes]
 
 
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return a different name for each snapshot's output.
+
+    The name joins the parts of the path with dots, without the folders that all paths share:
+    "step3.torch_memory_rank0_pid7".
+    """
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    common = Path(os.path.commonpath([path.parent for path in absolute]))
+    found: dict[str, None] = {}
+    for path in absolute:
+        text = ".".join(path.relative_to(common).parts)
+        suffix = next((suffix for suffix in SUFFIXES if text.endswith(suffix)), "")
+        stem = file_name(text.removesuffix(suffix))
+        name, number = stem, 1
+        while name in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name] = None
+    return list(found)
+
+
 @contextlib.contextmanager
 def _opened(output: Path) -> Iterator[BinaryIO]:
     if str(output) == "-":
         yield sys.stdout.buffer
         return
-    with open_output(output) as file:
+    with open_output(output, makes_folder=True) as file:
         if output.suffix != ".gz":
             yield file
             return

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from pytracer.commands.interruption import Interruption, signals_interrupt
+from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import progress_bar
-from pytracer.commands.shared_options import json_options, memory_option
+from pytracer.commands.shared_options import memory_option
 from pytracer.fleet.collection import Collected, Engine, LocalEngine
 from pytracer.fleet.collection import collect as collect_files
 from pytracer.text import number, printable
@@ -40,7 +41,7 @@ _SHOWN = 5
 @memory_option
 @json_options
 @click.pass_context
-def collect(
+def command(
     context: click.Context,
     paths: tuple[str, ...],
     output: Path,
@@ -48,8 +49,7 @@ def collect(
     engine_name: str,
     workers: int | None,
     memory_bytes: int | None,
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
 ) -> None:
     """How do I make one dataset of many recordings?
 
@@ -65,20 +65,15 @@ def collect(
     engine = _engine(engine_name, memory_bytes, workers)
     try:
         collected = collect_with_progress(paths, output, engine, run)
-    except Interruption as interruption:
+    except Interruption:
         click.echo(
             f"Interrupted. What was read is in {printable(str(output))}; the same command "
             "reads the rest.",
             err=True,
         )
-        context.exit(interruption.exit_code)
-    if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
-
-        content = {"schema_version": SCHEMA_VERSION, **vars(collected)}
-        write_json(content, to_stdout=as_json, path=json_path)
-    if not as_json:
+        raise
+    json_output.write(vars(collected))
+    if not json_output.is_only:
         _show(collected)
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)

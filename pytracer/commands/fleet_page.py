@@ -8,12 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pytracer import __version__
-from pytracer.atomic_file import open_atomically
-from pytracer.errors import PytracerError
+from pytracer.page.page import write_page as write_html
 from pytracer.text import printable
 
 _MARK = '<meta name="generator" content="pytracer fleet report'
-_HEAD_BYTES = 1024
 _COLUMNS = 120
 
 # Rich fills in the style sheet and the text.
@@ -40,12 +38,7 @@ pre {{{{ width: {_COLUMNS + 2}ch; margin: 2rem auto; white-space: pre-wrap; }}}}
 
 
 def write_page(title: str, show: Callable[[Console], None], path: Path) -> None:
-    """Write what a report prints as a page. Only an earlier page of this kind is overwritten.
-
-    Args:
-        title: The title of the page.
-        show: Prints the report.
-        path: The file.
+    """Write what `show` prints as a page. Only an earlier page of this kind is overwritten.
 
     Raises:
         PytracerError: The file cannot be written, or exists and is no such page.
@@ -53,19 +46,5 @@ def write_page(title: str, show: Callable[[Console], None], path: Path) -> None:
     console = Console(record=True, file=io.StringIO(), width=_COLUMNS, highlight=False)
     show(console)
     shown = escape(printable(title)).replace("{", "{{").replace("}", "}}")
-    page = console.export_html(code_format=_FORMAT.replace("TITLE", shown))
-    try:
-        if path.is_file() and not _is_page(path):
-            raise PytracerError(
-                f"{path} exists and is not a page of pytracer fleet report: give another name, or "
-                "remove it"
-            )
-        with open_atomically(path) as file:
-            file.write(page.encode(errors="replace"))
-    except OSError as error:
-        raise PytracerError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _is_page(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return _MARK.encode() in file.read(_HEAD_BYTES)
+    text = console.export_html(code_format=_FORMAT.replace("TITLE", shown))
+    write_html(path, text.encode(errors="replace"), _MARK, "pytracer fleet report")

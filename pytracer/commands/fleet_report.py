@@ -1,7 +1,7 @@
 """The command `pytracer fleet report`."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from pytracer.commands.interruption import Interruption
-from pytracer.commands.shared_options import json_options
-from pytracer.commands.table import new_table
+from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.table import Columns, make_table
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import MARK
-from pytracer.fleet.report_results import FleetReport
+from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.report_words import delta_text, notes, signed, site_text, told_settings
 from pytracer.text import number, printable, size
 
@@ -37,9 +37,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     "[default: the highest rank of a file, and one]",
 )
 @click.option(
-    "--baseline",
-    metavar="DIRECTORY|TABLE",
-    help="Also report what changed against this run.",
+    "--baseline", metavar="DIRECTORY|TABLE", help="Also report what changed against this run."
 )
 @click.option(
     "--baseline-run", metavar="RUN", help="The run of --baseline.  [default: as for --run]"
@@ -65,9 +63,7 @@ _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
     help="Print the SQL of the report on a TABLE for DuckDB, and nothing else.",
 )
 @json_options
-@click.pass_context
-def report(
-    context: click.Context,
+def command(
     table: str,
     run: str | None,
     ranks: int | None,
@@ -76,8 +72,7 @@ def report(
     top: int,
     html_path: Path | None,
     as_sql: bool,
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
 ) -> None:
     """Which ranks use more memory, leak, or ran out of memory first?
 
@@ -96,15 +91,9 @@ def report(
     if as_sql:
         click.echo(script(Path(table), run, ranks))
         return
-    try:
-        found = _report(table, run, ranks, baseline, baseline_run)
-    except Interruption as interruption:
-        context.exit(interruption.exit_code)
-    if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_results
-
-        write_results(vars(found), [], to_stdout=as_json, path=json_path)
-    if not as_json:
+    found = _report(table, run, ranks, baseline, baseline_run)
+    json_output.write(vars(found), [])
+    if not json_output.is_only:
         _show(Console(highlight=False), found, top)
     if html_path is not None:
         from pytracer.commands.fleet_page import write_page
@@ -112,7 +101,7 @@ def report(
         title = f"{found.run or 'Files without a run'}: {number(found.overview.processes, 'rank')}"
         show = partial(_show, report=found, top=_ROWS_OF_PAGE, is_page=True)
         write_page(title, show, html_path)
-        if not as_json:
+        if not json_output.is_only:
             click.echo(printable(f"wrote {html_path}"))
 
 
@@ -136,12 +125,7 @@ def _report(
 
 
 def _dataset(path: str, folders: ExitStack) -> Path:
-    """Return the dataset that a path names, or a temporary one with its snapshots.
-
-    Args:
-        path: A dataset, or a file, a directory, a pattern or a URL of snapshots.
-        folders: Removes the temporary datasets when it is closed.
-    """
+    """Return the dataset at `path`, or one of the snapshots there, which `folders` removes."""
     if Path(path, MARK).exists():
         return Path(path)
     from pytracer.commands.fleet_collect import collect_with_progress
@@ -177,150 +161,133 @@ def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = Fa
             console.print(Text(f"      {printable(command.why)}"), soft_wrap=True)
 
 
-def _tables(report: FleetReport, top: int) -> Iterator[object]:
-    if report.baseline is not None and report.baseline.sites:
-        table = new_table(
-            *("delta", "baseline", "new", "call site"),
-            title=f"Changes at the peaks of {printable(report.baseline.sites[0].slot)}, medians",
-            text=-1,
-        )
-        for site in report.baseline.sites[:top]:
-            sizes = size(site.baseline_bytes), size(site.size_bytes)
-            table.add_row(signed(site.delta_bytes), *sizes, _text(site_text(site.site)))
-        _more(table, len(report.baseline.sites) - top)
+def _table(
+    title: str, rows: Sequence[object], top: int, columns: Columns, text: int = -1
+) -> Iterator[Table]:
+    """Yield the table of the first `top` rows; nothing without rows."""
+    if rows:
+        table = make_table(rows[:top], columns, title=printable(title), text=text)
+        if len(rows) > top:
+            table.caption = number(len(rows) - top, "more row")
         yield table
-    if report.ooms:
-        table = new_table("after", "rank", "requested", "verdict", "call site", text=-1)
-        table.title = Text("Out-of-memory errors in order of time", "table.title")
-        for oom in report.ooms[:top]:
-            table.add_row(
-                "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
-                _text(oom.process),
-                "-" if oom.requested_bytes is None else size(oom.requested_bytes),
-                _text(oom.verdict or "-"),
-                _text(site_text(oom.site)),
-            )
-        _more(table, len(report.ooms) - top)
-        yield table
-    if report.spread:
-        table = new_table("files", "ranks", "lowest", "median", "highest", "outliers", text=1)
-        table.title = Text("Peaks of allocated memory", "table.title")
-        chosen = sorted(report.spread, key=lambda each: -each.most_bytes)[:top]
-        for each in report.spread:
-            if each in chosen:
-                is_known = each.verdict in ("none", "outliers")
-                table.add_row(
-                    _text(each.slot),
-                    f"{each.ranks:,}",
-                    *map(size, (each.least_bytes, each.median_bytes, each.most_bytes)),
-                    f"{each.outliers:,}" if is_known else f"? ({each.verdict})",
-                )
-        _more(table, len(report.spread) - top)
-        yield table
-    if report.outliers:
-        table = new_table("rank", "files", "peak", "delta", "most of it at", text=-1)
-        table.title = Text("Ranks that differ from the median", "table.title")
-        for outlier in report.outliers[:top]:
-            main = outlier.sites[0] if outlier.sites else None
-            where = "-" if main is None else f"{site_text(main.site)} ({signed(main.delta_bytes)})"
-            table.add_row(
-                _text(outlier.process),
-                f"{outlier.slots:,} of {outlier.of_slots:,}",
-                size(outlier.peak_bytes),
-                delta_text(outlier.median_bytes, outlier.peak_bytes),
-                _text(where),
-            )
-        _more(table, len(report.outliers) - top)
-        yield table
-    if report.growth:
-        table = new_table("growth", "ranks", "verdict", "held", "call site", text=-1)
-        table.title = Text("Memory that grows", "table.title")
-        for growth in report.growth[:top]:
-            ranks = growth.processes[0] if growth.ranks == 1 else f"{growth.ranks:,}"
-            table.add_row(
-                f"{size(round(growth.bytes_per_step))} a {growth.unit or 'step'}",
-                _text(f"{ranks} of {growth.of_ranks:,}"),
-                growth.verdict,
-                "-" if growth.held_bytes is None else size(growth.held_bytes),
-                _text(site_text(growth.site)),
-            )
-        _more(table, len(report.growth) - top)
-        yield table
+
+
+def _tables(report: FleetReport, top: int) -> Iterator[Table]:
+    if report.baseline is not None and (sites := report.baseline.sites):
+        columns: Columns = {
+            "delta": lambda site: signed(site.delta_bytes),
+            "baseline": "baseline_bytes",
+            "new": "size_bytes",
+            "call site": _site,
+        }
+        yield from _table(f"Changes at the peaks of {sites[0].slot}, medians", sites, top, columns)
+    columns = {
+        "after": lambda oom: "-" if oom.after_s is None else f"{oom.after_s:.3g} s",
+        "rank": "process",
+        "requested": "requested_bytes",
+        "verdict": "verdict",
+        "call site": _site,
+    }
+    yield from _table("Out-of-memory errors in order of time", report.ooms, top, columns)
+    columns = {
+        "files": "slot",
+        "ranks": "ranks",
+        "lowest": "least_bytes",
+        "median": "median_bytes",
+        "highest": "most_bytes",
+        "outliers": _outliers,
+    }
+    highest = sorted(report.spread, key=lambda each: -each.most_bytes)[:top]
+    shown_first = sorted(report.spread, key=lambda each: each not in highest)
+    yield from _table("Peaks of allocated memory", shown_first, top, columns, text=0)
+    columns = {
+        "rank": "process",
+        "files": lambda outlier: f"{outlier.slots:,} of {outlier.of_slots:,}",
+        "peak": "peak_bytes",
+        "delta": lambda outlier: delta_text(outlier.median_bytes, outlier.peak_bytes),
+        "most of it at": _most_at,
+    }
+    yield from _table("Ranks that differ from the median", report.outliers, top, columns)
+    columns = {
+        "growth": lambda row: f"{size(round(row.bytes_per_step))} a {row.unit or 'step'}",
+        "ranks": lambda row: f"{_ranks(row.ranks, row.processes)} of {row.of_ranks:,}",
+        "verdict": "verdict",
+        "held": "held_bytes",
+        "call site": _site,
+    }
+    yield from _table("Memory that grows", report.growth, top, columns)
     if any(phase.phase for phase in report.phases):
-        table = new_table("phase", "median", "highest", "ratio", "ranks", "rank", text=1)
-        table.title = Text("Peaks by phase, where the ranks differ most", "table.title")
-        for phase in report.phases[:top]:
-            table.add_row(
-                _text(phase.phase or "(none)"),
-                *map(size, (phase.median_bytes, phase.most_bytes)),
-                f"{phase.imbalance:.3g}",
-                f"{phase.ranks:,}",
-                _text(phase.process or "-"),
-            )
-        _more(table, len(report.phases) - top)
-        yield table
-    told = told_settings(report.settings)
-    if told:
-        table = new_table("ranks", "setting", "value", text=-1)
-        table.title = Text("Settings that differ", "table.title")
-        for setting in told[: 2 * top]:
-            ranks = (
-                f"{setting.ranks:,}"
-                if setting.is_usual or setting.ranks > 1
-                else (setting.processes[0])
-            )
-            value = "(not set)" if setting.value is None else setting.value
-            table.add_row(_text(ranks), _text(setting.key), _text(value))
-        _more(table, len(told) - 2 * top)
-        yield table
+        columns = {
+            "phase": lambda phase: printable(phase.phase or "(none)"),
+            "median": "median_bytes",
+            "highest": "most_bytes",
+            "ratio": lambda phase: f"{phase.imbalance:.3g}",
+            "ranks": "ranks",
+            "rank": "process",
+        }
+        title = "Peaks by phase, where the ranks differ most"
+        yield from _table(title, report.phases, top, columns, text=0)
+    columns = {
+        "ranks": lambda row: _ranks(row.ranks, [] if row.is_usual else row.processes),
+        "setting": "key",
+        "value": lambda row: _value(row.value),
+    }
+    yield from _table("Settings that differ", told_settings(report.settings), 2 * top, columns)
 
 
-def _tables_of_page(report: FleetReport, top: int) -> Iterator[object]:
+def _tables_of_page(report: FleetReport, top: int) -> Iterator[Table]:
     """Yield the tables that a terminal has no room for; the answers name what is in them."""
-    if report.baseline is not None and report.baseline.peaks:
-        table = new_table("files", "ranks", "baseline", "new", "change of the median", text=1)
-        table.title = Text("Peaks against the baseline", "table.title")
-        for peak in report.baseline.peaks[:top]:
-            table.add_row(
-                _text(peak.slot),
-                f"{peak.baseline_ranks:,} → {peak.ranks:,}",
-                *map(size, (peak.baseline_median_bytes, peak.median_bytes)),
-                delta_text(peak.baseline_median_bytes, peak.median_bytes),
-            )
-        _more(table, len(report.baseline.peaks) - top)
-        yield table
-    if report.baseline is not None and report.baseline.settings:
-        table = new_table("setting", "baseline", "new", text=1)
-        table.title = Text("Settings against the baseline", "table.title")
-        for change in report.baseline.settings[:top]:
-            values = (change.baseline_value, change.value)
-            texts = ("(not set)" if value is None else value for value in values)
-            table.add_row(_text(change.key), *map(_text, texts))
-        _more(table, len(report.baseline.settings) - top)
-        yield table
-    if report.missing:
-        table = new_table("rank", "reason", "files that most ranks have", text=-1)
-        table.title = Text("Ranks without files", "table.title")
-        for missing in report.missing[:top]:
-            slots = "all" if missing.has_none else ", ".join(missing.slots)
-            rank = f"{missing.role} {missing.rank}".strip()
-            table.add_row(_text(rank), _text(missing.reason or "-"), _text(slots))
-        _more(table, len(report.missing) - top)
-        yield table
-    if report.damaged:
-        table = new_table("file", "reason", text=-1)
-        table.title = Text("Files that cannot be read", "table.title")
-        for damaged in report.damaged[:top]:
-            reason = damaged.error.removeprefix(f"{damaged.source} ")
-            table.add_row(_text(damaged.source), _text(reason))
-        _more(table, len(report.damaged) - top)
-        yield table
+    if (change := report.baseline) is not None:
+        columns: Columns = {
+            "files": "slot",
+            "ranks": lambda peak: f"{peak.baseline_ranks:,} → {peak.ranks:,}",
+            "baseline": "baseline_median_bytes",
+            "new": "median_bytes",
+            "change of the median": lambda peak: delta_text(
+                peak.baseline_median_bytes, peak.median_bytes
+            ),
+        }
+        yield from _table("Peaks against the baseline", change.peaks, top, columns, text=0)
+        columns = {
+            "setting": "key",
+            "baseline": lambda setting: _value(setting.baseline_value),
+            "new": lambda setting: _value(setting.value),
+        }
+        yield from _table("Settings against the baseline", change.settings, top, columns, text=0)
+    columns = {
+        "rank": lambda missing: printable(f"{missing.role} {missing.rank}".strip()),
+        "reason": "reason",
+        "files that most ranks have": lambda missing: (
+            "all" if missing.has_none else printable(", ".join(missing.slots))
+        ),
+    }
+    yield from _table("Ranks without files", report.missing, top, columns)
+    columns = {
+        "file": "source",
+        "reason": lambda file: printable(file.error.removeprefix(f"{file.source} ")),
+    }
+    yield from _table("Files that cannot be read", report.damaged, top, columns)
 
 
-def _more(table: object, others: int) -> None:
-    if others > 0:
-        table.caption = f"{number(others, 'more row')}"  # type: ignore[attr-defined]
+def _site(row: Row) -> str:
+    return printable(site_text(row.site))
 
 
-def _text(text: str) -> Text:
-    return Text(printable(text), overflow="fold")
+def _outliers(spread: Row) -> str:
+    is_known = spread.verdict in ("none", "outliers")
+    return f"{spread.outliers:,}" if is_known else f"? ({spread.verdict})"
+
+
+def _most_at(outlier: Row) -> str:
+    if not outlier.sites:
+        return "-"
+    most = outlier.sites[0]
+    return f"{printable(site_text(most.site))} ({signed(most.delta_bytes)})"
+
+
+def _ranks(count: int, names: Sequence[str]) -> str:
+    return printable(names[0]) if count == 1 and names else f"{count:,}"
+
+
+def _value(value: str | None) -> str:
+    return "(not set)" if value is None else printable(value)

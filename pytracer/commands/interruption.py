@@ -7,18 +7,8 @@ from types import FrameType
 from typing import NoReturn
 
 
-class Interruption(BaseException):
-    """A signal has asked the command to end.
-
-    Attributes:
-        number: The number of the signal.
-        exit_code: The exit code that shells use for a command that a signal ended.
-    """
-
-    def __init__(self, number: int) -> None:
-        """Make an interruption by the signal of this number."""
-        self.number = number
-        self.exit_code = 128 + number
+class Interruption(SystemExit):
+    """A signal has asked the command to end; the exit code is that which shells use for it."""
 
 
 @contextlib.contextmanager
@@ -29,7 +19,7 @@ def signals_interrupt() -> Iterator[None]:
     """
 
     def interrupt(number: int, _: FrameType | None) -> NoReturn:
-        raise Interruption(number)
+        raise Interruption(128 + number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -1,53 +1,88 @@
 """Write a report as JSON, to standard output or to a file."""
 
+import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytracer.atomic_file import open_atomically
 from pytracer.errors import PytracerError
-from pytracer.reading.to_json import SCHEMA_VERSION, to_json
-from pytracer.text import printable
+from pytracer.reading.files import SUFFIXES
 
 
-def write_json(report: Any, *, to_stdout: bool = False, path: str | None = None) -> None:
-    """Write a report as JSON. A file is replaced only when its new content is complete.
+@dataclass(frozen=True)
+class JsonOutput:
+    """Where a command writes its report as JSON.
 
-    Args:
-        report: Any value that `to_json` takes.
-        to_stdout: Whether to print the report.
-        path: The file to write the report to; "-": standard output.
-
-    Raises:
-        ClickException: The file cannot be written.
+    Attributes:
+        is_only: Whether the report is printed as JSON, and nothing else is printed.
+        path: The file to write the report to; "-": standard output; None: none.
     """
-    if not to_stdout and path is None:
-        return
-    text = json.dumps(to_json(report), indent=2)
-    if to_stdout or path == "-":
-        click.echo(text)
-    if path is None or path == "-":
-        return
-    try:
-        with open_atomically(Path(path)) as file:
-            file.write(f"{text}\n".encode())
-    except OSError as error:
-        raise click.ClickException(f"cannot write {printable(path)}: {error.strerror}") from error
+
+    is_only: bool = False
+    path: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the report is written as JSON at all."""
+        return self.is_only or self.path is not None
+
+    def write(self, content: Mapping[str, Any], results: Iterable[object] | None = None) -> None:
+        """Write a report. A file is replaced only when its new content is complete.
+
+        Args:
+            content: The keys of the document other than `schema_version` and `errors`, with any
+                values that `to_json` takes.
+            results: What was found in several files, as returned by `in_parallel`: the document has
+                each `PytracerError` among them.
+
+        Raises:
+            PytracerError: The file cannot be written.
+        """
+        if not self.is_asked:
+            return
+        from pytracer.atomic_file import open_output  # not needed without JSON
+        from pytracer.reading.to_json import SCHEMA_VERSION, to_json
+
+        document = {"schema_version": SCHEMA_VERSION, **content}
+        if results is not None:
+            errors = (result for result in results if isinstance(result, PytracerError))
+            document["errors"] = list(map(str, errors))
+        text = json.dumps(to_json(document), indent=2)
+        if self.is_only or self.path == "-":
+            click.echo(text)
+        if self.path not in (None, "-"):
+            with open_output(Path(self.path)) as file:
+                file.write(f"{text}\n".encode())
 
 
-def write_results(
-    content: Mapping[str, Any], results: Iterable[object], *, to_stdout: bool, path: str | None
-) -> None:
-    """Write what was found in several files, with the errors of the others, as `write_json` does.
+def json_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--json` and `--json-output`, as the argument `json_output`."""
 
-    Args:
-        content: The keys of the document other than `schema_version` and `errors`.
-        results: As returned by `in_parallel`: each `PytracerError` among them is listed.
-        to_stdout, path: Those of `write_json`.
-    """
-    errors = [str(result) for result in results if isinstance(result, PytracerError)]
-    document = {"schema_version": SCHEMA_VERSION, **content, "errors": errors}
-    write_json(document, to_stdout=to_stdout, path=path)
+    @click.option(
+        "--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else."
+    )
+    @click.option(
+        "--json-output",
+        "json_path",
+        metavar="PATH",
+        callback=_check_path,
+        help="Also write the report as JSON to PATH; '-' is standard output.",
+    )
+    @functools.wraps(command)
+    def with_output(*args: Any, as_json: bool, json_path: str | None, **options: Any) -> Any:
+        return command(*args, json_output=JsonOutput(as_json, json_path), **options)
+
+    return with_output
+
+
+def _check_path(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    if path is not None and path.endswith(SUFFIXES):
+        raise click.BadParameter(
+            f"{path!r} is named like a snapshot, which the report would overwrite: give a name "
+            "such as report.json"
+        )
+    return path

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from io import TextIOWrapper
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -12,43 +12,25 @@ from pytracer import __version__
 from pytracer.errors import PytracerError
 from pytracer.text import printable
 
-
-class CommandPlace(NamedTuple):
-    """Where a command is defined, and the first line of its help.
-
-    Attributes:
-        module: A module of `pytracer.commands`.
-        attribute: The name of the command in its module.
-        question: The first line of the command's help. It is repeated here so that
-            `--help` imports no command; a test compares the two.
-    """
-
-    module: str
-    attribute: str
-    question: str
-
-
 COMMANDS = {
-    "run": CommandPlace("run", "run", "How do I record a program without changing it?"),
-    "demo": CommandPlace("demo", "demo", "Does pytracer work here, and what does it show?"),
-    "show": CommandPlace(
-        "show", "show_command", "What happened, who holds the memory, and what can I do?"
-    ),
-    "diff": CommandPlace("diff", "diff_command", "What changed between two recordings?"),
-    "view": CommandPlace("view", "view_command", "What does a recording look like?"),
-    "recommend": CommandPlace(
-        "recommend",
-        "recommend_command",
-        "Which allocator settings does this recording need?",
-    ),
-    "experiment": CommandPlace(
-        "experiment", "experiment_command", "Which allocator settings does this program need?"
-    ),
-    "fleet": CommandPlace("fleet", "fleet", "What do the recordings of many ranks show together?"),
-    "export": CommandPlace("export", "export", "How do I open a recording in other tools?"),
-    "doctor": CommandPlace("doctor", "doctor", "What can be recorded on this machine?"),
+    "run": "How do I record a program without changing it?",
+    "demo": "Does pytracer work here, and what does it show?",
+    "show": "What happened, who holds the memory, and what can I do?",
+    "diff": "What changed between two recordings?",
+    "view": "What does a recording look like?",
+    "recommend": "Which allocator settings does this recording need?",
+    "experiment": "Which allocator settings does this program need?",
+    "fleet": "What do the recordings of many ranks show together?",
+    "export": "How do I open a recording in other tools?",
+    "doctor": "What can be recorded on this machine?",
 }
-"""Every command, in the order of `pytracer --help`."""
+"""Every command, in the order of `pytracer --help`, and the first line of its help. It is repeated
+here so that `--help` imports no command; a test compares the two."""
+
+FLEET_COMMANDS = {
+    "collect": "How do I make one dataset of many recordings?",
+    "report": "Which ranks use more memory, leak, or ran out of memory first?",
+}
 
 
 class LazyGroup(click.Group):
@@ -57,28 +39,29 @@ class LazyGroup(click.Group):
     An error that pytracer raises on purpose is shown as one line, with exit code 1.
     """
 
-    def __init__(self, *args: Any, places: Mapping[str, CommandPlace], **options: Any) -> None:
-        """Make a group of the commands in `places`; the other arguments are those of click."""
+    def __init__(
+        self, *args: Any, questions: Mapping[str, str], prefix: str = "", **options: Any
+    ) -> None:
+        """Make a group of the `command`s of the modules that `prefix` and a command name."""
         super().__init__(*args, **options)
-        self._places = places
+        self._questions, self._prefix = questions, prefix
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return list(dict.fromkeys([*self._places, *super().list_commands(ctx)]))
+        return list(dict.fromkeys([*self._questions, *super().list_commands(ctx)]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None: there is no such command."""
-        place = self._places.get(cmd_name)
-        if place is None:
-            return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(f"pytracer.commands.{place.module}")
-        command: click.Command = getattr(module, place.attribute)
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in self._questions:
+            module = importlib.import_module(f"pytracer.commands.{self._prefix}{cmd_name}")
+            command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.question) for name, place in self._places.items()])
+            formatter.write_dl([*self._questions.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -88,7 +71,7 @@ class LazyGroup(click.Group):
             raise click.ClickException(printable(str(error))) from error
 
 
-@click.group(cls=LazyGroup, places=COMMANDS)
+@click.group(cls=LazyGroup, questions=COMMANDS)
 @click.version_option(__version__, prog_name="pytracer")
 def main() -> None:
     """Record what takes the accelerator memory of a PyTorch program, and read the recording.
@@ -100,3 +83,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal's encoding may lack µ and ≥
+
+
+@main.group("fleet", cls=LazyGroup, questions=FLEET_COMMANDS, prefix="fleet_")
+def fleet() -> None:
+    """What do the recordings of many ranks show together?
+
+    \b
+    pytracer fleet report outputs/profile
+    """

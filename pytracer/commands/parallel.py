@@ -4,9 +4,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -27,11 +27,7 @@ PATIENCE_S = 2.0
 
 
 def find_files(paths: Iterable[Path]) -> tuple[list[Path], list[PytracerError]]:
-    """Return the snapshot files that the paths name, each once, and why others name none.
-
-    Args:
-        paths: Files, and directories of them.
-    """
+    """Return the snapshots that files and directories have, each once, and why others have none."""
     found: list[Path] = []
     errors: list[PytracerError] = []
     for path in paths:
@@ -58,7 +54,6 @@ def in_parallel(
 
     Args:
         function: Called in any thread.
-        paths: The arguments of the calls.
         description: The name of the work in the progress bar, such as "Reading". A bar is shown
             for work that takes longer than `PATIENCE_S`, if standard error is a terminal.
         memory_bytes: The memory that all calls may use at a time, as estimated by
@@ -91,7 +86,9 @@ def in_parallel(
         try:
             futures = [pool.submit(result_or_error, path) for path in paths]
             if wait(futures, timeout=PATIENCE_S).not_done:
-                _show_progress(futures, description)
+                with progress_bar() as progress:
+                    ended = as_completed(futures)
+                    list(progress.track(ended, len(futures), description=description))
         except KeyboardInterrupt:
             # A thread cannot be stopped in the middle of a file, and the interpreter would wait
             # for it: only the signal's default action ends the process now.
@@ -129,24 +126,16 @@ def _in_processes(
     return [found[path] for path in paths]
 
 
-def _show_progress(futures: Sequence[Future[Any]], description: str) -> None:
-    with progress_bar() as progress:
-        task = progress.add_task(description, total=len(futures))
-        for _ in as_completed(futures):
-            progress.advance(task)
-
-
 def progress_bar() -> Progress:
     """Return a progress bar on standard error; it is shown only on a terminal."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    return Progress(
-        *columns,
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}", markup=False),  # a name may have brackets
+        BarColumn(),
+        MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
     )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_errors(results: Iterable[object]) -> bool:

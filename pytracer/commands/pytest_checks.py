@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.history import History
-from pytracer.analysis.holders import Site, sites_at
+from pytracer.analysis.holders import sites_at
 from pytracer.backends.devices import automatic_backend
 from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
@@ -31,12 +31,7 @@ _TOP = 5
 
 @dataclass(frozen=True)
 class Check:
-    """A marker of a test.
-
-    Attributes:
-        limit_bytes: The most bytes that are allowed.
-        device: The device to check, as in "cuda" or "cuda:1".
-    """
+    """A marker of a test: the most bytes that are allowed on a device, as in "cuda:1"."""
 
     limit_bytes: int
     device: str
@@ -71,7 +66,7 @@ class Recording:
         """
         text = ""
         if self._peak is not None and has_passed:
-            text = self._problem(self._peak, _over_limit)
+            text = self._problem(self._peak, is_leak=False)
         if text or not has_passed or self._leak is None:
             self._leak = None
             self._tracer.stop()
@@ -86,7 +81,7 @@ class Recording:
         _clear_workspaces()
         self._tracer.stop()
         item = self._item
-        if text := self._problem(self._leak, _left):
+        if text := self._problem(self._leak, is_leak=True):
             report = pytest.TestReport(
                 nodeid=item.nodeid,
                 location=item.location,
@@ -97,7 +92,7 @@ class Recording:
             )
             item.ihook.pytest_runtest_logreport(report=report)
 
-    def _problem(self, check: Check, find: Callable[[Snapshot, int, Check], Iterator[str]]) -> str:
+    def _problem(self, check: Check, *, is_leak: bool) -> str:
         """Return what is wrong on the devices of a marker; "" if nothing is."""
         path = self._file()
         try:
@@ -107,7 +102,7 @@ class Recording:
             for device, trace in enumerate(snapshot.traces):
                 name = snapshot.device_name(device)
                 if has_events(trace) and name.split(":")[0] == check.device.split(":")[0]:
-                    lines += find(snapshot, device, check)
+                    lines += _exceeded(snapshot, device, check.limit_bytes, is_leak)
         except (OSError, PytracerError) as error:
             return f"the memory of {self._item.name} cannot be checked: {error}"
         if not lines:
@@ -165,48 +160,36 @@ def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | 
     return dataclasses.replace(data, history=history), history
 
 
-def _over_limit(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
-    """Yield lines if the test allocated more than its limit, or if this is unknown."""
+def _exceeded(snapshot: Snapshot, device: int, limit_bytes: int, is_leak: bool) -> Iterator[str]:
+    """Yield lines if a test allocated, or left, more than its limit, or if this is unknown."""
     found, name = _tests_own(snapshot, device), snapshot.device_name(device)
     if isinstance(found, str):
-        yield f"may have allocated more than {size(check.limit_bytes)} on {name}: {found}"
+        doubt = "left memory" if is_leak else f"allocated more than {size(limit_bytes)}"
+        yield f"may have {doubt} on {name}: {found}"
         return
     data, history = found
-    added = history.usage.allocated_bytes - history.usage.allocated_bytes[0]
-    entry = int(added.argmax())
-    peak = int(added[entry])
-    if peak <= check.limit_bytes:
-        return
-    yield (
-        f"allocated {size(peak)} on {name}, {size(peak - check.limit_bytes)} more than its limit "
-        f"of {size(check.limit_bytes)}. At the peak, most was held by:"
-    )
-    yield from _holders(sites_at(data, entry, _TOP))
-
-
-def _left(snapshot: Snapshot, device: int, check: Check) -> Iterator[str]:
-    """Yield lines if more memory is left than allowed, or if this is unknown."""
-    found, name = _tests_own(snapshot, device), snapshot.device_name(device)
-    if isinstance(found, str):
-        yield f"may have left memory on {name}: {found}"
-        return
-    data, history = found
-    end = len(snapshot.traces[device])
-    left = int(history.blocks.size_bytes[history.blocks.free_requested_event >= end].sum())
-    if left <= check.limit_bytes:
-        return
-    allowed = f", and {size(check.limit_bytes)} are allowed" if check.limit_bytes else ""
-    yield (
-        f"left {size(left)} on {name} that it had allocated{allowed}. After the test and its "
-        "fixtures, most is held by:"
-    )
-    yield from _holders(sites_at(data, end, _TOP))
-
-
-def _holders(sites: Sequence[Site]) -> Iterator[str]:
-    for site in sites:
-        where = call_site_text(site.call_site)
-        yield f"  {size(site.size_bytes):>9} in {number(site.count, 'block')}: {where}"
+    if is_leak:
+        entry = len(snapshot.traces[device])
+        blocks = history.blocks
+        amount = int(blocks.size_bytes[blocks.free_requested_event >= entry].sum())
+        allowed = f", and {size(limit_bytes)} are allowed" if limit_bytes else ""
+        text = (
+            f"left {size(amount)} on {name} that it had allocated{allowed}. After the test and its "
+            "fixtures, most is held by:"
+        )
+    else:
+        added = history.usage.allocated_bytes - history.usage.allocated_bytes[0]
+        entry = int(added.argmax())
+        amount = int(added[entry])
+        text = (
+            f"allocated {size(amount)} on {name}, {size(amount - limit_bytes)} more than its limit "
+            f"of {size(limit_bytes)}. At the peak, most was held by:"
+        )
+    if amount > limit_bytes:
+        yield text
+        for site in sites_at(data, entry, _TOP):
+            where = call_site_text(site.call_site)
+            yield f"  {size(site.size_bytes):>9} in {number(site.count, 'block')}: {where}"
 
 
 def _clear_workspaces() -> None:

@@ -1,17 +1,20 @@
 """The command `pytracer recommend`."""
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from pytracer.commands.interruption import Interruption, signals_interrupt
-from pytracer.commands.shared_options import json_options, parse_sizes
-from pytracer.commands.table import new_table
+from pytracer.commands.interruption import signals_interrupt
+from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.shared_options import parse_sizes
+from pytracer.commands.table import Columns, make_table
 from pytracer.experiments.conclusions import wrapped_name
-from pytracer.recommendation.results import Recommendation, TriedSetting
+from pytracer.recommendation import Recommendation, TriedSetting, recommend_sweep
 from pytracer.simulator.deviation import deviation_text
 from pytracer.text import printable, size
 
@@ -62,17 +65,8 @@ NAME_WIDTH = 26
     help="Estimate the program with other sizes of these allocations, such as model.py:12=0.5.",
 )
 @json_options
-@click.pass_context
-def recommend_command(
-    context: click.Context,
-    path: Path,
-    capacities: tuple[int, ...],
-    settings: tuple[str, ...],
-    device: int | None,
-    without: tuple[str, ...],
-    scale: tuple[str, ...],
-    as_json: bool,
-    json_path: str | None,
+def command(
+    path: Path, capacities: tuple[int, ...], json_output: JsonOutput, **question: Any
 ) -> None:
     """Which allocator settings does this recording need?
 
@@ -85,33 +79,16 @@ def recommend_command(
     and prints one recommendation with the line to paste. Needs neither torch nor a device. For a
     directory, the rank decides that has the least memory to spare.
     """
-    from pytracer.recommendation.recommend import recommend_sweep
-
     console = Console(stderr=True, highlight=False)
-    try:
-        with signals_interrupt(), console.status("Reading the recording") as status:
-            found = recommend_sweep(
-                path,
-                capacities or [None],
-                settings=settings,
-                device=device,
-                without=without,
-                scale=scale,
-                on_progress=lambda text: status.update(printable(text)),
-            )
-    except Interruption as interruption:
-        context.exit(interruption.exit_code)
-    if not as_json:
+    with signals_interrupt(), console.status("Reading the recording") as status:
+        question["on_progress"] = lambda text: status.update(printable(text))
+        found = recommend_sweep(path, capacities or [None], **question)
+    if not json_output.is_only:
         for i, recommendation in enumerate(found):
             if i > 0:
                 print()
             _show(recommendation, is_one_of_several=len(found) > 1)
-    if as_json or json_path is not None:
-        from pytracer.commands.json_output import write_json
-        from pytracer.reading.to_json import SCHEMA_VERSION
-
-        document = {"schema_version": SCHEMA_VERSION, "recommendations": found}
-        write_json(document, to_stdout=as_json, path=json_path)
+    json_output.write({"recommendations": found})
 
 
 def _show(found: Recommendation, is_one_of_several: bool) -> None:
@@ -132,19 +109,16 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     limit = "" if found.capacity_bytes is None else f", limit {size(found.capacity_bytes)}"
     write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
     write(deviation_text(found.deviation))
-    names = ("setting", "OOM", "peak\nreserved", "not\nallocated", "calls", "smallest\ndevice")
-    table = new_table(*names, text=1)
+    columns: Columns = {
+        "setting": partial(_short_name, found),
+        "OOM": lambda row: "no" if row.fits else Text("yes", "bold red"),
+        "peak\nreserved": "peak_reserved_bytes",
+        "not\nallocated": "waste_bytes",
+        "calls": "device_calls",
+        "smallest\ndevice": "smallest_device_bytes",
+    }
+    table = make_table(_rows(found), columns, text=0)
     table.columns[0].min_width = NAME_WIDTH
-    for row in _rows(found):
-        least = row.smallest_device_bytes
-        table.add_row(
-            Text(wrapped_name(printable(_short_name(found, row)), NAME_WIDTH)),
-            Text("no") if row.fits else Text("yes", "bold red"),
-            size(row.peak_reserved_bytes),
-            size(row.waste_bytes),
-            f"{row.device_calls:,}",
-            "-" if least is None else size(least),
-        )
     console.print(table)
     for rank in found.ranks:
         who = rank.path if rank.rank is None else f"rank {rank.rank}"
@@ -178,7 +152,8 @@ def _rows(found: Recommendation) -> list[TriedSetting]:
 
 
 def _short_name(found: Recommendation, row: TriedSetting) -> str:
-    return "own settings" if row.name == found.own.name else row.name
+    name = "own settings" if row.name == found.own.name else printable(row.name)
+    return wrapped_name(name, NAME_WIDTH)
 
 
 def _keys(tried: TriedSetting) -> tuple[str, ...]:

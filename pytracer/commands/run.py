@@ -49,9 +49,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(
-    "run",
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
+    "run", context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
 )
 @_with_options
 @click.option(
@@ -64,7 +62,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
+def command(
     patch_torch: bool,
     is_module: bool,
     program: str,

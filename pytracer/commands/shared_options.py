@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import click
 
-from pytracer.reading.files import SUFFIXES
 from pytracer.text import parsed_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -14,34 +13,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 TOP = 10
 """How many rows of a table are shown by default."""
 
-
-def json_options(command: Command) -> Command:
-    """Give a command `--json` and `--json-output`, as `as_json` and `json_path`."""
-    for option in (_json_output_option, _json_option):
-        command = option(command)
-    return command
-
-
-def _check_json_path(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    if path is not None and path.endswith(SUFFIXES):
-        raise click.BadParameter(
-            f"{path!r} is named like a snapshot, which the report would overwrite: give a name "
-            "such as report.json"
-        )
-    return path
-
-
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else."
-)
-
-_json_output_option = click.option(
-    "--json-output",
-    "json_path",
-    metavar="PATH",
-    callback=_check_json_path,
-    help="Also write the report as JSON to PATH; '-' is standard output.",
-)
 
 files_argument = click.argument(
     "paths",

@@ -1,5 +1,6 @@
 """The command `pytracer show`."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,22 +10,26 @@ from typing import Any
 
 import click
 
-from pytracer.analysis.answer import text_lines
+from pytracer.analysis.answer import Line, text_lines
+from pytracer.analysis.answered_files import AnsweredFile
 from pytracer.analysis.held_memory import KEYS
 from pytracer.commands.answers import Answered, answered, read_file
+from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import (
     device_option,
     files_argument,
-    json_options,
     memory_option,
     moment_option,
     top_option,
 )
 from pytracer.errors import NoMomentError, PytracerError
+from pytracer.reading.files import read_source
+from pytracer.reading.reader import load
 from pytracer.text import printable
 
 _MOST_WIDTH = 120
+_MOST_SOURCES = 8
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,7 @@ class Question:
 @click.command("show")
 @files_argument
 @click.option(
-    "--by",
-    type=click.Choice(KEYS),
-    help="Print who holds memory at one moment, grouped by this.",
+    "--by", type=click.Choice(KEYS), help="Print who holds memory at one moment, grouped by this."
 )
 @moment_option
 @click.option(
@@ -80,12 +83,11 @@ class Question:
 @json_options
 @memory_option
 @click.pass_context
-def show_command(
+def command(
     context: click.Context,
     /,
     paths: tuple[Path, ...],
-    as_json: bool,
-    json_path: str | None,
+    json_output: JsonOutput,
     memory_bytes: int | None,
     **given: Any,
 ) -> None:
@@ -105,8 +107,7 @@ def show_command(
     The exit code is 0 whatever the verdict is, and 1 if a file could not be read.
     """
     found, errors = find_files(paths)
-    has_json = as_json or json_path is not None
-    question = _question(is_only=len(found) == 1, has_json=has_json, **given)
+    question = _question(is_only=len(found) == 1, has_json=json_output.is_asked, **given)
     results = errors + in_parallel(
         question.read, found, "Reading snapshots", memory_bytes, in_processes=question.in_processes
     )
@@ -116,12 +117,9 @@ def show_command(
         results = [result for result in results if not isinstance(result, NoMomentError)]
     notes = [PytracerError(note) for note in sorted(question.notes)]
     combined = question.combine(files)
-    if has_json:
-        from pytracer.commands.json_output import write_results
-
-        content = question.content(combined)
-        write_results(content, [*results, *notes], to_stdout=as_json, path=json_path)
-    if files and not as_json:
+    if json_output.is_asked:
+        json_output.write(question.content(combined), [*results, *notes])
+    if files and not json_output.is_only:
         question.show(combined)
         for note in notes:
             click.echo(f"{printable(str(note))}.")
@@ -160,29 +158,31 @@ def _question(
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
     notes: list[str] = []
+    at = {"at": moment, "note": notes.append}
     if asks_who:
         from pytracer.commands import show_held
 
-        held = partial(show_held.read, device=device, at=moment, by=by or "line", depth=depth)
-        held = partial(held, note=notes.append)
-        return Question(held, list, _files, partial(show_held.show, top=top), notes=notes)
+        read = _ask(show_held.held, device=device, by=by or "line", depth=depth, **at)
+        return Question(read, list, _files, partial(show_held.show, top=top), notes=notes)
     if leaks:
-        from pytracer.analysis.leaks import combine
+        from pytracer.analysis.leaks import combine, examine
         from pytracer.commands import show_leaks
 
-        kept = partial(show_leaks.read, device=device, is_only=is_only)
-        return Question(kept, combine, vars, partial(show_leaks.show, top=top))
+        read = _ask(examine, device=device, is_only=is_only)
+        return Question(read, combine, vars, partial(show_leaks.show, top=top))
     if fragmentation:
+        from pytracer.analysis import pinned_segments
         from pytracer.commands import show_fragmentation
 
-        free = partial(show_fragmentation.read, device=device, at=moment, note=notes.append)
+        read = _ask(pinned_segments.fragmentation, device=device, **at)
         shown = partial(show_fragmentation.show, top=top)
-        return Question(free, list, _files, shown, notes=notes)
+        return Question(read, list, _files, shown, notes=notes)
     if address is not None:
+        from pytracer.analysis.addresses import blocks_at
         from pytracer.commands import show_address
 
-        had = partial(show_address.read, device=device, address=show_address.parsed(address))
-        return Question(had, list, _files, partial(show_address.show, top=top))
+        read = _ask(blocks_at, device=device, address=show_address.parsed(address))
+        return Question(read, list, _files, partial(show_address.show, top=top))
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
     show: Callable[[Answered], None] = _show_verdict
     if has_all:
@@ -191,6 +191,11 @@ def _question(
         read = partial(read, has_all=True)
         show = partial(show_all.show, top=top)
     return Question(read, partial(answered, device=device), _content, show, in_processes=True)
+
+
+def _ask(function: Callable[..., Any], **question: Any) -> Callable[[Path], Any]:
+    """Return the function that loads a file and calls `function` with the snapshot."""
+    return lambda path: function(load(path), **question)
 
 
 def _files(results: list[Any]) -> Mapping[str, Any]:
@@ -203,9 +208,32 @@ def _content(found: Answered) -> Mapping[str, Any]:
 
 
 def _show_verdict(found: Answered) -> None:
-    from pytracer.commands.source_lines import SourceLines
-
     assert found.answer is not None
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
     for line in text_lines(found.answer, width, SourceLines(found.files[0])):
         click.echo(line)
+
+
+class SourceLines:
+    """Returns the source of the call site of a line of an answer, as in "h = self.mlp(h)".
+
+    A few files on this machine are read, and none that was changed after the snapshot was written.
+    """
+
+    def __init__(self, file: AnsweredFile) -> None:
+        """Find the time of a snapshot, after which sources must not have changed."""
+        self._written_ns = file.written_ns
+        if self._written_ns is None:
+            with contextlib.suppress(OSError):
+                self._written_ns = Path(file.path).stat().st_mtime_ns
+        self._files: dict[str, list[str]] = {}
+
+    def __call__(self, line: Line) -> str:
+        """Return the source of a line's call site; "" if it is unknown."""
+        frame = line.frame
+        if line.role != "lines" or frame is None:
+            return ""
+        if frame.filename not in self._files and len(self._files) < _MOST_SOURCES:
+            self._files[frame.filename] = read_source(frame.filename, self._written_ns or 0)
+        lines = self._files.get(frame.filename, [])
+        return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""

@@ -1,17 +1,15 @@
 """`pytracer show --address`: the blocks that had an address."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from pytracer.analysis.addresses import AddressedBlock, blocks_at
+from pytracer.analysis.addresses import AddressedBlock
 from pytracer.analysis.holders import MOST_CALLERS
-from pytracer.commands.table import call_chain, new_table
-from pytracer.reading.reader import load
-from pytracer.text import number, printable, size
+from pytracer.commands.table import Columns, call_chain, make_table
+from pytracer.text import number, printable
 
 
 def parsed(text: str) -> int:
@@ -29,15 +27,6 @@ def parsed(text: str) -> int:
     return address
 
 
-def read(path: Path, *, device: int | None, address: int) -> list[AddressedBlock]:
-    """Return the blocks of a file in which an address was.
-
-    Raises:
-        PytracerError: The file cannot be read, or has no such device.
-    """
-    return blocks_at(load(path), address, device)
-
-
 def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
     """Print the last `top` blocks of each file."""
     console = Console(highlight=False)
@@ -51,16 +40,16 @@ def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
         console.print(Text(printable(line), "bold"))
         if not top:
             continue
-        table = new_table("offset", "bytes", "allocated", "freed", "call site ← callers", text=-1)
-        for block in blocks[-top:]:
-            table.add_row(
-                f"{block.offset:#x}",
-                size(block.requested_bytes),
-                _when(block.alloc_event, block.alloc_step, "before"),
-                _when(block.free_event, block.free_step, "not"),
-                call_chain(block.call_site, block.callers[:MOST_CALLERS]),
-            )
-        console.print(table)
+        columns: Columns = {
+            "offset": lambda block: f"{block.offset:#x}",
+            "bytes": "requested_bytes",
+            "allocated": lambda block: _when(block.alloc_event, block.alloc_step, "before"),
+            "freed": lambda block: _when(block.free_event, block.free_step, "not"),
+            "call site ← callers": lambda block: call_chain(
+                block.call_site, block.callers[:MOST_CALLERS]
+            ),
+        }
+        console.print(make_table(blocks[-top:], columns, text=-1))
 
 
 def _when(event: int | None, step: int | None, unknown: str) -> str:

@@ -72,10 +72,10 @@ def _written(report: Report) -> str:
     metadata = report.metadata
     if not metadata.is_pytracers:
         return ""
+    names = ("torch", "torch_npu", "rank", "role", "host", "pid")
+    values = ((name, getattr(metadata, name)) for name in names)
     parts = [f"by pytracer {metadata.version}"]
-    for name in ("torch", "torch_npu", "rank", "role", "host", "pid"):
-        if (value := getattr(metadata, name)) is not None:
-            parts.append(f"{name} {value}")
+    parts += [f"{name} {value}" for name, value in values if value is not None]
     parts += _window(metadata)
     if metadata.written_ns is not None:
         parts.append(utc_time(metadata.written_ns // 1000))
@@ -156,21 +156,14 @@ def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
         if usage.owners:
             owner = usage.owners[0]
             name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
-        rows.append(HeldRow(usage.size_bytes, usage.requested_bytes, usage.count, name))
+        rows.append(HeldRow.of(usage, name))
     title = f"What memory was for at the {moment}"
     return held_table(rows, title, len(rows), key="category", noun="category")
 
 
 def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
-    rows = [
-        HeldRow(
-            usage.size_bytes,
-            usage.requested_bytes,
-            usage.count,
-            "(none)" if usage.module is None else printable(usage.module),
-        )
-        for usage in usages
-    ]
+    names = ("(none)" if each.module is None else printable(each.module) for each in usages)
+    rows = [HeldRow.of(usage, name) for usage, name in zip(usages, names, strict=True)]
     title = f"Modules that held memory at the {moment}"
     return held_table(rows, title, top, key="module", noun="")
 
@@ -189,105 +182,94 @@ def _span(device: DeviceReport) -> str:
     )
 
 
-def _lost(report: Report, device: DeviceReport) -> list[str]:
-    """List what the file lacks, and what is uncertain because of that."""
+def _lost(report: Report, device: DeviceReport) -> Iterator[str]:
+    """Yield what the file lacks, and what is uncertain because of that."""
     metadata, lost, phase = report.metadata, device.lost, device.only_phase
-    lines = []
     if phase is not None:
-        lines.append(
+        yield (
             f"The file has the events of phase {phase!r} only. It lacks what other threads did in "
             "other phases, so usage before the end may be too low or too high (~)."
         )
     if device.contradiction is not None:
         is_end_only = device.peak_allocated is None
         what = "Only the state at the end is known: " if is_end_only else ""
-        lines.append(f"{what}{device.contradiction}")
+        yield f"{what}{device.contradiction}"
     if lost.overwritten:
         events = number(lost.overwritten, "event")
-        lines.append(
+        yield (
             f"The ring overwrote its first {events}{'' if phase is None else ' of all phases'}: "
             "earlier peaks are unknown. A larger trace_alloc_max_entries keeps more events."
         )
     elif lost.overwritten is None and device.events:
-        lines.append(
-            "Whether the ring overwrote earlier events is unknown, because the file has no count."
-        )
+        yield "Whether the ring overwrote earlier events is unknown, because the file has no count."
     if lost.before_bytes:
         amount = ("" if phase is None else "~ ") + size(lost.before_bytes)
-        lines.append(f"{amount} were requested before the first event.")
-    lines += _uncertain(device)
+        yield f"{amount} were requested before the first event."
+    yield from _uncertain(device)
     for what, count in (
         ("Blocks that did not fit into the table of live blocks", lost.live_dropped),
         ("Frees of unknown blocks", lost.unknown_frees),
         ("Pools and labels that did not fit into their table", lost.labels_dropped),
-        (
-            "Events without a stack, because the stack table was full",
-            metadata.stacks.dropped,
-        ),
+        ("Events without a stack, because the stack table was full", metadata.stacks.dropped),
         ("Stacks that stack_depth shortened", metadata.stacks.truncated),
         ("Phases that did not fit into their table", metadata.phases.names_dropped),
     ):
         if count:
-            lines.append(f"{what}: {count:,}.")
+            yield f"{what}: {count:,}."
     if metadata.phases.complete is False:
-        lines.append("The times of the first phases are unknown, because their table was full.")
+        yield "The times of the first phases are unknown, because their table was full."
     if metadata.untraced:
-        lines.append(f"Not recorded: {metadata.untraced}")
+        yield f"Not recorded: {metadata.untraced}"
     if metadata.waiting:
-        lines.append("No events were recorded, because the step was not selected.")
-    return lines
+        yield "No events were recorded, because the step was not selected."
 
 
-def _uncertain(device: DeviceReport) -> list[str]:
-    """Explain which usage is a range, and the bounds of the peak."""
+def _uncertain(device: DeviceReport) -> Iterator[str]:
+    """Yield which usage is a range, and the bounds of the peak."""
     exact_from, peak, most = device.lost.exact_from, device.peak_allocated, device.peak_most_bytes
-    if not exact_from or peak is None or most is None:
-        return []
-    line = (
-        f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown, most of them "
-        "older than the file. Numbers that depend on these sizes are ranges; requested and "
-        "reserved bytes are exact."
-    )
-    if device.is_peak_certain:
-        return [f"{line} The peak is exact."]
-    return [f"{line} The peak is between {size(peak.allocated_bytes)} and {size(most)}."]
+    if exact_from and peak is not None and most is not None:
+        bounds = f"between {size(peak.allocated_bytes)} and {size(most)}"
+        yield (
+            f"Up to event {exact_from - 1:,}, the exact sizes of some blocks are unknown, most of "
+            "them older than the file. Numbers that depend on these sizes are ranges; requested "
+            "and reserved bytes are exact. The peak is "
+            f"{'exact' if device.is_peak_certain else bounds}."
+        )
 
 
-def _counts(device: DeviceReport) -> list[str]:
+def _counts(device: DeviceReport) -> Iterator[str]:
     counts = device.counts
-    if not device.events:
-        return []
-    parts = [number(counts.allocs, "allocation"), number(counts.frees, "free")]
-    if not device.is_cpu:
-        parts.append(number(counts.device_allocs, "device allocation"))
-        parts.append(number(counts.device_frees, "device free"))
-        parts.append(f"{counts.ooms:,} out of memory")
-        parts.append(number(counts.retries or 0, "retry", "retries"))
-    return [", ".join(parts) + "."]
+    if device.events:
+        parts = [number(counts.allocs, "allocation"), number(counts.frees, "free")]
+        if not device.is_cpu:
+            parts.append(number(counts.device_allocs, "device allocation"))
+            parts.append(number(counts.device_frees, "device free"))
+            parts.append(f"{counts.ooms:,} out of memory")
+            parts.append(number(counts.retries or 0, "retry", "retries"))
+        yield ", ".join(parts) + "."
 
 
-def _outside(device: DeviceReport) -> list[str]:
+def _outside(device: DeviceReport) -> Iterator[str]:
     outside = device.outside
     if outside is None:
-        return []
-    lines = []
+        return
     if outside.outside_bytes is not None:
         others = outside.others_bytes
-        lines.append(
+        line = (
             f"This process holds {size(outside.outside_bytes)} outside the allocator; other "
             f"processes hold {'an unknown amount' if others is None else size(others)}."
         )
     elif outside.elsewhere_bytes is not None:
-        lines.append(
+        line = (
             f"{size(outside.elsewhere_bytes)} are held outside this process's allocator: by other "
             "processes, and by this process's context and libraries. The share of each is unknown, "
             "because the driver does not report what the process holds."
         )
     else:
-        lines.append("How much memory is held outside the allocator is unknown.")
+        line = "How much memory is held outside the allocator is unknown."
     if outside.free_bytes is not None and outside.total_bytes is not None:
-        lines.append(f"{size(outside.free_bytes)} of {size(outside.total_bytes)} are free.")
-    return [" ".join(lines)]
+        line += f" {size(outside.free_bytes)} of {size(outside.total_bytes)} are free."
+    yield line
 
 
 def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:

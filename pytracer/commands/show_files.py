@@ -8,7 +8,7 @@ from rich.table import Table
 from pytracer.analysis.report import DeviceReport, Report
 from pytracer.analysis.usage import UsageSample
 from pytracer.commands.show_tables import usage_text
-from pytracer.commands.table import Fitted, new_table
+from pytracer.commands.table import Fitted, add_row, new_table
 from pytracer.text import printable, size, size_range, wrapped_text
 
 
@@ -21,17 +21,18 @@ def overview(reports: Sequence[Report]) -> Table:
     files = [os.path.abspath(report.path) for report in reports]
     folder = os.path.commonpath([os.path.dirname(file) for file in files])
     table = new_table(
-        *("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "OOM", "lost"),
+        ("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "OOM", "lost"),
         title=printable(folder),
-        text=1,
+        text=0,
     )
     for report, file in zip(reports, files, strict=True):
         name = printable(os.path.relpath(file, folder))
         if not report.devices:
-            table.add_row(_cell(name), *"-" * (len(table.columns) - 1))
+            add_row(table, _cell(name), *"-----")
         for device in report.devices:
             peak, reserved = device.peak_allocated, device.peak_reserved
-            table.add_row(
+            add_row(
+                table,
                 _cell(f"{name}, {printable(device.name)}"),
                 _peak(device),
                 _usage(device, reserved, "reserved_bytes"),
@@ -43,7 +44,7 @@ def overview(reports: Sequence[Report]) -> Table:
 
 
 def _cell(name: str) -> Fitted:
-    return Fitted(lambda width: wrapped_text(name, width, "/_, -"), name)
+    return Fitted(lambda width: name if width is None else wrapped_text(name, width, "/_, -"))
 
 
 def _usage(device: DeviceReport, sample: UsageSample | None, name: str) -> str:

@@ -1,26 +1,15 @@
 """`pytracer show --fragmentation`: the free memory inside segments, and what keeps it there."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.pinned_segments import Fragmentation, Pin, fragmentation
-from pytracer.commands.table import add_row, call_site, new_table
-from pytracer.reading.reader import load
+from pytracer.analysis.pinned_segments import Fragmentation, Pin
+from pytracer.commands.table import Columns, Fitted, call_chain, make_table
 from pytracer.text import number, printable, size, size_range
-
-
-def read(path: Path, **question: Any) -> list[Fragmentation]:
-    """Return the free memory of each accelerator of a file, as `fragmentation` is asked.
-
-    Raises:
-        PytracerError: The file cannot be read, or has no accelerator or no such device or moment.
-    """
-    return fragmentation(load(path), **question)
 
 
 def show(files: Sequence[Sequence[Fragmentation]], top: int) -> None:
@@ -68,27 +57,26 @@ def _sentence(pin: Pin) -> str:
     )
 
 
-def _table(pins: list[Pin], top: int) -> object:
+def _table(pins: list[Pin], top: int) -> Table:
     streams, pools = ({getattr(pin, name) for pin in pins} for name in ("stream", "pool"))
     has_streams, has_pools = len(streams) > 1, pools != {(0, 0)}
-    names = ("free", "in use", "blocks", "segments", "of", "kept by")
-    table = new_table(*names, title="Free memory next to blocks in use", text=-1)
-    for pin in pins[:top]:
-        kind = f"{pin.kind} page" if pin.is_expandable else pin.kind
+
+    def kept_by(pin: Pin) -> Fitted:
         stream = [f"stream {pin.stream:#x}"] if has_streams else []
         pool = [f"pool {pin.pool[0]}.{pin.pool[1]}"] if has_pools else []
-        add_row(
-            table,
-            size(pin.stuck_bytes),
-            size(pin.block_bytes),
-            f"{pin.blocks:,}",
-            f"{pin.segments:,} {kind}",
-            size_range(pin.least_segment_bytes, pin.most_segment_bytes),
-            call_site(pin.call_site, *stream, *pool),
-        )
+        return call_chain(pin.call_site, (), *stream, *pool)
+
+    columns: Columns = {
+        "free": "stuck_bytes",
+        "in use": "block_bytes",
+        "blocks": "blocks",
+        "segments": lambda p: f"{p.segments:,} {p.kind}{' page' if p.is_expandable else ''}",
+        "of": lambda pin: size_range(pin.least_segment_bytes, pin.most_segment_bytes),
+        "kept by": kept_by,
+    }
+    table = make_table(pins[:top], columns, title="Free memory next to blocks in use", text=-1)
     if others := pins[top:]:
-        add_row(
-            table,
+        table.add_row(
             size(sum(pin.stuck_bytes for pin in others)),
             size(sum(pin.block_bytes for pin in others)),
             f"{sum(pin.blocks for pin in others):,}",

@@ -1,7 +1,6 @@
 """`pytracer show --by` and `--at`: who holds memory at one moment."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,17 +11,16 @@ from pytracer.analysis.groups import Group, Held, who_holds
 from pytracer.commands.show_tables import HeldRow, held_table
 from pytracer.commands.table import Fitted, call_chain
 from pytracer.export.texts import check_stack_texts
-from pytracer.reading.reader import load
+from pytracer.reading.snapshot import Snapshot
 from pytracer.text import printable, size, size_range
 
 
-def read(path: Path, **question: Any) -> list[Held]:
-    """Return who holds memory at a moment, for each device of a file, as `who_holds` is asked.
+def held(snapshot: Snapshot, **question: Any) -> list[Held]:
+    """Return who holds memory at a moment, as `who_holds` is asked.
 
     Raises:
-        PytracerError: The file cannot be read, or it has no such device or moment.
+        PytracerError: The file has no such device or moment, or too long stacks.
     """
-    snapshot = load(path)
     check_stack_texts(snapshot)
     return who_holds(snapshot, **question)
 
@@ -32,43 +30,43 @@ def show(files: Sequence[Sequence[Held]], top: int) -> None:
     console = Console(highlight=False)
     for devices in filter(None, files):
         console.print(Text(printable(devices[0].path)), soft_wrap=True)
-        for held in devices:
-            bound = "" if held.is_exact else "at least "
-            line = f"{held.name} {held.moment}: {bound}{size(held.active_bytes)} in use"
-            if held.moment.event is not None:
-                line += f" (event {held.moment.event:,})"
+        for device in devices:
+            bound = "" if device.is_exact else "at least "
+            line = f"{device.name} {device.moment}: {bound}{size(device.active_bytes)} in use"
+            if device.moment.event is not None:
+                line += f" (event {device.moment.event:,})"
             console.print()
             console.print(Text(printable(f"{line}."), "bold"))
-            if held.groups and top:
-                console.print(held_table(_rows(held), "", top, key=held.by, noun=""))
+            if device.groups and top:
+                console.print(held_table(_rows(device), "", top, key=device.by, noun=""))
 
 
 def _rows(held: Held) -> list[HeldRow]:
     """Return a row for each group; modules that are alike, and steps, have one together."""
-    groups = sorted(held.groups, key=lambda group: group.step or 0)
-    steps = [(group.step, group.size_bytes) for group in groups if group.step is not None]
-    modules = [(group.module, group.size_bytes) for group in groups if group.module is not None]
-    rows = []
-    if held.by == "step" and steps:
-        known = [group for group in groups if group.step is not None]
-        for run in alike_runs(steps):
-            name = f"{steps[run[0]][0]} to {steps[run[-1]][0]}" if len(run) > 1 else None
-            rows.append(_row(held, [known[i] for i in run], name))
-        groups = [group for group in groups if group.step is None]
+    known: list[Group] = []
+    alike: list[tuple[str, list[int]]] = []
+    others = held.groups
+    if held.by == "step":
+        known = sorted(
+            (each for each in others if each.step is not None), key=lambda g: g.step or 0
+        )
+        for run in alike_runs([(each.step or 0, each.size_bytes) for each in known]):
+            alike.append((f"{known[run[0]].step} to {known[run[-1]].step}", run))
+        others = [group for group in others if group.step is None]
     elif held.by == "module":
-        known = [group for group in groups if group.module is not None]
-        for pattern, same in alike_names(modules):
-            rows.append(_row(held, [known[i] for i in same], pattern if len(same) > 1 else None))
-        groups = [group for group in groups if group.module is None]
-    rows += [_row(held, [group], None) for group in groups]
+        known = [group for group in others if group.module is not None]
+        alike = alike_names([(group.module or "", group.size_bytes) for group in known])
+        others = [group for group in others if group.module is None]
+    rows = [_row(held.by, [known[i] for i in same], name) for name, same in alike]
+    rows += [_row(held.by, [group], "") for group in others]
     return sorted(rows, key=lambda row: -row.size_bytes)
 
 
-def _row(held: Held, groups: Sequence[Group], name: str | None) -> HeldRow:
+def _row(by: str, groups: Sequence[Group], name: str) -> HeldRow:
     """Return the row of a group, or of several that are alike and have a name together."""
     sizes = [group.size_bytes for group in groups]
-    shown = _name(held.by, groups[0])
-    if name is not None:
+    shown = _name(by, groups[0])
+    if len(groups) > 1:
         each = size_range(min(sizes), max(sizes))
         shown = f"{printable(name)} ({len(groups)} \N{MULTIPLICATION SIGN}, {each} each)"
     requested = sum(group.requested_bytes for group in groups)

@@ -2,38 +2,23 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
-from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.leaks import FileLeaks, examine
 from pytracer.analysis.leaks.groups import is_users
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport, Release
 from pytracer.analysis.leaks.texts import answer, leaks_of, where_text
-from pytracer.commands.table import Fitted, new_table
-from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Frame
+from pytracer.commands.table import Columns, Fitted, call_chain, make_table
 from pytracer.text import number, printable, size
 
 _CALLERS = 2
 """The number of callers that a table shows below a call site."""
 
 _VERDICTS = ("leak", "unknown", "none")
-
-
-def read(path: Path, *, device: int | None, is_only: bool) -> FileLeaks:
-    """Return what a file shows about leaks; `is_only`: no other file is compared with it.
-
-    Raises:
-        PytracerError: The file cannot be read, or has no such device.
-    """
-    return examine(load(path), device, is_only=is_only)
 
 
 def show(report: LeakReport, top: int) -> None:
@@ -111,67 +96,57 @@ def _observed(device: DeviceLeaks, is_only: bool) -> str:
 
 def _growths_table(device: DeviceLeaks, top: int) -> Table:
     """Make the table of what grew."""
-    unit = "file" if device.unit == "file" else "s" if device.unit == "second" else device.unit
-    names = (f"per {unit}", "95% between", "grew in", "since", "held", "call site")
+    unit = {"second": "s"}.get(device.unit, device.unit)
     is_mixed = len({growth.verdict for growth in device.growths}) > 1
-    table = new_table(*names, text=-1)
-    for growth in device.growths[:top]:
-        least, most = growth.least_bytes_per_step, growth.most_bytes_per_step
-        site = Fitted(partial(_site, growth, is_mixed), _site(growth, is_mixed, None))
-        table.add_row(
-            size(round(growth.bytes_per_step)),
-            f"{size(round(least))}\n{size(round(most))}",
-            _occurrences(growth, device),
-            _first(growth, device),
-            f"{size(growth.held_bytes)}\n{number(growth.blocks, 'block')}",
-            site,
-        )
+
+    def bounds(growth: Growth) -> str:
+        bounds = growth.least_bytes_per_step, growth.most_bytes_per_step
+        return "\n".join(size(round(bound)) for bound in bounds)
+
+    def since(growth: Growth) -> str:
+        if growth.is_older:
+            return f"{device.first:,}\nor before" if device.first else "before"
+        return "-" if growth.first_step is None else f"{growth.first_step:,}"
+
+    columns: Columns = {
+        f"per {unit}": lambda growth: size(round(growth.bytes_per_step)),
+        "95% between": bounds,
+        "grew in": lambda growth: f"{growth.growths:,} of {device.observed:,}",
+        "since": since,
+        "held": lambda each: f"{size(each.held_bytes)}\n{number(each.blocks, 'block')}",
+        "call site": lambda growth: _site(growth, is_mixed),
+    }
+    table = make_table(device.growths[:top], columns, text=-1)
     if others := device.growths[top:]:
-        table.add_row("", "", "", "", "", f"({len(others):,} others)")
+        table.add_row(*[""] * 5, f"({len(others):,} others)")
     return table
 
 
-def _occurrences(growth: Growth, device: DeviceLeaks) -> str:
-    return f"{growth.growths:,} of {device.observed:,}"
-
-
-def _first(growth: Growth, device: DeviceLeaks) -> str:
-    if growth.is_older:
-        return f"{device.first:,}\nor before" if device.first else "before"
-    return "-" if growth.first_step is None else f"{growth.first_step:,}"
-
-
-def _site(growth: Growth, is_mixed: bool, width: int | None) -> str:
-    lines = [call_site_text(growth.frames[0] if growth.frames else None, width)]
+def _site(growth: Growth, is_mixed: bool) -> Fitted:
     callers = [frame for frame in growth.frames[1:] if frame.name != "<module>"]
-    less = None if width is None else width - 2
-    lines += [f"← {call_site_text(frame, less)}" for frame in callers[:_CALLERS]]
-    if growth.phase:
-        lines.append(f"phase {printable(growth.phase)}")
+    more = [f"phase {printable(growth.phase)}"] if growth.phase else []
     if growth.kind == "replaced":
-        lines.append("(each block is replaced by a larger one)")
+        more.append("(each block is replaced by a larger one)")
     if is_mixed and growth.verdict == "unknown":
-        lines.append(f"(can't tell: {growth.reason})")
-    return "\n".join(lines)
+        more.append(f"(can't tell: {growth.reason})")
+    return call_chain(next(iter(growth.frames), None), callers[:_CALLERS], *more)
 
 
 def _releases_table(device: DeviceLeaks, top: int) -> Table:
     """Make the table of what grew for some steps, but is no leak."""
-    table = new_table("at most", "why it is no leak", "call site", text=-1)
-    table.title = Text("Memory that grew for some steps", "table.title")
+
+    def site(release: Release) -> Fitted:
+        callers = [frame for frame in release.frames[1:] if is_users(frame)]
+        return call_chain(next(iter(release.frames), None), callers[:1])
+
+    columns: Columns = {
+        "at most": "most_bytes",
+        "why it is no leak": lambda release: Text(release.reason),
+        "call site": site,
+    }
+    title = "Memory that grew for some steps"
+    table = make_table(device.releases[:top], columns, title=title, text=-1)
     table.columns[1].justify = "left"
-    for release in device.releases[:top]:
-        frame = release.frames[0] if release.frames else None
-        caller = next((f for f in release.frames[1:] if is_users(f)), None)
-
-        def text(
-            width: int | None, frame: Frame | None = frame, caller: Frame | None = caller
-        ) -> str:
-            first = call_site_text(frame, width)
-            less = None if width is None else width - 2
-            return first if caller is None else f"{first}\n← {call_site_text(caller, less)}"
-
-        table.add_row(size(release.most_bytes), Text(release.reason), Fitted(text, text(None)))
     return table
 
 

@@ -1,20 +1,36 @@
 """The tables of `pytracer show --all` about one device, and the table of held memory."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.table import Table
-from rich.text import Text
 
 from pytracer.analysis.answer_words import LEAST_SHARE
+from pytracer.analysis.categories import CategoryUsage, ModuleUsage
 from pytracer.analysis.holders import Holder, Site
+from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.report import DeviceReport
 from pytracer.analysis.steps_and_phases import Phase, Step
 from pytracer.analysis.usage import UsageSample
-from pytracer.commands.table import Fitted, add_row, call_chain, call_site, new_table
+from pytracer.commands.table import Columns, Fitted, add_row, call_chain, make_table, new_table
 from pytracer.text import duration, number, printable, size, size_range
 
 SHOWN_OOMS = 3
+
+AMOUNTS = {
+    "requested_bytes": "requested",
+    "allocated_bytes": "allocated",
+    "active_bytes": "active",
+    "reserved_bytes": "reserved",
+    "fragmentation_bytes": "reserved - allocated",
+    "rounding_bytes": "active - requested",
+    "inactive_split_bytes": "inactive split",
+    "largest_free_bytes": "largest free block",
+}
+"""The names of the amounts of memory at a moment."""
+
+AMOUNTS_OF_CPU = ("requested_bytes", "allocated_bytes")
 
 # Samples have one bound and an uncertainty. The bound of these is the upper one, and the numbers in
 # _EXACT have no uncertainty.
@@ -69,34 +85,25 @@ def usage_table(device: DeviceReport) -> Table:
     }
     if device.is_cpu:
         del samples["peak reserved"]
-    shown = {name: sample for name, sample in samples.items() if sample is not None}
-    table = new_table("", *shown, text=1)
+    columns = {name: sample for name, sample in samples.items() if sample is not None}
+    table = new_table(["", *columns], text=0)
 
-    def row(name: str, values: list[str]) -> None:
-        if any(values):
-            add_row(table, name, *values)
+    def row(name: str, text: Callable[[UsageSample], str]) -> None:
+        cells = [text(sample) for sample in columns.values()]
+        if any(cells):
+            add_row(table, name, *cells)
 
-    def usage(name: str, key: str) -> None:
-        row(name, [usage_text(device, sample, key) for sample in columns])
-
-    columns = list(shown.values())
-    row("after event", ["" if column.event is None else f"{column.event:,}" for column in columns])
-    row("time", [_since(device, column) for column in columns])
+    row("after event", lambda sample: "" if sample.event is None else f"{sample.event:,}")
+    row("time", lambda sample: _since(device, sample))
     if has_steps(device):
-        row("step", ["" if column.step is None else str(column.step) for column in columns])
-    row("phase", [printable(column.phase or "") for column in columns])
-    usage("requested", "requested_bytes")
-    usage("allocated", "allocated_bytes")
-    if device.is_cpu:
-        return table
-    usage("active", "active_bytes")
-    usage("reserved", "reserved_bytes")
-    usage("reserved - allocated", "fragmentation_bytes")
-    usage("active - requested", "rounding_bytes")
-    usage("inactive split", "inactive_split_bytes")
-    usage("largest free block", "largest_free_bytes")
-    row("Σ free² / (Σ free)²", [_ratio(column.free_concentration) for column in columns])
-    row("segments", [_segments(device, column) for column in columns])
+        row("step", lambda sample: "" if sample.step is None else str(sample.step))
+    row("phase", lambda sample: printable(sample.phase or ""))
+    for key, name in AMOUNTS.items():
+        if not device.is_cpu or key in AMOUNTS_OF_CPU:
+            row(name, partial(usage_text, device, name=key))
+    if not device.is_cpu:
+        row("Σ free² / (Σ free)²", lambda sample: _ratio(sample.free_concentration))
+        row("segments", lambda sample: _segments(device, sample))
     return table
 
 
@@ -117,20 +124,16 @@ def _ratio(value: float | None) -> str:
 def steps_table(device: DeviceReport, top: int) -> Table:
     """Make the table of the last steps."""
     title = "Steps" if len(device.steps) <= top else f"Steps, the last {top} of {len(device.steps)}"
-    device_columns = () if device.is_cpu else ("device\nallocs", "\nfrees")
-    table = new_table("step", "peak", "end", "allocs", "requested", *device_columns, title=title)
-    for step in device.steps[-top:]:
-        counts = (step.device_allocs, step.device_frees)
-        add_row(
-            table,
-            _step_name(step),
-            usage_text(device, step, "peak_bytes"),
-            usage_text(device, step, "end_bytes"),
-            f"{step.allocations:,}",
-            size(step.allocations_bytes),
-            *(f"{count:,}" for count in counts[: len(device_columns)]),
-        )
-    return table
+    columns: dict[str, str | Callable[[Step], str]] = {
+        "step": _step_name,
+        "peak": partial(usage_text, device, name="peak_bytes"),
+        "end": partial(usage_text, device, name="end_bytes"),
+        "allocs": "allocations",
+        "requested": "allocations_bytes",
+    }
+    if not device.is_cpu:
+        columns |= {"device\nallocs": "device_allocs", "\nfrees": "device_frees"}
+    return make_table(device.steps[-top:], columns, title=title)
 
 
 def _step_name(step: Step) -> str:
@@ -139,36 +142,19 @@ def _step_name(step: Step) -> str:
 
 
 def phases_table(device: DeviceReport, modules: Collection[str], top: int) -> Table:
-    """Make the table of the phases that hold most at the peak.
-
-    Args:
-        device: The device.
-        modules: The phases that are calls of modules, which have a table of their own.
-        top: How many phases to show.
-    """
+    """Make the table of the phases that hold most at the peak, without calls of `modules`."""
     shown = [phase for phase in device.phases if phase.phase not in modules]
     is_complete = len(shown) == len(device.phases)
-    table = new_table(
-        "phase",
-        "at the peak",
-        "own peak",
-        "at the end",
-        "allocs",
-        "requested",
-        title="Phases" if is_complete else "Phases other than calls of modules",
-        text=1,
-    )
-    for phase in shown[:top]:
-        add_row(
-            table,
-            _phase_name(device, phase),
-            usage_text(device, phase, "at_peak_bytes"),
-            usage_text(device, phase, "peak_bytes"),
-            usage_text(device, phase, "end_bytes"),
-            f"{phase.allocations:,}",
-            size(phase.allocations_bytes),
-        )
-    return table
+    columns: Columns = {
+        "phase": partial(_phase_name, device),
+        "at the peak": partial(usage_text, device, name="at_peak_bytes"),
+        "own peak": partial(usage_text, device, name="peak_bytes"),
+        "at the end": partial(usage_text, device, name="end_bytes"),
+        "allocs": "allocations",
+        "requested": "allocations_bytes",
+    }
+    title = "Phases" if is_complete else "Phases other than calls of modules"
+    return make_table(shown[:top], columns, title=title, text=0)
 
 
 def _phase_name(device: DeviceReport, phase: Phase) -> str:
@@ -181,41 +167,40 @@ def ooms_table(device: DeviceReport) -> Table:
     """Make the table of the last out-of-memory errors, one column each."""
     count, shown = len(device.ooms), device.ooms[-SHOWN_OOMS:]
     title = "Out of memory" + (f", the last {SHOWN_OOMS} of {count}" if count > SHOWN_OOMS else "")
-    table = new_table("", *(f"event {oom.event:,}" for oom in shown), title=title, text=1)
+    table = new_table(["", *(f"event {oom.event:,}" for oom in shown)], title=title, text=0)
 
-    def sizes(name: str, values: Iterable[int | None]) -> None:
-        add_row(table, name, *("unknown" if value is None else size(value) for value in values))
+    def row(name: str, text: Callable[[OutOfMemory], str | Fitted]) -> None:
+        add_row(table, name, *map(text, shown))
 
     def usage(name: str, key: str) -> None:
-        samples = (oom.sample for oom in shown)
-        add_row(
-            table,
+        row(
             name,
-            *("unknown" if at is None else usage_text(device, at, key) for at in samples),
+            lambda oom: "unknown" if oom.sample is None else usage_text(device, oom.sample, key),
         )
 
-    def answers(name: str, values: Iterable[bool | None]) -> None:
-        add_row(table, name, *(_ANSWERS[value] for value in values))
-
-    sizes("requested", (oom.requested_bytes for oom in shown))
+    row("requested", lambda oom: _size(oom.requested_bytes))
     free = "free in the system" if device.is_cpu else "free on the device"
-    sizes(free, (oom.device_free_bytes for oom in shown))
+    row(free, lambda oom: _size(oom.device_free_bytes))
     if any(oom.available_bytes != oom.device_free_bytes for oom in shown):
-        sizes("free within the limit", (oom.available_bytes for oom in shown))
+        row("free within the limit", lambda oom: _size(oom.available_bytes))
     usage("allocated", "allocated_bytes")
     if not device.is_cpu:
         usage("reserved", "reserved_bytes")
         usage("free in segments", "free_bytes")
         usage("largest free block", "largest_free_bytes")
-        sizes("held elsewhere", (oom.elsewhere_bytes for oom in shown))
-        answers("fits in one block", (oom.fits_in_largest_block for oom in shown))
-        answers("fits if joined", (oom.fits_if_joined for oom in shown))
+        row("held elsewhere", lambda oom: _size(oom.elsewhere_bytes))
+        row("fits in one block", lambda oom: _ANSWERS[oom.fits_in_largest_block])
+        row("fits if joined", lambda oom: _ANSWERS[oom.fits_if_joined])
     if has_steps(device):
-        add_row(table, "step", *("-" if oom.step is None else str(oom.step) for oom in shown))
+        row("step", lambda oom: "-" if oom.step is None else str(oom.step))
     if any(oom.phase for oom in shown):
-        add_row(table, "phase", *(printable(oom.phase) or "-" for oom in shown))
-    table.add_row("call site", *(call_site(oom.call_site) for oom in shown))
+        row("phase", lambda oom: printable(oom.phase) or "-")
+    row("call site", lambda oom: call_chain(oom.call_site))
     return table
+
+
+def _size(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else size(size_bytes)
 
 
 _ANSWERS = {True: "yes", False: "no", None: "unknown"}
@@ -229,6 +214,11 @@ class HeldRow:
     requested_bytes: int
     count: int
     name: str | Fitted
+
+    @classmethod
+    def of(cls, holder: Site | CategoryUsage | ModuleUsage, name: str | Fitted) -> "HeldRow":
+        """Return the row of what holds memory."""
+        return cls(holder.size_bytes, holder.requested_bytes, holder.count, name)
 
 
 def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:
@@ -247,39 +237,28 @@ def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun:
         for row in rows
         if row.size_bytes >= LEAST_SHARE * whole
     )
-    names = ("bytes", *(("requested",) if is_rounded else ()), "share", "blocks", key)
-    table = new_table(*names, title=title or None, text=-1)
+    columns: dict[str, str | Callable[[HeldRow], str]] = {"bytes": "size_bytes"}
+    if is_rounded:
+        columns["requested"] = "requested_bytes"
+    columns |= {
+        "share": lambda row: f"{row.size_bytes / whole if whole else 0:.0%}",
+        "blocks": "count",
+        key: "name",
+    }
     shown = list(rows[:top])
     if others := rows[top:]:
-        name = number(len(others), f"other {noun}".rstrip())
-        count_bytes, requested, blocks = (
-            sum(column)
-            for column in zip(
-                *((row.size_bytes, row.requested_bytes, row.count) for row in others), strict=True
-            )
-        )
-        shown.append(HeldRow(count_bytes, requested, blocks, f"({name})"))
-    for row in shown:
-        table.add_row(
-            size(row.size_bytes),
-            *((size(row.requested_bytes),) if is_rounded else ()),
-            f"{row.size_bytes / whole if whole else 0:.0%}",
-            f"{row.count:,}",
-            Text(row.name) if isinstance(row.name, str) else row.name,
-        )
-    return table
+        size_bytes = sum(row.size_bytes for row in others)
+        requested_bytes = sum(row.requested_bytes for row in others)
+        name = f"({number(len(others), f'other {noun}'.rstrip())})"
+        shown.append(HeldRow(size_bytes, requested_bytes, sum(row.count for row in others), name))
+    return make_table(shown, columns, title=title or None, text=-1)
 
 
 def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[Holder]) -> Table:
     """Make the table of the largest call sites, with callers of those that `holders` has."""
     callers = {holder.site.call_site: holder.callers for holder in holders}
     rows = [
-        HeldRow(
-            site.size_bytes,
-            site.requested_bytes,
-            site.count,
-            call_chain(site.call_site, callers.get(site.call_site, [])),
-        )
+        HeldRow.of(site, call_chain(site.call_site, callers.get(site.call_site, [])))
         for site in sites
     ]
     return held_table(rows, title, top, key="call site ← callers", noun="call site")

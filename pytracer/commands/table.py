@@ -1,7 +1,8 @@
 """Tables for the terminal: numbers, ranges and call sites that fit their columns."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -10,44 +11,75 @@ from rich.text import Text
 
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
+from pytracer.text import printable, size
 
 _RANGE = re.compile(r"[\d.]+(?: \w+)?-[\d.]+ \w+")
 _MARKS = re.compile(r"[\\`*_\[\]<>|~&#$]")
 _LEAST_WIDTH = 12
 
+Cell: TypeAlias = "str | Text | Fitted"
+Columns: TypeAlias = "Mapping[str, str | Callable[[Any], Cell]]"
+"""The header of each column, and the attribute of a row or the function that gives its cell."""
 
-def new_table(*names: str, title: str | None = None, text: int = 0) -> Table:
-    """Make a table of numbers.
+
+def make_table(
+    rows: Iterable[Any], columns: Columns, *, title: str | None = None, text: int | None = None
+) -> Table:
+    """Make a table of numbers with a row for each of `rows`.
+
+    Attributes whose name ends in `_bytes` are sizes; "-" stands for None and "". The other
+    arguments are those of `new_table`.
+    """
+    table = new_table(columns, title=title, text=text)
+    for row in rows:
+        cells = []
+        for column in columns.values():
+            cells.append(_attribute(row, column) if isinstance(column, str) else column(row))
+        add_row(table, *cells)
+    return table
+
+
+def new_table(names: Iterable[str], *, title: str | None = None, text: int | None = None) -> Table:
+    """Make a table of numbers without rows.
 
     Args:
         names: The headers of the columns.
         title: The title above the table.
-        text: 1: the first column is text; -1: the last column is text; 0: none is.
+        text: The index of the column with texts, 0 or -1; None: all columns have numbers.
     """
     # Titles and cells may hold names from a file, whose brackets are not markup.
     table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
-    for i, name in enumerate(names):
-        is_text = i == (0 if text > 0 else len(names) - 1) and text != 0
-        if is_text:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    if text is not None:
+        table.columns[text].justify, table.columns[text].overflow = "left", "fold"
     return table
 
 
-def add_row(table: Table, *cells: "str | Fitted") -> None:
+def add_row(table: Table, *cells: "Cell") -> None:
     """Add a row without markup; a range that is too wide breaks between its bounds."""
-    table.add_row(*map(_cell, cells))
+    table.add_row(*map(_shown, cells))
 
 
-def _cell(cell: "str | Fitted") -> "Text | Fitted":
-    if isinstance(cell, Fitted):
+def _shown(cell: "Cell") -> "Text | Fitted":
+    if not isinstance(cell, str):
         return cell
-    return _range(cell) if _RANGE.fullmatch(cell) else Text(cell, overflow="fold")
+    if _RANGE.fullmatch(cell) is None:
+        return Text(cell, overflow="fold")
+
+    def range_text(width: int | None) -> str:
+        return cell if width is None or len(cell) <= width else cell.replace("-", "-\n")
+
+    return Fitted(range_text)
 
 
-def _range(cell: str) -> "Fitted":
-    return Fitted(lambda width: cell if len(cell) <= width else cell.replace("-", "-\n"), cell)
+def _attribute(row: Any, name: str) -> "Cell":
+    value: int | Cell | None = getattr(row, name)
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, int):
+        return size(value) if name.endswith("_bytes") else f"{value:,}"
+    return printable(value) if isinstance(value, str) else value
 
 
 class Fitted:
@@ -57,16 +89,11 @@ class Fitted:
         longest: The text for a column that is wide enough.
     """
 
-    def __init__(self, fit: Callable[[int], str], longest: str) -> None:
-        """Make a cell.
-
-        Args:
-            fit: Returns the text for a width.
-            longest: The attribute of this name.
-        """
+    def __init__(self, fit: Callable[[int | None], str]) -> None:
+        """Make a cell, given a function that returns the text for a width; None: any width."""
         self._fit = fit
-        self.longest = longest
-        self._width = max(map(len, longest.split("\n")))
+        self.longest = fit(None)
+        self._width = max(map(len, self.longest.split("\n")))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return the least width of the cell, and the width of its longest text."""
@@ -96,24 +123,15 @@ def _escaped(cell: object) -> str:
     return _MARKS.sub(r"\\\g<0>", text).replace("\n", "<br>")
 
 
-def call_site(frame: Frame | None, *more: str) -> Fitted:
-    """Make the cell of a call site, with further lines below it.
+def call_chain(frame: Frame | None, callers: Sequence[Frame] = (), *more: str) -> Fitted:
+    """Make the cell of a call site: a line for it and for each caller, and then lines `more`.
 
-    The file name and the line number stay on one line.
+    The file name and the line number of each stay on one line.
     """
 
     def lines(width: int | None) -> str:
-        return "\n".join([call_site_text(frame, width), *more])
-
-    return Fitted(lines, lines(None))
-
-
-def call_chain(frame: Frame | None, callers: Sequence[Frame]) -> Fitted:
-    """Make the cell of a call site with its callers, one line each where the column is wide."""
-
-    def lines(width: int | None) -> str:
-        shorter = None if width is None else width - 2
+        shorter = None if width is None else width - len("← ")
         called_by = [f"← {call_site_text(caller, shorter)}" for caller in callers]
-        return "\n".join([call_site_text(frame, width), *called_by])
+        return "\n".join([call_site_text(frame, width), *called_by, *more])
 
-    return Fitted(lines, lines(None))
+    return Fitted(lines)

@@ -3,13 +3,13 @@
 import shlex
 import webbrowser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from pytracer.analysis.answered_files import in_order
-from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.explanation import Explanation, explain_device
+from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
@@ -53,7 +53,7 @@ from pytracer.text import number, printable, size
 )
 @memory_option
 @click.pass_context
-def view_command(
+def command(
     context: click.Context,
     paths: tuple[Path, ...],
     output: Path | None,
@@ -111,11 +111,7 @@ def _sentence(page: Page, path: Path, written: int) -> str:
 
 
 def _open(path: Path) -> OpenFile:
-    return open_file(load(path), _explain)
-
-
-def _explain(data: DeviceData) -> Explanation:
-    return explain_device(data, try_settings)
+    return open_file(load(path), partial(explain_device, try_settings=try_settings))
 
 
 def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:

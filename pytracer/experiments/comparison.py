@@ -72,6 +72,17 @@ class Setting:
         """The outcomes of the runs that did not fail."""
         return [outcome for outcome in self.outcomes if outcome.failure is None]
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether a run ended early, so that the numbers describe a part of the program."""
+        return any(outcome.ended_early for outcome in self.measured)
+
+    @property
+    def out_of_memory_runs(self) -> tuple[int, int]:
+        """How many runs ran out of memory, and for how many runs that is known."""
+        known = self._known("ooms")
+        return sum(ooms > 0 for ooms in known), len(known)
+
     def typical(self, name: str) -> float | None:
         """Return the median of an attribute over the measured runs; None: unknown."""
         known = self._known(name)

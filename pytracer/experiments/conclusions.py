@@ -49,20 +49,9 @@ def _missing_runs(setting: Setting) -> str:
     return f"no run of {setting.name} has ended"
 
 
-def out_of_memory_runs(setting: Setting) -> tuple[int, int]:
-    """Return how many runs ran out of memory, and for how many runs that is known."""
-    known = [outcome.ooms for outcome in setting.measured if outcome.ooms is not None]
-    return sum(ooms > 0 for ooms in known), len(known)
-
-
 def wrapped_name(name: str, width: int) -> str:
     """Return a setting's name in lines that end behind ":", "," or "_" where possible."""
     return wrapped_text(name, width, ":,_")
-
-
-def ended_early(setting: Setting) -> bool:
-    """Return whether a run ended early, so that the numbers describe a part of the program."""
-    return any(outcome.ended_early for outcome in setting.measured)
 
 
 def is_comparable(first: Setting, setting: Setting, name: str) -> bool:
@@ -70,12 +59,14 @@ def is_comparable(first: Setting, setting: Setting, name: str) -> bool:
 
     Lower bounds and the numbers of runs that ended early have no difference that is known.
     """
-    compared = (first, setting)
-    return not any(each.is_lower_bound(name) or ended_early(each) for each in compared)
+    return not any(each.is_lower_bound(name) or each.ended_early for each in (first, setting))
 
 
 def _ooms(first: Setting, setting: Setting) -> str:
-    (before, runs_before), (after, runs_after) = map(out_of_memory_runs, (first, setting))
+    (before, runs_before), (after, runs_after) = (
+        first.out_of_memory_runs,
+        setting.out_of_memory_runs,
+    )
     if not runs_before or not runs_after:
         return ""
     if not before and not after:
@@ -87,20 +78,18 @@ def _ooms(first: Setting, setting: Setting) -> str:
 
 
 def _reserved(first: Setting, setting: Setting) -> str:
-    name = "peak_reserved_bytes"
-    before, after = first.typical(name), setting.typical(name)
-    if before is None or after is None:
+    before = first.typical("peak_reserved_bytes")
+    if before is None or setting.typical("peak_reserved_bytes") is None:
         return ""
-    early = ended_early(first), ended_early(setting)
-    difference = _clear_difference(first, setting, name)
-    if difference is None:
-        return "" if any(early) else "peak reserved differs no more than from run to run"
-    if difference == 0:
-        return "" if any(early) else "peak reserved is the same"
-    # The setting that ended early would have reserved as much, or more.
-    if (early[0] and difference > 0) or (early[1] and difference < 0):
+    difference = _clear_difference(first, setting, "peak_reserved_bytes")
+    is_early = first.ended_early or setting.ended_early
+    if not difference:
+        same = "is the same" if difference == 0 else "differs no more than from run to run"
+        return "" if is_early else f"peak reserved {same}"
+    lower = first if difference > 0 else setting
+    if lower.ended_early:  # it would have reserved as much, or more
         return ""
-    at_least = "at least " if any(early) else ""
+    at_least = "at least " if is_early else ""
     word = "lower" if difference < 0 else "higher"
     amount = size(round(abs(difference)))
     return f"peak reserved is {at_least}{amount}{_share_text(difference, before)} {word}"
@@ -108,13 +97,11 @@ def _reserved(first: Setting, setting: Setting) -> str:
 
 def _steps(first: Setting, setting: Setting) -> str:
     """Compare the times of steps, if there are enough runs to exclude chance."""
-    difference = _clear_difference(first, setting, "step_us")
-    if not difference or ended_early(first) or ended_early(setting):
+    before, difference = first.typical("step_us"), _clear_difference(first, setting, "step_us")
+    if before is None or not difference or first.ended_early or setting.ended_early:
         return ""
-    if min(len(compared.measured) for compared in (first, setting)) < LEAST_RUNS_FOR_TIMES:
+    if min(len(first.measured), len(setting.measured)) < LEAST_RUNS_FOR_TIMES:
         return ""
-    before = first.typical("step_us")
-    assert before is not None
     word = "shorter" if difference < 0 else "longer"
     amount = duration(abs(round(difference)))
     return f"a step is {amount}{_share_text(difference, before)} {word}"
@@ -127,10 +114,7 @@ def _clear_difference(first: Setting, setting: Setting, name: str) -> float | No
         return None
     if before[0] <= after[1] and after[0] <= before[1] and (before != after or len({*before}) > 1):
         return None
-    typical = first.typical(name), setting.typical(name)
-    assert typical[0] is not None
-    assert typical[1] is not None
-    return typical[1] - typical[0]
+    return (setting.typical(name) or 0) - (first.typical(name) or 0)
 
 
 def _share_text(difference: float, total: float) -> str:

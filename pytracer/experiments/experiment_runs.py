@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pytracer.atomic_file import open_atomically
+from pytracer.atomic_file import open_output
 from pytracer.child_process import last_exception, run_to_end
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
@@ -39,13 +39,7 @@ _MAX_NAME = 50
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment.
-
-    Attributes:
-        setting: The index of its setting.
-        repeat: The number of the repeat, from 1.
-        directory: The directory of its snapshots and its log.
-    """
+    """One run: the index of its setting, the repeat, from 1, and where its files are."""
 
     setting: int
     repeat: int
@@ -56,9 +50,8 @@ def balanced_order(settings: int, repeat: int) -> list[tuple[int, int]]:
     """Return the order of runs, as pairs of a setting's index and a repeat's number, from 1."""
     order: list[tuple[int, int]] = []
     for number in range(1, repeat + 1):
-        forward = range(settings)
-        indices = forward if number % 2 else reversed(forward)
-        order += ((setting, number) for setting in indices)
+        pairs = [(setting, number) for setting in range(settings)]
+        order += pairs if number % 2 else reversed(pairs)
     return order
 
 
@@ -86,11 +79,8 @@ class Experiment:
 
         Args:
             command: The program and its arguments.
-            settings: Changes to the environment's allocator settings, or `CURRENT`.
-            repeat: The number of runs of each setting.
-            output: The directory to write to; None: a new one, named after the time.
-            step_from: What ends a step (see `Tracer`); None: the environment variable decides, or
-                else an optimizer.
+            settings, repeat, output, step_from: Those of `pytracer.experiment`. Without
+                `step_from`, the environment variable decides.
             name: The name of the program in the report; None: its command.
 
         Raises:
@@ -126,11 +116,7 @@ class Experiment:
             "step_from": self.step_from,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "order": [
-                {
-                    "setting": settings[run.setting],
-                    "repeat": run.repeat,
-                    "directory": str(run.directory),
-                }
+                {**vars(run), "setting": settings[run.setting], "directory": str(run.directory)}
                 for run in self.runs
             ],
             "finished": False,
@@ -196,10 +182,8 @@ class Experiment:
         The variables that select steps are left out: the numbers come from the snapshot at the end,
         which a tracer of selected steps does not write.
         """
-        step_variables = set(map(variable, STEP_OPTIONS))
-        environment = {
-            name: text for name, text in os.environ.items() if name not in step_variables
-        }
+        steps = set(map(variable, STEP_OPTIONS))
+        environment = {name: text for name, text in os.environ.items() if name not in steps}
         environment |= self._variables[run.setting]
         environment |= {SWITCH: "1", variable("output"): os.path.abspath(run.directory)}
         environment[variable("step_from")] = self.step_from
@@ -226,13 +210,9 @@ class Experiment:
 
     def _write(self) -> None:
         """Write the report of the runs so far. The old report stays until the new is complete."""
-        path = self.output / REPORT
         text = json.dumps(report(self.comparison), indent=2) + "\n"
-        try:
-            with open_atomically(path) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+        with open_output(self.output / REPORT) as file:
+            file.write(text.encode())
 
 
 def _outcome(run: Run, exit_code: int, wall_s: float, files: RunFiles) -> Outcome:
@@ -241,9 +221,8 @@ def _outcome(run: Run, exit_code: int, wall_s: float, files: RunFiles) -> Outcom
     if exit_code != 0 and not files.numbers.get("ooms"):
         failure = f"{_ending(exit_code)}, {_reason(log)} ({log})"
     elif not files.numbers:
-        reason = "it used no accelerator, or its Python has no pytracer"
-        if files.problems:
-            reason = files.problems[0]
+        unknown = "it used no accelerator, or its Python has no pytracer"
+        reason = next(iter(files.problems), unknown)
         failure = f"it wrote no snapshot of an accelerator: {reason} ({log})"
     return Outcome(
         **files.numbers,

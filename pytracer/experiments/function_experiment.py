@@ -91,9 +91,8 @@ def experiment(
 def call_pickled(file: IO[bytes]) -> None:
     """Call the function in this process, which the experiment has started.
 
-    Args:
-        file: What multiprocessing needs to import the main module, then the function and its
-            arguments, all pickled.
+    The file has what multiprocessing needs to import the main module, then the function and its
+    arguments, all pickled.
     """
     import multiprocessing.spawn
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.experiments.comparison import Comparison, Setting
-from pytracer.experiments.conclusions import ended_early, out_of_memory_runs, wrapped_name
+from pytracer.experiments.conclusions import wrapped_name
 from pytracer.text import size
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -17,7 +17,7 @@ Style = dict[str, Any]
 
 _PEAKS = {"peak_reserved_bytes": "reserved", "peak_allocated_bytes": "allocated"}
 _COLOURS = {"reserved": "#b8c4d6", "allocated": "#3b6ea5"}
-_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _NAME_WIDTH = 24
 _LIMIT: Style = {"color": "black", "linestyle": "--", "linewidth": 1}
 _OUT_OF_MEMORY = "#b3261e"
@@ -48,24 +48,17 @@ def check_plot(path: Path) -> None:
 
 
 def plot(comparison: Comparison, path: Path) -> None:
-    """Draw the peaks of each setting, with the range of its runs.
-
-    Args:
-        comparison: What to draw.
-        path: The file; its suffix is the format.
+    """Draw the peaks of each setting, with the range of its runs; the suffix is the format.
 
     Raises:
         PytracerError: The file cannot be written, or `check_plot` refuses it.
     """
     check_plot(path)
-    from matplotlib.figure import (
-        Figure,  # unlike pyplot, it opens no window and has no global state
-    )
+    from matplotlib.figure import Figure  # opens no window, unlike pyplot
 
-    settings = comparison.settings
-    width = max(8.0, 3.5 + 1.7 * len(settings))
+    width = max(8.0, 3.5 + 1.7 * len(comparison.settings))
     figure = Figure((width, 4.0), layout="constrained")
-    _draw_peaks(figure.subplots(), settings)
+    _draw_peaks(figure.subplots(), comparison.settings)
     try:
         figure.savefig(path)
     except OSError as error:
@@ -80,18 +73,19 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
         *(sum(_last_oom(setting)) for setting in settings),
         0,
     )
-    unit, unit_bytes = _unit(most_bytes)
+    unit = next((unit for unit, unit_bytes in _UNITS.items() if most_bytes >= unit_bytes), "B")
+    unit_bytes = _UNITS[unit]
     bar = 0.4
     for at, (attribute, label) in zip((-bar / 2, bar / 2), _PEAKS.items(), strict=True):
         for i, setting in enumerate(settings):
             value, spread = setting.typical(attribute), setting.spread(attribute)
             if value is None or spread is None:
                 continue
-            height, is_early = value / unit_bytes, ended_early(setting)
-            style = {"facecolor": "white", "hatch": "///"} if is_early else {}
+            height, is_early = value / unit_bytes, setting.ended_early
             colour = _COLOURS[label]
             (drawn,) = axes.bar(i + at, height, bar, color=colour, edgecolor=colour)
-            drawn.set(**style)
+            if is_early:
+                drawn.set(facecolor="white", hatch="///")
             text = f"≥ {height:.3g}" if is_early else f"{height:.3g}"
             axes.annotate(text, (i + at, height), (0, 3), bbox=_READABLE, **_LABEL)
             if spread[0] != spread[1]:
@@ -110,7 +104,7 @@ def _draw_peaks(axes: Any, settings: Sequence[Setting]) -> None:
     axes.set_ylabel(unit)
     axes.margins(y=0.15)
     handles = [Patch(color=_COLOURS[name], label=f"peak {name}") for name in _PEAKS.values()]
-    if any(map(ended_early, settings)):
+    if any(setting.ended_early for setting in settings):
         label = "ended by out of memory:\npeaks are lower bounds"
         handles.append(Patch(facecolor="white", edgecolor="grey", hatch="///", label=label))
     if limit_bytes := max(map(_limit, settings)):
@@ -136,14 +130,10 @@ def _is_near(limit_bytes: int, most_bytes: float) -> bool:
     return 0 < limit_bytes <= 2 * most_bytes
 
 
-def _unit(most_bytes: float) -> tuple[str, int]:
-    return next((unit for unit in _BYTES if most_bytes >= unit[1]), _BYTES[-1])
-
-
 def _name(setting: Setting) -> str:
     """Return the text below a setting's bars."""
     name = wrapped_name(setting.name, _NAME_WIDTH)
-    runs, known = out_of_memory_runs(setting)
+    runs, known = setting.out_of_memory_runs
     if not setting.measured:
         return f"{name}\n(unknown)"
     return f"{name}\nout of memory in {runs} of {known}" if runs else name

@@ -12,7 +12,7 @@ from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.moments import moment_of
 from pytracer.errors import PytracerError
-from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
+from pytracer.export.texts import stack_texts
 from pytracer.reading.snapshot import OOM, Snapshot, has_events, used_devices
 from pytracer.text import printable
 
@@ -45,9 +45,7 @@ def collapse_stacks(
     if at == "oom" and found and not any(found):
         raise PytracerError(f"{snapshot.path} has no out-of-memory: leave --at oom out")
     holders = [held for held in found if held is not None and len(held.rows)]
-    check_stack_texts(snapshot)
-    frames = frame_texts(snapshot.stacks, _frame)
-    texts = stack_texts(snapshot.stacks, frames, ";", outermost_first=True)
+    texts = stack_texts(snapshot, _frame, ";", outermost_first=True)
     texts[0] = NO_STACK
     sizes: dict[str, int] = defaultdict(int)
     for held in holders:

@@ -5,6 +5,7 @@ groups, and each distinct text (stack, name) is stored once, so that no Python o
 event.
 """
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from pytracer.analysis.block_categories import block_categories
 from pytracer.analysis.call_sites import UNKNOWN, call_sites, frame_at
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
 from pytracer.analysis.modules import block_modules
-from pytracer.export.arrow_package import import_pyarrow
-from pytracer.export.origin import Origin
-from pytracer.export.output_file import open_output
-from pytracer.export.texts import check_stack_texts, frame_texts, stack_texts
+from pytracer.atomic_file import open_output
+from pytracer.errors import PytracerError
+from pytracer.export.texts import stack_texts
+from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import NO_TIME, Column, Frame, Snapshot
 from pytracer.reading.steps import step_boundaries
 
@@ -44,6 +45,8 @@ _PLACE = {
     "forward_stack": "text",
     "forward_phase": "text",
 }
+_USAGE = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
+_LIFE = ("alloc", "free_requested", "free")
 EVENTS = {
     **_ORIGIN,
     "event": "int64",
@@ -55,10 +58,7 @@ EVENTS = {
     "size_bytes": "int64",
     **_PLACE,
     "compile_context": "text",
-    "requested_bytes": "int64",
-    "allocated_bytes": "int64",
-    "active_bytes": "int64",
-    "reserved_bytes": "int64",
+    **dict.fromkeys(_USAGE, "int64"),
 }
 """The columns of `events`, and their kinds: "text" is dictionary-encoded, "time" is UTC."""
 BLOCKS = {
@@ -69,12 +69,8 @@ BLOCKS = {
     **_PLACE,
     "phase": "text",
     "step": "int64",
-    "alloc_event": "int64",
-    "free_requested_event": "int64",
-    "free_event": "int64",
-    "alloc_time": "time",
-    "free_requested_time": "time",
-    "free_time": "time",
+    **{f"{name}_event": "int64" for name in _LIFE},
+    **{f"{name}_time": "time" for name in _LIFE},
     "category": "text",
     "category_rule": "text",
     "owner": "text",
@@ -103,8 +99,10 @@ class _Coded:
 Rows = Mapping[str, Any]  # _Coded for texts; else an array, masked where it is unknown
 
 
-def write_tables(snapshot: Snapshot, origin: Origin, output: Path) -> list[str]:
+def write_tables(snapshot: Snapshot, name: str, output: Path) -> list[str]:
     """Write `{output}/events/{name}.parquet` and `{output}/blocks/{name}.parquet`.
+
+    The path of the snapshot has the rank and the step of all events where the file has none.
 
     Returns:
         A sentence for each device that lacks data.
@@ -112,32 +110,40 @@ def write_tables(snapshot: Snapshot, origin: Origin, output: Path) -> list[str]:
     Raises:
         PytracerError: pyarrow is not installed, or a file cannot be written.
     """
-    tables = _Tables(snapshot, origin)
-    paths = [output / table / f"{origin.name}.parquet" for table in ("events", "blocks")]
-    with open_output(paths[0]) as events, open_output(paths[1]) as blocks:
+    tables = _Tables(snapshot, name)
+    paths = [output / table / f"{name}.parquet" for table in ("events", "blocks")]
+    with (
+        open_output(paths[0], makes_folder=True) as events,
+        open_output(paths[1], makes_folder=True) as blocks,
+    ):
         tables.write(events, EVENTS, tables.events())
         tables.write(blocks, BLOCKS, tables.blocks())
     return tables.notes
 
 
-def pyarrow() -> Any:
-    """Return the package, which is optional.
+def pyarrow(who_needs: str = "tables need") -> Any:
+    """Return the package, which is optional; `who_needs` it begins the error's text.
 
     Raises:
         PytracerError: It is not installed.
     """
-    return import_pyarrow("tables need")
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise PytracerError(f"{who_needs} pyarrow ({error}): `pip install pyarrow`") from error
 
 
 class _Tables:
-    def __init__(self, snapshot: Snapshot, origin: Origin) -> None:
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
         self._arrow = pyarrow()
-        self._snapshot, self._origin = snapshot, origin
-        check_stack_texts(snapshot)
+        self._snapshot, self._metadata = snapshot, snapshot.metadata
+        self._place = parse_place(Path(snapshot.path))
         self._histories, self.notes = _histories(snapshot)
         stacks, strings = snapshot.stacks, snapshot.strings
-        frames = frame_texts(stacks, lambda filename, name, line: f"{filename}:{line} {name}")
-        self._stacks = self._texts(stack_texts(stacks, frames, "\n"))
+        self._stacks = self._texts(
+            stack_texts(snapshot, lambda filename, name, line: f"{filename}:{line} {name}", "\n")
+        )
         sites, self._site_of = np.unique(call_sites(stacks), return_inverse=True)
         self._sites = self._texts(_site_text(frame_at(stacks, site)) for site in sites.tolist())
         self._has_site = sites[self._site_of] != UNKNOWN
@@ -145,7 +151,7 @@ class _Tables:
         self._strings = self._texts(strings)
         self._actions = self._texts(snapshot.actions)
         self._pools = self._texts(f"{high}.{low}" for high, low in snapshot.pools.tolist())
-        self._name, self._host = self._texts([origin.name]), self._texts([origin.host])
+        self._name, self._host = self._texts([name]), self._texts([self._metadata.host or ""])
         self._backends = self._texts(snapshot.backend(d) for d in range(len(snapshot.traces)))
 
     def events(self) -> Iterator[Rows]:
@@ -184,17 +190,13 @@ class _Tables:
             paths = self._texts(modules.paths)
             for begin in range(0, len(blocks), ROWS):
                 rows = slice(begin, begin + ROWS)
-                alloc, free_requested, free = (
-                    np.ma.masked_where((column < 0) | (column >= len(time_us)), column)
-                    for column in (
-                        blocks.alloc_event[rows],
-                        blocks.free_requested_event[rows],
-                        blocks.free_event[rows],
-                    )
-                )
-                is_older = np.ma.getmaskarray(alloc)
+                life = {name: getattr(blocks, f"{name}_event")[rows] for name in _LIFE}
+                for name, event in life.items():
+                    is_outside = (event < 0) | (event >= len(time_us))
+                    life[name] = np.ma.masked_where(is_outside, event)
+                is_older = np.ma.getmaskarray(life["alloc"])
                 yield {
-                    **self._origin_columns(device, len(alloc)),
+                    **self._origin_columns(device, len(is_older)),
                     "address": blocks.address[rows],
                     "size_bytes": np.ma.array(blocks.size_bytes[rows], mask=~blocks.is_sized[rows]),
                     "requested_bytes": blocks.requested_bytes[rows],
@@ -203,12 +205,8 @@ class _Tables:
                     **self._stack(blocks.stack[rows]),
                     "phase": _Coded(blocks.user_metadata[rows], self._strings, is_older),
                     "step": step_of(blocks.alloc_event[rows]),
-                    "alloc_event": alloc,
-                    "free_requested_event": free_requested,
-                    "free_event": free,
-                    "alloc_time": _times(time_us, alloc),
-                    "free_requested_time": _times(time_us, free_requested),
-                    "free_time": _times(time_us, free),
+                    **{f"{name}_event": event for name, event in life.items()},
+                    **{f"{name}_time": _times(time_us, event) for name, event in life.items()},
                     "category": _Coded(found.kind[rows], kinds[0]),
                     "category_rule": _Coded(found.kind[rows], kinds[1]),
                     "owner": _Coded(found.owner[rows], self._strings, found.owner[rows] == 0),
@@ -223,7 +221,7 @@ class _Tables:
             "int32": pa.int32(),
             "int64": pa.int64(),
         }
-        metadata = json.dumps(self._snapshot.metadata.as_written, default=str)
+        metadata = json.dumps(self._metadata.as_written, default=str)
         schema = pa.schema(
             {name: types[kind] for name, kind in kinds.items()}, metadata={"pytracer": metadata}
         )
@@ -263,12 +261,13 @@ class _Tables:
         return _Texts(self._arrow.array(list(codes), self._arrow.string()), code)
 
     def _origin_columns(self, device: int, count: int) -> Rows:
-        first = np.zeros(count, np.int32)
+        first, metadata = np.zeros(count, np.int32), self._metadata
+        rank = self._place.rank if metadata.rank is None else metadata.rank
         return {
             "snapshot": _Coded(first, self._name),
-            "rank": _constant(self._origin.rank, count),
-            "host": _Coded(first, self._host, not self._origin.host),
-            "pid": _constant(self._origin.pid, count),
+            "rank": _constant(rank, count),
+            "host": _Coded(first, self._host, not metadata.host),
+            "pid": _constant(metadata.pid, count),
             "backend": _Coded(first + device, self._backends),
             "device": first + device,
         }
@@ -286,9 +285,9 @@ class _Tables:
 
     def _steps(self, device: int) -> Callable[[Column], Any]:
         """Return a function from events to their steps."""
-        boundaries = step_boundaries(self._snapshot, device)
-        if not boundaries and self._origin.step is not None:
-            boundaries = [(self._origin.step, 0)]
+        boundaries, place = step_boundaries(self._snapshot, device), self._place
+        if not boundaries and place.first is not None and place.first == place.last:
+            boundaries = [(place.first, 0)]
         steps = np.array([0, *(step for step, _ in boundaries)])
         firsts = np.array([first for _, first in boundaries])
 
@@ -324,10 +323,7 @@ def _constant(value: int | None, count: int) -> Any:
 
 def _usage(history: History, event: Column) -> Rows:
     if not history.is_known:
-        return dict.fromkeys(
-            ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes"),
-            _constant(None, len(event)),
-        )
+        return dict.fromkeys(_USAGE, _constant(None, len(event)))
     usage, after = history.usage, event + 1
     is_bound = after < history.exact_from
     return {

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from pytracer.export.arrow_package import import_pyarrow
+from pytracer.export import parquet
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ def pyarrow() -> Any:
     Raises:
         PytracerError: It is not installed.
     """
-    return import_pyarrow("pytracer fleet needs")
+    return parquet.pyarrow("pytracer fleet needs")
 
 
 @cache

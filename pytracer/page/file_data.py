@@ -35,11 +35,7 @@ _OF_BLOCKS = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 
 
 def file_data(
-    snapshot: Snapshot,
-    devices: Sequence[DeviceData],
-    most_events: int,
-    *,
-    is_saved: bool = True,
+    snapshot: Snapshot, devices: Sequence[DeviceData], most_events: int, *, is_saved: bool = True
 ) -> tuple[bytes, list[str]]:
     """Return the data of a file, and what was left out, as sentences.
 
@@ -51,8 +47,8 @@ def file_data(
         is_saved: Whether commands can read the file.
     """
     left_out = []
-    if len(devices) > MOST_DEVICES:
-        left_out.append(f"{len(devices) - MOST_DEVICES:,} of {len(devices):,} devices.")
+    if (left := len(devices) - MOST_DEVICES) > 0:
+        left_out.append(f"{left:,} of {len(devices):,} devices.")
         devices = devices[:MOST_DEVICES]
     rows = sum(map(rows_of, devices))
     share = min(most_events / rows, 1.0) if rows else 1.0
@@ -82,9 +78,8 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
     trace = data.trace
     action, address = trace.action[shown], trace.address[shown]
     row = _rows(part)
-    others = (
-        np.flatnonzero(~np.isin(action, _OF_BLOCKS)) if part.has_history else np.arange(len(row))
-    )
+    is_other = ~np.isin(action, _OF_BLOCKS) if part.has_history else np.ones(len(row), bool)
+    others = np.flatnonzero(is_other)
     row[others] = np.arange(len(others))
     # Addresses are relative, and so exact in float64. That of an `oom` event is the free memory.
     is_place = np.isin(action, (*_OF_BLOCKS, *TAKES_MEMORY, *GIVES_MEMORY))
@@ -114,8 +109,8 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "action": packer.add("u8", action),
             "row": packer.add("u32", row),
             "time_us": packer.add("f64", trace.time_us[shown], delta=True),
-            "stack": packer.add("u32", tables.stacks(trace.stack[shown])),
-            "phase": packer.add("u32", tables.phases(trace.user_metadata[shown])),
+            "stack": packer.add("u32", tables.stack[trace.stack[shown]]),
+            "phase": packer.add("u32", tables.phase[trace.user_metadata[shown]]),
         },
         "others": {
             "count": len(others),
@@ -124,7 +119,7 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             ),
             "size_bytes": packer.add("f64", size_bytes),
             "stream": packer.add("f64", trace.stream[shown][others]),
-            "pool": packer.add("u32", tables.pools(trace.pool[shown][others])),
+            "pool": packer.add("u32", tables.pool[trace.pool[shown][others]]),
             "is_small": packer.add("u8", are_small(action[others], size_bytes)),
         },
         "blocks": {
@@ -133,9 +128,9 @@ def _device(part: Part, tables: Tables, packer: Packer) -> dict[str, Any]:
             "size_bytes": packer.add("f64", blocks.size_bytes),
             "requested_bytes": packer.add("f64", blocks.requested_bytes),
             "stream": packer.add("f64", blocks.stream),
-            "pool": packer.add("u32", tables.pools(blocks.pool)),
-            "stack": packer.add("u32", tables.stacks(blocks.stack)),
-            "phase": packer.add("u32", tables.phases(blocks.user_metadata)),
+            "pool": packer.add("u32", tables.pool[blocks.pool]),
+            "stack": packer.add("u32", tables.stack[blocks.stack]),
+            "phase": packer.add("u32", tables.phase[blocks.user_metadata]),
             "alloc_event": packer.add("i32", blocks.alloc_event, delta=True),
             "free_requested_event": packer.add("i32", blocks.free_requested_event),
             "free_event": packer.add("i32", blocks.free_event),
@@ -193,38 +188,24 @@ def _relative(address: Column, base: int) -> Column:
 
 
 def _segments(part: Part, tables: Tables, packer: Packer, base: int) -> dict[str, Any]:
-    rows = np.array(
-        [
-            (
-                each.address,
-                each.size_bytes,
-                each.stream,
-                each.pool,
-                each.is_small,
-                each.is_expandable,
-            )
-            for each in part.segments
-        ],
-        np.int64,
-    ).reshape(-1, 6)
-    address, size_bytes, stream, pool, is_small, is_expandable = rows.T
+    def column(name: str) -> Column:
+        return np.array([getattr(segment, name) for segment in part.segments], np.int64)
+
     return {
-        "count": len(rows),
-        "address": packer.add("f64", _relative(address, base), delta=True),
-        "size_bytes": packer.add("f64", size_bytes),
-        "stream": packer.add("f64", stream),
-        "pool": packer.add("u32", tables.pools(pool)),
-        "is_small": packer.add("u8", is_small),
-        "is_expandable": packer.add("u8", is_expandable),
+        "count": len(part.segments),
+        "address": packer.add("f64", _relative(column("address"), base), delta=True),
+        "size_bytes": packer.add("f64", column("size_bytes")),
+        "stream": packer.add("f64", column("stream")),
+        "pool": packer.add("u32", tables.pool[column("pool")]),
+        "is_small": packer.add("u8", column("is_small")),
+        "is_expandable": packer.add("u8", column("is_expandable")),
     }
 
 
 def _steps(part: Part) -> list[tuple[int, int]]:
     """Return the steps and their first events among the events of the part."""
-    if not part.events:
-        return []
     boundaries = part.data.boundaries
-    if not part.data.has_marked_steps:
+    if not part.events or not part.data.has_marked_steps:
         return []
     before = bisect_right(boundaries, part.first, key=lambda boundary: boundary[1])
     kept = boundaries[max(before - 1, 0) :]

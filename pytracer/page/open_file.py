@@ -38,14 +38,6 @@ class OpenFile:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The usage of a device over its trace; each point is the highest of equally many events."""
-
-    allocated: list[int]
-    reserved: list[int]
-
-
-@dataclass(frozen=True)
 class Summary:
     """The short description of a file.
 
@@ -58,7 +50,8 @@ class Summary:
             at the end.
         capacity_bytes: What the first device's allocator could reserve; None if unknown.
         ooms: The number of out-of-memory errors of all devices.
-        curve: The usage of the first device; empty without a history.
+        curve: The usage of the first device over its trace, by "allocated" and "reserved"; each
+            point is the highest of equally many events. Without a history there are no points.
     """
 
     path: str
@@ -68,7 +61,7 @@ class Summary:
     peak_reserved_bytes: int
     capacity_bytes: int | None
     ooms: int
-    curve: Curve
+    curve: dict[str, list[int]]
 
     @property
     def name(self) -> str:
@@ -104,10 +97,9 @@ def summarised(file: OpenFile) -> Summary:
     snapshot = file.snapshot
     first = file.devices[0] if file.devices else None
     peak, peak_reserved = (0, 0) if first is None else _peaks(first)
-    curve = Curve([], [])
+    curve: dict[str, list[int]] = {"allocated": [], "reserved": []}
     if first is not None and first.history.is_replayed:
-        usage = first.history.usage
-        curve = Curve(_highest(usage.allocated_bytes), _highest(usage.reserved_bytes))
+        curve = {name: _highest(getattr(first.history.usage, f"{name}_bytes")) for name in curve}
     return Summary(
         path=snapshot.path,
         file=answered_file(snapshot, file.explanations),

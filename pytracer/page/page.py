@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 from importlib import resources
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import __version__
-from pytracer.atomic_file import open_atomically
+from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
 from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, Summary, summarised
@@ -75,16 +75,8 @@ class Page:
         Raises:
             PytracerError: The file cannot be written, or exists and is not a page of pytracer.
         """
-        path, content = Path(path), self.html()
-        try:
-            if path.is_file() and not _is_page(path):
-                raise PytracerError(
-                    f"{path} exists and is not a page of pytracer: give another name, or remove it"
-                )
-            with open_atomically(path) as file:
-                file.write(content)
-        except OSError as error:
-            raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+        content = self.html()
+        write_page(Path(path), content, f'id="{_PAGE_ID}"', "pytracer")
         return len(content)
 
     def _repr_html_(self) -> str:
@@ -102,7 +94,7 @@ class Page:
                 "peak_reserved_bytes": summary.peak_reserved_bytes,
                 "capacity_bytes": summary.capacity_bytes,
                 "ooms": summary.ooms,
-                "curve": asdict(summary.curve),
+                "curve": summary.curve,
                 "data": _data_id(index) if index in self.data else None,
             }
             for index, summary in enumerate(self.files)
@@ -126,13 +118,7 @@ class Page:
 
 
 def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = True) -> Page:
-    """Return the page of one file.
-
-    Args:
-        file: The file.
-        most_events: The largest number of events to show; the newest are kept.
-        is_saved: Whether commands can read the file.
-    """
+    """Return the page of one file; the other arguments are those of `file_data`."""
     data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
     summary = summarised(file)
     return Page(summary.name, verdict_of(file, is_saved=is_saved), [summary], {0: data}, left_out)
@@ -146,6 +132,21 @@ def _template() -> bytes:
     return resources.files("pytracer.page").joinpath("template.html").read_bytes()
 
 
-def _is_page(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return f'id="{_PAGE_ID}"'.encode() in file.read(_HEAD_BYTES)
+def write_page(path: Path, content: bytes, mark: str, maker: str) -> None:
+    """Write an HTML file. Only one that has `mark`, by which `maker` knows it, is overwritten.
+
+    Raises:
+        PytracerError: The file cannot be written, or exists and has no such mark.
+    """
+    try:
+        if path.is_file():
+            with open(path, "rb") as file:
+                if mark.encode() not in file.read(_HEAD_BYTES):
+                    raise PytracerError(
+                        f"{path} exists and is not a page of {maker}: give another name, or remove "
+                        "it"
+                    )
+    except OSError as error:
+        raise PytracerError(f"cannot write {path}: {error.strerror}") from error
+    with open_output(path) as file:
+        file.write(content)

@@ -1,7 +1,7 @@
 """The parts of devices that a page shows: the newest events, and the state before them."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class Part:
         events: The number of events that are shown: the last ones of the trace, or none.
         has_history: Whether `blocks` have the events by which they were allocated and freed.
         blocks: The blocks of these events, and those that existed before them.
+        left_out: What is not shown, as sentences.
         kinds: Pairs of a category and the rule that decided.
         segments: The segments before the event `first`, by address.
-        left_out: What is not shown, as sentences.
         segments_are_known: Whether `segments` has all; if not, the page shows no reserved bytes.
     """
 
@@ -54,9 +54,9 @@ class Part:
     events: int
     has_history: bool
     blocks: Blocks
-    kinds: tuple[tuple[str, str], ...]
-    segments: list[Segment]
     left_out: list[str]
+    kinds: tuple[tuple[str, str], ...] = ((UNKNOWN, ""),)
+    segments: list[Segment] = field(default_factory=list)
     segments_are_known: bool = True
 
 
@@ -72,9 +72,7 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
 
     A trace that contradicts the final state gives two parts: its events, and the state at the end.
 
-    Args:
-        data: The device.
-        share: The share of `rows_of` to show: the newest events, and the largest blocks.
+    `share` of the `rows_of` the device are shown: the newest events, and the largest blocks.
     """
     most_events = math.ceil(share * len(data.trace))
     if data.history.is_replayed:
@@ -91,8 +89,6 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
         events=len(data.trace) - first,
         has_history=False,
         blocks=Blocks(*[none] * len(fields(Blocks))),
-        kinds=((UNKNOWN, ""),),
-        segments=[],
         left_out=_cut(data, name, first),
     )
     return [events, _state_at_end(data, f"{name}, at the end", share)]
@@ -120,31 +116,28 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     first = max(count - most_events, 0)
     name = data.snapshot.device_name(data.device)
     left_out = _cut(data, name, first)
-    segments: list[Segment] = []
-    segments_are_known = True
+    segments: list[Segment] | None = None
     try:
         segments = segments_at(data.snapshot, data.device, first)
     except PytracerError as error:
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
-        segments_are_known = False
     blocks = _blocks(lives, found, first)
     kept = np.flatnonzero(lives.free_event >= first)
-    return _bounded(
-        Part(
-            name=name,
-            data=data,
-            first=first,
-            events=count - first,
-            has_history=True,
-            blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
-            kinds=found.kinds,
-            segments=segments,
-            left_out=left_out,
-            segments_are_known=segments_are_known,
-        )
+    part = Part(
+        name=name,
+        data=data,
+        first=first,
+        events=count - first,
+        has_history=True,
+        blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
+        left_out=left_out,
+        kinds=found.kinds,
+        segments=segments or [],
+        segments_are_known=segments is not None,
     )
+    return _bounded(part, MOST_OLDER)
 
 
 def _blocks(lives: Lifetimes, found: BlockCategories, first: int) -> Blocks:
@@ -160,30 +153,27 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
     snapshot, device = data.snapshot, data.device
     rows = snapshot.blocks_in_use(device)
     found = file_categories(snapshot, rows)
-    return _bounded(
-        Part(
-            name=name,
-            data=data,
-            first=len(data.trace),
-            events=0,
-            has_history=True,
-            blocks=_blocks(blocks_at_end(data), found, 0),
-            kinds=(*found.kinds, (UNKNOWN, "")),
-            segments=segments_at_end(snapshot, device),
-            left_out=[],
-        ),
-        most_blocks=min(MOST_OLDER, math.ceil(share * len(rows))),
+    part = Part(
+        name=name,
+        data=data,
+        first=len(data.trace),
+        events=0,
+        has_history=True,
+        blocks=_blocks(blocks_at_end(data), found, 0),
+        left_out=[],
+        kinds=(*found.kinds, (UNKNOWN, "")),
+        segments=segments_at_end(snapshot, device),
     )
+    return _bounded(part, min(MOST_OLDER, math.ceil(share * len(rows))))
 
 
-def _bounded(part: Part, most_blocks: int | None = None) -> Part:
+def _bounded(part: Part, most_blocks: int) -> Part:
     """Return the part without the smallest of too many older blocks, and of too many segments."""
     blocks, segments, left_out = part.blocks, part.segments, list(part.left_out)
     older = np.flatnonzero(blocks.alloc_event < 0)
-    most = MOST_OLDER if most_blocks is None else most_blocks
-    if len(older) > most:
+    if len(older) > most_blocks:
         order = np.argsort(blocks.size_bytes[older], kind="stable")
-        smallest = older[order[: len(older) - most]]
+        smallest = older[order[: len(older) - most_blocks]]
         age = " that are older than the events" if part.events else f" of {len(older):,}"
         left_out.append(
             f"{part.name}: {len(smallest):,} blocks{age} are left out, the smallest ones with "

@@ -72,16 +72,12 @@ class Tables:
         left_out: What was left out, as sentences.
         frames: The frames, for the header.
         sites: The texts of the call sites, for the header.
+        stack, phase, pool: The number in the page of each stack, each string that is a phase, and
+            each pool of the snapshot.
     """
 
     def __init__(self, snapshot: Snapshot, parts: Iterable[Part], packer: Packer) -> None:
-        """Collect what the parts use, and add its columns.
-
-        Args:
-            snapshot: The snapshot.
-            parts: The parts of its devices.
-            packer: Gets the columns.
-        """
+        """Collect what the parts of a snapshot use, and add its columns to `packer`."""
         parts = list(parts)
         self.left_out: list[str] = []
         self._snapshot, self._packer = snapshot, packer
@@ -96,8 +92,8 @@ class Tables:
         pools = [part.blocks.pool for part in parts]
         pools += [trace.pool[shown] for _, trace, shown in traces]
         pools += [np.array([s.pool for s in part.segments], np.int64) for part in parts]
-        self._phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
-        self._pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
+        self.phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
+        self.pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
         phase_texts = [self._texts.shortened(snapshot.strings[i]) for i in used_phases]
         every_kind = [(UNKNOWN, ""), *(kind for part in parts for kind in part.kinds)]
         all_kinds = list(dict.fromkeys(every_kind))
@@ -124,18 +120,6 @@ class Tables:
         if self._texts.is_cut:
             self.left_out.append("Long texts are cut.")
         return {**self._header, "strings": self._texts.texts}
-
-    def stacks(self, column: Column) -> Column:
-        """Return the numbers of stacks in the page."""
-        return self._stack[column]
-
-    def phases(self, column: Column) -> Column:
-        """Return the numbers of phases, which are strings of the snapshot."""
-        return self._phase[column]
-
-    def pools(self, column: Column) -> Column:
-        """Return the numbers of pools."""
-        return self._pool[column]
 
     def kinds(self, part: Part) -> Column:
         """Return the numbers of the kinds of a part's blocks; 0, unknown, for too many kinds."""
@@ -165,8 +149,8 @@ class Tables:
             self.left_out.append(
                 f"{len(used) - len(kept):,} of {len(used):,} call stacks are shown as empty."
             )
-        self._stack = np.zeros(len(stacks), np.uint32)
-        self._stack[kept] = np.arange(len(kept))
+        self.stack = np.zeros(len(stacks), np.uint32)
+        self.stack[kept] = np.arange(len(kept))
         lengths = lengths[: len(kept)]
         ends = np.cumsum(lengths)
         # The rows in `stacks.frame` of the kept stacks, one stack after the other.
@@ -187,7 +171,7 @@ class Tables:
             "offsets": packer.add("u32", np.append(0, ends), delta=True),
             "frame": packer.add("u32", frame),
             "site": packer.add("u32", site),
-            "forward": packer.add("u32", self._stack[stacks.forward[kept]]),
+            "forward": packer.add("u32", self.stack[stacks.forward[kept]]),
             "node": packer.add("u32", self.texts(stacks.node[kept])),
             "is_exact": packer.add("u8", stacks.is_exact[kept]),
         }

@@ -34,9 +34,7 @@ class Verdict:
 def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     """Return the answer of `pytracer show` about the device that matters.
 
-    Args:
-        file: The file.
-        is_saved: Whether commands can read the file.
+    Without `is_saved`, commands cannot read the file.
     """
     if not file.devices:
         text = why_empty(file.snapshot.metadata)

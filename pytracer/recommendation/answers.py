@@ -1,10 +1,12 @@
 """The answer of a recommendation in words."""
 
 import re
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import replace
 
 import numpy as np
 
+from pytracer.analysis.advice import command_of
 from pytracer.analysis.requests import FAIL, Recording
 from pytracer.recommendation.results import (
     CHANGE,
@@ -13,9 +15,9 @@ from pytracer.recommendation.results import (
     NO_SETTING,
     TOO_LARGE,
     UNKNOWN,
+    Recommendation,
     TriedSetting,
 )
-from pytracer.simulator.deviation import Reference
 from pytracer.text import number, size
 
 WORTH = 0.02
@@ -27,159 +29,114 @@ COMPLETE = (
 )
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What decides an answer.
-
-    Attributes:
-        recording: The recording, as it is.
-        capacity_bytes: How much the allocator can reserve; None: unknown.
-        needed_bytes: The most bytes that the program requested and held at one moment.
-        own, best: The recording's own settings, and the best settings.
-        tried: All simulated settings.
-        is_search: Whether the settings were searched, and not given.
-        reference: The simulation of the recording as it is, with the error bar.
-        is_estimate: Whether the requests were changed.
-    """
-
-    recording: Recording
-    capacity_bytes: int | None
-    needed_bytes: int
-    own: TriedSetting
-    best: TriedSetting
-    tried: list[TriedSetting]
-    is_search: bool
-    reference: Reference
-    is_estimate: bool
-
-    @property
-    def others(self) -> list[TriedSetting]:
-        """The simulated settings without the recording's own."""
-        return [tried for tried in self.tried if tried.name != self.own.name]
-
-    def none(self, verb: str, plain_verb: str) -> str:
-        """Return a clause such as "none of 30 settings fits" or "a:1 does not fit"."""
-        if self.is_search:
-            return f"none of {number(len(self.tried), 'setting')} {verb}"
-        if len(self.others) == 1:
-            return f"{self.others[0].name} does not {plain_verb}"
-        return f"none of the {len(self.others)} given settings {verb}"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer: its kind (see `Recommendation`), the sentence, the reasons, and notes."""
-
-    kind: str
-    text: str
-    why: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def is_change(self) -> bool:
-        """Whether other settings are recommended."""
-        return self.kind == CHANGE
-
-
-def leak_first(answer: Answer, sentence: str) -> Answer:
-    """Return an answer that begins with a leak, which no setting stops.
+def answered(
+    found: Recommendation, best: TriedSetting, recording: Recording, why_unknown: str | None
+) -> Recommendation:
+    """Return a recommendation with the answer that its figures allow.
 
     Args:
-        answer: The answer about settings.
-        sentence: The sentence about the leak.
+        found: The recommendation, without an answer and without a change.
+        best: The best settings.
+        recording: The recording, as it is.
+        why_unknown: Why the recording says nothing about other settings; None if it does.
     """
-    text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
-    why = f"No setting stops a leak. Apart from the leak: {answer.text} {answer.why}".rstrip()
-    return Answer(LEAK, text, why, answer.notes)
-
-
-def answer_of(facts: Facts) -> Answer:
-    """Return the answer that the facts allow."""
-    own, best, capacity = facts.own, facts.best, facts.capacity_bytes
-    needed = size(facts.needed_bytes)
-    if capacity is not None and facts.needed_bytes > capacity:
-        return Answer(
+    own, capacity, needed = found.own, found.capacity_bytes, size(found.needed_bytes)
+    if capacity is not None and found.needed_bytes > capacity:
+        return _answer(
+            found,
             TOO_LARGE,
             f"No setting helps: the program needs {needed} at one moment, and the allocator can "
             f"reserve {size(capacity)}.",
             "The program must hold less, or the device must be larger.",
         )
-    if facts.reference.why_unknown is not None:
-        return _unknown(facts, facts.reference.why_unknown)
+    if why_unknown is not None:
+        return _unknown(found, recording, why_unknown)
     if not best.fits:
         room = "any device" if capacity is None else size(capacity)
-        none = re.sub("^none ", "None ", facts.none("fits", "fit"))
-        return Answer(
-            NO_SETTING,
-            f"{none} into {room}, although the program itself never holds more than {needed}.",
-            _smallest(own, best),
-        )
-    bar = abs(facts.reference.deviation.peak_bytes)
+        none = re.sub("^none ", "None ", _none(found, "fits", "fit"))
+        text = f"{none} into {room}, although the program itself never holds more than {needed}."
+        return _answer(found, NO_SETTING, text, _smallest(own, best))
+    bar = abs(found.deviation.peak_bytes)
     saved = own.peak_reserved_bytes - best.peak_reserved_bytes
     helps = not own.fits or (own.retries > 0 and not best.retries)
     if own.settings == best.settings or not (helps or saved > WORTH * own.peak_reserved_bytes):
-        return _keep(facts)
+        return _keep(found)
     if not helps and saved <= bar:
-        return Answer(
-            UNKNOWN,
+        text = (
             f"Can't tell whether {best.name} helps, because it saves {size(saved)} of the "
             f"{size(own.peak_reserved_bytes)} reserved at the peak, and the error bar is "
-            f"{size(bar)}.",
-            COMPLETE,
+            f"{size(bar)}."
         )
-    if (
-        capacity is not None
-        and not own.fits
-        and best.smallest_device_bytes is not None
-        and best.smallest_device_bytes + bar > capacity
-        and bar > 0
-    ):
-        return Answer(
-            UNKNOWN,
+        return _answer(found, UNKNOWN, text, COMPLETE)
+    least = best.smallest_device_bytes
+    if least and capacity is not None and not own.fits and bar > max(capacity - least, 0):
+        text = (
             f"Can't tell whether {best.name} would have fitted, because it needs a device of "
-            f"{size(best.smallest_device_bytes)}, the error bar is {size(bar)}, and the allocator "
-            f"can reserve {size(capacity)}.",
-            COMPLETE,
+            f"{size(least)}, the error bar is {size(bar)}, and the allocator can reserve "
+            f"{size(capacity)}."
         )
-    return _change(facts, saved)
+        return _answer(found, UNKNOWN, text, COMPLETE)
+    return _change(found, best, recording)
 
 
-def _unknown(facts: Facts, why: str) -> Answer:
-    recording, what = facts.recording, "which setting is best"
-    if not facts.is_search:
-        names = [tried.name for tried in facts.others]
+def leak_first(found: Recommendation, sentence: str) -> Recommendation:
+    """Return a recommendation whose answer begins with the sentence on a leak."""
+    text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
+    why = f"No setting stops a leak. Apart from the leak: {found.answer} {found.why}".rstrip()
+    command = f"pytracer show {shlex.quote(found.path)} --leaks"
+    return replace(_answer(found, LEAK, text, why), command=command, recommended=None)
+
+
+def _answer(found: Recommendation, kind: str, text: str, why: str) -> Recommendation:
+    return replace(found, kind=kind, answer=text, why=why)
+
+
+def _others(found: Recommendation) -> list[TriedSetting]:
+    return [tried for tried in found.tried if tried.name != found.own.name]
+
+
+def _none(found: Recommendation, verb: str, plain_verb: str) -> str:
+    """Return a clause such as "none of 30 settings fits" or "a:1 does not fit"."""
+    others = _others(found)
+    if not found.settings:
+        return f"none of {number(len(found.tried), 'setting')} {verb}"
+    if len(others) == 1:
+        return f"{others[0].name} does not {plain_verb}"
+    return f"none of the {len(others)} given settings {verb}"
+
+
+def _unknown(found: Recommendation, recording: Recording, why: str) -> Recommendation:
+    what = "which setting is best"
+    if found.settings:
+        names = [tried.name for tried in _others(found)]
         what = f"whether {names[0]} helps" if len(names) == 1 else "which of the settings helps"
     advice = COMPLETE
     if recording.starts_empty and np.any(recording.requests.kind == FAIL):
         advice = (
             "If you know how much the allocator could reserve in the recording, give --capacity."
         )
-    return Answer(UNKNOWN, f"Can't tell {what}, because {why}.", advice)
+    return _answer(found, UNKNOWN, f"Can't tell {what}, because {why}.", advice)
 
 
-def _keep(facts: Facts) -> Answer:
-    own, needed = facts.own, size(facts.needed_bytes)
+def _keep(found: Recommendation) -> Recommendation:
+    own, needed = found.own, size(found.needed_bytes)
+    begin = "Keep your settings" if found.settings else "Your settings are right"
     peak = size(own.peak_reserved_bytes)
-    begin = "Your settings are right" if facts.is_search else "Keep your settings"
     saves = f"more than {WORTH:.0%} of the {peak} reserved".replace("%", " %")
-    none = facts.none(f"saves {saves}", f"save {saves}")
-    if own.fits and not facts.is_search and not any(tried.fits for tried in facts.others):
-        none = facts.none("fits", "fit")
-    return Answer(
-        KEEP,
-        f"{begin}: {none}.",
-        f"The program itself holds {needed} at its peak. To need less memory, it must hold less.",
-    )
+    none = _none(found, f"saves {saves}", f"save {saves}")
+    if own.fits and found.settings and not any(tried.fits for tried in _others(found)):
+        none = _none(found, "fits", "fit")
+    why = f"The program itself holds {needed} at its peak. To need less memory, it must hold less."
+    return _answer(found, KEEP, f"{begin}: {none}.", why)
 
 
-def _change(facts: Facts, saved: int) -> Answer:
-    own, best = facts.own, facts.best
-    failed = int(np.count_nonzero(facts.recording.requests.kind == FAIL))
-    peak = size(best.peak_reserved_bytes)
-    notes = []
+def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> Recommendation:
+    own, peak = found.own, size(best.peak_reserved_bytes)
+    failed = bool(np.any(recording.requests.kind == FAIL))
+    notes = [*found.notes]
     if not own.fits:
         fits = "the program would fit"
-        if failed and not facts.is_estimate:
+        if failed and not found.is_estimate:
             fits = "the allocation that failed would have fitted"
         text = f"Use {best.name}: {fits}, with {peak} reserved at the peak."
         event = "" if own.failed_event is None else f" at event {own.failed_event:,}"
@@ -203,6 +160,7 @@ def _change(facts: Facts, saved: int) -> Answer:
             f"{number(own.retries, 'time')}, and each time the device waits."
         )
     else:
+        saved = own.peak_reserved_bytes - best.peak_reserved_bytes
         share = f"{saved / own.peak_reserved_bytes:.1%}".replace("%", " %")
         text = f"Use {best.name}: {size(saved)} ({share}) less are reserved at the peak, {peak}."
         why = (
@@ -212,7 +170,10 @@ def _change(facts: Facts, saved: int) -> Answer:
     more = best.device_calls - own.device_calls
     if own.fits and more > 0:
         why += f" The price are {more:,} more calls to the device."
-    return Answer(CHANGE, text, f"{why}{_smallest(own, best)}", notes)
+    own_settings, version = recording.settings, recording.torch_version
+    command = command_of(best.settings, recording.backend, version, own_settings)
+    answer = _answer(found, CHANGE, text, f"{why}{_smallest(own, best)}")
+    return replace(answer, command=command, recommended=best, notes=notes)
 
 
 def _smallest(own: TriedSetting, best: TriedSetting) -> str:

@@ -1,14 +1,14 @@
 """Which settings a recorded program needs, as one answer with its reasons."""
 
 import os
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.advice import LEAST_STEPS, command_of
+from pytracer.analysis.advice import LEAST_STEPS
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain_device
 from pytracer.analysis.requests import FAIL, Recording, extract_recording
@@ -18,12 +18,12 @@ from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_boundaries
-from pytracer.recommendation.answers import Facts, answer_of, leak_first
+from pytracer.recommendation.answers import answered, leak_first
 from pytracer.recommendation.candidates import COLLECTION, name_of, placement
 from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
 from pytracer.recommendation.what_if import change_requests
-from pytracer.simulator.deviation import reference_of
+from pytracer.simulator.deviation import Reference, reference_of
 from pytracer.simulator.recording import limits_of, version_note
 from pytracer.simulator.simulate import begins_as_recorded
 from pytracer.simulator.trials import trials_of
@@ -41,25 +41,34 @@ class _Loaded:
         recording: The recording of its device.
         changed: The recording with the requests to simulate.
         what_if: A sentence about each change of the requests.
+        given_bytes: The capacity to simulate; None: as much as in the recording.
     """
 
     snapshot: Snapshot
     recording: Recording
     changed: Recording
     what_if: list[str]
+    given_bytes: int | None
 
     @property
     def rank(self) -> int | None:
         return self.snapshot.metadata.rank
 
-    def search(self, capacity_bytes: int | None) -> Search:
-        name = self.recording.own_name
-        return Search(self.changed, limits_of(self.recording, capacity_bytes), name)
+    @property
+    def capacity_bytes(self) -> int | None:
+        return self.recording.limit_bytes if self.given_bytes is None else self.given_bytes
 
     @property
     def ran_out(self) -> bool:
         """Whether an allocation failed in the recording."""
         return bool(np.any(self.recording.requests.kind == FAIL))
+
+    def search(self) -> Search:
+        limits = limits_of(self.recording, self.given_bytes)
+        return Search(self.changed, limits, self.recording.own_name)
+
+    def reference(self) -> Reference:
+        return reference_of(self.recording, self.given_bytes)
 
 
 def recommend(
@@ -90,32 +99,8 @@ def recommend(
         PytracerError: No file can be simulated (see `extract_recording`).
         ConfigError: A setting is malformed or refused, or `without` or `scale` match no allocation.
     """
-    (found,) = recommend_sweep(
-        path,
-        [capacity_bytes],
-        settings=settings,
-        device=device,
-        without=without,
-        scale=scale,
-        on_progress=on_progress,
-    )
-    return found
-
-
-def recommend_sweep(
-    path: str | os.PathLike[str],
-    capacities: Sequence[int | None],
-    *,
-    settings: Sequence[str] = (),
-    device: int | None = None,
-    without: Sequence[str] = (),
-    scale: Sequence[str] = (),
-    on_progress: Progress = lambda _: None,
-) -> list[Recommendation]:
-    """Return a recommendation for each capacity; the arguments are those of `recommend`."""
-    for capacity in capacities:
-        if capacity is not None and capacity <= 0:
-            raise ConfigError(f"capacity_bytes={capacity}: give more than 0, or None")
+    if capacity_bytes is not None and capacity_bytes <= 0:
+        raise ConfigError(f"capacity_bytes={capacity_bytes}: give more than 0, or None")
     if isinstance(settings, str):
         raise ConfigError(f"settings={settings!r}: give a list of the settings to compare")
     if not all(change.strip() for change in settings):
@@ -128,20 +113,26 @@ def recommend_sweep(
         on_progress(f"Reading {file}")
         snapshot = load(os.fspath(file))
         recording = extract_recording(snapshot, device)
-        return _Loaded(snapshot, recording, *change_requests(snapshot, recording, without, scale))
+        changed, what_if = change_requests(snapshot, recording, without, scale)
+        return _Loaded(snapshot, recording, changed, what_if, capacity_bytes)
 
     files = find([Path(path)], lambda error: warn_once(str(error)))
     if len(files) == 1:
-        one = loaded(files[0])
-        return [_of_file(one, given, capacity, on_progress) for capacity in capacities]
-    return [_of_directory(files, loaded, given, capacity, on_progress) for capacity in capacities]
+        return _of_file(loaded(files[0]), given, on_progress)
+    return _of_directory(files, loaded, given, on_progress)
+
+
+def recommend_sweep(
+    path: str | os.PathLike[str], capacities: Sequence[int | None], **options: Any
+) -> list[Recommendation]:
+    """Return a recommendation for each capacity; `options` are the others of `recommend`."""
+    return [recommend(path, capacity_bytes=capacity, **options) for capacity in capacities]
 
 
 def _of_directory(
     files: Sequence[Path],
     loaded: Callable[[Path], _Loaded],
     given: list[str],
-    capacity_bytes: int | None,
     on_progress: Progress,
 ) -> Recommendation:
     """Return the recommendation for the worst file, and check it with all others.
@@ -152,48 +143,39 @@ def _of_directory(
     for file in files:
         try:
             one = loaded(file)
-            reference = reference_of(one.recording, capacity_bytes)
-            own = one.search(capacity_bytes).own().result
+            reference, own = one.reference(), one.search().own().result
         except ConfigError:
             raise
         except PytracerError as error:
             errors.append(f"Not judged: {error}")
             continue
-        limit = one.recording.limit_bytes if capacity_bytes is None else capacity_bytes
         # A rank that ran out of memory, but not in the simulation, leaves no answer to the job.
         is_clear = not one.ran_out or reference.why_unknown is None
-        orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (limit or 1)))
+        orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (one.capacity_bytes or 1)))
         ranks.append(RankOutcome(os.fspath(file), one.rank, own, reference.why_unknown, None))
     if not ranks:
         raise PytracerError(f"no file can be simulated: {errors[0]}")
     worst = min(range(len(ranks)), key=orders.__getitem__)
-    found = _of_file(loaded(Path(ranks[worst].path)), given, capacity_bytes, on_progress)
-    notes = [*errors]
-    if found.recommended is not None:
+    found = _of_file(loaded(Path(ranks[worst].path)), given, on_progress)
+    which = found.path if found.rank is None else f"rank {found.rank} ({found.path})"
+    notes = [f"The worst of {len(ranks)} files decides: {which}.", *errors]
+    if (best := found.recommended) is not None:
         for i, rank in enumerate(ranks):
             if i == worst:
-                ranks[i] = replace(rank, recommended=found.recommended)
-            if i == worst or rank.why_unknown is not None:
-                continue
-            one = loaded(Path(rank.path))
-            tried = one.search(capacity_bytes).of_settings(
-                found.recommended.settings, found.recommended.name
-            )
-            ranks[i] = replace(rank, recommended=tried.result)
-            if not tried.result.fits:
-                notes.append(f"{rank.path}: does not fit with the recommended settings.")
-    which = found.path if found.rank is None else f"rank {found.rank} ({found.path})"
-    notes.insert(0, f"The worst of {len(ranks)} files decides: {which}.")
+                ranks[i] = replace(rank, recommended=best)
+            elif rank.why_unknown is None:
+                search = loaded(Path(rank.path)).search()
+                tried = search.of_settings(best.settings, best.name).result
+                ranks[i] = replace(rank, recommended=tried)
+                if not tried.fits:
+                    notes.append(f"{rank.path}: does not fit with the recommended settings.")
     return replace(found, ranks=ranks, notes=[*notes, *found.notes])
 
 
-def _of_file(
-    one: _Loaded, given: list[str], capacity_bytes: int | None, on_progress: Progress
-) -> Recommendation:
+def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommendation:
     recording, changed = one.recording, one.changed
     on_progress("Simulating the recording's own settings")
-    reference = reference_of(recording, capacity_bytes)
-    search = one.search(capacity_bytes)
+    reference, search = one.reference(), one.search()
     own = search.own()
     if given:
         others = search.given(given)
@@ -202,62 +184,42 @@ def _of_file(
     on_progress("Searching the smallest devices")
     own, best, ranked = _measured(search, own, others, measure_all=bool(given))
     notes = [*one.what_if]
-    if capacity_bytes is None and not given and not one.what_if:
+    if one.given_bytes is None and not given and not one.what_if:
         advised = _advised_after_oom(recording, search, best)
         notes += _why_not_best(advised, best)
         best = advised
         ranked = [best, *(tried for tried in ranked if tried.choice != best.choice)]
-    limit_bytes = recording.limit_bytes if capacity_bytes is None else capacity_bytes
-    facts = Facts(
-        recording=recording,
-        capacity_bytes=limit_bytes,
-        needed_bytes=needed_bytes(changed.requests),
-        own=own.result,
-        best=best.result,
-        tried=[tried.result for tried in ranked],
-        is_search=not given,
-        reference=reference,
-        is_estimate=bool(one.what_if),
-    )
-    answer = answer_of(facts)
-    leak = "" if given else _leak_sentence(one.snapshot, recording)
-    if leak:
-        answer = leak_first(answer, leak)
-    version, backend = recording.torch_version, recording.backend
-    command = ""
-    if answer.is_change:
-        command = command_of(best.result.settings, backend, version, recording.settings)
-    if leak:
-        command = f"pytracer show {shlex.quote(one.snapshot.path)} --leaks"
-    simulated = [own] if best is own else [own, best]
-    notes += [*answer.notes, *_notes(changed, ranked if given else simulated)]
-    if given:
-        notes += _notes_of_given(
-            [tried.result for tried in ranked if tried.result is not own.result], recording
-        )
-    if (note := version_note(recording)) is not None:
-        notes.append(note)
-    return Recommendation(
+    found = Recommendation(
         path=one.snapshot.path,
         rank=one.rank,
         device=recording.name,
-        torch_version=version,
-        capacity_bytes=limit_bytes,
+        torch_version=recording.torch_version,
+        capacity_bytes=one.capacity_bytes,
         requests=len(changed.requests),
-        kind=answer.kind,
-        answer=answer.text,
-        command=command,
-        why=answer.why,
-        needed_bytes=facts.needed_bytes,
+        kind="",
+        answer="",
+        command="",
+        why="",
+        needed_bytes=needed_bytes(changed.requests),
         deviation=reference.deviation,
         own=own.result,
-        recommended=best.result if answer.is_change else None,
+        recommended=None,
         settings=given,
-        tried=facts.tried,
+        tried=[tried.result for tried in ranked],
         ranks=[],
         notes=notes,
         is_estimate=bool(one.what_if),
     )
+    found = answered(found, best.result, recording, reference.why_unknown)
+    if not given and (leak := _leak_sentence(one.snapshot, recording)):
+        found = leak_first(found, leak)
+    simulated = [own] if best is own else [own, best]
+    notes = [*found.notes, *_notes(changed, ranked if given else simulated)]
+    if given:
+        notes += _notes_of_given((t for t in found.tried if t is not own.result), recording)
+    if (note := version_note(recording)) is not None:
+        notes.append(note)
+    return replace(found, notes=notes)
 
 
 def _measured(
@@ -349,7 +311,7 @@ def _notes(recording: Recording, simulated: list[Tried]) -> Iterator[str]:
         )
 
 
-def _notes_of_given(others: list[TriedSetting], recording: Recording) -> Iterator[str]:
+def _notes_of_given(others: Iterable[TriedSetting], recording: Recording) -> Iterator[str]:
     """Yield what the rows of given settings do not show, in sentences."""
     for tried in others:
         if tried.failed_event is not None:

@@ -1,6 +1,5 @@
 """The search for the best settings: simulations of a coarse grid, then around the best."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ import numpy as np
 
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
 from pytracer.errors import ConfigError
+from pytracer.fleet.memory_budget import cores
 from pytracer.recommendation.candidates import (
     Choice,
     coarse_grid,
@@ -19,8 +19,8 @@ from pytracer.recommendation.candidates import (
     with_choice,
 )
 from pytracer.recommendation.results import TriedSetting
-from pytracer.simulator.recording import Limits, simulate_recording
-from pytracer.simulator.rules import AllocatorRules, rules_of
+from pytracer.simulator.recording import Limits, rules_under, simulate_recording
+from pytracer.simulator.rules import AllocatorRules
 from pytracer.simulator.simulate import Simulated
 from pytracer.variables import merge_settings
 
@@ -58,15 +58,9 @@ class Search:
     """The simulations of one recording."""
 
     def __init__(self, recording: Recording, limits: Limits, own: str) -> None:
-        """Prepare a search.
-
-        Args:
-            recording: The recording, perhaps with changed requests.
-            limits: The memory of the simulated allocator.
-            own: The name of the recording's own settings.
-        """
+        """Prepare a search; `own` is the name of the recording's own settings."""
         self._recording, self._limits, self._own = recording, limits, own
-        self._seen: set[str] = set()
+        self._seen: set[frozenset[tuple[str, str]]] = set()
         self._needed = needed_bytes(recording.requests)
 
     def own(self) -> Tried:
@@ -75,24 +69,20 @@ class Search:
         Raises:
             ConfigError: The simulator does not know these settings.
         """
-        recording = self._recording
-        rules = rules_of(recording.settings, recording.backend, recording.torch_version)
-        choice = placement(recording.settings)
-        self._seen.add(_key(choice))
-        return self._simulated(choice, rules, recording.settings, self._own)
+        own = self.of_settings(self._recording.settings, self._own)
+        self._seen.add(frozenset(own.choice.items()))
+        return own
 
     def others(self, own: Tried, on_progress: Callable[[int], None]) -> list[Tried]:
         """Simulate the grid, and the neighbours of the best settings.
 
-        Args:
-            own: The recording's own settings.
-            on_progress: Called with the number of settings after each simulation.
+        After each simulation, `on_progress` is called with the number of settings.
         """
         found = [own]
-        with ThreadPoolExecutor(_cores()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
 
             def try_all(choices: Iterable[Choice]) -> None:
-                for tried in pool.map(lambda each: self.one(*each), list(self._new(choices))):
+                for tried in filter(None, pool.map(self._of_choice, self._new(choices))):
                     found.append(tried)
                     on_progress(len(found))
 
@@ -111,24 +101,40 @@ class Search:
         own = self._recording.settings
         return [self.of_settings(merge_settings(own, change), change) for change in changes]
 
-    def one(self, choice: Choice, rules: AllocatorRules) -> Tried:
-        """Simulate one choice."""
-        settings = with_choice(self._recording.settings, choice)
-        return self._simulated(choice, rules, settings, name_of(choice))
-
     def of_settings(self, settings: str, name: str) -> Tried:
         """Simulate settings in the form of the variable.
 
         Raises:
             ConfigError: The allocator refuses them.
         """
-        recording = self._recording
-        rules = rules_of(settings, recording.backend, recording.torch_version)
-        return self._simulated(placement(settings), rules, settings, name)
+        rules = rules_under(settings, self._recording)
+        requests = self._recording.requests
+        done = simulate_recording(self._recording, rules, self._limits, with_curve=True)
+        failed, ooms = done.failed_request, done.oom_requests
+        assert done.reserved_bytes is not None
+        assert done.allocated_bytes is not None
+        unallocated = done.reserved_bytes[ooms] - done.allocated_bytes[ooms]
+        result = TriedSetting(
+            name=name,
+            settings=settings,
+            fits=done.ooms == 0,
+            ooms=done.ooms,
+            failed_event=None if failed is None else int(requests.event[failed]),
+            failed_bytes=int(requests.size_bytes[ooms[-1]]) if len(ooms) else None,
+            peak_reserved_bytes=done.peak_reserved_bytes,
+            waste_bytes=done.peak_reserved_bytes - done.allocated_at_peak_bytes,
+            waste_at_oom_bytes=int(unallocated[-1]) if len(ooms) else None,
+            retries=done.retries,
+            device_allocs=done.device_allocs,
+            device_frees=done.device_frees,
+            maps=done.maps,
+            unmaps=done.unmaps,
+        )
+        return Tried(placement(settings), rules, result)
 
     def with_smallest_device(self, tried: list[Tried]) -> list[Tried]:
         """Return the settings with the smallest device on which each fits."""
-        with ThreadPoolExecutor(_cores()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             return list(pool.map(self._with_smallest_device, tried))
 
     def least_needing(self, tried: list[Tried]) -> list[Tried]:
@@ -151,7 +157,7 @@ class Search:
 
         candidates = sorted(tried, key=lambda each: each.rank)
         measure(candidates[0])  # the first bound rejects most others
-        with ThreadPoolExecutor(_cores()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(measure, candidates[1:]))
         return sorted(found, key=lambda each: each.result.smallest_device_bytes or 0)
 
@@ -184,44 +190,19 @@ class Search:
         limits = Limits(memory_bytes, None) if has_fraction else Limits(None, memory_bytes)
         return simulate_recording(self._recording, rules, limits)
 
-    def _new(self, choices: Iterable[Choice]) -> Iterator[tuple[Choice, AllocatorRules]]:
-        """Yield the choices that were not tried yet and that the allocator has, with rules."""
-        recording = self._recording
+    def _new(self, choices: Iterable[Choice]) -> Iterator[Choice]:
+        """Yield the choices that were not tried yet."""
         for choice in choices:
-            if (key := _key(choice)) in self._seen:
-                continue
-            self._seen.add(key)
-            settings = with_choice(recording.settings, choice)
-            try:
-                rules = rules_of(settings, recording.backend, recording.torch_version)
-            except ConfigError:  # another version or backend has the setting
-                continue
-            yield choice, rules
+            if (items := frozenset(choice.items())) not in self._seen:
+                self._seen.add(items)
+                yield choice
 
-    def _simulated(self, choice: Choice, rules: AllocatorRules, settings: str, name: str) -> Tried:
-        requests = self._recording.requests
-        done = simulate_recording(self._recording, rules, self._limits, with_curve=True)
-        failed, ooms = done.failed_request, done.oom_requests
-        assert done.reserved_bytes is not None
-        assert done.allocated_bytes is not None
-        unallocated = done.reserved_bytes[ooms] - done.allocated_bytes[ooms]
-        result = TriedSetting(
-            name=name,
-            settings=settings,
-            fits=done.ooms == 0,
-            ooms=done.ooms,
-            failed_event=None if failed is None else int(requests.event[failed]),
-            failed_bytes=int(requests.size_bytes[ooms[-1]]) if len(ooms) else None,
-            peak_reserved_bytes=done.peak_reserved_bytes,
-            waste_bytes=done.peak_reserved_bytes - done.allocated_at_peak_bytes,
-            waste_at_oom_bytes=int(unallocated[-1]) if len(ooms) else None,
-            retries=done.retries,
-            device_allocs=done.device_allocs,
-            device_frees=done.device_frees,
-            maps=done.maps,
-            unmaps=done.unmaps,
-        )
-        return Tried(choice, rules, result)
+    def _of_choice(self, choice: Choice) -> Tried | None:
+        settings = with_choice(self._recording.settings, choice)
+        try:
+            return self.of_settings(settings, name_of(choice))
+        except ConfigError:  # another version or backend has the setting
+            return None
 
 
 def is_tight(own: Tried) -> bool:
@@ -278,13 +259,3 @@ def needed_bytes(requests: Requests) -> int:
     (failed,) = np.nonzero(kind == FAIL)
     held[failed] += requests.size_bytes[failed]
     return int(held.max(initial=0))
-
-
-def _key(choice: Choice) -> str:
-    return ",".join(f"{key}:{choice[key]}" for key in sorted(choice))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(len(os.sched_getaffinity(0)), 1)
-    return os.cpu_count() or 1

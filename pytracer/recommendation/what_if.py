@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pytracer.analysis.block_categories import block_categories
-from pytracer.analysis.requests import ALLOCATE, FAIL, Recording, block_order
+from pytracer.analysis.requests import ALLOCATE, FAIL, REQUEST_COLUMNS, Recording, block_order
 from pytracer.errors import ConfigError
 from pytracer.reading.snapshot import Column, Snapshot, Stacks
 from pytracer.recommendation.search import needed_bytes
@@ -18,14 +18,6 @@ MOST_BYTES = 2**44
 
 CATEGORY = "category:"
 """The beginning of the name of a category, as in "category:optimizer_state"."""
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What is changed, and the factor of its sizes; 0: the allocations are left out."""
-
-    what: str
-    factor: float
 
 
 def change_requests(
@@ -47,37 +39,33 @@ def change_requests(
     Raises:
         ConfigError: A change is malformed, matches no allocation, or needs too much memory.
     """
-    changes = [_Change(what, 0.0) for what in without] + [_parsed(text) for text in scale]
+    changes = [(what, 0.0) for what in without] + [_parsed(text) for text in scale]
     if not changes:
         return recording, []
     requests, notes = recording.requests, []
     asks = np.isin(requests.kind, (ALLOCATE, FAIL))
     factor = np.ones(len(requests))
-    for change in changes:
-        is_chosen = _chosen(snapshot, recording, change.what) & asks
+    for what, times in changes:
+        is_chosen = _chosen(snapshot, recording, what) & asks
         count, total = np.count_nonzero(is_chosen), int(requests.size_bytes[is_chosen].sum())
         if count == 0:
             raise ConfigError(
-                f'"{change.what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
+                f'"{what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
                 "of a call site or its caller (pytracer show --by line lists them), or "
                 f"{CATEGORY}NAME of a category that the file has"
-                f"{_similar_category(snapshot, recording, change.what)}"
+                f"{_similar_category(snapshot, recording, what)}"
             )
-        factor[is_chosen] *= change.factor
-        what = "without" if change.factor == 0 else f"with {change.factor:g} times the bytes of"
+        factor[is_chosen] *= times
+        how = "without" if times == 0 else f"with {times:g} times the bytes of"
         notes.append(
-            f"Estimate {what} {number(int(count), 'allocation')} of {change.what}, "
+            f"Estimate {how} {number(int(count), 'allocation')} of {what}, "
             f"{size(total)} in all. A changed program may allocate in another order."
         )
     scaled = np.clip(np.rint(requests.size_bytes * factor), 1, MOST_BYTES + 1).astype(np.int64)
     size_bytes = np.where(asks, scaled, requests.size_bytes)
     gone = asks & (factor == 0)
     is_kept = ~gone & ~(np.isin(requests.block, requests.block[gone]) & (requests.block >= 0))
-    columns = {
-        field.name: getattr(requests, field.name)[is_kept]
-        for field in fields(requests)
-        if field.type == Column or isinstance(getattr(requests, field.name), np.ndarray)
-    }
+    columns = {name: getattr(requests, name)[is_kept] for name in (*REQUEST_COLUMNS, "event")}
     columns["size_bytes"] = size_bytes[is_kept]
     if not np.any(np.isin(columns["kind"], (ALLOCATE, FAIL))):
         raise ConfigError("no allocation is left: leave out fewer call sites")
@@ -90,14 +78,14 @@ def change_requests(
     return replace(recording, requests=changed), notes
 
 
-def _parsed(text: str) -> _Change:
+def _parsed(text: str) -> tuple[str, float]:
     what, _, factor = text.rpartition("=")
     if not what or not re.fullmatch(r"\d{1,6}(\.\d+)?", factor) or float(factor) == 0:
         raise ConfigError(
             f'"{text}": give a call site or a category and a factor greater than 0, as in '
             "model.py:12=0.5"
         )
-    return _Change(what, float(factor))
+    return what, float(factor)
 
 
 def _chosen(snapshot: Snapshot, recording: Recording, what: str) -> Column:

@@ -29,6 +29,11 @@ def limits_of(recording: Recording, capacity_bytes: int | None = None) -> Limits
     return Limits(None, limit_bytes)
 
 
+def rules_under(settings: str, recording: Recording) -> AllocatorRules:
+    """Return the rules of a recording's allocator under other settings (see `rules_of`)."""
+    return rules_of(settings, recording.backend, recording.torch_version)
+
+
 def own_rules(recording: Recording) -> AllocatorRules:
     """Return the rules of the allocator that made a recording.
 
@@ -36,7 +41,7 @@ def own_rules(recording: Recording) -> AllocatorRules:
         PytracerError: The recording's own settings cannot be simulated.
     """
     try:
-        return rules_of(recording.settings, recording.backend, recording.torch_version)
+        return rules_under(recording.settings, recording)
     except ConfigError as error:
         raise PytracerError(
             f"the recording's own settings cannot be simulated: {error}. `pytracer experiment` "

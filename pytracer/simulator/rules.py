@@ -11,10 +11,7 @@ from pytracer.variables import parse_settings
 
 _MIB = 2**20
 
-CHECKED: dict[str, tuple[str, ...]] = {
-    "cuda": ("2.12.1", "2.15.0"),
-    "npu": ("2.13.0", "2.14.0"),
-}
+CHECKED: dict[str, tuple[str, ...]] = {"cuda": ("2.12.1", "2.15.0"), "npu": ("2.13.0", "2.14.0")}
 """The versions of torch, or of torch_npu, whose allocators tests compare with the simulator."""
 
 _NPU_ALIGNMENT_BYTES = 16 * 2**10
@@ -91,24 +88,24 @@ def rules_of(settings: str, backend: str, torch_version: str | None) -> Allocato
     if backend not in CHECKED:
         raise ConfigError(f'backend "{backend}" is not simulated; use "cuda" or "npu"')
     version = _version(torch_version)
+    is_npu = backend == "npu"
     rules = AllocatorRules(
-        padding_bytes=PADDING_BYTES if backend == "npu" else 0,
+        padding_bytes=PADDING_BYTES if is_npu else 0,
         tie=_tie(backend, version),
-        waits_to_release=backend == "npu",
-        alignment_bytes=_NPU_ALIGNMENT_BYTES if backend == "npu" else 0,
-        pools_give_back=backend == "npu" or version is None or version >= (2, 15),
+        waits_to_release=is_npu,
+        alignment_bytes=_NPU_ALIGNMENT_BYTES if is_npu else 0,
+        pools_give_back=is_npu or version is None or version >= (2, 15),
     )
-    items = parse_settings(settings)
-    for key, value in items.items():
+    for key, value in parse_settings(settings).items():
         since = _NEW_KEYS.get(key)
         is_new = since is not None and version is not None and version < since
-        if key not in KNOWN or is_new or (since is not None and backend == "npu"):
+        if key not in KNOWN or is_new or (since is not None and is_npu):
             raise ConfigError(
                 f"the {backend.upper()} allocator of version {torch_version or '?'} has no setting "
                 f'"{key}"{did_you_mean(key, KNOWN - {key}) or "; remove it"}'
             )
         rules = _changed(rules, key, value)
-    if backend == "npu" and rules.expandable and rules.max_split_bytes != UNLIMITED:
+    if is_npu and rules.expandable and rules.max_split_bytes != UNLIMITED:
         raise ConfigError(
             "torch_npu refuses max_split_size_mb together with expandable_segments:True; remove one"
         )
@@ -125,10 +122,8 @@ def makes_same_segments(rules: AllocatorRules, settings: str) -> bool:
     for key, value in parse_settings(settings).items():
         if key in ("expandable_segments", "large_segment_size_mb"):
             other = _changed(other, key, value)
-    return (rules.expandable, rules.large_segment_bytes) == (
-        other.expandable,
-        other.large_segment_bytes,
-    )
+    is_same_kind = rules.expandable == other.expandable
+    return is_same_kind and rules.large_segment_bytes == other.large_segment_bytes
 
 
 def is_checked(backend: str, torch_version: str | None) -> bool:
@@ -149,15 +144,12 @@ def _tie(backend: str, version: tuple[int, int] | None) -> str:
 
 
 def _changed(rules: AllocatorRules, key: str, value: str) -> AllocatorRules:
-    if key == "max_split_size_mb":
+    if key in ("max_split_size_mb", "max_non_split_rounding_mb"):
         size = _megabytes(key, value)
         if size <= _LEAST_SPLIT_MB * _MIB:
             raise _bad(key, value, f"more than {_LEAST_SPLIT_MB}")
-        return replace(rules, max_split_bytes=size)
-    if key == "max_non_split_rounding_mb":
-        size = _megabytes(key, value)
-        if size <= _LEAST_SPLIT_MB * _MIB:
-            raise _bad(key, value, f"more than {_LEAST_SPLIT_MB}")
+        if key == "max_split_size_mb":
+            return replace(rules, max_split_bytes=size)
         return replace(rules, max_rounding_bytes=size)
     if key == "large_segment_size_mb":
         size = _megabytes(key, value)
@@ -212,8 +204,7 @@ def _divisions(value: str) -> tuple[int, ...]:
         size, _, count = item.partition(":")
         parts = _parts(count, value)
         if size == ">":
-            for index in range(last + 1, INTERVALS):
-                found[index] = parts
+            found[last + 1 :] = [parts] * (INTERVALS - last - 1)
             continue
         megabytes = _count(key, size)
         if megabytes == 0 or megabytes & (megabytes - 1):

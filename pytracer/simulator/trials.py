@@ -8,8 +8,8 @@ from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import OOM
 from pytracer.simulator.deviation import reference_of
-from pytracer.simulator.recording import limits_of, simulate_recording
-from pytracer.simulator.rules import is_checked, rules_of
+from pytracer.simulator.recording import limits_of, rules_under, simulate_recording
+from pytracer.simulator.rules import is_checked
 from pytracer.variables import format_settings, parse_settings
 
 TRIED: tuple[dict[str, str], ...] = (
@@ -56,7 +56,7 @@ def trials_of(recording: Recording) -> list[Trial] | None:
             continue
         settings = with_settings(recording.settings, change, recording.backend)
         try:
-            rules = rules_of(settings, recording.backend, recording.torch_version)
+            rules = rules_under(settings, recording)
             done = simulate_recording(recording, rules, limits_of(recording))
         except PytracerError:  # the allocator of this version has no such setting
             continue

@@ -15,7 +15,7 @@ import pytracer
 from pytracer.backends.doctor import BackendReport, examine
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.names import BACKENDS
-from pytracer.commands.doctor import doctor
+from pytracer.commands.main import main
 from pytracer.errors import HookError
 from pytracer.reading.to_json import SCHEMA_VERSION
 
@@ -29,7 +29,7 @@ def cpu_report(hooks: Hooks) -> BackendReport:
 
 
 def call(arguments: Sequence[str], world: World) -> Result:
-    return CliRunner().invoke(doctor, arguments, obj=world.hooks())
+    return CliRunner().invoke(main, ["doctor", *arguments], obj=world.hooks())
 
 
 def test_doctor_finds_the_hook(world: World) -> None:

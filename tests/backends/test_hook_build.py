@@ -103,7 +103,7 @@ def test_first_process_builds_and_the_next_finds(env: dict[str, str], tmp_path: 
 @pytest.mark.long
 def test_baked_hook_needs_no_compiler_and_no_home(env: dict[str, str], tmp_path: Path) -> None:
     # GIVEN an image with `pytracer doctor --build --output`
-    bake = "from pytracer.commands.doctor import doctor; doctor()"
+    bake = "from pytracer.commands.doctor import command; command()"
     image = tmp_path / "image"
     baked = subprocess.run(
         [sys.executable, "-c", bake, "--build", "--output", str(image)],

@@ -166,7 +166,7 @@ def test_diff_of_directories(tmp_path: Path) -> None:
         assert rows[row + 1][3] == "step 2, rank 1"
     report = json.loads(invoke("diff", before, after, "--json").stdout)
     assert [file["after"] for file in report["files"]] == [
-        *("step 2, rank 1", "step 2, rank 0", "step 1, rank 0", "step 1, rank 1"),
+        *("step 2, rank 1", "step 2, rank 0", "step 1, rank 0", "step 1, rank 1")
     ]
     assert len(report["only_baseline"]) == 2
 
@@ -184,7 +184,7 @@ def test_diff_of_directories_with_a_damaged_file(tmp_path: Path) -> None:
     # AND JSON has the error
     report = json.loads(invoke("diff", before, after, "--json").stdout)
     assert {file["after"] for file in report["files"]} == {
-        *("step 1, rank 0", "step 2, rank 0", "step 2, rank 1"),
+        *("step 1, rank 0", "step 2, rank 0", "step 2, rank 1")
     }
     [error] = report["errors"]
     assert error.startswith(f"step 1, rank 1: {damaged} is cut short")

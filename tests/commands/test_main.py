@@ -88,13 +88,13 @@ def test_the_list_of_commands_repeats_their_help() -> None:
     # GIVEN the list that `pytracer --help` prints without importing the commands
     with click.Context(main) as context:
         commands = {name: main.get_command(context, name) for name in COMMANDS}
-    for name, place in COMMANDS.items():
+    for name, question in COMMANDS.items():
         command = commands[name]
         assert command is not None
         assert command.name == name
         # THEN it has the first line of each command's help, and the help contains an example
         lines = inspect.cleandoc(command.help or "").splitlines()
-        assert lines[0] == place.question
+        assert lines[0] == question
         assert any(line.startswith(f"pytracer {name}") for line in lines), name
 
 

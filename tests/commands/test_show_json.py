@@ -7,13 +7,13 @@ import re
 import shutil
 from pathlib import Path
 
-import click
 import pytest
 from show_command import CUDA, invoke
 
 from pytracer import show
 from pytracer.analysis import explain, stats
-from pytracer.commands.json_output import write_json
+from pytracer.commands.json_output import JsonOutput
+from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 
@@ -59,8 +59,8 @@ def test_values_without_a_json_type_are_strings(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     strange = {"nan": float("nan"), "bytes": b"x", "set": {1}, (1, 2): None, "text": "\ud800"}
     # WHEN they are written, THEN they are strings, and other values are unchanged
-    write_json(strange | {"ok": [1, 2.5, True]}, path=str(path))
-    assert json.loads(path.read_text()) == {
+    JsonOutput(path=str(path)).write({"strange": strange | {"ok": [1, 2.5, True]}})
+    assert json.loads(path.read_text())["strange"] == {
         "nan": "nan",
         "bytes": "b'x'",
         "set": "{1}",
@@ -82,13 +82,13 @@ def test_a_json_file_that_cannot_be_completed_is_left_unchanged(
 
     monkeypatch.setattr(os, "fsync", fail)
     # WHEN
-    with pytest.raises(click.ClickException, match=r"cannot write .*x\.json: No space left"):
-        write_json({"new": 1}, path=str(path))
+    with pytest.raises(PytracerError, match=r"cannot write .*x\.json: No space left"):
+        JsonOutput(path=str(path)).write({"new": 1})
     # THEN
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_json_goes_to_standard_output_once(capsys: pytest.CaptureFixture[str]) -> None:
-    write_json({"a": 1}, to_stdout=True, path="-")
-    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    JsonOutput(is_only=True, path="-").write({"a": 1})
+    assert json.loads(capsys.readouterr().out)["a"] == 1

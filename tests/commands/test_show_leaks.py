@@ -280,13 +280,3 @@ def test_a_file_without_devices(tmp_path: Path) -> None:
     # AND several such files are one answer
     report = find_leaks(empty.snapshot(), empty.snapshot())
     assert [device.verdict for device in report.devices] == ["unknown"]
-
-
-def test_errors_are_reported_next_to_results(tmp_path: Path) -> None:
-    good = training(30).write(tmp_path / "a.pickle")
-    (tmp_path / "b.pickle").write_bytes(b"no pickle")
-    result = invoke("show", "--leaks", good, tmp_path / "b.pickle", tmp_path / "c.pickle")
-    assert result.exit_code == 1
-    assert result.stdout.startswith("Leak: ")
-    assert "b.pickle" in result.stderr
-    assert "c.pickle does not exist" in result.stderr

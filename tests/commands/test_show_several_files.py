@@ -3,12 +3,10 @@
 import json
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 from commands import cells
 from rich.console import Console
@@ -113,20 +111,3 @@ def terminal(**options: Any) -> Any:
 def test_an_error_other_than_pytracers_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         parallel.in_parallel(lambda path: 1 // 0, [Path("a")], "Reading")
-
-
-def test_control_c_works_immediately(tmp_path: Path) -> None:
-    # GIVEN a command that reads for a long time without checking for signals
-    program = (
-        "import sys, time; from pathlib import Path\n"
-        "from pytracer.commands.parallel import in_parallel\n"
-        "def work(path): print('working', flush=True); time.sleep(60)\n"
-        "in_parallel(work, [Path('a')], 'Reading')"
-    )
-    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    with processes.start(begin + program, cwd=tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "working\n"
-        # WHEN it is interrupted, THEN it ends immediately, killed by the signal
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == -signal.SIGINT

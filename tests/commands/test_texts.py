@@ -140,7 +140,7 @@ def test_ranges_of_sizes(lower: int, upper: int, text: str) -> None:
 
 def test_ranges_break_between_their_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     # GIVEN a table with a range, in a terminal that is too narrow for it
-    table = new_table("peak", "phase", text=-1)
+    table = new_table(("peak", "phase"), text=-1)
     add_row(table, "134.8-135.8 MiB", "rollout")
     # WHEN it is shown, THEN no bound is split
     Console(width=26).print(table)

@@ -10,6 +10,7 @@ import pytest
 from commands import cells
 
 from pytracer.commands.comparison_table import output_comparison
+from pytracer.commands.json_output import JsonOutput
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Comparison, Outcome, Setting
 from pytracer.experiments.conclusions import conclusions
@@ -55,7 +56,7 @@ def compared(*outcomes: Sequence[Outcome], names: Sequence[str] = (OFF, ON)) -> 
 
 def rows(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> dict[str, list[list[str]]]:
     """Return the cells of each row by the row's name: [[first setting's, second's], ...]."""
-    output_comparison(comparison)
+    output_comparison(comparison, JsonOutput())
     found: dict[str, list[list[str]]] = {}
     name = ""
     for first, *others in cells(capsys.readouterr().out):
@@ -186,7 +187,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_conclusions_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     # WHEN a comparison is printed, THEN its first line is the conclusion
     comparison = compared([outcome(10)], [outcome(8)])
-    output_comparison(comparison)
+    output_comparison(comparison, JsonOutput())
     lines = capsys.readouterr().out.splitlines()
     assert lines[:1] == conclusions(comparison)
     assert lines[1].startswith("┏")
@@ -205,7 +206,7 @@ def test_runs_that_ended_early_are_not_compared(capsys: pytest.CaptureFixture[st
     assert table["out of memory"] == [["no", "in 1 of 2 runs"]]
     assert table["peak reserved"] == [["10 GiB", "8 GiB"]]
     # AND a note explains why
-    output_comparison(compared([ran_out(10)], [outcome(8)]))
+    output_comparison(compared([ran_out(10)], [outcome(8)]), JsonOutput())
     assert f"{OFF}: 1 run ended because memory ran out." in capsys.readouterr().out
     # AND a program that continued can be compared
     table = rows(compared([outcome(10, ooms=3)], [outcome(8)]), capsys)
@@ -222,7 +223,7 @@ def test_unknown_values_are_not_invented(capsys: pytest.CaptureFixture[str]) -> 
     assert table.pop("out of memory") == [["-", "-"]]
     assert table.pop("peak reserved") == [["-", "-"]]
     # THEN the reason of the failure is printed, with the last lines of its log
-    output_comparison(comparison)
+    output_comparison(comparison, JsonOutput())
     output = capsys.readouterr().out
     assert f"{ON} failed: exit code 1, KeyError: 'x' (log.txt)\nThere is no reason.\n" in output
 
@@ -235,7 +236,7 @@ def test_a_trace_that_lost_events_gives_a_lower_bound(capsys: pytest.CaptureFixt
     assert table["peak unallocated"] == [["≥ 2 GiB", "1 GiB"]]
     assert table["peak reserved"][1] == ["", "-1 GiB, -10 %"]
     # AND the reason and the remedy are printed
-    output_comparison(compared(first, [outcome(9)]))
+    output_comparison(compared(first, [outcome(9)]), JsonOutput())
     output = capsys.readouterr().out
     assert f"{OFF}: peak unallocated may have been higher" in output
     assert "PYTRACER_TRACE_ALLOC_MAX_ENTRIES" in output
@@ -250,7 +251,7 @@ def test_it_fits_into_80_columns(count: int, capsys: pytest.CaptureFixture[str])
         [outcome(10.123 + i / 7, device_allocs=10**7 + i), outcome(11.117 + i / 7)]
         for i in range(count)
     ]
-    output_comparison(compared(*runs, names=names))
+    output_comparison(compared(*runs, names=names), JsonOutput())
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if line[:1] in set("┏┃┡│└")]
     # THEN no line of a table is too long, and nothing is cut off
@@ -270,9 +271,9 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison.metadata = {"kind": "experiment", "command": ["python", "train.py"]}
     comparison.notes = ["A note."]
     # WHEN its JSON is written to a file, or to standard output
-    output_comparison(comparison, json_path=str(tmp_path / "report.json"))
+    output_comparison(comparison, JsonOutput(path=str(tmp_path / "report.json")))
     table = capsys.readouterr().out
-    output_comparison(comparison, as_json=True)
+    output_comparison(comparison, JsonOutput(is_only=True))
     printed = capsys.readouterr().out
     # THEN both have everything; the table is printed only next to the file
     assert "peak reserved" in table

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,12 @@ import reference_reader
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.history import replay
-from pytracer.atomic_file import remove_unfinished
+from pytracer.atomic_file import open_output, remove_unfinished
+from pytracer.commands.export import unique_names
 from pytracer.errors import PytracerError
 from pytracer.export import parquet
 from pytracer.export.collapsed_stacks import collapse_stacks, lines
-from pytracer.export.origin import find_origin, unique_names
-from pytracer.export.output_file import open_output
 from pytracer.export.parquet import write_tables
-from pytracer.reading.files import Place
 from pytracer.reading.snapshot import NO_TIME, Snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,12 +62,10 @@ def test_texts_that_would_exhaust_the_memory(tmp_path: Path) -> None:
 # --- tables --------------------------------------------------------------------------------------
 
 
-def tables(
-    snapshot: Snapshot, folder: Path, **place: Any
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def tables(snapshot: Snapshot, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of both tables as Python dictionaries."""
     read_table = pytest.importorskip("pyarrow.parquet").read_table
-    write_tables(snapshot, find_origin(snapshot, "name", Place(**place)), folder)
+    write_tables(snapshot, "name", folder)
     paths = [folder / table / "name.parquet" for table in ("events", "blocks")]
     return tuple(read_table(path).to_pylist() for path in paths)
 
@@ -147,7 +144,7 @@ def test_tables_of_golden_files(tmp_path: Path) -> None:
     for path in sorted(GOLDEN.rglob("*.pickle")):
         snapshot = reference_reader.read(path)
         # WHEN they are exported, THEN they have a row for each event and each block
-        events, blocks = tables(snapshot, tmp_path, first=6, last=6)
+        events, blocks = tables(replace(snapshot, path="x.step6.pickle"), tmp_path)
         assert len(events) == sum(map(len, snapshot.traces))
         counts = [len(replay(snapshot, d).blocks) for d in range(len(snapshot.traces))]
         assert len(blocks) == sum(counts)
@@ -171,7 +168,7 @@ def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> N
     program.events.append({**program.events[-1], "action": "free_completed"})
     snapshot = program.snapshot("x.pickle")
     # WHEN it is exported, THEN without blocks, and with a note
-    [note] = write_tables(snapshot, find_origin(snapshot, "name", Place()), tmp_path)
+    [note] = write_tables(snapshot, "name", tmp_path)
     assert note.startswith("x.pickle: no blocks, and no bytes after events: ")
     events, blocks = tables(snapshot, tmp_path)
     assert (len(events), blocks) == (3, [])
@@ -181,9 +178,7 @@ def test_a_trace_that_contradicts_its_state_has_only_events(tmp_path: Path) -> N
 def test_tables_need_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(PytracerError, match="pip install pyarrow") as error:
-        write_tables(
-            Program().snapshot(), find_origin(Program().snapshot(), "n", Place()), tmp_path
-        )
+        write_tables(Program().snapshot(), "n", tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -304,7 +299,7 @@ def test_lines_of_collapsed_stacks() -> None:
 def test_files_are_complete_or_missing(tmp_path: Path) -> None:
     # GIVEN an existing file
     path = tmp_path / "new" / "x.json"
-    with open_output(path) as file:
+    with open_output(path, makes_folder=True) as file:
         file.write(b"old")
     # WHEN writing its replacement fails, THEN the old file is unchanged, and no other file is left
     with pytest.raises(TypeError), open_output(path) as file:
@@ -319,7 +314,7 @@ def test_files_are_complete_or_missing(tmp_path: Path) -> None:
     # AND a file that cannot be written raises an error with a message
     with (
         pytest.raises(PytracerError, match=r"cannot write .*x\.json"),
-        open_output(path / "x.json"),
+        open_output(path / "x.json", makes_folder=True),
     ):
         pass
 
@@ -355,19 +350,6 @@ def test_unfinished_files_can_be_removed(tmp_path: Path) -> None:
     remove_unfinished()
     assert [path.name for path in tmp_path.iterdir()] == ["done"]
     assert not writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-
-
-def test_an_output_that_is_not_a_regular_file_is_written_to(tmp_path: Path) -> None:
-    # GIVEN a pipe with a reader
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    # WHEN the pipe is written to, THEN it is not replaced
-    with open_output(pipe) as file:
-        file.write(b"content")
-    assert os.read(reader, 100) == b"content"
-    assert pipe.is_fifo()
-    os.close(reader)
 
 
 def test_names_of_outputs() -> None:

@@ -406,7 +406,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def missing(name: str) -> object:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("pytracer.export.arrow_package.importlib.import_module", missing)
+    monkeypatch.setattr("pytracer.export.parquet.importlib.import_module", missing)
     with pytest.raises(PytracerError, match="pip install pyarrow"):
         Dataset(tmp_path / "t")
     from pytracer.fleet.ray_engine import RayEngine

@@ -297,10 +297,7 @@ def test_the_peak_of_a_cut_page_is_named_so() -> None:
     for kept in (5, 100):
         (device,) = page_file(page_of(opened, kept).html())["devices"]
         (names[kept],) = (m["text"] for m in device["marks"] if m["kind"] == "peak")
-    assert names == {
-        5: "Peak of the events shown: 1 KiB allocated",
-        100: "Peak: 1 MiB allocated",
-    }
+    assert names == {5: "Peak of the events shown: 1 KiB allocated", 100: "Peak: 1 MiB allocated"}
 
 
 def test_kinds_beyond_the_bound_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

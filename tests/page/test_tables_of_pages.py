@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 from browser import Tab
-from shown_pages import (
-    MIB,
-    rows,
-    settled,
-    shown,
-    state,
-    tab_named,
-    training,
-)
+from shown_pages import MIB, rows, settled, shown, state, tab_named, training
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.page.open_file import open_file

@@ -99,8 +99,7 @@ def test_a_cut_recording_of_the_reference_allocator(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "keeps"),
-    [("max_split_size_mb:64", True), ("expandable_segments:True", False)],
+    ("settings", "keeps"), [("max_split_size_mb:64", True), ("expandable_segments:True", False)]
 )
 def test_other_settings_start_with_the_recorded_segments_if_they_make_such(
     settings: str, keeps: bool

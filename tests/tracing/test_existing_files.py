@@ -14,10 +14,8 @@ import pytest
 import torch
 
 from pytracer import Tracer
-from pytracer.atomic_file import open_atomically
-from pytracer.commands.json_output import write_json
+from pytracer.atomic_file import open_atomically, open_output
 from pytracer.errors import ConfigError
-from pytracer.export.output_file import open_output
 from pytracer.reading import load
 
 NOBODY = 65534
@@ -31,16 +29,12 @@ def write_snapshot(path: Path) -> None:
         tracer.dump(path)
 
 
-def write_report(path: Path) -> None:
-    write_json({"answer": 42}, path=str(path))
-
-
-def write_export(path: Path) -> None:
+def write_output(path: Path) -> None:
     with open_output(path) as file:
         file.write(b"content")
 
 
-@pytest.fixture(params=[write_snapshot, write_report, write_export])
+@pytest.fixture(params=[write_snapshot, write_output])
 def write(request: pytest.FixtureRequest) -> Write:
     function: Write = request.param
     return function

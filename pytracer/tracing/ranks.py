@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer.tracing.option_checks import Ranks
+from pytracer.tracing.option_forms import Ranks
 
 # Variables of the rank and of the number of ranks: torchrun's (verl and Ray Train set them too),
 # Open MPI's, those of PMI (MPICH, Intel MPI) and of MVAPICH2.

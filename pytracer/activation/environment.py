@@ -26,12 +26,8 @@ class EnvironmentTracer(Tracer):
 
         The answer is inherited by the children, which are not the first.
         """
-        return self.recording and self._writer.claim_first()
-
-    @property
-    def recording(self) -> bool:
-        """Whether the tracer records."""
-        return self._session.recording
+        files = self._writer.files
+        return self._session.recording and files is not None and files.claim_first()
 
 
 _tracer: EnvironmentTracer | None = None

@@ -27,7 +27,7 @@ def state(recording: DeviceRecording, steps: StepRecording) -> str:
         return f"of the parent process, {output}"
     why_untraced = recording.why_untraced
     if recording.is_going_on:
-        doing = "recording" if steps.are_recorded else "waiting for a selected step"
+        doing = "recording" if steps.steps.are_recorded else "waiting for a selected step"
         doing += f" on {_names(recording)}"
     elif steps.started:
         doing = "waiting for a device" if why_untraced is None else "not recording"

@@ -51,17 +51,21 @@ class CyclicSchedule:
 
 @dataclass(frozen=True)
 class Window:
-    """A run of consecutive steps that share a file.
+    """A run of consecutive steps that share a file, or a phase in a step that has a file.
 
     Attributes:
         first: The first step.
         last: The last step; if the window was cut short, the last step that had begun.
         complete: Whether the window was not cut short.
+        phase: The names of the phases around the phase, and its own, with "/" between them.
+        occurrence: Counts the occurrences of the phase's name in its step, from 1.
     """
 
     first: int
     last: int
     complete: bool = True
+    phase: str | None = None
+    occurrence: int | None = None
 
     @property
     def name(self) -> str:

@@ -170,7 +170,7 @@ class Tracer(LiveAnswers):
     @property
     def current_step(self) -> int:
         """The number of the current step, or of the last one before `stop()`; 0: none."""
-        return self._step_recording.current
+        return self._step_recording.steps.current
 
     def __enter__(self) -> "Tracer":
         """Begin to record; see `start()`."""
@@ -207,7 +207,7 @@ class Tracer(LiveAnswers):
         files = self._writer.files
         if files is None or not self._writer.is_worth_writing(view):
             return
-        if self._step_recording.are_selected:
+        if self._step_recording.steps.are_selected:
             self._step_recording.finish_window(view)
         elif self._options.steps is None:
             path = files.at_the_end()
@@ -314,7 +314,7 @@ class Tracer(LiveAnswers):
         files = self._writer.files
         return {
             "recording": self._recording.is_going_on,
-            "waiting": not self._step_recording.are_recorded,
+            "waiting": not self._step_recording.steps.are_recorded,
             "untraced": self._recording.why_untraced,
             "failures": self._writer.failures,
             "oom_snapshots": 0 if files is None else files.oom_snapshots,

@@ -44,12 +44,7 @@ def core_path(path: str | os.PathLike[str]) -> str | bytes:
 
 
 class Hooks:
-    """The hooks of one process. A hook stays attached until the process ends.
-
-    Attributes:
-        builder: Finds and builds the hooks to attach.
-        load_core: Returns the C++ core.
-    """
+    """The hooks of one process. A hook stays attached until the process ends."""
 
     def __init__(
         self,
@@ -93,15 +88,10 @@ class Hooks:
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
 
     def attach_host(self) -> None:
-        """Attach the hook for pinned host memory, as `attach` does; idempotent.
-
-        Raises:
-            HookError: Pinned memory cannot be recorded here; the message says why.
-        """
-        if HOST in self._attached:
-            return
-        self.load_core().attach_hook(core_path(self._find(HOST).path))
-        self._attached.add(HOST)
+        """Attach the hook for pinned host memory, as `attach` does; idempotent."""
+        if HOST not in self._attached:
+            self.load_core().attach_hook(core_path(self._find(HOST).path))
+            self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
         """Attach the library that reads autograd's state, and build it first if no folder has it.

@@ -49,7 +49,7 @@ class Found:
     """A hook that fits the running torch.
 
     Attributes:
-        backend: "cpu", "cuda" or "npu".
+        backend: One of `LIBRARIES`.
         path: The hook's file.
         folder: The name of the folder that has it, as in `HookFolder`, or `READY`.
     """
@@ -104,19 +104,12 @@ class HookBuilder:
         """
         if found := self._look_up(backend, name, self.folders.named()):
             return found
-        if path := self._find_ready(backend):
-            return Found(backend, path, READY)
+        compiler = self.compiler
+        if self.ready.releases(backend):
+            release, roots = compiler.release(backend), compiler.roots(backend)
+            if path := self.ready.find(backend, release, roots, compiler.facts(backend)):
+                return Found(backend, path, READY)
         return self._look_up(backend, name, self.folders.chosen())
-
-    def _find_ready(self, backend: str) -> Path | None:
-        if not self.ready.releases(backend):
-            return None
-        return self.ready.find(
-            backend,
-            self.compiler.release(backend),
-            self.compiler.roots(backend),
-            self.compiler.facts(backend),
-        )
 
     def _look_up(
         self, backend: str, name: Callable[[], str], folders: Sequence[HookFolder]
@@ -144,15 +137,12 @@ class HookBuilder:
         releases = self.ready.releases(backend)
         if not releases:
             return ""
-        package = package_of(backend)
-        running = self.compiler.release(backend)
-        ready = f"{package} {', '.join(releases)}"
-        if public(running) in releases:
-            return (
-                f"the ready hooks are for {ready} as their projects publish them, and the headers "
-                f"of this {package} {running} differ"
-            )
-        return f"the ready hooks are for {ready}, and this is {package} {running}"
+        package, running = package_of(backend), self.compiler.release(backend)
+        why = f"the ready hooks are for {package} {', '.join(releases)}"
+        if public(running) not in releases:
+            return f"{why}, and this is {package} {running}"
+        why += " as their projects publish them"
+        return f"{why}, and the headers of this {package} {running} differ"
 
     def find_or_build(self, backend: str) -> Found:
         """Look the hook up, and build it if no folder has it.
@@ -185,12 +175,9 @@ class HookBuilder:
         return found
 
     def build(self, backend: str, directory: Path, name: str | None = None) -> Path:
-        """Compile and probe the hook. `directory` gets the complete file or none.
+        """Compile and probe the hook. `directory`, made if missing, gets the complete file or none.
 
-        Args:
-            backend: "cpu", "cuda" or "npu".
-            directory: The folder of the file, made if it is missing.
-            name: The compiler's `file_name`, where it is known.
+        `name` is the compiler's `file_name`, where it is known.
 
         Raises:
             HookError: Compiling is forbidden, not possible or failed, or the hook failed its probe.
@@ -248,11 +235,7 @@ class HookBuilder:
                 raise
 
     def build_in_chosen(self, backend: str, name: str | None = None) -> Found:
-        """Compile and probe the hook, into the first of pytracer's folders that can keep it.
-
-        Args:
-            backend: "cpu", "cuda" or "npu".
-            name: The compiler's `file_name`, where it is known.
+        """Build the hook, as `build` does, in the first of pytracer's folders that can keep it.
 
         Raises:
             HookError: As for `build`, or no folder can keep the hook; the message names both.
@@ -301,29 +284,23 @@ class HookBuilder:
         Raises:
             HookError: Another process has had the lock for longer than `wait_s`.
         """
-        waited = False
         try:
             # Only a process that builds needs the package, and it may be missing.
             from filelock import FileLock, Timeout
 
             lock = FileLock(lock_file)
-            try:
+            with contextlib.suppress(Timeout):
                 lock.acquire(blocking=False)
-            except Timeout:
-                waited = True
-            if waited:
-                try:
-                    lock.acquire(timeout=self.wait_s)
-                except Timeout as error:
-                    raise HookError(
-                        f"another process has been building the hook for {backend!r} for more than "
-                        f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
-                    ) from error
-        except HookError:
-            raise
+                return lock, False
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=self.wait_s)
+                return lock, True
         except Exception:
             return None, False
-        return lock, waited
+        raise HookError(
+            f"another process has been building the hook for {backend!r} for more than "
+            f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
+        )
 
 
 def _make_folder(directory: Path) -> None:

@@ -37,7 +37,7 @@ def probe_in_child(
     """Try a hook in a child process: attach it, allocate and free.
 
     Args:
-        backend: "cpu", "cuda" or "npu".
+        backend: One of `LIBRARIES`.
         hook: The hook's file.
         python: The interpreter's command; empty: the running one.
         timeout_s: How long the child may take.

@@ -19,7 +19,6 @@ from typing import Any
 
 from pytracer.backends.hook_cache import NO_KEY, HookCache, Stamp, nearest_folder, stamp
 from pytracer.backends.hook_key import headers_key
-from pytracer.backends.names import LIBRARIES
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
@@ -132,10 +131,6 @@ class ReadyHooks:
             return next(fitting, NO_KEY), seen
 
         return self._cache.key("ready", [backend.encode(), *indices], roots, facts, compute)
-
-    def releases_by_library(self) -> dict[str, list[str]]:
-        """Return the versions of torch, and for "npu" of torch_npu, that have ready hooks."""
-        return {library: self.releases(library) for library in LIBRARIES}
 
     def releases(self, backend: str) -> list[str]:
         """Return the versions of torch or torch_npu that have a ready hook, oldest first."""

@@ -73,10 +73,10 @@ class HookCache:
 
     def _read(self, name: str, form: re.Pattern[str]) -> str | None:
         for folder in self._folders.chosen():
-            if (content := folder.read(name)) is None:
+            if (found := folder.read(name)) is None:
                 continue
             try:
-                cached = json.loads(content)
+                cached = json.loads(found[1])
                 key, seen = cached["key"], cached["seen"]
                 if form.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
                     return str(key)

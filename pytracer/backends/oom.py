@@ -41,19 +41,15 @@ _this_thread = threading.local()
 class Watch:
     """The observer of one backend's allocator: calls other observers, then notifies the listeners.
 
-    If another observer takes a snapshot (`mark_snapshot`), the listeners are not notified, so that
-    there is one file.
-
-    Attributes:
-        observers: Observers of other code (`adopt`), called as torch calls them: in their order,
-            and an exception of theirs takes the place of torch's own.
-        attached: Whether attaching was tried.
+    Other observers (`adopt`) are called as torch calls them: in their order, and an exception of
+    theirs takes the place of torch's own. If one of them takes a snapshot (`mark_snapshot`), the
+    listeners are not notified, so that there is one file.
     """
 
     def __init__(self) -> None:
         """Watch nothing yet."""
         self.observers: list[OomObserver] = []
-        self.attached = False
+        self.attached = False  # or attaching has failed
 
     def __call__(self, device: int, requested: int, total: int, free: int) -> None:
         """Handle an out-of-memory, on the thread that ran out."""
@@ -126,10 +122,8 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
 def _hidden(error: BaseException | None) -> BaseException | None:
     """Return the exception that hides an out-of-memory, among an exception and its causes."""
     for _ in range(_MAX_CAUSES):
-        if isinstance(error, RuntimeError):
-            text = str(error)
-            if all(part in text for part in _HIDDEN):
-                return error
+        if isinstance(error, RuntimeError) and all(part in str(error) for part in _HIDDEN):
+            return error
         error = None if error is None else error.__cause__ or error.__context__
     return None
 
@@ -175,7 +169,7 @@ def _notify(event: OutOfMemory) -> None:
 
 
 def _reset_in_child() -> None:
-    """Reset what another thread of the parent may have set. A forked child lacks that thread."""
+    """Reset what a thread of the parent that the child lacks may have set."""
     global _notifying
     _notifying = False
 

@@ -54,45 +54,36 @@ def torch_module(backend: str) -> ModuleType:
         HookError: The running torch has no such backend.
     """
     torch_build()
-    if backend == "cuda":
-        _require_cuda()
-    else:
-        _import_torch_npu()
-    module: ModuleType = getattr(sys.modules["torch"], backend)
-    return module
-
-
-def _require_cuda() -> None:
     import torch
 
-    if torch.version.hip is not None:
+    if backend != "cuda":
+        _import_torch_npu()
+    elif torch.version.hip is not None:
         raise HookError(
             f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
             f"record; {RECORD_THE_CPU}"
         )
-    if torch.version.cuda is None:
+    elif torch.version.cuda is None:
         raise HookError(
             f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or "
             f"{RECORD_THE_CPU}"
         )
+    module: ModuleType = getattr(torch, backend)
+    return module
 
 
 def _import_torch_npu() -> None:
     try:
         importlib.import_module("torch_npu")
-    except ModuleNotFoundError as error:
-        if error.name == "torch_npu":
-            raise HookError(
-                f"torch_npu is not installed for this Python; install it, or {RECORD_THE_CPU}"
-            ) from error
-        raise HookError(
-            f"importing torch_npu failed ({error}); install the missing module"
-        ) from error
     except Exception as error:
-        version = sys.modules["torch"].__version__
-        raise HookError(
-            f"importing torch_npu failed ({error}); install the torch_npu that fits torch {version}"
-        ) from error
+        remedy = f"install the torch_npu that fits torch {sys.modules['torch'].__version__}"
+        problem = f"importing torch_npu failed ({error})"
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "install the missing module"
+            if error.name == "torch_npu":
+                problem = "torch_npu is not installed for this Python"
+                remedy = f"install it, or {RECORD_THE_CPU}"
+        raise HookError(f"{problem}; {remedy}") from error
 
 
 def engine_code() -> CodeType | None:
@@ -119,17 +110,16 @@ def built_backends() -> list[str]:
     return backends
 
 
-def is_initialised(module: ModuleType | None) -> bool:
-    """Return whether torch has initialised the devices of `torch.cuda` or `torch.npu`."""
+def uses_driver(module: ModuleType) -> bool:
+    """Return whether torch uses the driver, which a forked child then cannot use."""
+    return _is_initialised(module) or _is_initialising(module)
+
+
+def _is_initialised(module: ModuleType | None) -> bool:
     try:
         return module is not None and bool(module.is_initialized())
     except Exception:  # torch is only half imported
         return False
-
-
-def is_initialised_or_initialising(module: ModuleType) -> bool:
-    """Return whether torch uses the driver, which a forked child then cannot use."""
-    return is_initialised(module) or _is_initialising(module)
 
 
 def _is_initialising(module: ModuleType) -> bool:
@@ -142,13 +132,13 @@ def uninitialised_accelerators() -> list[str]:
     torch = sys.modules.get("torch")
     has_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
     built = {"cuda": has_cuda, "npu": "torch_npu" in sys.modules}
-    modules: dict[str, ModuleType | None] = {
-        backend: getattr(torch, backend, None) for backend in ACCELERATORS if built[backend]
-    }
     return [
         backend
-        for backend, module in modules.items()
-        if module is not None and not is_lost_at_fork(backend) and not is_initialised(module)
+        for backend in ACCELERATORS
+        if built[backend]
+        and (module := getattr(torch, backend, None)) is not None
+        and not is_lost_at_fork(backend)
+        and not _is_initialised(module)
     ]
 
 
@@ -177,7 +167,7 @@ _lost_at_fork: set[str] = set()
 def _before_fork() -> None:
     torch = sys.modules.get("torch")
     modules = {backend: getattr(torch, backend, None) for backend in ACCELERATORS}
-    _initialised_before_fork[:] = [name for name, m in modules.items() if is_initialised(m)]
+    _initialised_before_fork[:] = [name for name, m in modules.items() if _is_initialised(m)]
 
 
 os.register_at_fork(

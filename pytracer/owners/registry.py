@@ -178,14 +178,11 @@ class Registry:
             if id(thing) not in self._modules:
                 self._add_module(thing)
         for thing in _core.live_instances(optimizer):
-            self._add_older(thing)
-
-    def _add_older(self, optimizer: Any) -> None:
-        try:
-            if optimizer not in self._optimizers:
-                self._add_optimizer(optimizer, None)
-        except Exception:  # code of the program: a hash
-            self.dropped += 1
+            try:
+                if thing not in self._optimizers:
+                    self._add_optimizer(thing, None)
+            except Exception:  # code of the program: a hash
+                self.dropped += 1
 
     def modules(self) -> list[Any]:
         """Return the modules that exist, in the order in which they were found."""

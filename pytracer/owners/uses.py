@@ -32,8 +32,7 @@ _CHECKPOINT = "/torch/utils/checkpoint.py"
 def is_outermost(caller: FrameType) -> bool:
     """Return whether a call of a module is in no call of another one.
 
-    Args:
-        caller: The frame of torch's function that calls the module's hooks.
+    `caller` is the frame of torch's function that calls the module's hooks.
     """
     file, frame = caller.f_code.co_filename, caller.f_back
     while frame is not None and frame.f_code.co_filename == file:  # of the same call

@@ -97,10 +97,8 @@ def end_forked_child(request: SystemExit | None = None) -> NoReturn:
     """End a child that an `on_snapshot` forked, as children of `multiprocessing` end.
 
     What the child printed is written, and no function that the program registered for its exit
-    runs: the child has none of the threads that such a function may wait for.
-
-    Args:
-        request: What `sys.exit()` raised in the child; None: the function returned.
+    runs: the child has none of the threads that such a function may wait for. `request` is what
+    `sys.exit()` raised in the child; None: the function returned.
     """
     code = None if request is None else request.code
     if not (code is None or isinstance(code, int)):

@@ -178,9 +178,7 @@ class Tracer(LiveAnswers):
         self._bodies += 1
         return self
 
-    def __exit__(
-        self, _kind: object = None, error: BaseException | None = None, _traceback: object = None
-    ) -> None:
+    def __exit__(self, _kind: object = None, error: Any = None, _traceback: object = None) -> None:
         """Stop and write the snapshot, whether the body raised or not."""
         self._bodies -= 1
         self._finish(error)

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -69,12 +69,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class _TrainingPhases:
-    """The phases "forward", "backward" and "optimizer", while at least one tracer wants them.
-
-    "forward" is the outermost call of a module, "backward" a call of `torch.autograd.backward` or
-    `torch.autograd.grad`, which `Tensor.backward` calls too, and "optimizer" a step of a torch
-    optimizer.
-    """
+    """The phases of the option `phases="auto"`, while at least one tracer wants them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may start or stop a tracer
@@ -138,14 +133,10 @@ class _TrainingPhases:
             return
         caller = sys._getframe(1)  # torch's function that calls a module
         _CALLS.leave_ended(caller)
-        entered = _CALLS.entered
-        if entered and entered[-1][0] == id(module):
+        if _CALLS.entered and _CALLS.entered[-1][0] == id(module):
             # It calls itself: the end of this call is not that of the phase.
             _CALLS.enter(module, None, caller.f_code)
-        elif (
-            next((phase for _, phase, _ in reversed(entered) if phase in _TRAINING), None)
-            != _FORWARD
-        ):
+        elif _CALLS.training_phase() != _FORWARD:
             _CALLS.enter(module, _FORWARD, caller.f_code)
             if is_outermost(caller):
                 note_arguments(module, args)
@@ -263,11 +254,8 @@ class ModulePhases:
 
 _CALLS = _Calls()
 MODULE_PHASES = ModulePhases()
-_TRAINING = _FORWARD, _BACKWARD, _OPTIMIZER = (
-    annotate("forward"),
-    annotate("backward"),
-    annotate("optimizer"),
-)
+_TRAINING = [annotate(name) for name in ("forward", "backward", "optimizer")]
+_FORWARD, _BACKWARD, _OPTIMIZER = _TRAINING
 TRAINING_PHASES = _TrainingPhases()
 
 
@@ -364,11 +352,6 @@ class annotate_modules:  # noqa: N801
         """Return itself: phases are marked already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Mark no more phases."""
         self.remove()

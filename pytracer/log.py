@@ -11,9 +11,7 @@ _logged: set[str] = set()
 def warn_once(message: str, kind: str | None = None) -> None:
     """Log a warning on the logger "pytracer", once in a process. Never raises.
 
-    Args:
-        message: The text.
-        kind: Messages of one kind are logged once, whatever their text; None: `message` itself.
+    Messages of one `kind` are logged once, whatever their text; None: the kind is the text.
     """
     kind = message if kind is None else kind
     if kind not in _logged:

@@ -14,10 +14,8 @@ MAX_FRAMES = 64
 
 
 GeneratedCode = dict[tuple[str, int], list[tuple[str, str, int]]]
-"""For a file and a line, the frames that the line was generated from, innermost first.
-
-Each frame is its file, its function and its line.
-"""
+"""For a file and a line, the frames that the line was generated from, innermost first: the file,
+the function and the line of each."""
 
 
 def generated_code(view: _core.View) -> GeneratedCode:

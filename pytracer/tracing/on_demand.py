@@ -10,12 +10,12 @@ Any number of processes may watch one file. Each looks at it about once a second
 it.
 """
 
+import contextlib
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from datetime import datetime
 
 from pytracer import _core
@@ -30,19 +30,25 @@ Dump = Callable[[datetime], None]
 """Called with the time of the demand, which is the same for all that watch a file."""
 
 
-@dataclass
 class _Watch:
-    dump: Dump
-    number: signal.Signals | None
-    file: str | None
-    touched_ns: int | None  # the file's time at the last look; None: there was no file
+    """What `watch` asked for."""
+
+    def __init__(self, dump: Dump, number: signal.Signals | None, file: str | None) -> None:
+        self.dump, self.number = dump, number
+        self._file = None if file is None else os.path.abspath(file)
+        self.touched_ns = self._look()  # at the last look; None: there was no file
+
+    def _look(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return None if self._file is None else os.stat(self._file).st_mtime_ns
+        return None
 
     def due(self, signals: Collection[int]) -> datetime | None:
         """Return when the file was touched since the last look, or the time now if the signal came.
 
         None: nothing is due.
         """
-        before, self.touched_ns = self.touched_ns, _touched_ns(self.file)
+        before, self.touched_ns = self.touched_ns, self._look()
         if self.touched_ns is not None and self.touched_ns != before:
             try:
                 return datetime.fromtimestamp(self.touched_ns / 1e9)
@@ -80,7 +86,7 @@ class _Watcher:
 
     def defuse(self, number: int) -> None:
         with self._changing:
-            if all(watch.number != number for watch in self._all()):
+            if not self._has(number):
                 _core.watch_signal(number)
                 _core.unwatch_signal(number)  # a handler that does nothing stays
 
@@ -90,9 +96,8 @@ class _Watcher:
             watch = self._watches.pop(dump, None)
             if watch is None:
                 return
-            number = watch.number
-            if number is not None and all(left.number != number for left in self._all()):
-                _core.unwatch_signal(number)
+            if watch.number is not None and not self._has(watch.number):
+                _core.unwatch_signal(watch.number)
             thread = None if self._watches else self._thread
             _core.wake()
         if self._dumping.acquire(timeout=DUMP_SECONDS):
@@ -102,6 +107,9 @@ class _Watcher:
 
     def _all(self) -> list[_Watch]:
         return list(self._watches.values())
+
+    def _has(self, number: int) -> bool:
+        return any(watch.number == number for watch in self._all())
 
     def _run(self, event: int) -> None:
         # CPython's own wait: the interpreter can finalise during it, and end the thread.
@@ -160,15 +168,6 @@ class _Watcher:
                 process.end_forked_child()
 
 
-def _touched_ns(file: str | None) -> int | None:
-    if file is None:
-        return None
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return None
-
-
 _watcher = _Watcher()
 
 
@@ -189,10 +188,8 @@ def watch(dump: Dump, number: signal.Signals | None, file: str | None) -> None:
     """
     if number is None and file is None:
         return
-    if file is not None:
-        file = os.path.abspath(file)
     try:
-        _watcher.add(_Watch(dump, number, file, _touched_ns(file)))
+        _watcher.add(_Watch(dump, number, file))
     except Exception as error:
         unwatch(dump)
         warn_once(f"no snapshots on demand: {error}")

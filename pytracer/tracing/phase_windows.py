@@ -46,7 +46,6 @@ class DiscreteWindows:
 
     def __init__(
         self,
-        wanted: bool | tuple[str, ...],
         recording: DeviceRecording,
         write: Callable[[Occurrence, bool], None],
         fail: Callable[[str, str], None],
@@ -54,12 +53,11 @@ class DiscreteWindows:
         """Record nothing yet.
 
         Args:
-            wanted: The option `discrete`.
-            recording: Makes the sessions of occurrences.
+            recording: Makes the sessions of occurrences; it has the option `discrete`.
             write: Writes an occurrence; its second argument is whether the occurrence is complete.
             fail: Counts a failure; gets a message, and a kind of which one message is logged.
         """
-        self._wanted = wanted
+        self._wanted = recording.options.discrete
         self._recording = recording
         self._write = write
         self._fail = fail

@@ -174,16 +174,14 @@ class Files:
             )
 
     def at_the_end(self) -> Path | None:
-        """Return the path of the snapshot at the end; None: only other ranks write one.
+        """Return the path of the snapshot at the end, the same for all of a recording.
 
-        During a recording the path stays the same.
+        None: only other ranks write one.
         """
-        if not self.are_wanted():
-            return None
-        return self._unclaimed("exit", "", claim=self._end_claim)
+        return self._unclaimed("exit", "", claim=self._end_claim) if self.are_wanted() else None
 
     def are_wanted(self) -> bool:
-        """Return whether this rank writes the snapshots of steps and at the end."""
+        """Return whether this rank writes snapshots of steps and at the end; it may be set late."""
         return ranks.current().selected(self._options.ranks)
 
     def warn_of_ranks(self) -> None:
@@ -208,18 +206,12 @@ class Files:
         return self._unclaimed(f"step{step}/{name}{number}", f"step{step}.{name}{number}")
 
     def out_of_memory(self, now: datetime) -> Path:
-        """Return the path of the snapshot of an out-of-memory.
-
-        If `max_oom_snapshots` files exist when it is written, it replaces the latest of them.
-        """
+        """Return the path of the snapshot of an out-of-memory."""
         self.oom_snapshots += 1
         return self._at(now, "oom", self._kept_oom, "torch_memory_oom")
 
     def on_demand(self, now: datetime) -> Path:
-        """Return the path of a snapshot on demand.
-
-        If `keep_last` files exist when it is written, it replaces the oldest of them.
-        """
+        """Return the path of a snapshot on demand."""
         return self._at(now, "demand", self._kept_demand)
 
     def _at(self, now: datetime, event: str, kept: _Kept, tag: str = "torch_memory") -> Path:
@@ -281,24 +273,19 @@ class Files:
                 old.unlink(missing_ok=True)
                 if not self._is_file:
                     old.parent.rmdir()
-        if self._is_file and _claimed.get(path) is self._end_claim:
-            self._report_number(path)
-        call = self._options.on_snapshot
-        if isinstance(call, str):
-            call = imported(call)
-        if call is not None:
-            call(os.fspath(path))
-
-    def _report_number(self, path: Path) -> None:
-        """Log once that the snapshot at the end has another name than was asked for."""
-        first = self._path("exit", "")
-        if path != first:
+        is_at_the_end = self._is_file and _claimed.get(path) is self._end_claim
+        if is_at_the_end and path != (first := self._path("exit", "")):
             warn_once(
                 f"{first} already has a snapshot of this process, which is kept: the next snapshot "
                 f"is {path}, and later ones are numbered on. For other names, give each tracer its "
                 "own output",
                 f"numbered: {first}",
             )
+        call = self._options.on_snapshot
+        if isinstance(call, str):
+            call = imported(call)
+        if call is not None:
+            call(os.fspath(path))
 
     def _unclaimed(
         self, event: str, suffix: str, tag: str = "torch_memory", claim: object = None
@@ -306,11 +293,11 @@ class Files:
         """Return a name that is unused in this process, or that `claim` has used."""
         claim = object() if claim is None else claim
         first = self._path(event, suffix, tag)
-        number = self._number
-        path = _numbered(first, number)
-        while _claimed.setdefault(path, claim) is not claim:
-            number += 1
-            path = _numbered(first, number)
+        for number in itertools.count(self._number):
+            end = f"_{number}" if number > 1 else ""
+            path = first.with_name(f"{first.stem}{end}{first.suffix}")
+            if _claimed.setdefault(path, claim) is claim:
+                break
         if len(_claimed) > MAX_CLAIMED:
             _claimed.pop(next(iter(_claimed)), None)
         return path
@@ -340,19 +327,13 @@ class Files:
 
     def _is_of_another(self, path: Path) -> bool:
         """Return whether another process has written the file since this recording began."""
-        if self._begun_ns is None or path in _written:
-            return False
-        try:
-            return path.stat().st_mtime_ns > self._begun_ns
-        except OSError:  # there is no such file
-            return False
+        if self._begun_ns is not None and path not in _written:
+            with contextlib.suppress(OSError):  # there is no such file
+                return path.stat().st_mtime_ns > self._begun_ns
+        return False
 
     def _next_to(self, parts: list[str]) -> Path:
         return self._output.with_name(".".join(filter(None, parts)) + self._output.suffix)
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}_{number}{path.suffix}") if number > 1 else path
 
 
 def existing(folder: Path) -> Path:

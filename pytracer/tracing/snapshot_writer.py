@@ -24,7 +24,7 @@ from pytracer.log import print_line, report_once, warn_once
 from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
-from pytracer.tracing.device_recording import DeviceRecording
+from pytracer.tracing.device_recording import DeviceRecording, Sizes
 from pytracer.tracing.generated_code import GeneratedCode, generated_code
 from pytracer.tracing.on_snapshot import check_function
 from pytracer.tracing.options import variable
@@ -140,7 +140,7 @@ class SnapshotWriter:
 
     @property
     def writes_steps(self) -> bool:
-        """Whether this rank writes files of steps and at the end; a rank may be set late."""
+        """Whether this rank writes files of steps and at the end."""
         return self.files is not None and self.files.are_wanted()
 
     def is_worth_writing(self, view: _core.View | None) -> bool:
@@ -204,7 +204,7 @@ class SnapshotWriter:
 
     def _parts(
         self, view: _core.View, more: Metadata
-    ) -> tuple[Metadata, dict[int, dict[str, int | None]], GeneratedCode, dict[str, str]]:
+    ) -> tuple[Metadata, Sizes, GeneratedCode, dict[str, str]]:
         """Return what a file has next to its view, as `View.write` and `to_bytes` take it."""
         code = generated_code(view)
         if view.problem:

@@ -42,10 +42,8 @@ Lines = dict[str, list[tuple[int, str]]]
 def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
     """Return the source of the program's lines in a view's stacks. Never raises.
 
-    Args:
-        view: The view.
-        code: The frames from which generated code was made.
-        torch_folders: The folders of torch's packages, whose files are not the program's.
+    Lines from which `code` was generated count too. Files in `torch_folders`, which are the folders
+    of torch's packages, are not the program's.
     """
     try:
         return _source_lines(view, code, torch_folders)

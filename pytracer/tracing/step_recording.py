@@ -52,7 +52,7 @@ class StepRecording:
             self.steps = Steps(options.steps, number, options.schedule)
             if options.discrete and self._writer.files is not None:
                 self._discrete = DiscreteWindows(
-                    options.discrete, self._recording, self._save_occurrence, self._writer.fail
+                    self._recording, self._save_occurrence, self._writer.fail
                 )
                 phases.listeners.add(self._discrete)
             self._source = step_sources.follow(step_from, self.enter)

@@ -98,23 +98,17 @@ class Steps:
     ) -> None:
         """Select the steps of `selected` or of `schedule`; without either, record everything.
 
-        Args:
-            selected: The numbers of the steps.
-            per_window: How many selected steps make a window; the last window may have fewer.
-            schedule: A schedule, instead of `selected`.
+        `per_window` steps of `selected` make a window; the last window may have fewer.
         """
-        self.current = 0
-        self.entered = 0
+        self.current = self.last = self.entered = self.windows = 0
         # A range may be long, and looks its steps up as fast as a set.
         self._selected: Collection[int] = (
             selected if isinstance(selected, range) else frozenset(selected or ())
         )
         self.last_selected = last_of(self._selected)
-        self.windows = 0
         self._per_window = per_window
         self._schedule = schedule
         self._first: int | None = None  # step of the open window
-        self.last = 0
         self._count = 0  # selected steps of the open window that are over
         self._counted = 0  # the last step in `_count`
 

@@ -63,9 +63,10 @@ class Tracer(LiveAnswers):
 
     def __repr__(self) -> str:
         """Return a line with the state, the number of events held, and the output."""
-        if not hasattr(self, "_step_recording"):  # the constructor raised
-            return "<pytracer.Tracer not constructed>"
-        return f"<pytracer.Tracer {description.state(self._recording, self._step_recording)}>"
+        state = "not constructed"  # the constructor raised
+        if hasattr(self, "_step_recording"):
+            state = description.state(self._recording, self._step_recording)
+        return f"<pytracer.Tracer {state}>"
 
     @property
     def _session(self) -> _core.Session:
@@ -184,11 +185,7 @@ class Tracer(LiveAnswers):
         self._finish(error)
 
     def _finish(self, error: BaseException | None = None) -> None:
-        """Stop and write. A failure is logged and counted, not raised: the job continues.
-
-        Args:
-            error: What ended the recording; None: nothing raised.
-        """
+        """Stop and write. A failure is logged and counted, not raised; `error`: what ended it."""
         if not self._session.is_ours:
             return
         view: _core.View | None = None

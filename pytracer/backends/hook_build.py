@@ -80,7 +80,7 @@ class HookBuilder:
         """Find nothing yet. What is left out is made for the running torch and this process."""
         self.folders = folders or HookFolders()
         self.compiler = compiler or HookCompiler(self.folders)
-        self.ready = ReadyHooks(self.folders.package, self.compiler.cache)
+        self.ready = ReadyHooks(self.folders.package, self.compiler)
         self.probe = probe
         self.wait_s = wait_s
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
@@ -104,11 +104,8 @@ class HookBuilder:
         """
         if found := self._look_up(backend, name, self.folders.named()):
             return found
-        compiler = self.compiler
-        if self.ready.releases(backend):
-            release, roots = compiler.release(backend), compiler.roots(backend)
-            if path := self.ready.find(backend, release, roots, compiler.facts(backend)):
-                return Found(backend, path, READY)
+        if path := self.ready.find(backend):
+            return Found(backend, path, READY)
         return self._look_up(backend, name, self.folders.chosen())
 
     def _look_up(

@@ -1,8 +1,4 @@
-"""Attaching hooks to torch's allocators, in a process that records.
-
-Whatever fails is a `HookError` that says what is missing and what to do about it. The caller
-continues without a recording.
-"""
+"""Attaching hooks to torch's allocators, in a process that records."""
 
 import contextlib
 import functools

@@ -62,12 +62,8 @@ class Found:
 class HookBuilder:
     """Finds hooks and builds missing ones, one process of a node at a time.
 
-    Attributes:
-        folders: Where hooks are kept.
-        compiler: Names and compiles hooks.
-        ready: The hooks that came with the package.
-        probe: Tries a fresh hook before it gets its name.
-        wait_s: How long to wait for another process that builds the same hook.
+    A fresh hook is tried by `probe` before it gets its name. A process that builds the same hook is
+    waited for at most `wait_s` seconds.
     """
 
     def __init__(

@@ -48,6 +48,7 @@ class HookCompiler:
     """Names and compiles the hooks for the running torch.
 
     Attributes:
+        torch: Describes the torch to compile for.
         cache: The cached keys of hooks, of compiled ones and of ready ones.
         timeout_s: How long one run of the compiler may take.
     """
@@ -61,26 +62,22 @@ class HookCompiler:
         torch_npu: Callable[[], Path] | None = None,
         standards: Sequence[str] = STANDARDS,
     ) -> None:
-        """Compile nothing yet.
+        """Compile nothing yet; None: the folders of this process, and the installed torch_npu.
 
         Args:
-            folders: The folders of hooks and of the package; None: those of this process.
+            folders: The folders of hooks and of the package.
             environment: The variables that choose the compiler, read at each use.
-            torch: Describes the torch to compile for.
-            torch_npu: Returns the folder of the package torch_npu; None: the installed one.
+            torch: Describes the torch to compile for, or raises a HookError.
+            torch_npu: Returns the folder of the package torch_npu.
             standards: The C++ standards to try, in order.
         """
         self._folders = folders or HookFolders(environment)
         self._environment = environment
-        self._torch = torch
+        self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
         self._standards = standards
         self.cache = HookCache(self._folders)
         self.timeout_s = COMPILE_SECONDS
-
-    def torch(self) -> TorchBuild:
-        """Return the torch to compile for, or raise a HookError."""
-        return self._torch()
 
     def source(self, backend: str) -> Path:
         """Return the hook's source, `hooks/{backend}.cpp` in a folder of sources.
@@ -174,7 +171,7 @@ class HookCompiler:
 
     def mode_problem(self) -> str | None:
         """Return why the value of `PYTRACER_BUILD` is wrong; None: it is not."""
-        if self._mode() in ("auto", "never"):
+        if self._mode() in ("", "auto", "never"):
             return None
         return (
             f"PYTRACER_BUILD is {brief(self._mode())}; set it to 'auto' (the default: a missing "
@@ -182,7 +179,7 @@ class HookCompiler:
         )
 
     def _mode(self) -> str:
-        return self._environment.get("PYTRACER_BUILD", "").strip() or "auto"
+        return self._environment.get("PYTRACER_BUILD", "").strip()
 
     def find_command(self) -> list[str]:
         """Return the C++ compiler's command: `$CXX`, else c++, g++ or clang++ on the PATH.
@@ -208,8 +205,8 @@ class HookCompiler:
             if found := shutil.which(name, path=path):
                 return [found]
         raise HookError(
-            "no C++ compiler (searched $CXX, and c++, g++ and clang++ on the PATH); "
-            f"install g++, or {PREBUILT_REMEDY}"
+            "no C++ compiler (searched $CXX, and c++, g++ and clang++ on the PATH); install g++, "
+            f"or {PREBUILT_REMEDY}"
         )
 
     def compile(

@@ -44,11 +44,7 @@ class HookCache:
     """The cached keys of one process. Keys are written by `write` alone."""
 
     def __init__(self, folders: HookFolders) -> None:
-        """Read nothing yet.
-
-        Args:
-            folders: The folders of hooks. A cached key is trusted as a hook is.
-        """
+        """Read nothing yet. A cached key is trusted as a hook in `folders` is."""
         self._folders = folders
         self._unwritten: dict[str, tuple[str, dict[str, Stamp]]] = {}  # by file name
 
@@ -93,10 +89,7 @@ class HookCache:
         return None
 
     def write(self) -> None:
-        """Write the keys that were computed, so that later starts read no headers.
-
-        Where no folder can be written, each start computes its keys.
-        """
+        """Write the keys that were computed, if a folder can be written."""
         while self._unwritten:
             name, (key, seen) = self._unwritten.popitem()
             newest_ns = max((modified_ns for _, modified_ns in seen.values()), default=0)
@@ -109,11 +102,7 @@ class HookCache:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the state of a file or folder.
-
-    Raises:
-        OSError: It does not exist.
-    """
+    """Return the state of a file or folder, or raise an OSError."""
     info = os.stat(path)
     return [info.st_size, info.st_mtime_ns]
 

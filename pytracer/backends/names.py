@@ -22,7 +22,6 @@ NO_CACHING_VARIABLE = {
 }
 """Variables that make torch's allocator bypass its cache. It then reports no events."""
 
-
 RECORD_THE_CPU = 'set device="cpu" (PYTRACER_DEVICE=cpu)'
 """The remedy where there is no device: an option of a program, or its variable for a job."""
 

@@ -92,11 +92,8 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
     """Report an out-of-memory for which torch raised another exception; each once. Never raises.
 
     Where NVML fails, as in some containers, CUDA's allocator fails an assertion while it writes the
-    message of an out-of-memory, before it reports the out-of-memory to anybody.
-
-    Args:
-        error: An exception that has ended a part of the program; None: there is none.
-        indices: The CUDA devices that are recorded and in use.
+    message of an out-of-memory, before it reports the out-of-memory to anybody. `error` has ended a
+    part of the program, and `indices` are the CUDA devices that are recorded and in use.
     """
     try:
         hidden = _hidden(error)

@@ -9,12 +9,12 @@ makes both.
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,7 @@ def digests_in(
 ) -> Callable[[str], bytes | None]:
     """Return a function that hashes the first file of a name under `roots`, each file once.
 
-    Args:
-        roots: The folders in which the compiler would look for headers, in order.
-        seen: Gets the stamps of the files, and of the folders in which a file was not found.
+    `seen` gets the stamps of the files, and of the folders in which a file was not found.
     """
     stamps: dict[str, Stamp] = {} if seen is None else seen
     prefixes = [str(root) for root in roots]
@@ -120,13 +118,8 @@ class ReadyHooks:
 
     def releases(self, backend: str) -> list[str]:
         """Return the versions of torch or torch_npu that have a ready hook, oldest first."""
-        found = {
-            version
-            for _, hook in self._hooks
-            if hook.backend == backend
-            for version in hook.releases
-        }
-        return sorted(found, key=_version_order)
+        found = [hook.releases for _, hook in self._hooks if hook.backend == backend]
+        return sorted(set(itertools.chain(*found)), key=_version_order)
 
     @functools.cached_property
     def _hooks(self) -> list[tuple[Path, ReadyHook]]:
@@ -165,12 +158,10 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
     The headers of all hooks of a backend are nearly the same: they are listed once, and each hook
     names the numbers of those that it is without.
     """
-    headers = {
-        backend: sorted(
-            {name for hook in hooks if hook.backend == backend for name in hook.headers}
-        )
-        for backend in sorted({hook.backend for hook in hooks})
-    }
+    known: dict[str, set[str]] = {hook.backend: set() for hook in hooks}
+    for hook in hooks:
+        known[hook.backend].update(hook.headers)
+    headers = {backend: sorted(names) for backend, names in sorted(known.items())}
     entries = []
     for hook in sorted(hooks, key=lambda hook: (hook.backend, _version_order(hook.releases[0]))):
         own = set(hook.headers)
@@ -184,12 +175,8 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
                 "without": [n for n, name in enumerate(headers[hook.backend]) if name not in own],
             }
         )
-    index = {
-        "format": FORMAT,
-        "machine": platform.machine(),
-        "headers": headers,
-        "hooks": entries,
-    }
+    top = {"format": FORMAT, "machine": platform.machine()}
+    index = {**top, "headers": headers, "hooks": entries}
     (directory / INDEX).write_text(json.dumps(index, indent=1) + "\n")
 
 
@@ -197,7 +184,7 @@ def _without(headers: list[str], numbers: list[int]) -> tuple[str, ...]:
     is_in = bytearray(b"\1") * len(headers)
     for number in numbers:
         is_in[number] = 0
-    return tuple(compress(headers, is_in))
+    return tuple(itertools.compress(headers, is_in))
 
 
 def _hash_of(path: Path) -> str:

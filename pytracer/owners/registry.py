@@ -113,7 +113,7 @@ class Registry:
         self._changes += 1
         if id(module) not in self._modules:
             self._note_maker()
-            self._add_module(module)
+            self._add(self._modules, id(module), module)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
@@ -122,7 +122,7 @@ class Registry:
         try:
             thread, stepped = threading.get_ident(), self._optimizers.get(optimizer)
             if stepped != thread:
-                self._add_optimizer(optimizer, thread)
+                self._add(self._optimizers, optimizer, thread)
             if stepped is None:
                 self._unnoted.add(id(optimizer))
                 self._remember_names(optimizer)
@@ -154,17 +154,10 @@ class Registry:
             self._paths = ParameterPaths(self.modules())
         self.names.remember(self._paths.name_of, [optimizer])
 
-    def _add_module(self, module: Any) -> None:
-        if len(self._modules) < MAX_MODULES:
+    def _add(self, known: Any, key: Any, value: Any) -> None:
+        if len(known) < MAX_MODULES or key in known:
             with contextlib.suppress(TypeError):  # a class without weak references
-                self._modules[id(module)] = module
-                return
-        self.dropped += 1
-
-    def _add_optimizer(self, optimizer: Any, thread: int | None) -> None:
-        if len(self._optimizers) < MAX_MODULES or optimizer in self._optimizers:
-            with contextlib.suppress(TypeError):
-                self._optimizers[optimizer] = thread
+                known[key] = value
                 return
         self.dropped += 1
 
@@ -176,11 +169,11 @@ class Registry:
         self._changes += 1
         for thing in _core.live_instances(module):
             if id(thing) not in self._modules:
-                self._add_module(thing)
+                self._add(self._modules, id(thing), thing)
         for thing in _core.live_instances(optimizer):
             try:
                 if thing not in self._optimizers:
-                    self._add_optimizer(thing, None)
+                    self._add(self._optimizers, thing, None)
             except Exception:  # code of the program: a hash
                 self.dropped += 1
 

@@ -56,13 +56,7 @@ def report_file(
     """Print to stderr which snapshot at the end was written; once in a process. Never raises.
 
     The line also comes after an exception in the `with` body, and when the process exits with an
-    error. Where there is no stderr, nothing is printed.
-
-    Args:
-        path: The file.
-        recording: What was recorded.
-        view: What the file has; None: unknown.
-        is_cleared: Whether `Tracer.clear()` dropped events.
+    error. `view` is what the file has; None: unknown. `is_cleared`: events were dropped.
     """
     global _reporting_pid
     if _reporting_pid == os.getpid() or sys.stderr is None:

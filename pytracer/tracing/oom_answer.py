@@ -38,12 +38,7 @@ def report(message: str, kind: str | None = None) -> None:
 
 
 def explain(path: Path, device: int) -> "Answer | None":
-    """Log the answer about a file, one line a role, and return it. Never raises.
-
-    Args:
-        path: The snapshot of the out-of-memory.
-        device: The index of the device that ran out of memory.
-    """
+    """Log the answer about a device's out-of-memory, one line a role; return it. Never raises."""
     try:
         if path.stat().st_size > MOST_BYTES:
             return None
@@ -72,11 +67,8 @@ def leave_note(path: Path, answer: "Answer | None") -> None:
     """Add a note to the exception that torch raises next for an allocation that failed.
 
     From Python 3.11 on it is a note (PEP 678), so that the message stays as it is for frameworks
-    that read it; before, it follows the message. Never raises.
-
-    Args:
-        path: The snapshot.
-        answer: The answer about it; None if it is unknown.
+    that read it; before, it follows the message. Without an answer, the note names the snapshot
+    alone. Never raises.
     """
     global _waiting
     try:

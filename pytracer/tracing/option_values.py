@@ -47,13 +47,11 @@ class Options(TracerOptions):
         shown_names: dict[str, str] = {}  # the variable's name if the value comes from it
         for name, option in OPTIONS.items():
             shown_names[name] = name
-            values[name] = option.check(name, defaults.get(name, option.default))
+            default = defaults.get(name, option.default)
+            values[name] = option.check(name, given.get(name, default))
             text = variable_text(option.variable)
-            if name in ENVIRONMENT_OPTIONS and not defaults and switched_on():
-                text = ""
-            if name in given:
-                values[name] = option.check(name, given[name])
-            elif text:
+            is_of_other = name in ENVIRONMENT_OPTIONS and not defaults and switched_on()
+            if text and name not in given and not is_of_other:
                 shown_names[name] = option.variable
                 try:
                     values[name] = option.check(option.variable, option.parse(text))

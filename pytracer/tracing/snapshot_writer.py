@@ -110,11 +110,8 @@ class SnapshotWriter:
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
-    def open(self, function_is_given: bool) -> None:
+    def open(self) -> None:
         """Check that the output can be written to, and begin a recording's files.
-
-        Args:
-            function_is_given: Whether the code gives `on_snapshot`; else its variable does.
 
         Raises:
             ConfigError: The output cannot be written to, or `on_snapshot` names no function.
@@ -133,10 +130,10 @@ class SnapshotWriter:
             shown = brief(self._default_output)
             warn_once(f"{variable('output')}{problem}. The default, {shown}, is used")
             self._recording.options = replace(options, output=self._default_output)
-            self.open(function_is_given)
+            self.open()
             return
         files.warn_of_ranks()
-        check_function(options.on_snapshot, function_is_given)
+        check_function(options.on_snapshot, is_given="on_snapshot" in options.given)
 
     @property
     def writes_steps(self) -> bool:

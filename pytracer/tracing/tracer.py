@@ -93,7 +93,7 @@ class Tracer(LiveAnswers):
         if self._recording.is_forbidden():
             self._step_recording.begin(None)
             return self
-        self._writer.open(function_is_given="on_snapshot" in self._options.given)
+        self._writer.open()
         self._step_recording.begin(self._options.step_from)
         if indices := self._recording.attach():
             self._record(indices)

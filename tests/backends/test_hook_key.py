@@ -15,7 +15,7 @@ from hook_world import (
 )
 
 import pytracer
-from pytracer.backends import hook_key
+from pytracer.backends import hook_compile
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.errors import HookError
@@ -191,7 +191,7 @@ def test_a_second_start_reads_no_headers(settled: World, monkeypatch: pytest.Mon
     def included_files(*_: object) -> None:
         raise AssertionError("headers are read")
 
-    monkeypatch.setattr(hook_key, "included_files", included_files)
+    monkeypatch.setattr(hook_compile, "included_files", included_files)
     # THEN it finds the same hook without reading the headers
     assert settled.builder().find_or_build("cpu") == found
 

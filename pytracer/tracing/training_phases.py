@@ -109,8 +109,8 @@ class _TrainingPhases:
         removable = (
             module.register_module_forward_pre_hook(self._module_begins),
             module.register_module_forward_hook(self._module_ends, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._step_begins),
-            optimizer.register_optimizer_step_post_hook(self._step_ends),
+            optimizer.register_optimizer_step_pre_hook(functools.partial(_begins, _OPTIMIZER)),
+            optimizer.register_optimizer_step_post_hook(_ends),
         )
         self._undo = [handle.remove for handle in removable]
         for name in ("backward", "grad"):
@@ -143,23 +143,10 @@ class _TrainingPhases:
 
     def _module_ends(self, module: object, _args: Any, output: Any) -> None:
         if not is_compiled():
-            is_forward = any(
-                owner == id(module) and phase == _FORWARD for owner, phase, _ in _CALLS.entered
-            )
-            if is_forward and is_outermost(sys._getframe(1)):
+            calls = [(owner, phase) for owner, phase, _ in _CALLS.entered]
+            if (id(module), _FORWARD) in calls and is_outermost(sys._getframe(1)):
                 note_results(module, output)
             _CALLS.leave(module)
-
-    def _step_begins(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if is_compiled():
-            return
-        caller = sys._getframe(1)  # the function in which torch wraps an optimizer's step
-        _CALLS.leave_ended(caller)
-        _CALLS.enter(optimizer, _OPTIMIZER, caller.f_code)
-
-    def _step_ends(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if not is_compiled():
-            _CALLS.leave(optimizer)
 
     def _in_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -177,6 +164,32 @@ class _TrainingPhases:
             return result
 
         return in_backward
+
+
+# Hooks of modules and optimizers.
+
+
+def _begins(phase: annotate, owner: object, *_: object) -> None:
+    """Enter the phase of a call of a module, or of a step of an optimizer."""
+    if not is_compiled():
+        caller = sys._getframe(1)  # torch's function that makes the call
+        _CALLS.leave_ended(caller)
+        _CALLS.enter(owner, phase, caller.f_code)
+
+
+def _ends(owner: object, *_: object) -> None:
+    if not is_compiled():
+        _CALLS.leave(owner)
+
+
+def _note_arguments(module: object, args: Any, kwargs: Any) -> None:
+    if not is_compiled() and is_outermost(sys._getframe(1)):
+        note_arguments(module, args, kwargs)
+
+
+def _note_results(module: object, _args: Any, output: Any) -> None:
+    if not is_compiled() and is_outermost(sys._getframe(1)):
+        note_results(module, output)
 
 
 _GLOBAL_HOOKS = re.compile(r"_global_(?:for|back)ward_\w*hooks\w*")
@@ -305,42 +318,19 @@ class annotate_modules:  # noqa: N801
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"depth={depth!r} is not an integer from 0, or None for all levels")
         self._handles = [
-            model.register_forward_pre_hook(
-                _Hook(self._note_arguments), prepend=True, with_kwargs=True
-            ),
-            model.register_forward_hook(_Hook(self._note_results)),
+            model.register_forward_pre_hook(_Hook(_note_arguments), prepend=True, with_kwargs=True),
+            model.register_forward_hook(_Hook(_note_results)),
         ]
         for path, module in submodules(model):
             is_wrapper = wrapped_module(module) is not None
             if not is_wrapper and (depth is None or path.count(".") + bool(path) <= depth):
                 name = path or type(module).__name__
                 MODULE_PHASES.add(path, name, module)
-                phase = annotate(name)
+                begins, ends = _Hook(_begins, annotate(name)), _Hook(_ends)
                 self._handles += [
-                    module.register_forward_pre_hook(_Hook(self._begins(phase)), prepend=True),
-                    module.register_forward_hook(_Hook(self._ends), always_call=True),
+                    module.register_forward_pre_hook(begins, prepend=True),
+                    module.register_forward_hook(ends, always_call=True),
                 ]
-
-    def _note_arguments(self, module: object, args: Any, kwargs: Any) -> None:
-        if not is_compiled() and is_outermost(sys._getframe(1)):
-            note_arguments(module, args, kwargs)
-
-    def _note_results(self, module: object, _args: Any, output: Any) -> None:
-        if not is_compiled() and is_outermost(sys._getframe(1)):
-            note_results(module, output)
-
-    def _begins(self, phase: annotate) -> Callable[[object, Any], None]:
-        def begins(module: object, _args: Any) -> None:
-            if not is_compiled():
-                caller = sys._getframe(1)
-                _CALLS.leave_ended(caller)
-                _CALLS.enter(module, phase, caller.f_code)
-
-        return begins
-
-    def _ends(self, module: object, _args: Any, _output: Any) -> None:
-        if not is_compiled():
-            _CALLS.leave(module)
 
     def remove(self) -> None:
         """Mark no more phases."""

@@ -79,36 +79,26 @@ class HookBuilder:
         self.ready = ReadyHooks(self.folders.package, self.compiler)
         self.probe = probe
         self.wait_s = wait_s
+        self._file_name = functools.cache(self.compiler.file_name)  # it may read many headers
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
 
     def find(self, backend: str) -> Found | None:
-        """Look the hook up. Nothing is built or written.
+        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
+
+        Nothing is built or written.
 
         Raises:
             HookError: There is no such hook, no torch, or no headers.
         """
-        return self._search(backend, self._name_of(backend))
-
-    def _name_of(self, backend: str) -> Callable[[], str]:
-        """Return a function for the hook's file name, which may read thousands of headers, once."""
-        return functools.cache(functools.partial(self.compiler.file_name, backend))
-
-    def _search(self, backend: str, name: Callable[[], str]) -> Found | None:
-        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
-
-        With a ready hook, the file name is not needed.
-        """
-        if found := self._look_up(backend, name, self.folders.named()):
+        if found := self._look_up(backend, self.folders.named()):
             return found
         if path := self.ready.find(backend):
             return Found(backend, path, READY)
-        return self._look_up(backend, name, self.folders.chosen())
+        return self._look_up(backend, self.folders.chosen())
 
-    def _look_up(
-        self, backend: str, name: Callable[[], str], folders: Sequence[HookFolder]
-    ) -> Found | None:
+    def _look_up(self, backend: str, folders: Sequence[HookFolder]) -> Found | None:
         for folder in folders:
-            if path := folder.find_hook(name()):
+            if path := folder.find_hook(self._file_name(backend)):
                 return Found(backend, path, folder.name)
         return None
 
@@ -116,8 +106,7 @@ class HookBuilder:
         """Return the compiler's command, for a hook that no folder has.
 
         Raises:
-            HookError: There is no compiler, or it is forbidden; the message also says which
-                releases have ready hooks.
+            HookError: There is no compiler, or it is forbidden; ready hooks are named too.
         """
         try:
             return self.compiler.find_command()
@@ -151,32 +140,28 @@ class HookBuilder:
                 warn_once(
                     f"{named.name}={brief(str(named.directory))} is no folder, and is ignored"
                 )
-        name_of = self._name_of(backend)
-        if found := self._search(backend, name_of):
+        if found := self.find(backend):
             self.compiler.cache.write()
             return found
-        name = name_of()
-        attempt = (name, *self.compiler_for(backend))
+        attempt = (self._file_name(backend), *self.compiler_for(backend))
         if attempt in self._failures:
             raise HookError(self._failures[attempt])
         try:
-            found = self._build_in_turn(backend, name)
+            found = self._build_in_turn(backend)
         except HookError as error:
             self._failures[attempt] = str(error)
             raise
         self.compiler.cache.write()
         return found
 
-    def build(self, backend: str, directory: Path, name: str | None = None) -> Path:
+    def build(self, backend: str, directory: Path) -> Path:
         """Compile and probe the hook. `directory`, made if missing, gets the complete file or none.
-
-        `name` is the compiler's `file_name`, where it is known.
 
         Raises:
             HookError: Compiling is forbidden, not possible or failed, or the hook failed its probe.
         """
         command = self.compiler.find_command()
-        target = directory.absolute() / (name or self.compiler.file_name(backend))
+        target = directory.absolute() / self._file_name(backend)
         try:
             _make_folder(target.parent)
             remove_leftovers(target.parent)
@@ -187,7 +172,8 @@ class HookBuilder:
                 self.compiler.compile(command, backend, fresh)
                 fresh.write_bytes(sealed(fresh.read_bytes()))
                 # An image may be built on a machine without the device.
-                if backend in ("cpu", AUTOGRAD) or _has_device(backend):
+                device = "cuda" if backend == HOST else backend
+                if backend in ("cpu", AUTOGRAD) or torch_module(device).device_count() > 0:
                     self.probe(backend, fresh)
                 fresh.chmod(0o755)
                 with fresh.open("rb") as written:
@@ -200,7 +186,7 @@ class HookBuilder:
             ) from error
         return target
 
-    def _build_in_turn(self, backend: str, name: str) -> Found:
+    def _build_in_turn(self, backend: str) -> Found:
         """Build the hook while other processes of this node wait.
 
         A process that had to wait and finds no hook takes over the reason that the builder left,
@@ -209,11 +195,11 @@ class HookBuilder:
         try:
             private = self.folders.private().made(for_hooks=False)
         except OSError:  # several may build at once, and all get a hook
-            return self.build_in_chosen(backend, name)
-        lock_file = private.directory / f"{name}.lock"
+            return self.build_in_chosen(backend)
+        lock_file = private.directory / f"{self._file_name(backend)}.lock"
         reason_file = lock_file.with_suffix(".failed")
         with self._turn(backend, lock_file) as waited:
-            if found := self._look_up(backend, lambda: name, self.folders.lookup()):
+            if found := self._look_up(backend, self.folders.lookup()):
                 return found
             with contextlib.suppress(OSError):
                 if waited and (reason := reason_file.read_text("utf-8", "replace")):
@@ -221,13 +207,13 @@ class HookBuilder:
             with contextlib.suppress(OSError):
                 reason_file.unlink()
             try:
-                return self.build_in_chosen(backend, name)
+                return self.build_in_chosen(backend)
             except HookError as error:
                 with contextlib.suppress(OSError):
                     reason_file.write_text(str(error), "utf-8", "replace")
                 raise
 
-    def build_in_chosen(self, backend: str, name: str | None = None) -> Found:
+    def build_in_chosen(self, backend: str) -> Found:
         """Build the hook, as `build` does, in the first of pytracer's folders that can keep it.
 
         Raises:
@@ -242,7 +228,7 @@ class HookBuilder:
                 if problems:
                     reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
                     warn_once(f"the hook is kept in {directory}, because of {reasons}")
-                return Found(backend, self.build(backend, directory, name), folder.name)
+                return Found(backend, self.build(backend, directory), folder.name)
             except OSError as error:
                 problems[folder] = error.strerror or str(error)
             except HookError:
@@ -301,9 +287,3 @@ def _make_folder(directory: Path) -> None:
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o755, exist_ok=True)
-
-
-def _has_device(backend: str) -> bool:
-    """Return whether there is a device on which the hook can be tried."""
-    accelerator = "cuda" if backend == HOST else backend
-    return int(torch_module(accelerator).device_count()) > 0

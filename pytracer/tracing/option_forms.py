@@ -123,8 +123,7 @@ def check_devices(name: str, device: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(checked))
 
 
-def check_path(name: str, value: object, wanted: str) -> str | None:
-    """Check a path or None; `wanted` is the remedy in the error."""
+def _check_path(name: str, value: object, wanted: str) -> str | None:
     if value is None:
         return None
     try:
@@ -139,7 +138,7 @@ def check_path(name: str, value: object, wanted: str) -> str | None:
 def check_output(name: str, output: object) -> str | None:
     """Check a path or None; refuse names that look like a snapshot file of another suffix."""
     wanted = "give a file name ending in .pickle or .pkl, a directory, or None to write nothing"
-    path = check_path(name, output, wanted)
+    path = _check_path(name, output, wanted)
     if path is not None and path.endswith((".pickl", ".pickle.gz", ".pt", ".json")):
         raise _refusal(name, output, f"is not the name of a snapshot file: {wanted}")
     return path
@@ -147,7 +146,7 @@ def check_output(name: str, output: object) -> str | None:
 
 def check_trigger_file(name: str, path: object) -> str | None:
     """Check a path or None."""
-    return check_path(name, path, "give a file name, or None")
+    return _check_path(name, path, "give a file name, or None")
 
 
 def check_text(form: str, problem: str) -> Callable[[str, object], str | None]:

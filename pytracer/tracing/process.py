@@ -15,16 +15,13 @@ from pytracer.log import print_line, report_once, warn_once
 
 
 class Registered(Protocol):
-    """What this module calls of a tracer in `recording` or `waiting`."""
+    """What this module calls of a tracer in `recording` or `waiting`: see `Tracer`."""
 
-    def _follow_devices(self) -> None:
-        """Look again at which devices there are."""
+    def _follow_devices(self) -> None: ...
 
-    def _finish(self, error: BaseException | None = None) -> None:
-        """Write the snapshot at the end, and stop; `error`: what ended the program."""
+    def _finish(self, error: BaseException | None = None) -> None: ...
 
-    def _notify_hidden_oom(self, error: BaseException | None) -> None:
-        """Report the out-of-memory that an exception hides, if it hides one."""
+    def _notify_hidden_oom(self, error: BaseException | None) -> None: ...
 
 
 recording: set[Registered] = set()

@@ -19,9 +19,7 @@ from pathlib import Path
 
 from pytracer.text import END_LINE, printable
 
-PATIENCE_S = 15.0
-"""How long an interrupted program may take to write its snapshot and end."""
-
+PATIENCE_S = 15.0  # how long an interrupted program may take to write its snapshot and end
 _POLL_S = 0.05
 _KILLED_S = 2.0
 
@@ -93,13 +91,10 @@ def run_captured(
     return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
 
 
-_RANK = r"(?:\[\w+\]:\s*)?"
+_RANK = r"(?:\[\w+\]:\s*)?"  # torch writes it before the line of an exception
 _EXCEPTION = re.compile(_RANK + r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
-"""The line of an exception. torch writes the rank before it; launchers write more lines after."""
-
+# A tracer's line about its file also follows the message of a program that failed.
 _END_LINE = re.compile(_RANK + re.escape(END_LINE))
-"""A tracer's line about its file. It also follows the message of a program that failed."""
-
 _MAX_LINE = 200
 
 

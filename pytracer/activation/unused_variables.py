@@ -12,9 +12,7 @@ from pytracer.tracing import options
 from pytracer.tracing.snapshot_files import FIRST_PROCESS
 
 PREFIX = "PYTRACER_"
-
-REPORTED = "PYTRACER_REPORTED"
-"""Variable that tells the children of a process that the variables were reported."""
+REPORTED = "PYTRACER_REPORTED"  # tells the children of a process that the variables were reported
 
 
 def report_unrecorded() -> None:

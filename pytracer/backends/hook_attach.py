@@ -139,5 +139,4 @@ class Hooks:
             warn_once(f"{found.backend.upper()} is not recorded: {error}")
 
 
-HOOKS = Hooks()
-"""The hooks of this process."""
+HOOKS = Hooks()  # the hooks of this process

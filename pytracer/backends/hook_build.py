@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 300.0
 
-READY = "the package's ready hooks"
-"""The name of the folder of the hooks that came with the package."""
+READY = "the package's ready hooks"  # the name of their folder
 
 Probe = Callable[[str, Path], None]
 """Tries the hook of a backend; raises HookError if the hook must not be used."""

@@ -29,8 +29,7 @@ NPU_VERSIONS = (
 )
 """The releases of torch_npu whose allocator reports its events to a tracker."""
 
-STANDARDS = ("c++20", "c++17")
-"""The standards to compile with: the second is for compilers that do not know C++20."""
+STANDARDS = ("c++20", "c++17")  # the second is for compilers that do not know C++20
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 # CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.

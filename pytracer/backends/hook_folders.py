@@ -22,9 +22,7 @@ PREBUILT_REMEDY = (
 )
 """The end of most messages: the remedy that needs neither a compiler nor a writable folder."""
 
-BUILD_BYTES = 8 << 20
-"""More than the files of one compilation take."""
-
+BUILD_BYTES = 8 << 20  # more than the files of one compilation take
 _NOEXEC = "the file system is mounted noexec, so that no library can be loaded from it"
 
 

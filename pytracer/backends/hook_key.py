@@ -30,14 +30,11 @@ SETTLED_NS = 2_000_000_000
 """A key is cached if nothing changed in this time: a later change has another time of modification,
 even where the file system counts in whole seconds."""
 
-NO_KEY = ""
-"""What is cached where no hook fits."""
-
+NO_KEY = ""  # what is cached where no hook fits
 _KEYS = {"key": re.compile(r"[0-9a-f]{20}"), "ready": re.compile(r"([0-9a-f]{20})?")}
 """What may be cached, by kind: a hook can always be compiled, and a ready one may be missing."""
 
-Stamp = list[int]
-"""The size in bytes of a file or folder, and its time of modification in nanoseconds."""
+Stamp = list[int]  # the size of a file or folder in bytes, and its time of modification in ns
 
 
 class HookCache:

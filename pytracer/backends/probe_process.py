@@ -17,12 +17,8 @@ from pytracer.errors import HookError
 
 PROBE_SECONDS = 300.0
 
-REFUSED = 3
-"""The child's exit code if the hook cannot be attached. Its last line says why."""
-
-NOT_TRIED = 4
-"""The child's exit code if the device cannot be used, so that nothing is known of the hook."""
-
+REFUSED = 3  # the exit code of the child if the hook cannot be attached; its last line says why
+NOT_TRIED = 4  # the exit code if the device cannot be used, so that nothing is known of the hook
 PASSED = "the hook passed its probe"
 """The end of the child's output. A library that calls `exit(0)` does not write it."""
 

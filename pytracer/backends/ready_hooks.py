@@ -23,8 +23,7 @@ from pytracer.backends.hook_key import NO_KEY, Stamp, headers_key, nearest_folde
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
-FORMAT = 1
-"""The number of the index's format. An index of another format counts as none."""
+FORMAT = 1  # of the index; one of another format counts as none
 
 
 @dataclass(frozen=True)

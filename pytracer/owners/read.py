@@ -13,9 +13,7 @@ from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
 from pytracer.owners.tensors import memory_of, tensors_in
 
-MAX_OWNERS = 200_000
-"""How many owners are read at most. Later ones are counted."""
-
+MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 Owner = tuple[int, int, int, int, int, str]
 """Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
 

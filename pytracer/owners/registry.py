@@ -18,9 +18,7 @@ from pytracer.log import warn_once
 from pytracer.owners.names import ParameterPaths, RememberedNames
 from pytracer.owners.uses import note_modules, note_optimizer
 
-MAX_MODULES = 2**18
-"""How many modules, and how many optimizers, are known at most. Later ones are counted."""
-
+MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
 _MAX_MAKERS = 1024
 
 
@@ -200,7 +198,6 @@ def _alive(references: "Iterable[ref[Any]]") -> list[Any]:
     return [thing for reference in references if (thing := reference()) is not None]
 
 
-REGISTRY = Registry()
-"""The modules and optimizers of this process."""
+REGISTRY = Registry()  # the modules and optimizers of this process
 
 os.register_at_fork(after_in_child=REGISTRY.reset_lock)

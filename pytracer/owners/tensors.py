@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-MAX_NESTING = 4
-"""How deep tensors may be nested in tensors, lists and dicts."""
+MAX_NESTING = 4  # how deep tensors may be nested in tensors, lists and dicts
 
 
 class Memory(NamedTuple):

@@ -13,9 +13,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
-MAX_CELLS = 10_000
-"""How many files of IPython's and other programs' are looked at, the newest first."""
-
+MAX_CELLS = 10_000  # of files of IPython's and other programs that are looked at, the newest first
 
 _started: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()  # tracers, by line
 _runs: dict[tuple[str, int], int] = {}  # the run of the cell that started them

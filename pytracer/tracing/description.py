@@ -13,8 +13,7 @@ from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.step_recording import StepRecording
 
-MAX_SUMMED_EVENTS = 250_000
-"""How many events are read at most for the CPU's peak: the copy takes about 100 bytes an event."""
+MAX_SUMMED_EVENTS = 250_000  # read for the CPU's peak; the copy takes about 100 bytes an event
 
 _reporting_pid: int | None = None
 

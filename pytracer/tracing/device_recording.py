@@ -15,15 +15,12 @@ from pytracer.tracing import process
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, switched_off
 
+# The `context` of torch's `_record_memory_history`, by the number of the core's `Context`.
 CONTEXTS = (None, "state", "alloc", "all")
-"""The `context` of torch's `_record_memory_history`, by the number of the core's `Context`."""
-
+# Indices of devices by backend: also `_core.CPU_DEVICE`, and `_core.HOST_DEVICE` of pinned memory.
 Indices = dict[str, list[int]]
-"""Indices of devices by backend; those of the CPU and of pinned host memory are `_core.CPU_DEVICE`
-and `_core.HOST_DEVICE`."""
-
+# How full devices are, by index: see `pytracer.backends.devices.memory`.
 Sizes = dict[int, dict[str, int | None]]
-"""How full devices are, by index: see `pytracer.backends.devices.memory`."""
 
 
 class DeviceRecording:

@@ -6,12 +6,8 @@ from typing import Any
 from pytracer import _core
 from pytracer.log import warn_once
 
-MAX_LINES = 20_000
-"""How many lines of generated code are mapped at most in one snapshot."""
-
-MAX_FRAMES = 64
-"""How many frames a line is mapped to at most; the outermost are left out."""
-
+MAX_LINES = 20_000  # how many lines of generated code are mapped at most in one snapshot
+MAX_FRAMES = 64  # how many frames a line is mapped to at most; the outermost are left out
 
 GeneratedCode = dict[tuple[str, int], list[tuple[str, str, int]]]
 """For a file and a line, the frames that the line was generated from, innermost first: the file,

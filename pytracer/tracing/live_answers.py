@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from pytracer.page.page import Page
     from pytracer.reading.snapshot import Snapshot
 
-LARGEST = 10
-"""How many owners of a category are returned."""
-
+LARGEST = 10  # how many owners of a category are returned
 Categories = dict[str, dict[str, Any]]
 
 

@@ -19,12 +19,9 @@ from pytracer.tracing import ranks
 if TYPE_CHECKING:
     from pytracer.analysis.answer import Answer
 
-MOST_BYTES = 16 * 2**20
-"""The largest file that is read: about 250,000 events, 1 s and 100 MB of host memory."""
-
+MOST_BYTES = 16 * 2**20  # of a file that is read: about 250,000 events, 1 s and 100 MB
 _ROLES = ("why", "held", "do")
-_TORCHS = "Tried to allocate"
-"""What the message has if an allocation failed. A program may raise the exception, too."""
+_TORCHS = "Tried to allocate"  # of torch's own exceptions; a program may raise others
 
 _waiting = ""  # the note for the next exception
 _follows = False

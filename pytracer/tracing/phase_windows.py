@@ -10,8 +10,7 @@ from pytracer import _core
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.phases import path_of
 
-MAX_OCCURRENCES = 100
-"""How many occurrences in a step get a file at most; each file has all live blocks."""
+MAX_OCCURRENCES = 100  # of phases that get a file in a step; each file has all live blocks
 
 
 @dataclass(frozen=True)

@@ -16,27 +16,16 @@ from pytracer.log import warn_once
 from pytracer.reading.files import read_source
 from pytracer.tracing.generated_code import GeneratedCode
 
-MOST_FILES = 200
-"""How many files of the program have their lines in a snapshot."""
-
-MOST_LINES = 2_000
-"""How many lines a snapshot has at most."""
-
-MOST_CHARACTERS = 2**16
-"""How many characters a snapshot's lines have together at most."""
-
-MOST_OF_A_LINE = 200
-"""How many characters of a line are kept."""
-
-MOST_SECONDS = 0.2
-"""After this time no further file is read for a snapshot."""
-
+MOST_FILES = 200  # how many files of the program have their lines in a snapshot
+MOST_LINES = 2_000  # how many lines a snapshot has at most
+MOST_CHARACTERS = 2**16  # how many characters a snapshot's lines have together at most
+MOST_OF_A_LINE = 200  # how many characters of a line are kept
+MOST_SECONDS = 0.2  # after this time no further file is read for a snapshot
 _MOST_FRAMES = 20_000
 _begin_ns = time.time_ns()
 _known: dict[str, dict[int, str]] = {}  # the lines by file, "" if unknown
 
-Lines = dict[str, list[tuple[int, str]]]
-"""For each file, its lines with their numbers."""
+Lines = dict[str, list[tuple[int, str]]]  # for each file, its lines with their numbers
 
 
 def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:

@@ -11,8 +11,7 @@ from typing import Any
 from pytracer.log import warn_once
 from pytracer.tracing import verl
 
-NO_STEP_SECONDS = 300.0
-"""How long a tracer waits for the first step before it warns that none has come."""
+NO_STEP_SECONDS = 300.0  # how long a tracer waits for the first step before it warns
 
 EnterStep = Callable[[int | None], None]
 """Called with the number of the step that begins; 0: none begins; None: the next one begins."""

@@ -14,12 +14,11 @@ from typing import Any
 
 from pytracer.log import warn_once
 
+# Returns a `torch.profiler.ProfilerAction` for the number of a step, from 0 as torch counts.
 Schedule = Callable[[int], object]
-"""Returns a `torch.profiler.ProfilerAction` for the number of a step, from 0 as torch counts."""
-
+# The names of torch's `ProfilerAction`s, so that a check need not import torch.
 SELECTING_ACTIONS = ("RECORD", "RECORD_AND_SAVE")
 SCHEDULE_ACTIONS = ("NONE", "WARMUP", *SELECTING_ACTIONS)
-"""The names of torch's `ProfilerAction`s, so that a check need not import torch."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ Class = TypeVar("Class", bound=type)
 Self = TypeVar("Self")
 Arguments = ParamSpec("Arguments")
 
+# The line of a docstring that `with_options` replaces.
 PLACEHOLDER = "    ...: see `pytracer.tracing.options.TracerOptions`."
-"""The line of a docstring that `with_options` replaces."""
 
 
 def takes_options(

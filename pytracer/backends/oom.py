@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -105,8 +106,11 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
         if sizes:
             from pytracer import _core  # most of the package can be imported without the core
 
+            place = ""
+            for frame, line in traceback.walk_tb(hidden.__traceback__):  # the innermost is the last
+                place = f" at {frame.f_code.co_filename}:{line}"
             report_once(
-                f"memory ran out{_place(hidden)}: torch raised an internal assertion instead of "
+                f"memory ran out{place}: torch raised an internal assertion instead of "
                 "torch.OutOfMemoryError, because NVML fails. How much was requested is unknown"
             )
             free, total, index = min(sizes)  # the exception does not name the device
@@ -123,15 +127,6 @@ def _hidden(error: BaseException | None) -> BaseException | None:
             return error
         error = None if error is None else error.__cause__ or error.__context__
     return None
-
-
-def _place(error: BaseException) -> str:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None:
-        return ""
-    return f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
 
 
 def mark_snapshot() -> None:

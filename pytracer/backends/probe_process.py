@@ -64,14 +64,9 @@ def probe_in_child(
         raise HookError(last)
     end = f"exited with code {child.returncode}"
     if child.returncode < 0:
-        end = f"died of {_signal_name(-child.returncode)}"
+        number = -child.returncode
+        known = number in {*signal.Signals}
+        end = f"died of {signal.Signals(number).name if known else f'signal {number}'}"
     raise HookError(
         f"{failed} {end} ({quoted(last)}); report this, with the output of `pytracer doctor`"
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -10,12 +10,12 @@ Any number of processes may watch one file. Each looks at it about once a second
 it.
 """
 
-import contextlib
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import datetime
 
 from pytracer import _core
@@ -30,25 +30,19 @@ Dump = Callable[[datetime], None]
 """Called with the time of the demand, which is the same for all that watch a file."""
 
 
+@dataclass
 class _Watch:
-    """What `watch` asked for."""
-
-    def __init__(self, dump: Dump, number: signal.Signals | None, file: str | None) -> None:
-        self.dump, self.number = dump, number
-        self._file = None if file is None else os.path.abspath(file)
-        self.touched_ns = self._look()  # at the last look; None: there was no file
-
-    def _look(self) -> int | None:
-        with contextlib.suppress(OSError):
-            return None if self._file is None else os.stat(self._file).st_mtime_ns
-        return None
+    dump: Dump
+    number: signal.Signals | None
+    file: str | None
+    touched_ns: int | None  # the file's time at the last look; None: there was no file
 
     def due(self, signals: Collection[int]) -> datetime | None:
         """Return when the file was touched since the last look, or the time now if the signal came.
 
         None: nothing is due.
         """
-        before, self.touched_ns = self.touched_ns, self._look()
+        before, self.touched_ns = self.touched_ns, _touched_ns(self.file)
         if self.touched_ns is not None and self.touched_ns != before:
             try:
                 return datetime.fromtimestamp(self.touched_ns / 1e9)
@@ -168,6 +162,15 @@ class _Watcher:
                 process.end_forked_child()
 
 
+def _touched_ns(file: str | None) -> int | None:
+    if file is None:
+        return None
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return None
+
+
 _watcher = _Watcher()
 
 
@@ -188,8 +191,10 @@ def watch(dump: Dump, number: signal.Signals | None, file: str | None) -> None:
     """
     if number is None and file is None:
         return
+    if file is not None:
+        file = os.path.abspath(file)
     try:
-        _watcher.add(_Watch(dump, number, file))
+        _watcher.add(_Watch(dump, number, file, _touched_ns(file)))
     except Exception as error:
         unwatch(dump)
         warn_once(f"no snapshots on demand: {error}")

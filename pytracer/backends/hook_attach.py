@@ -29,16 +29,6 @@ def load_core() -> ModuleType:
     return core
 
 
-def core_path(path: str | os.PathLike[str]) -> str | bytes:
-    """Return a path for the core; as bytes if it has some that are not UTF-8, such as a HOME."""
-    text = os.fspath(path)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return os.fsencode(text)
-    return text
-
-
 class Hooks:
     """The hooks of one process. A hook stays attached until the process ends."""
 
@@ -86,7 +76,7 @@ class Hooks:
     def attach_host(self) -> None:
         """Attach the hook for pinned host memory, as `attach` does; idempotent."""
         if HOST not in self._attached:
-            self.load_core().attach_hook(core_path(self._find(HOST).path))
+            self.load_core().attach_hook(os.fsencode(self._find(HOST).path))
             self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
@@ -99,7 +89,8 @@ class Hooks:
             return
         with contextlib.suppress(Exception):
             found = self.builder.find_or_build(AUTOGRAD)
-            self.load_core().attach_autograd(core_path(found.path), running_torch.engine_code())
+            path = os.fsencode(found.path)
+            self.load_core().attach_autograd(path, running_torch.engine_code())
             self._attached.add(AUTOGRAD)
 
     @property
@@ -119,7 +110,7 @@ class Hooks:
 
     def _attach(self, found: Found) -> bool:
         """Return whether the hook is attached; False: torch has not initialised the device yet."""
-        if not self.load_core().attach_hook(core_path(found.path)):
+        if not self.load_core().attach_hook(os.fsencode(found.path)):  # it may not be UTF-8
             return False
         self._attached.add(found.backend)
         self._late_problems.pop(found.backend, None)

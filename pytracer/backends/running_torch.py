@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from pytracer.backends.names import ACCELERATORS, RECORD_THE_CPU
 from pytracer.errors import HookError
@@ -34,17 +35,23 @@ def torch_build() -> TorchBuild:
     Raises:
         HookError: torch is not installed, or its import fails.
     """
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        if error.name == "torch":
-            raise HookError("torch is not installed for this Python; pip install torch") from error
-        raise HookError(f"importing torch failed ({error}); install the missing module") from error
-    except Exception as error:
-        raise HookError(f"importing torch failed ({error}); repair the installation") from error
+    torch: Any = _imported("torch", "pip install torch", "repair the installation")
     return TorchBuild(
         torch.__version__, Path(torch.__file__).parent, bool(torch.compiled_with_cxx11_abi())
     )
+
+
+def _imported(package: str, install: str, repair: str) -> ModuleType:
+    """Import a package, or raise a HookError with one of the remedies."""
+    try:
+        return importlib.import_module(package)
+    except Exception as error:
+        problem, remedy = f"importing {package} failed ({error})", repair
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "install the missing module"
+            if error.name == package:
+                problem, remedy = f"{package} is not installed for this Python", install
+        raise HookError(f"{problem}; {remedy}") from error
 
 
 def torch_module(backend: str) -> ModuleType:
@@ -54,10 +61,10 @@ def torch_module(backend: str) -> ModuleType:
         HookError: The running torch has no such backend.
     """
     torch_build()
-    import torch
-
+    torch: Any = sys.modules["torch"]
     if backend != "cuda":
-        _import_torch_npu()
+        repair = f"install the torch_npu that fits torch {torch.__version__}"
+        _imported("torch_npu", f"install it, or {RECORD_THE_CPU}", repair)
     elif torch.version.hip is not None:
         raise HookError(
             f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
@@ -70,20 +77,6 @@ def torch_module(backend: str) -> ModuleType:
         )
     module: ModuleType = getattr(torch, backend)
     return module
-
-
-def _import_torch_npu() -> None:
-    try:
-        importlib.import_module("torch_npu")
-    except Exception as error:
-        remedy = f"install the torch_npu that fits torch {sys.modules['torch'].__version__}"
-        problem = f"importing torch_npu failed ({error})"
-        if isinstance(error, ModuleNotFoundError):
-            remedy = "install the missing module"
-            if error.name == "torch_npu":
-                problem = "torch_npu is not installed for this Python"
-                remedy = f"install it, or {RECORD_THE_CPU}"
-        raise HookError(f"{problem}; {remedy}") from error
 
 
 def engine_code() -> CodeType | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import pickle
 import platform
@@ -88,7 +89,6 @@ class SnapshotWriter:
     Attributes:
         files: The names of the tracer's files; None before the start, and without an output.
         failures: How many snapshots could not be written, or lack their segments.
-        written: How many files were written, those of `Tracer.dump()` included.
     """
 
     def __init__(
@@ -106,7 +106,6 @@ class SnapshotWriter:
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
-        self.written = 0
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
@@ -187,7 +186,6 @@ class SnapshotWriter:
             view.write(file.fileno(), os.fsencode(str(path)), *parts)
         if isinstance(path, Path):
             note_written(path)
-        self.written += 1
 
     def as_dict(self, more: Metadata, view: _core.View | None = None) -> dict[str, Any]:
         """Return the snapshot that `write` would write."""
@@ -235,9 +233,8 @@ class SnapshotWriter:
     def on_oom(self, event: oom.OutOfMemory, more: Metadata) -> None:
         """Write a snapshot on the thread that ran out of memory; `more`: see `save`."""
         oom_answer.forget_note()
-        if not self._recording.session.recording or all(
-            event.device not in indices for indices in self._recording.indices.values()
-        ):
+        recorded = itertools.chain(*self._recording.indices.values())
+        if not self._recording.session.recording or event.device not in recorded:
             return
         assert self.files is not None
         path = self.files.out_of_memory(datetime.now())

@@ -38,13 +38,7 @@ class Hooks:
         load_core: Callable[[], ModuleType] = load_core,
         watch_oom: Callable[[str], None] = oom.watch,
     ) -> None:
-        """Attach nothing yet.
-
-        Args:
-            builder: Finds and builds the hooks; None: for the running torch and this process.
-            load_core: Returns the C++ core, or raises HookError.
-            watch_oom: Called with the backend after its hook was attached.
-        """
+        """Attach nothing yet; `watch_oom` is called with a backend whose hook was attached."""
         self.builder = builder or HookBuilder()
         self.load_core = load_core
         self._watch_oom = watch_oom

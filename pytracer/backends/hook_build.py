@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pytracer.backends.build_leftovers import remove_leftovers, scratch_prefix
 from pytracer.backends.hook_compile import HookCompiler
@@ -31,9 +31,6 @@ from pytracer.backends.running_torch import torch_module
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 from pytracer.text import brief
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 WAIT_SECONDS = 300.0
 
@@ -256,7 +253,7 @@ class HookBuilder:
                 with contextlib.suppress(Exception):
                     lock.release()
 
-    def _acquire(self, backend: str, lock_file: Path) -> tuple["FileLock | None", bool]:
+    def _acquire(self, backend: str, lock_file: Path) -> tuple[Any, bool]:
         """Return the acquired lock, or None if locking failed, and whether another process had it.
 
         Raises:

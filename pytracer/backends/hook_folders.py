@@ -125,12 +125,7 @@ class HookFolders:
     def __init__(
         self, environment: Mapping[str, str] = os.environ, package: Sequence[Path] | None = None
     ) -> None:
-        """Look up nothing yet.
-
-        Args:
-            environment: The variables that name folders, read at each use.
-            package: The package's folders; None: those of the package `pytracer`.
-        """
+        """Look up nothing yet. The environment names folders; it is read at each use."""
         self._environment = environment
         self.package = _package_folders() if package is None else package
 

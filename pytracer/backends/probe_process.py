@@ -30,13 +30,7 @@ def probe_in_child(
     python: Sequence[str] = (),
     timeout_s: float = PROBE_SECONDS,
 ) -> None:
-    """Try a hook in a child process: attach it, allocate and free.
-
-    Args:
-        backend: One of `LIBRARIES`.
-        hook: The hook's file.
-        python: The interpreter's command; empty: the running one.
-        timeout_s: How long the child may take.
+    """Try a hook in a child process of this interpreter: attach it, allocate and free.
 
     Raises:
         HookError: The child died, failed or took too long; the message says which.

@@ -141,12 +141,9 @@ class Registry:
             self.dropped += 1
 
     def _remember_names(self, optimizer: Any) -> None:
-        """Remember the names of an optimizer's parameters.
-
-        All modules are named at once, for all optimizers that step for the first time, and anew
-        only if a parameter is missing and modules have changed: a program may have an optimizer for
-        each parameter.
-        """
+        # All modules are named at once, for all optimizers that step for the first time, and anew
+        # only if a parameter is missing and modules have changed: a program may have an optimizer
+        # for each parameter.
         if self._named_at != self._changes and not self._paths.has_all(optimizer):
             self._named_at = self._changes
             self._paths = ParameterPaths(self.modules())
@@ -160,10 +157,7 @@ class Registry:
         self.dropped += 1
 
     def _search(self, module: type, optimizer: type) -> None:
-        """Find what is older than this call.
-
-        Only the types of objects are looked at, so hardly any code of the program runs.
-        """
+        # Only the types of objects are looked at, so hardly any code of the program runs.
         self._changes += 1
         for thing in _core.live_instances(module):
             if id(thing) not in self._modules:

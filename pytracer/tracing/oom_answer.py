@@ -11,13 +11,11 @@ on another thread, so the answer waits here for it.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytracer.analysis.answer import Answer, log_lines
 from pytracer.log import report_once, warn_once
 from pytracer.tracing import ranks
-
-if TYPE_CHECKING:
-    from pytracer.analysis.answer import Answer
 
 MOST_BYTES = 16 * 2**20  # of a file that is read: about 250,000 events, 1 s and 100 MB
 _ROLES = ("why", "held", "do")
@@ -34,12 +32,11 @@ def report(message: str, kind: str | None = None) -> None:
     report_once("\n".join(name + line for line in message.splitlines()), kind)
 
 
-def explain(path: Path, device: int) -> "Answer | None":
+def explain(path: Path, device: int) -> Answer | None:
     """Log the answer about a device's out-of-memory, one line a role; return it. Never raises."""
     try:
         if path.stat().st_size > MOST_BYTES:
             return None
-        from pytracer.analysis.answer import log_lines
         from pytracer.analysis.answer_words import answer_of
         from pytracer.analysis.explanation import explain
         from pytracer.reading.reader import load
@@ -60,7 +57,7 @@ def explain(path: Path, device: int) -> "Answer | None":
         return None
 
 
-def leave_note(path: Path, answer: "Answer | None") -> None:
+def leave_note(path: Path, answer: Answer | None) -> None:
     """Add a note to the exception that torch raises next for an allocation that failed.
 
     From Python 3.11 on it is a note (PEP 678), so that the message stays as it is for frameworks
@@ -72,8 +69,6 @@ def leave_note(path: Path, answer: "Answer | None") -> None:
         _follow()
         lines = ["memory ran out; `pytracer show` says why"]
         if answer is not None:
-            from pytracer.analysis.answer import log_lines  # not needed while memory is enough
-
             lines = log_lines(answer, _ROLES)
         _waiting = "\n  ".join((f"pytracer: {lines[0]}", *lines[1:], f"file: {path}"))
     except Exception as error:  # another torch than expected

@@ -27,11 +27,10 @@ class Options(options.TracerOptions):
 
     @classmethod
     def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
-        """Check every option. A wrong variable is reported in `problem`, and the default is used.
+        """Check the options that the code gives, and those of variables.
 
-        Args:
-            given: The options that the code gives, by name.
-            defaults: Defaults that replace those in code, for the environment's tracer.
+        A wrong variable is reported in `problem`, and the default is used. `defaults` replace those
+        in code, for the environment's tracer.
 
         Raises:
             ConfigError: A given option is wrong; the message names it, its value and the remedy.

@@ -52,7 +52,7 @@ class DiscreteWindows:
         """Record nothing yet.
 
         Args:
-            recording: Makes the sessions of occurrences; it has the option `discrete`.
+            recording: Makes the sessions of occurrences.
             write: Writes an occurrence; its second argument is whether the occurrence is complete.
             fail: Counts a failure; gets a message, and a kind of which one message is logged.
         """

@@ -26,11 +26,10 @@ from pytracer.text import END_LINE, brief, printable, size
 from pytracer.tracing import oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
 from pytracer.tracing.device_recording import DeviceRecording, Sizes
-from pytracer.tracing.generated_code import GeneratedCode, generated_code
 from pytracer.tracing.on_snapshot import check_function
 from pytracer.tracing.options import variable
 from pytracer.tracing.snapshot_files import Files, existing, note_written
-from pytracer.tracing.source_lines import source_lines
+from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 10)
@@ -96,10 +95,8 @@ class SnapshotWriter:
     ) -> None:
         """Open no file yet.
 
-        Args:
-            recording: What the snapshots are taken of.
-            default_output: The output that takes the place of one in a variable that is wrong.
-            only_if_used: Whether a process that used no device leaves nothing on the disk.
+        `default_output` takes the place of an output in a variable that is wrong. With
+        `only_if_used`, a process that used no device leaves nothing on the disk.
         """
         self._recording = recording
         self._default_output = default_output
@@ -146,10 +143,8 @@ class SnapshotWriter:
     def save(self, path: Path, more: Metadata, view: _core.View | None = None) -> bool:
         """Write a file of the tracer's own accord. Return whether it was written; never raise.
 
-        Args:
-            path: A path from `files`.
-            more: Metadata of this file, in addition to that of `metadata()`.
-            view: What to write; None: the present.
+        The file has the metadata `more` in addition to `metadata()`. Without a view, it has the
+        present.
         """
         assert self.files is not None
         try:

@@ -45,10 +45,12 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
     existing = _open_existing(path)
     with contextlib.nullcontext() if existing is None else existing:
         target = _target(path)
-        if target is None or (existing is not None and not _is_regular(existing)):
-            assert existing is not None
-            yield existing
-            return
+        if existing is not None:
+            is_regular = stat.S_ISREG(os.fstat(existing.fileno()).st_mode)
+            if target is None or not is_regular:
+                yield existing
+                return
+        assert target is not None
         try:
             temporary, file = _make_temporary(target, is_private=existing is not None)
         except OSError as error:
@@ -105,10 +107,6 @@ def _target(path: Path) -> Path | None:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
 
 
-def _is_regular(file: BinaryIO) -> bool:
-    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-
-
 def _make_temporary(target: Path, *, is_private: bool) -> tuple[Path, BinaryIO]:
     """Make a hidden file next to `target`. A private file gets its mode when it is complete."""
     path = target.with_name(f".pytracer-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
@@ -132,15 +130,12 @@ def _flush(file: BinaryIO) -> None:
 
 def _finish(file: BinaryIO, temporary: Path, target: Path, existing: BinaryIO | None) -> None:
     """Give a complete file its name, or its content to the existing file."""
-    if existing is None:
-        os.replace(temporary, target)
-        return
-    if _can_replace(file, existing):
+    if existing is None or _can_replace(file, existing):
         try:
             os.replace(temporary, target)
             return
         except OSError as error:
-            if error.errno not in _REFUSALS:
+            if existing is None or error.errno not in _REFUSALS:
                 raise
     file.seek(0)
     with _written_in_place(existing):

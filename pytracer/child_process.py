@@ -1,7 +1,6 @@
 """Programs in child processes: how Python is started, why it failed, and how it is ended.
 
-Processes are read from `/proc` and not by `psutil`, which would be a dependency more for users and
-save few lines: zombies that a container's first process never reaps must not be waited for.
+Processes are read from `/proc`: `psutil` would be a dependency more and save few lines.
 """
 
 import contextlib
@@ -17,13 +16,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pytracer.text import END_LINE, printable
 
-PATIENCE_S = 15.0
-"""How long an interrupted program may take to write its snapshot and end."""
-
+PATIENCE_S = 15.0  # how long an interrupted program may take to write its snapshot and end
 _POLL_S = 0.05
 _KILLED_S = 2.0
 
@@ -72,12 +68,10 @@ def run_captured(
     """
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    if shell := shutil.which("sh"):
-        watched = [shell, "-c", _WATCHED, "sh", str(os.getpid()), *command]
-    else:
-        watched = list(command)
+    shell = shutil.which("sh")
+    watched = [shell, "-c", _WATCHED, "sh", str(os.getpid())] if shell else []
     with subprocess.Popen(
-        watched,
+        [*watched, *command],
         env=environment,
         cwd=directory,
         stdin=subprocess.DEVNULL,
@@ -97,13 +91,10 @@ def run_captured(
     return subprocess.CompletedProcess(list(command), process.returncode, output, errors)
 
 
-_RANK = r"(?:\[\w+\]:\s*)?"
+_RANK = r"(?:\[\w+\]:\s*)?"  # torch writes it before the line of an exception
 _EXCEPTION = re.compile(_RANK + r"((?:\w+\.)*\w*(?:Error|Exception): .+)")
-"""The line of an exception. torch writes the rank before it; launchers write more lines after."""
-
+# A tracer's line about its file also follows the message of a program that failed.
 _END_LINE = re.compile(_RANK + re.escape(END_LINE))
-"""A tracer's line about its file. It also follows the message of a program that failed."""
-
 _MAX_LINE = 200
 
 
@@ -179,13 +170,9 @@ def _wait(pid: int, timeout_s: float | None = None) -> None:
 
     The child is not reaped, so that no other process gets its process id.
     """
-    if timeout_s is None:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        return
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-            return
+    options = os.WEXITED | os.WNOWAIT | (0 if timeout_s is None else os.WNOHANG)
+    end = time.monotonic() + (timeout_s or 0)
+    while os.waitid(os.P_PID, pid, options) is None and time.monotonic() < end:
         time.sleep(_POLL_S)
 
 
@@ -202,30 +189,27 @@ def _kill(pid: int) -> None:
 def _await_end(group: int) -> None:
     """Wait until the killed processes of a group have returned their memory of the device."""
     end = time.monotonic() + _KILLED_S
-    while time.monotonic() < end and any(process.group == group for process in _processes()):
+    while time.monotonic() < end and any(one == group for _, _, one in _processes()):
         time.sleep(_POLL_S)
 
 
 def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = defaultdict(list)
-    for process in _processes():
-        children[process.parent].append(process.pid)
+    for child, parent, _ in _processes():
+        children[parent].append(child)
     found = [pid]
     for parent in found:
         found += children[parent]
     return found[1:]
 
 
-class _Process(NamedTuple):
-    pid: int
-    parent: int
-    group: int
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Yield the id, the parent and the group of each process that has not ended.
 
-
-def _processes() -> Iterator[_Process]:
-    """Return all processes that have not ended."""
+    Zombies, which a container's first process may never reap, must not be waited for.
+    """
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has ended meanwhile
             state, parent, group = stat.read_bytes().rpartition(b")")[2].split()[:3]
             if state not in (b"Z", b"X"):
-                yield _Process(int(stat.parent.name), int(parent), int(group))
+                yield int(stat.parent.name), int(parent), int(group)

@@ -11,9 +11,7 @@ _logged: set[str] = set()
 def warn_once(message: str, kind: str | None = None) -> None:
     """Log a warning on the logger "pytracer", once in a process. Never raises.
 
-    Args:
-        message: The text.
-        kind: Messages of one kind are logged once, whatever their text; None: `message` itself.
+    Messages of one `kind` are logged once, whatever their text; None: the kind is the text.
     """
     kind = message if kind is None else kind
     if kind not in _logged:
@@ -37,10 +35,13 @@ def report_once(message: str, kind: str | None = None) -> None:
                 print_line("\n".join(f"pytracer: {line}" for line in message.splitlines()))
 
 
+def _handlers() -> list[logging.Handler]:
+    return [*_log.handlers, *(_log.root.handlers if _log.propagate else [])]
+
+
 def _prefix() -> str:
     """Return what each line begins with: nothing if the program's logging names the logger."""
-    handlers = [*_log.handlers, *(_log.root.handlers if _log.propagate else [])]
-    formats = [str(getattr(handler.formatter, "_fmt", "")) for handler in handlers]
+    formats = [str(getattr(handler.formatter, "_fmt", "")) for handler in _handlers()]
     named = all("(name)" in format or "{name}" in format for format in formats)
     return "" if formats and named else "pytracer: "
 
@@ -50,18 +51,12 @@ def _logs_to_stderr() -> bool:
 
     `logging.config.dictConfig` disables all loggers that exist, if it is not asked to keep them.
     """
-    if not _log.isEnabledFor(logging.WARNING):  # also if the logger is disabled
+    if not _log.isEnabledFor(logging.WARNING) or sys.stderr is None:  # or the logger is disabled
         return False
-    if not _log.hasHandlers():
+    if not (handlers := _handlers()):
         return logging.lastResort is not None
-    logger: logging.Logger | None = _log
-    while logger is not None:
-        for handler in logger.handlers:
-            stream = getattr(handler, "stream", None)
-            if stream is not None and stream is sys.stderr and handler.level <= logging.WARNING:
-                return True
-        logger = logger.parent if logger.propagate else None
-    return False
+    streams = [getattr(each, "stream", None) for each in handlers if each.level <= logging.WARNING]
+    return any(stream is sys.stderr for stream in streams)
 
 
 def _end_progress_bar() -> None:

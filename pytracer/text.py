@@ -15,10 +15,7 @@ _DURATIONS = (
     (10**10, 10**6, "s"),
     (10**99, 36 * 10**8, "h"),
 )
-
-
-_LONGEST_FILE_NAME = 200
-"""File systems permit 255 bytes. Prefixes and suffixes need some of them."""
+_LONGEST_FILE_NAME = 200  # bytes; file systems permit 255, of which prefixes and suffixes need some
 
 
 def file_name(text: str) -> str:

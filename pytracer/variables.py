@@ -18,7 +18,7 @@ def format_settings(settings: dict[str, str]) -> str:
 
 
 def parse_settings(settings: str) -> dict[str, str]:
-    """Return the value of each key.
+    """Return the value of each key; the last value of a repeated key counts.
 
     Raises:
         ConfigError: `settings` are not of the form `key:value,key:[value,value]`.
@@ -39,11 +39,9 @@ def parse_settings(settings: str) -> dict[str, str]:
 
 
 def merge_settings(settings: str, change: str) -> str:
-    """Return the settings after `change`, both in the form of the environment variable.
-
-    Keys keep their order, and new keys come last. The last value of a repeated key counts.
+    """Return the settings after `change`. Keys keep their order, and new keys come last.
 
     Raises:
-        ConfigError: A string is not of the form `key:value,key:[value,value]`.
+        ConfigError: As of `parse_settings`.
     """
     return format_settings(parse_settings(settings) | parse_settings(change))

@@ -26,12 +26,8 @@ class EnvironmentTracer(Tracer):
 
         The answer is inherited by the children, which are not the first.
         """
-        return self.recording and self._writer.claim_first()
-
-    @property
-    def recording(self) -> bool:
-        """Whether the tracer records."""
-        return self._session.recording
+        files = self._writer.files
+        return self._session.recording and files is not None and files.claim_first()
 
 
 _tracer: EnvironmentTracer | None = None
@@ -41,8 +37,7 @@ _begin_in_child: Callable[[], None] | None = None
 def begin(begin_in_child: Callable[[], None]) -> None:
     """Do what the environment asks for; idempotent. A wrong variable is logged, not raised.
 
-    Args:
-        begin_in_child: Called in each child of `multiprocessing`, once the child knows its work.
+    `begin_in_child` is called in each child of `multiprocessing`, once the child knows its work.
     """
     if _is_compile_worker():
         return
@@ -84,7 +79,10 @@ def _trace() -> None:
         _tracer = EnvironmentTracer()
         _tracer.start()
     except ConfigError as error:
-        warn_once(f"nothing is recorded, and the job continues: {_with_variable_name(str(error))}")
+        name, equals, rest = str(error).partition("=")
+        if name in options.OPTIONS:
+            name = options.variable(name)
+        warn_once(f"nothing is recorded, and the job continues: {name}{equals}{rest}")
         return
     if _tracer.is_first():  # otherwise the first process has logged the warning
         unused_variables.report_unknown()
@@ -120,8 +118,3 @@ def _in_child() -> None:
     _tracer = None  # a forked child inherits its parent's
     if _begin_in_child is not None:
         _begin_in_child()
-
-
-def _with_variable_name(message: str) -> str:
-    name, equals, rest = message.partition("=")
-    return f"{options.variable(name)}{equals}{rest}" if name in options.OPTIONS else message

@@ -12,9 +12,7 @@ from pytracer.tracing import options
 from pytracer.tracing.snapshot_files import FIRST_PROCESS
 
 PREFIX = "PYTRACER_"
-
-REPORTED = "PYTRACER_REPORTED"
-"""Variable that tells the children of a process that the variables were reported."""
+REPORTED = "PYTRACER_REPORTED"  # tells the children of a process that the variables were reported
 
 
 def report_unrecorded() -> None:
@@ -23,11 +21,8 @@ def report_unrecorded() -> None:
     Without a handler, the signal would end the job.
     """
     _defuse()
-    given = [
-        option.variable
-        for option in options.OPTIONS.values()
-        if options.variable_text(option.variable)
-    ]
+    variables = [option.variable for option in options.OPTIONS.values()]
+    given = [name for name in variables if options.variable_text(name)]
     if options.switched_off() or REPORTED in os.environ:
         return
     if given:  # a tracer in the program's code would use them
@@ -38,9 +33,8 @@ def report_unrecorded() -> None:
 def _report_without_tracer(given: list[str], pid: int) -> None:
     if os.getpid() == pid and "pytracer.tracing.tracer" not in sys.modules:
         warn_once(
-            f"PYTRACER=1 was not set: process {pid} recorded nothing, and "
-            f"{', '.join(given)} had no "
-            "effect in it. Set PYTRACER=1, unless a process that it started has its own tracer"
+            f"PYTRACER=1 was not set: process {pid} recorded nothing, and {', '.join(given)} had "
+            "no effect in it. Set PYTRACER=1, unless a process that it started has its own tracer"
         )
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 
+from pytracer.backends import running_torch
 from pytracer.backends.driver_memory import process_bytes
 from pytracer.backends.names import (
     ACCELERATORS,
@@ -11,12 +12,7 @@ from pytracer.backends.names import (
     NO_CACHING_VARIABLE,
     RECORD_THE_CPU,
 )
-from pytracer.backends.running_torch import (
-    built_backends,
-    is_initialised_or_initialising,
-    is_lost_at_fork,
-    torch_module,
-)
+from pytracer.backends.running_torch import is_lost_at_fork, torch_module
 from pytracer.errors import HookError
 from pytracer.log import warn_once
 
@@ -33,7 +29,7 @@ def present_accelerator() -> str | None:
     Raises:
         HookError: torch cannot be imported.
     """
-    accelerators = [backend for backend in built_backends() if backend != "cpu"]
+    _, *accelerators = running_torch.built_backends()
     for backend in reversed(accelerators):  # torch_npu next to a CUDA build means the NPU
         if torch_module(backend).is_available():
             return backend
@@ -41,7 +37,7 @@ def present_accelerator() -> str | None:
 
 
 def automatic_backend() -> str:
-    """Return the backend that `device="auto"` means: the accelerator that exists, else "cpu"."""
+    """Return what `device="auto"` means: the accelerator that exists, or else "cpu"."""
     for backend in ACCELERATORS:
         if (backend == "npu" and "torch_npu" not in sys.modules) or is_lost_at_fork(backend):
             continue  # torch_npu may be installed, but this process does not run on it
@@ -66,7 +62,7 @@ def _count_without_initialising(backend: str) -> int | None:
     `torch.cuda.device_count()` may initialise the driver, which a forked child then cannot use.
     """
     module = torch_module(backend)
-    if backend == "cuda" and not is_initialised_or_initialising(module):
+    if backend == "cuda" and not running_torch.uses_driver(module):
         if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
             return 1  # a process can use one MIG part of one device
         count: int = module._device_count_nvml()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pytracer.backends import devices
 from pytracer.backends.hook_attach import HOOKS, Hooks
-from pytracer.backends.hook_build import Found
 from pytracer.backends.names import ACCELERATORS, AUTOGRAD, HOST, LIBRARIES
 from pytracer.backends.running_torch import built_backends
 from pytracer.errors import HookError
@@ -102,12 +101,12 @@ def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
     """
     *backends, autograd, host = _examine_libraries(hooks)
     return Examination(
-        tuple(dict.fromkeys(requested)) or (_present_backend(),),
-        _examine_interpreter(hooks),
-        tuple(backends),
-        autograd,
-        host,
-        hooks.builder.ready.releases_by_library(),
+        requested=tuple(dict.fromkeys(requested)) or (_present_backend(),),
+        interpreter=_examine_interpreter(hooks),
+        backends=tuple(backends),
+        autograd=autograd,
+        host=host,
+        ready_hooks={name: hooks.builder.ready.releases(name) for name in LIBRARIES},
     )
 
 
@@ -123,7 +122,7 @@ def _examine_libraries(hooks: Hooks) -> tuple[BackendReport, ...]:
         torch = hooks.builder.compiler.torch().version
         hooks.load_core()
     except HookError as error:
-        return tuple(_unavailable(name, None, str(error)) for name in LIBRARIES)
+        return tuple(BackendReport(name, False, None, None, None, str(error)) for name in LIBRARIES)
     return tuple(_examine_library(name, torch, hooks) for name in LIBRARIES)
 
 
@@ -141,6 +140,7 @@ def _examine_interpreter(hooks: Hooks) -> InterpreterReport:
 def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
     builder = hooks.builder
     found = None
+    available = False
     try:
         if backend in ACCELERATORS:
             devices.indices(backend, None)
@@ -148,28 +148,21 @@ def _examine_library(backend: str, torch: str, hooks: Hooks) -> BackendReport:
             if "cuda" not in built_backends():
                 raise HookError("pinned memory is recorded only with CUDA; not needed otherwise")
             devices.indices("cuda", None)
-        found = builder.find(backend)
-        if found is None:
+        if found := builder.find(backend):
+            builder.probe(backend, found.path)
+            message = "ready"
+        else:
             command = " ".join(builder.compiler_for(backend))
             directory = builder.folders.destination().directory
-            first = f"tracer{_OPTIONS.get(backend, '')}"
-            message = (
-                f"not built yet: the first {first} compiles it with {command} into {directory}"
-            )
-            return BackendReport(backend, True, torch, None, None, message)
-        builder.probe(backend, found.path)
+            first = f"the first tracer{_OPTIONS.get(backend, '')}"
+            message = f"not built yet: {first} compiles it with {command} into {directory}"
+        available = True
     except HookError as error:
-        return _unavailable(backend, torch, str(error), found)
+        message = str(error)
     except Exception as error:
-        return _unavailable(backend, torch, _failed(error), found)
-    return BackendReport(backend, True, torch, os.fspath(found.path), found.folder, "ready")
-
-
-def _unavailable(
-    backend: str, torch: str | None, message: str, found: Found | None = None
-) -> BackendReport:
+        message = _failed(error)
     path, folder = (os.fspath(found.path), found.folder) if found else (None, None)
-    return BackendReport(backend, False, torch, path, folder, message)
+    return BackendReport(backend, available, torch, path, folder, message)
 
 
 def _failed(error: Exception) -> str:

@@ -1,8 +1,4 @@
-"""Attaching hooks to torch's allocators, in a process that records.
-
-Whatever fails is a `HookError` that says what is missing and what to do about it. The caller
-continues without a recording.
-"""
+"""Attaching hooks to torch's allocators, in a process that records."""
 
 import contextlib
 import functools
@@ -33,23 +29,8 @@ def load_core() -> ModuleType:
     return core
 
 
-def core_path(path: str | os.PathLike[str]) -> str | bytes:
-    """Return a path for the core; as bytes if it has some that are not UTF-8, such as a HOME."""
-    text = os.fspath(path)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return os.fsencode(text)
-    return text
-
-
 class Hooks:
-    """The hooks of one process. A hook stays attached until the process ends.
-
-    Attributes:
-        builder: Finds and builds the hooks to attach.
-        load_core: Returns the C++ core.
-    """
+    """The hooks of one process. A hook stays attached until the process ends."""
 
     def __init__(
         self,
@@ -57,13 +38,7 @@ class Hooks:
         load_core: Callable[[], ModuleType] = load_core,
         watch_oom: Callable[[str], None] = oom.watch,
     ) -> None:
-        """Attach nothing yet.
-
-        Args:
-            builder: Finds and builds the hooks; None: for the running torch and this process.
-            load_core: Returns the C++ core, or raises HookError.
-            watch_oom: Called with the backend after its hook was attached.
-        """
+        """Attach nothing yet; `watch_oom` is called with a backend whose hook was attached."""
         self.builder = builder or HookBuilder()
         self.load_core = load_core
         self._watch_oom = watch_oom
@@ -93,15 +68,10 @@ class Hooks:
             running_torch.when_initialised(backend, functools.partial(self._attach_late, found))
 
     def attach_host(self) -> None:
-        """Attach the hook for pinned host memory, as `attach` does; idempotent.
-
-        Raises:
-            HookError: Pinned memory cannot be recorded here; the message says why.
-        """
-        if HOST in self._attached:
-            return
-        self.load_core().attach_hook(core_path(self._find(HOST).path))
-        self._attached.add(HOST)
+        """Attach the hook for pinned host memory, as `attach` does; idempotent."""
+        if HOST not in self._attached:
+            self.load_core().attach_hook(os.fsencode(self._find(HOST).path))
+            self._attached.add(HOST)
 
     def attach_autograd(self) -> None:
         """Attach the library that reads autograd's state, and build it first if no folder has it.
@@ -113,7 +83,8 @@ class Hooks:
             return
         with contextlib.suppress(Exception):
             found = self.builder.find_or_build(AUTOGRAD)
-            self.load_core().attach_autograd(core_path(found.path), running_torch.engine_code())
+            path = os.fsencode(found.path)
+            self.load_core().attach_autograd(path, running_torch.engine_code())
             self._attached.add(AUTOGRAD)
 
     @property
@@ -133,7 +104,7 @@ class Hooks:
 
     def _attach(self, found: Found) -> bool:
         """Return whether the hook is attached; False: torch has not initialised the device yet."""
-        if not self.load_core().attach_hook(core_path(found.path)):
+        if not self.load_core().attach_hook(os.fsencode(found.path)):  # it may not be UTF-8
             return False
         self._attached.add(found.backend)
         self._late_problems.pop(found.backend, None)
@@ -153,5 +124,4 @@ class Hooks:
             warn_once(f"{found.backend.upper()} is not recorded: {error}")
 
 
-HOOKS = Hooks()
-"""The hooks of this process."""
+HOOKS = Hooks()  # the hooks of this process

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pytracer.backends.build_leftovers import remove_leftovers, scratch_prefix
 from pytracer.backends.hook_compile import HookCompiler
@@ -32,13 +32,9 @@ from pytracer.errors import HookError
 from pytracer.log import warn_once
 from pytracer.text import brief
 
-if TYPE_CHECKING:
-    from filelock import FileLock
-
 WAIT_SECONDS = 300.0
 
-READY = "the package's ready hooks"
-"""The name of the folder of the hooks that came with the package."""
+READY = "the package's ready hooks"  # the name of their folder
 
 Probe = Callable[[str, Path], None]
 """Tries the hook of a backend; raises HookError if the hook must not be used."""
@@ -49,7 +45,7 @@ class Found:
     """A hook that fits the running torch.
 
     Attributes:
-        backend: "cpu", "cuda" or "npu".
+        backend: One of `LIBRARIES`.
         path: The hook's file.
         folder: The name of the folder that has it, as in `HookFolder`, or `READY`.
     """
@@ -62,12 +58,8 @@ class Found:
 class HookBuilder:
     """Finds hooks and builds missing ones, one process of a node at a time.
 
-    Attributes:
-        folders: Where hooks are kept.
-        compiler: Names and compiles hooks.
-        ready: The hooks that came with the package.
-        probe: Tries a fresh hook before it gets its name.
-        wait_s: How long to wait for another process that builds the same hook.
+    A fresh hook is tried by `probe` before it gets its name. A process that builds the same hook is
+    waited for at most `wait_s` seconds.
     """
 
     def __init__(
@@ -80,49 +72,29 @@ class HookBuilder:
         """Find nothing yet. What is left out is made for the running torch and this process."""
         self.folders = folders or HookFolders()
         self.compiler = compiler or HookCompiler(self.folders)
-        self.ready = ReadyHooks(self.folders.package, self.compiler.cache)
+        self.ready = ReadyHooks(self.folders.package, self.compiler)
         self.probe = probe
         self.wait_s = wait_s
+        self._file_name = functools.cache(self.compiler.file_name)  # it may read many headers
         self._failures: dict[tuple[str, ...], str] = {}  # by file name and compiler
 
     def find(self, backend: str) -> Found | None:
-        """Look the hook up. Nothing is built or written.
+        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
+
+        Nothing is built or written.
 
         Raises:
             HookError: There is no such hook, no torch, or no headers.
         """
-        return self._search(backend, self._name_of(backend))
-
-    def _name_of(self, backend: str) -> Callable[[], str]:
-        """Return a function for the hook's file name, which may read thousands of headers, once."""
-        return functools.cache(functools.partial(self.compiler.file_name, backend))
-
-    def _search(self, backend: str, name: Callable[[], str]) -> Found | None:
-        """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
-
-        With a ready hook, the file name is not needed.
-        """
-        if found := self._look_up(backend, name, self.folders.named()):
+        if found := self._look_up(backend, self.folders.named()):
             return found
-        if path := self._find_ready(backend):
+        if path := self.ready.find(backend):
             return Found(backend, path, READY)
-        return self._look_up(backend, name, self.folders.chosen())
+        return self._look_up(backend, self.folders.chosen())
 
-    def _find_ready(self, backend: str) -> Path | None:
-        if not self.ready.releases(backend):
-            return None
-        return self.ready.find(
-            backend,
-            self.compiler.release(backend),
-            self.compiler.roots(backend),
-            self.compiler.facts(backend),
-        )
-
-    def _look_up(
-        self, backend: str, name: Callable[[], str], folders: Sequence[HookFolder]
-    ) -> Found | None:
+    def _look_up(self, backend: str, folders: Sequence[HookFolder]) -> Found | None:
         for folder in folders:
-            if path := folder.find_hook(name()):
+            if path := folder.find_hook(self._file_name(backend)):
                 return Found(backend, path, folder.name)
         return None
 
@@ -130,8 +102,7 @@ class HookBuilder:
         """Return the compiler's command, for a hook that no folder has.
 
         Raises:
-            HookError: There is no compiler, or it is forbidden; the message also says which
-                releases have ready hooks.
+            HookError: There is no compiler, or it is forbidden; ready hooks are named too.
         """
         try:
             return self.compiler.find_command()
@@ -144,15 +115,12 @@ class HookBuilder:
         releases = self.ready.releases(backend)
         if not releases:
             return ""
-        package = package_of(backend)
-        running = self.compiler.release(backend)
-        ready = f"{package} {', '.join(releases)}"
-        if public(running) in releases:
-            return (
-                f"the ready hooks are for {ready} as their projects publish them, and the headers "
-                f"of this {package} {running} differ"
-            )
-        return f"the ready hooks are for {ready}, and this is {package} {running}"
+        package, running = package_of(backend), self.compiler.release(backend)
+        why = f"the ready hooks are for {package} {', '.join(releases)}"
+        if public(running) not in releases:
+            return f"{why}, and this is {package} {running}"
+        why += " as their projects publish them"
+        return f"{why}, and the headers of this {package} {running} differ"
 
     def find_or_build(self, backend: str) -> Found:
         """Look the hook up, and build it if no folder has it.
@@ -168,35 +136,28 @@ class HookBuilder:
                 warn_once(
                     f"{named.name}={brief(str(named.directory))} is no folder, and is ignored"
                 )
-        name_of = self._name_of(backend)
-        if found := self._search(backend, name_of):
+        if found := self.find(backend):
             self.compiler.cache.write()
             return found
-        name = name_of()
-        attempt = (name, *self.compiler_for(backend))
+        attempt = (self._file_name(backend), *self.compiler_for(backend))
         if attempt in self._failures:
             raise HookError(self._failures[attempt])
         try:
-            found = self._build_in_turn(backend, name)
+            found = self._build_in_turn(backend)
         except HookError as error:
             self._failures[attempt] = str(error)
             raise
         self.compiler.cache.write()
         return found
 
-    def build(self, backend: str, directory: Path, name: str | None = None) -> Path:
-        """Compile and probe the hook. `directory` gets the complete file or none.
-
-        Args:
-            backend: "cpu", "cuda" or "npu".
-            directory: The folder of the file, made if it is missing.
-            name: The compiler's `file_name`, where it is known.
+    def build(self, backend: str, directory: Path) -> Path:
+        """Compile and probe the hook. `directory`, made if missing, gets the complete file or none.
 
         Raises:
             HookError: Compiling is forbidden, not possible or failed, or the hook failed its probe.
         """
         command = self.compiler.find_command()
-        target = directory.absolute() / (name or self.compiler.file_name(backend))
+        target = directory.absolute() / self._file_name(backend)
         try:
             _make_folder(target.parent)
             remove_leftovers(target.parent)
@@ -207,7 +168,8 @@ class HookBuilder:
                 self.compiler.compile(command, backend, fresh)
                 fresh.write_bytes(sealed(fresh.read_bytes()))
                 # An image may be built on a machine without the device.
-                if backend in ("cpu", AUTOGRAD) or _has_device(backend):
+                device = "cuda" if backend == HOST else backend
+                if backend in ("cpu", AUTOGRAD) or torch_module(device).device_count() > 0:
                     self.probe(backend, fresh)
                 fresh.chmod(0o755)
                 with fresh.open("rb") as written:
@@ -220,7 +182,7 @@ class HookBuilder:
             ) from error
         return target
 
-    def _build_in_turn(self, backend: str, name: str) -> Found:
+    def _build_in_turn(self, backend: str) -> Found:
         """Build the hook while other processes of this node wait.
 
         A process that had to wait and finds no hook takes over the reason that the builder left,
@@ -229,11 +191,11 @@ class HookBuilder:
         try:
             private = self.folders.private().made(for_hooks=False)
         except OSError:  # several may build at once, and all get a hook
-            return self.build_in_chosen(backend, name)
-        lock_file = private.directory / f"{name}.lock"
+            return self.build_in_chosen(backend)
+        lock_file = private.directory / f"{self._file_name(backend)}.lock"
         reason_file = lock_file.with_suffix(".failed")
         with self._turn(backend, lock_file) as waited:
-            if found := self._look_up(backend, lambda: name, self.folders.lookup()):
+            if found := self._look_up(backend, self.folders.lookup()):
                 return found
             with contextlib.suppress(OSError):
                 if waited and (reason := reason_file.read_text("utf-8", "replace")):
@@ -241,18 +203,14 @@ class HookBuilder:
             with contextlib.suppress(OSError):
                 reason_file.unlink()
             try:
-                return self.build_in_chosen(backend, name)
+                return self.build_in_chosen(backend)
             except HookError as error:
                 with contextlib.suppress(OSError):
                     reason_file.write_text(str(error), "utf-8", "replace")
                 raise
 
-    def build_in_chosen(self, backend: str, name: str | None = None) -> Found:
-        """Compile and probe the hook, into the first of pytracer's folders that can keep it.
-
-        Args:
-            backend: "cpu", "cuda" or "npu".
-            name: The compiler's `file_name`, where it is known.
+    def build_in_chosen(self, backend: str) -> Found:
+        """Build the hook, as `build` does, in the first of pytracer's folders that can keep it.
 
         Raises:
             HookError: As for `build`, or no folder can keep the hook; the message names both.
@@ -266,7 +224,7 @@ class HookBuilder:
                 if problems:
                     reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
                     warn_once(f"the hook is kept in {directory}, because of {reasons}")
-                return Found(backend, self.build(backend, directory, name), folder.name)
+                return Found(backend, self.build(backend, directory), folder.name)
             except OSError as error:
                 problems[folder] = error.strerror or str(error)
             except HookError:
@@ -295,35 +253,29 @@ class HookBuilder:
                 with contextlib.suppress(Exception):
                     lock.release()
 
-    def _acquire(self, backend: str, lock_file: Path) -> tuple["FileLock | None", bool]:
+    def _acquire(self, backend: str, lock_file: Path) -> tuple[Any, bool]:
         """Return the acquired lock, or None if locking failed, and whether another process had it.
 
         Raises:
             HookError: Another process has had the lock for longer than `wait_s`.
         """
-        waited = False
         try:
             # Only a process that builds needs the package, and it may be missing.
             from filelock import FileLock, Timeout
 
             lock = FileLock(lock_file)
-            try:
+            with contextlib.suppress(Timeout):
                 lock.acquire(blocking=False)
-            except Timeout:
-                waited = True
-            if waited:
-                try:
-                    lock.acquire(timeout=self.wait_s)
-                except Timeout as error:
-                    raise HookError(
-                        f"another process has been building the hook for {backend!r} for more than "
-                        f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
-                    ) from error
-        except HookError:
-            raise
+                return lock, False
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=self.wait_s)
+                return lock, True
         except Exception:
             return None, False
-        return lock, waited
+        raise HookError(
+            f"another process has been building the hook for {backend!r} for more than "
+            f"{self.wait_s:g} s; start again when it is done, or {PREBUILT_REMEDY}"
+        )
 
 
 def _make_folder(directory: Path) -> None:
@@ -331,9 +283,3 @@ def _make_folder(directory: Path) -> None:
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o755, exist_ok=True)
-
-
-def _has_device(backend: str) -> bool:
-    """Return whether there is a device on which the hook can be tried."""
-    accelerator = "cuda" if backend == HOST else backend
-    return int(torch_module(accelerator).device_count()) > 0

@@ -13,9 +13,8 @@ from importlib import metadata
 from itertools import product
 from pathlib import Path
 
-from pytracer.backends.hook_cache import HookCache
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import hook_key
+from pytracer.backends.hook_key import NO_KEY, HookCache, Stamp, headers_key, included_files
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.child_process import run_captured
@@ -30,8 +29,7 @@ NPU_VERSIONS = (
 )
 """The releases of torch_npu whose allocator reports its events to a tracker."""
 
-STANDARDS = ("c++20", "c++17")
-"""The standards to compile with: the second is for compilers that do not know C++20."""
+STANDARDS = ("c++20", "c++17")  # the second is for compilers that do not know C++20
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 # CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.
@@ -49,6 +47,7 @@ class HookCompiler:
     """Names and compiles the hooks for the running torch.
 
     Attributes:
+        torch: Describes the torch to compile for.
         cache: The cached keys of hooks, of compiled ones and of ready ones.
         timeout_s: How long one run of the compiler may take.
     """
@@ -62,38 +61,33 @@ class HookCompiler:
         torch_npu: Callable[[], Path] | None = None,
         standards: Sequence[str] = STANDARDS,
     ) -> None:
-        """Compile nothing yet.
+        """Compile nothing yet; None: the folders of this process, and the installed torch_npu.
 
         Args:
-            folders: The folders of hooks and of the package; None: those of this process.
+            folders: The folders of hooks and of the package.
             environment: The variables that choose the compiler, read at each use.
-            torch: Describes the torch to compile for.
-            torch_npu: Returns the folder of the package torch_npu; None: the installed one.
+            torch: Describes the torch to compile for, or raises a HookError.
+            torch_npu: Returns the folder of the package torch_npu.
             standards: The C++ standards to try, in order.
         """
         self._folders = folders or HookFolders(environment)
         self._environment = environment
-        self._torch = torch
+        self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
         self._standards = standards
         self.cache = HookCache(self._folders)
         self.timeout_s = COMPILE_SECONDS
 
-    def torch(self) -> TorchBuild:
-        """Return the torch to compile for.
-
-        Raises:
-            HookError: torch cannot be imported.
-        """
-        return self._torch()
-
-    def source_dir(self, backend: str) -> Path:
-        """Return the folder with `hooks/hook_abi.h` and `hooks/{backend}.cpp`.
+    def source(self, backend: str) -> Path:
+        """Return the hook's source, `hooks/{backend}.cpp` in a folder of sources.
 
         Raises:
             HookError: This version has no hook for the backend, or the installation lacks sources.
         """
-        candidates = self._source_candidates()
+        # The checkout of an editable install comes first. It is newer than what the install copied.
+        package, *others = self._folders.package
+        candidates = [package / "_hook_source", package.parent / "csrc"]
+        candidates += [folder / "_hook_source" for folder in others]
         has_sources = (path for path in candidates if (path / "hooks" / "hook_abi.h").is_file())
         folder = next(has_sources, None)
         if folder is None:
@@ -107,16 +101,7 @@ class HookCompiler:
                 f"this version of pytracer records only the {' and '.join(recorded).upper()} "
                 f"allocator, not {backend!r}; trace another device, or install a newer pytracer"
             )
-        return folder
-
-    def _source_candidates(self) -> list[Path]:
-        """Return the folders that may have the sources.
-
-        The checkout of an editable install comes first. It is newer than what the install copied.
-        """
-        package, *others = self._folders.package
-        candidates = [package / "_hook_source", package.parent / "csrc"]
-        return candidates + [folder / "_hook_source" for folder in others]
+        return folder / "hooks" / f"{backend}.cpp"
 
     def include_dirs(self, backend: str) -> list[Path]:
         """Return the folders in which the compiler finds the headers for `backend`.
@@ -131,7 +116,7 @@ class HookCompiler:
                 "install torch from a wheel that has them"
             )
         if backend == "cuda":
-            return [headers, self.source_dir(backend) / "hooks" / "stand_in"]
+            return [headers, self.source(backend).parent / "stand_in"]
         if backend == "npu":
             return [headers, *_torch_npu_headers(self._torch_npu() / "include")]
         if backend == HOST:
@@ -148,16 +133,18 @@ class HookCompiler:
         Raises:
             HookError: There is no such hook, no torch, or no headers.
         """
-        source = self.source_dir(backend) / "hooks" / f"{backend}.cpp"
-        return hook_key(source, self.roots(backend), self.facts(backend), self.cache)
+        source = self.source(backend)
+        roots, facts = self.roots(backend), self.facts(backend)
+
+        def compute() -> tuple[str, dict[str, Stamp]]:
+            digests, seen = included_files(source, roots)
+            return headers_key(digests, facts, digests.get) or NO_KEY, seen
+
+        return self.cache.key("key", [os.fsencode(source)], roots, facts, compute)
 
     def roots(self, backend: str) -> list[Path]:
-        """Return all folders with files that the hook is compiled from, in order.
-
-        Raises:
-            HookError: As for `key`.
-        """
-        return [self.source_dir(backend), *self.include_dirs(backend)]
+        """Return all folders with files that the hook is compiled from, in order."""
+        return [self.source(backend).parents[1], *self.include_dirs(backend)]
 
     def facts(self, backend: str) -> dict[str, bytes]:
         """Return what decides the hook's ABI apart from headers, by name."""
@@ -168,19 +155,11 @@ class HookCompiler:
         }
 
     def release(self, backend: str) -> str:
-        """Return the version of the package that has the allocator: torch or torch_npu.
-
-        Raises:
-            HookError: torch cannot be imported.
-        """
+        """Return the version of the package that has the allocator: torch or torch_npu."""
         return _version("torch_npu") if backend == "npu" else self.torch().version
 
     def file_name(self, backend: str) -> str:
-        """Return the hook's file name, which is the same in all folders.
-
-        Raises:
-            HookError: As for `key`.
-        """
+        """Return the hook's file name, which is the same in all folders."""
         return f"pytracer_{backend}-{self.key(backend)}.so"
 
     def is_allowed(self) -> bool:
@@ -191,7 +170,7 @@ class HookCompiler:
 
     def mode_problem(self) -> str | None:
         """Return why the value of `PYTRACER_BUILD` is wrong; None: it is not."""
-        if self._mode() in ("auto", "never"):
+        if self._mode() in ("", "auto", "never"):
             return None
         return (
             f"PYTRACER_BUILD is {brief(self._mode())}; set it to 'auto' (the default: a missing "
@@ -199,7 +178,7 @@ class HookCompiler:
         )
 
     def _mode(self) -> str:
-        return self._environment.get("PYTRACER_BUILD", "").strip() or "auto"
+        return self._environment.get("PYTRACER_BUILD", "").strip()
 
     def find_command(self) -> list[str]:
         """Return the C++ compiler's command: `$CXX`, else c++, g++ or clang++ on the PATH.
@@ -225,8 +204,8 @@ class HookCompiler:
             if found := shutil.which(name, path=path):
                 return [found]
         raise HookError(
-            "no C++ compiler (searched $CXX, and c++, g++ and clang++ on the PATH); "
-            f"install g++, or {PREBUILT_REMEDY}"
+            "no C++ compiler (searched $CXX, and c++, g++ and clang++ on the PATH); install g++, "
+            f"or {PREBUILT_REMEDY}"
         )
 
     def compile(
@@ -240,7 +219,7 @@ class HookCompiler:
 
         Args:
             command: The compiler, as `find_command` returns it.
-            backend: "cpu", "cuda" or "npu".
+            backend: One of `LIBRARIES`.
             output: The library to write.
             options: More options of the compiler; None: the library remembers the folder of
                 torch's libraries.
@@ -252,9 +231,8 @@ class HookCompiler:
         library_dir = torch.root / "lib"
         inputs = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}"]
         inputs += [f"-I{folder}" for folder in self.include_dirs(backend)]
-        inputs += [str(self.source_dir(backend) / "hooks" / f"{backend}.cpp")]
-        inputs += [f"-L{library_dir}", *_LIBRARIES.get(backend, ("-lc10",))]
-        inputs += ["-o", str(output)]
+        inputs += [str(self.source(backend)), f"-L{library_dir}"]
+        inputs += [*_LIBRARIES.get(backend, ("-lc10",)), "-o", str(output)]
         if options is None:
             options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
@@ -298,11 +276,7 @@ def quoted(line: str) -> str:
 
 
 def _require_host_allocator(headers: Path, version: str) -> None:
-    """Check that torch's allocator of pinned memory can be wrapped.
-
-    Raises:
-        HookError: This torch has no interface for that.
-    """
+    """Check that torch's allocator of pinned memory can be wrapped."""
     allocator = headers / "ATen/core/CachingHostAllocator.h"
     if not allocator.is_file() or b"setHostAllocator" not in allocator.read_bytes():
         raise HookError(

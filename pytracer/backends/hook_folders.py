@@ -22,9 +22,7 @@ PREBUILT_REMEDY = (
 )
 """The end of most messages: the remedy that needs neither a compiler nor a writable folder."""
 
-BUILD_BYTES = 8 << 20
-"""More than the files of one compilation take."""
-
+BUILD_BYTES = 8 << 20  # more than the files of one compilation take
 _NOEXEC = "the file system is mounted noexec, so that no library can be loaded from it"
 
 
@@ -34,7 +32,7 @@ class HookFolder:
 
     Attributes:
         name: The folder's name in messages.
-        directory: Its path. The folder need not exist.
+        directory: The folder, which need not exist.
         forbidden_mode: Permission bits that the folder must not have; None for a folder that is
             trusted because the user or the installer named it.
         may_be_link: Whether the folder itself may be a symbolic link.
@@ -50,7 +48,7 @@ class HookFolder:
 
         Nobody but this user and root can replace the file after this check: see `open_trusted`.
         """
-        if (found := self._read(file_name)) is None:
+        if (found := self.read(file_name)) is None:
             return None
         path, content = found
         if not is_intact(content):
@@ -64,12 +62,8 @@ class HookFolder:
             return path
         return None
 
-    def read(self, file_name: str) -> bytes | None:
-        """Return the content of a file that may be trusted as a hook is, or None."""
-        found = self._read(file_name)
-        return None if found is None else found[1]
-
-    def _read(self, file_name: str) -> tuple[Path, bytes] | None:
+    def read(self, file_name: str) -> tuple[Path, bytes] | None:
+        """Return the path and the content of a file that may be trusted as a hook is, or None."""
         try:
             if self.forbidden_mode is None:
                 path = self.directory / file_name
@@ -89,11 +83,9 @@ class HookFolder:
             return None
 
     def _open(self, forbidden_mode: int, *, make: bool = False) -> tuple[int, str]:
+        path = str(self.directory)
         return open_trusted(
-            str(self.directory),
-            forbidden_mode=forbidden_mode,
-            follow_last=self.may_be_link,
-            make=make,
+            path, forbidden_mode=forbidden_mode, follow_last=self.may_be_link, make=make
         )
 
     def made(self, room_bytes: int = 0, for_hooks: bool = True) -> "HookFolder":
@@ -133,27 +125,9 @@ class HookFolders:
     def __init__(
         self, environment: Mapping[str, str] = os.environ, package: Sequence[Path] | None = None
     ) -> None:
-        """Look up nothing yet.
-
-        Args:
-            environment: The variables that name folders, read at each use.
-            package: The package's folders; None: those of the package `pytracer`.
-        """
+        """Look up nothing yet. The environment names folders; it is read at each use."""
         self._environment = environment
-        self._package = package
-
-    @property
-    def package(self) -> Sequence[Path]:
-        """The folders of the package `pytracer`; the one with this code comes first.
-
-        An editable install has this code in the checkout, and a second folder in the Python
-        installation, which Python may name first.
-        """
-        if self._package is None:
-            code = Path(__file__).parents[1]
-            folders = map(Path, sys.modules["pytracer"].__path__)
-            self._package = [code, *(folder for folder in folders if folder != code)]
-        return self._package
+        self.package = _package_folders() if package is None else package
 
     def lookup(self) -> list[HookFolder]:
         """Return the folders in which a hook is looked up by its file name, in order."""
@@ -195,6 +169,16 @@ class HookFolders:
         # A link to the cache is the user's own choice. Its target is what has to be safe.
         directory = Path(cache, "pytracer")
         return [HookFolder("the user's cache", directory, 0o022), self.private()]
+
+
+def _package_folders() -> list[Path]:
+    """Return the folders of the package `pytracer`; the one with this code comes first.
+
+    An editable install has this code in the checkout, and a second folder in the Python
+    installation, which Python may name first.
+    """
+    code = Path(__file__).parents[1]
+    return [code, *(path for path in map(Path, sys.modules["pytracer"].__path__) if path != code)]
 
 
 def _is_noexec(path: Path) -> bool:

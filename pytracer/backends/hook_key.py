@@ -3,18 +3,112 @@
 The key of a hook that is compiled here is in its file name. It covers every header that the
 compiler may read, because it is needed before the compilation. The key of a ready hook covers the
 headers that the compiler did read, so that the hook serves builds of torch that differ in others.
+Install paths do not count, so that a hook built elsewhere for the same torch is found.
+
+Reading the headers for an NPU takes 0.5 s. A key is therefore cached in the folders of hooks, with
+the size and the time of modification of each file that it was computed from. A later start compares
+those, and reads no header.
 """
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pytracer.backends.hook_cache import NO_KEY, HookCache, Stamp, nearest_folder, stamp
+from pytracer.atomic_file import open_atomically
+from pytracer.backends.hook_folders import HookFolders
+from pytracer.errors import HookError
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^<>"\n]+)[>"]', re.MULTILINE)
+
+SETTLED_NS = 2_000_000_000
+"""A key is cached if nothing changed in this time: a later change has another time of modification,
+even where the file system counts in whole seconds."""
+
+NO_KEY = ""  # what is cached where no hook fits
+_KEYS = {"key": re.compile(r"[0-9a-f]{20}"), "ready": re.compile(r"([0-9a-f]{20})?")}
+"""What may be cached, by kind: a hook can always be compiled, and a ready one may be missing."""
+
+Stamp = list[int]  # the size of a file or folder in bytes, and its time of modification in ns
+
+
+class HookCache:
+    """The cached keys of one process. Keys are written by `write` alone."""
+
+    def __init__(self, folders: HookFolders) -> None:
+        """Read nothing yet. A cached key is trusted as a hook in `folders` is."""
+        self._folders = folders
+        self._unwritten: dict[str, tuple[str, dict[str, Stamp]]] = {}  # by file name
+
+    def key(
+        self,
+        kind: str,
+        parts: Sequence[bytes],
+        roots: Sequence[Path],
+        facts: Mapping[str, bytes],
+        compute: Callable[[], tuple[str, dict[str, Stamp]]],
+    ) -> str:
+        """Return the cached key or `NO_KEY`; compute it if a file has changed, and keep it.
+
+        Args:
+            kind: "key" for a hook to compile, "ready" for a ready one.
+            parts: What decides the key, with the paths of `roots`, the `facts` and the files.
+            roots: The folders in which the compiler would look for headers, in order.
+            facts: What else decides the ABI, by name.
+            compute: Returns the key, or `NO_KEY`, and the stamps of the files that decide it, and
+                of the folders in which such a file was looked up and not found, by path. That of a
+                file was taken before the file was read, that of a folder after the look-up.
+        """
+        decides = [kind.encode(), *parts, *map(os.fsencode, roots)]
+        decides += [b"%s=%s" % (name.encode(), fact) for name, fact in sorted(facts.items())]
+        name = f"{kind}-{hashlib.sha256(bytes(1).join(decides)).hexdigest()[:20]}.json"
+        if (cached := self._read(name, _KEYS[kind])) is not None:
+            return cached
+        computed = self._unwritten[name] = compute()
+        return computed[0]
+
+    def _read(self, name: str, form: re.Pattern[str]) -> str | None:
+        for folder in self._folders.chosen():
+            if (found := folder.read(name)) is None:
+                continue
+            try:
+                cached = json.loads(found[1])
+                key, seen = cached["key"], cached["seen"]
+                if form.fullmatch(key) and all(stamp(path) == was for path, was in seen.items()):
+                    return str(key)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                continue  # the file is not ours, or is damaged: the key is computed again
+        return None
+
+    def write(self) -> None:
+        """Write the keys that were computed, if a folder can be written."""
+        while self._unwritten:
+            name, (key, seen) = self._unwritten.popitem()
+            newest_ns = max((modified_ns for _, modified_ns in seen.values()), default=0)
+            if time.time_ns() - newest_ns < SETTLED_NS:
+                continue
+            with contextlib.suppress(HookError, OSError):
+                path = self._folders.destination().directory / name
+                with open_atomically(path) as file:
+                    file.write(json.dumps({"key": key, "seen": seen}).encode())
+
+
+def stamp(path: str) -> Stamp:
+    """Return the state of a file or folder, or raise an OSError."""
+    info = os.stat(path)
+    return [info.st_size, info.st_mtime_ns]
+
+
+def nearest_folder(path: str) -> str:
+    """Return the folder at `path`, or the nearest one above it that exists."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def headers_key(
@@ -22,10 +116,8 @@ def headers_key(
 ) -> str | None:
     """Return 20 hexadecimal digits that identify headers and facts; None: a header is missing.
 
-    Args:
-        headers: The paths of the headers.
-        facts: What else decides the ABI, by name.
-        digest: Returns the hash of a header's content, or None if there is no such header.
+    `digest` returns the hash of a header's content, or None if there is no such header. `facts`
+    decide the ABI, too.
     """
     whole = hashlib.sha256()
     for name, fact in sorted(facts.items()):
@@ -38,30 +130,6 @@ def headers_key(
     return whole.hexdigest()[:20]
 
 
-def hook_key(
-    source: Path, roots: Sequence[Path], facts: Mapping[str, bytes], cache: HookCache
-) -> str:
-    """Return the key of a hook that is compiled here, from all headers that it may read.
-
-    Install paths do not count, so that a hook built elsewhere for the same torch is found.
-
-    Args:
-        source: The hook's source, in one of `roots`.
-        roots: The folders in which the compiler looks for headers, in order.
-        facts: What else decides the ABI, by name.
-        cache: The keys that were computed before; gets this one.
-
-    Raises:
-        OSError: A header cannot be read.
-    """
-
-    def compute() -> tuple[str, dict[str, Stamp]]:
-        digests, seen = included_files(source, roots)
-        return headers_key(digests, facts, digests.get) or NO_KEY, seen
-
-    return cache.key("key", [os.fsencode(source)], roots, facts, compute)
-
-
 def included_files(
     source: Path, roots: Sequence[Path]
 ) -> tuple[dict[str, bytes], dict[str, Stamp]]:
@@ -71,6 +139,9 @@ def included_files(
         The hashes of the files, `source` among them, by the path relative to the root; and the
         stamps of the files, and of the folders in which a header was looked up and not found, by
         path. While these stamps are the same, so are the contents.
+
+    Raises:
+        OSError: A header cannot be read.
     """
     digests: dict[str, bytes] = {}
     seen: dict[str, Stamp] = {}

@@ -1,17 +1,22 @@
 """Try a hook in this process: `python -m pytracer.backends.hook_probe BACKEND PATH`.
 
 The process prints `PASSED` and exits with 0 if the hook attached, torch could allocate and free
-under it, and the allocations were reported. `pytracer.backends.probe_process` starts it, with
-`PYTRACER=0`, so that nothing else records.
+under it, and the allocations were reported. It exits with `REFUSED`, after the reason, if the hook
+cannot be attached, and with `NOT_TRIED` if the device cannot be used. `probe_process` starts it,
+with `PYTRACER=0`, so that nothing else records.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytracer import _core
+import torch
+
+from pytracer import _core
+from pytracer.backends.names import AUTOGRAD, HOST
+from pytracer.backends.probe_process import NOT_TRIED, PASSED, REFUSED
+from pytracer.backends.running_torch import engine_code, torch_module
+from pytracer.errors import HookError
 
 
 def probe_autograd(path: str) -> None:
@@ -20,12 +25,6 @@ def probe_autograd(path: str) -> None:
     Raises:
         SystemExit: The library cannot be attached (`REFUSED`), or it reads something else.
     """
-    import torch
-
-    from pytracer import _core
-    from pytracer.backends.probe_process import PASSED
-    from pytracer.backends.running_torch import engine_code
-
     _attach(_core.attach_autograd, os.fsencode(path), engine_code())
     seen: list[object] = [_core.running_node()]
     inner = torch.ones(3, requires_grad=True).exp()
@@ -46,13 +45,8 @@ def probe_host(path: str) -> None:
     """Attach the hook for pinned memory at `path`, and pin and free memory under it.
 
     Raises:
-        SystemExit: As for `main`.
+        SystemExit: The hook cannot be attached or does not do its work, or no memory can be pinned.
     """
-    import torch
-
-    from pytracer import _core
-    from pytracer.backends.probe_process import NOT_TRIED
-
     try:
         torch.cuda.init()
         before = torch.ones(1000, pin_memory=True)
@@ -60,10 +54,7 @@ def probe_host(path: str) -> None:
         raise SystemExit(NOT_TRIED) from error
     _attach(_core.attach_hook, os.fsencode(path))
     del before  # allocated without the hook
-    session = _core.Session(
-        [_core.HOST_DEVICE], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
-    )
-    session.start()
+    session = _started_session(_core.HOST_DEVICE)
     blocks = [torch.ones(size).pin_memory() for size in (1, 1000, 1_000_000)]
     addresses = {block.data_ptr() for block in blocks}
     there = blocks[1].to("cuda", non_blocking=True)
@@ -75,18 +66,12 @@ def probe_host(path: str) -> None:
     _check_recording(session, addresses, path)
 
 
-def main(backend: str, path: str) -> None:
+def probe_device(backend: str, path: str) -> None:
     """Attach the hook at `path`, and allocate and free with and without a recording.
 
     Raises:
-        SystemExit: The hook cannot be attached (`REFUSED`, after the reason), it attached and does
-            not do its work, or the device cannot be used (`NOT_TRIED`).
+        SystemExit: The hook cannot be attached or does not do its work, or the device is in use.
     """
-    import torch
-
-    from pytracer import _core
-    from pytracer.backends.probe_process import NOT_TRIED
-    from pytracer.backends.running_torch import torch_module
 
     def work() -> set[int]:
         blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]
@@ -107,20 +92,13 @@ def main(backend: str, path: str) -> None:
     _attach(_core.attach_hook, os.fsencode(path))
     del before  # this block was allocated without the hook and is freed under it
     work()
-    device = _core.CPU_DEVICE if backend == "cpu" else 0
-    session = _core.Session(
-        [device], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
-    )
-    session.start()
+    session = _started_session(_core.CPU_DEVICE if backend == "cpu" else 0)
     addresses = work()
     session.stop()
     _check_recording(session, addresses, path)
 
 
 def _attach(attach: Callable[..., object], *arguments: object) -> None:
-    from pytracer.backends.probe_process import REFUSED
-    from pytracer.errors import HookError
-
     try:
         attach(*arguments)
     except HookError as error:
@@ -128,10 +106,16 @@ def _attach(attach: Callable[..., object], *arguments: object) -> None:
         raise SystemExit(REFUSED) from error
 
 
-def _check_recording(session: "_core.Session", addresses: set[int], path: str) -> None:
-    """Check that a recording that has ended has all addresses, and print that it has."""
-    from pytracer.backends.probe_process import PASSED
+def _started_session(device: int) -> _core.Session:
+    session = _core.Session(
+        [device], max_entries=1000, stack_depth=1, max_stack_bytes=2**20, context=0
+    )
+    session.start()
+    return session
 
+
+def _check_recording(session: _core.Session, addresses: set[int], path: str) -> None:
+    """Check that a recording that has ended has all addresses, and print that it has."""
     view = session.view()
     if not addresses <= set(session.events()["address"].tolist()):
         raise SystemExit(f"the hook {path} does not report allocations")
@@ -143,9 +127,10 @@ def _check_recording(session: "_core.Session", addresses: set[int], path: str) -
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit("usage: python -m pytracer.backends.hook_probe BACKEND PATH")
-    if sys.argv[1] == "autograd":
-        probe_autograd(sys.argv[2])
-    elif sys.argv[1] == "host":
-        probe_host(sys.argv[2])
+    _, backend, path = sys.argv
+    if backend == AUTOGRAD:
+        probe_autograd(path)
+    elif backend == HOST:
+        probe_host(path)
     else:
-        main(sys.argv[1], sys.argv[2])
+        probe_device(backend, path)

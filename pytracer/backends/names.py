@@ -2,26 +2,16 @@
 
 ACCELERATORS = ("cuda", "npu")
 BACKENDS = ("cpu", *ACCELERATORS)
-
-AUTOGRAD = "autograd"
-"""The library that reads autograd's state. It is found and built as the hooks are."""
-
-HOST = "host"
-"""torch's pinned host memory: a device of its own, recorded next to a CUDA device. Its hook is
-found and built as the others are."""
-
-LIBRARIES = (*BACKENDS, AUTOGRAD, HOST)
-"""All that is compiled for a release of torch."""
-
-MAX_ACCELERATORS = 64
-"""How many accelerators of one process can be recorded."""
-
+# The library that reads autograd's state, and torch's pinned host memory, which is a device of its
+# own next to a CUDA device. Both are found and built as the hooks are.
+AUTOGRAD, HOST = "autograd", "host"
+LIBRARIES = (*BACKENDS, AUTOGRAD, HOST)  # all that is compiled for a release of torch
+MAX_ACCELERATORS = 64  # how many accelerators of one process can be recorded
 NO_CACHING_VARIABLE = {
     "cuda": "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "npu": "PYTORCH_NO_NPU_MEMORY_CACHING",
 }
 """Variables that make torch's allocator bypass its cache. It then reports no events."""
-
 
 RECORD_THE_CPU = 'set device="cpu" (PYTRACER_DEVICE=cpu)'
 """The remedy where there is no device: an option of a program, or its variable for a job."""

@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -41,19 +42,15 @@ _this_thread = threading.local()
 class Watch:
     """The observer of one backend's allocator: calls other observers, then notifies the listeners.
 
-    If another observer takes a snapshot (`mark_snapshot`), the listeners are not notified, so that
-    there is one file.
-
-    Attributes:
-        observers: Observers of other code (`adopt`), called as torch calls them: in their order,
-            and an exception of theirs takes the place of torch's own.
-        attached: Whether attaching was tried.
+    Other observers (`adopt`) are called as torch calls them: in their order, and an exception of
+    theirs takes the place of torch's own. If one of them takes a snapshot (`mark_snapshot`), the
+    listeners are not notified, so that there is one file.
     """
 
     def __init__(self) -> None:
         """Watch nothing yet."""
         self.observers: list[OomObserver] = []
-        self.attached = False
+        self.attached = False  # or attaching has failed
 
     def __call__(self, device: int, requested: int, total: int, free: int) -> None:
         """Handle an out-of-memory, on the thread that ran out."""
@@ -96,11 +93,8 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
     """Report an out-of-memory for which torch raised another exception; each once. Never raises.
 
     Where NVML fails, as in some containers, CUDA's allocator fails an assertion while it writes the
-    message of an out-of-memory, before it reports the out-of-memory to anybody.
-
-    Args:
-        error: An exception that has ended a part of the program; None: there is none.
-        indices: The CUDA devices that are recorded and in use.
+    message of an out-of-memory, before it reports the out-of-memory to anybody. `error` has ended a
+    part of the program, and `indices` are the CUDA devices that are recorded and in use.
     """
     try:
         hidden = _hidden(error)
@@ -112,8 +106,11 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
         if sizes:
             from pytracer import _core  # most of the package can be imported without the core
 
+            place = ""
+            for frame, line in traceback.walk_tb(hidden.__traceback__):  # the innermost is the last
+                place = f" at {frame.f_code.co_filename}:{line}"
             report_once(
-                f"memory ran out{_place(hidden)}: torch raised an internal assertion instead of "
+                f"memory ran out{place}: torch raised an internal assertion instead of "
                 "torch.OutOfMemoryError, because NVML fails. How much was requested is unknown"
             )
             free, total, index = min(sizes)  # the exception does not name the device
@@ -126,21 +123,10 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
 def _hidden(error: BaseException | None) -> BaseException | None:
     """Return the exception that hides an out-of-memory, among an exception and its causes."""
     for _ in range(_MAX_CAUSES):
-        if isinstance(error, RuntimeError):
-            text = str(error)
-            if all(part in text for part in _HIDDEN):
-                return error
+        if isinstance(error, RuntimeError) and all(part in str(error) for part in _HIDDEN):
+            return error
         error = None if error is None else error.__cause__ or error.__context__
     return None
-
-
-def _place(error: BaseException) -> str:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None:
-        return ""
-    return f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
 
 
 def mark_snapshot() -> None:
@@ -175,7 +161,7 @@ def _notify(event: OutOfMemory) -> None:
 
 
 def _reset_in_child() -> None:
-    """Reset what another thread of the parent may have set. A forked child lacks that thread."""
+    """Reset what a thread of the parent that the child lacks may have set."""
     global _notifying
     _notifying = False
 

@@ -17,12 +17,8 @@ from pytracer.errors import HookError
 
 PROBE_SECONDS = 300.0
 
-REFUSED = 3
-"""The child's exit code if the hook cannot be attached. Its last line says why."""
-
-NOT_TRIED = 4
-"""The child's exit code if the device cannot be used, so that nothing is known of the hook."""
-
+REFUSED = 3  # the exit code of the child if the hook cannot be attached; its last line says why
+NOT_TRIED = 4  # the exit code if the device cannot be used, so that nothing is known of the hook
 PASSED = "the hook passed its probe"
 """The end of the child's output. A library that calls `exit(0)` does not write it."""
 
@@ -34,13 +30,7 @@ def probe_in_child(
     python: Sequence[str] = (),
     timeout_s: float = PROBE_SECONDS,
 ) -> None:
-    """Try a hook in a child process: attach it, allocate and free.
-
-    Args:
-        backend: "cpu", "cuda" or "npu".
-        hook: The hook's file.
-        python: The interpreter's command; empty: the running one.
-        timeout_s: How long the child may take.
+    """Try a hook in a child process of this interpreter: attach it, allocate and free.
 
     Raises:
         HookError: The child died, failed or took too long; the message says which.
@@ -68,14 +58,9 @@ def probe_in_child(
         raise HookError(last)
     end = f"exited with code {child.returncode}"
     if child.returncode < 0:
-        end = f"died of {_signal_name(-child.returncode)}"
+        number = -child.returncode
+        known = number in {*signal.Signals}
+        end = f"died of {signal.Signals(number).name if known else f'signal {number}'}"
     raise HookError(
         f"{failed} {end} ({quoted(last)}); report this, with the output of `pytracer doctor`"
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

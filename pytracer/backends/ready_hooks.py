@@ -6,25 +6,24 @@ file `index.json` next to the libraries names them; `.ci/wheels/` in the sources
 makes both.
 """
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from pytracer.backends.hook_cache import NO_KEY, HookCache, Stamp, nearest_folder, stamp
-from pytracer.backends.hook_key import headers_key
-from pytracer.backends.names import LIBRARIES
+from pytracer.backends.hook_compile import HookCompiler
+from pytracer.backends.hook_key import NO_KEY, Stamp, headers_key, nearest_folder, stamp
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
-FORMAT = 1
-"""The number of the index's format. An index of another format counts as none."""
+FORMAT = 1  # of the index; one of another format counts as none
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ def digests_in(
 ) -> Callable[[str], bytes | None]:
     """Return a function that hashes the first file of a name under `roots`, each file once.
 
-    Args:
-        roots: The folders in which the compiler would look for headers, in order.
-        seen: Gets the stamps of the files, and of the folders in which a file was not found.
+    `seen` gets the stamps of the files, and of the folders in which a file was not found.
     """
     stamps: dict[str, Stamp] = {} if seen is None else seen
     prefixes = [str(root) for root in roots]
@@ -65,16 +62,14 @@ def digests_in(
     def digest(header: str) -> bytes | None:
         for root in prefixes:
             path = os.path.join(root, header)
-            try:
+            with contextlib.suppress(OSError):
                 before = stamp(path)
                 content = hashlib.sha256(Path(path).read_bytes()).digest()
-            except OSError:
-                folder = folder_of(os.path.dirname(path))
-                if folder not in stamps:
-                    stamps[folder] = stamp(folder)
-                continue
-            stamps[path] = before
-            return content
+                stamps[path] = before
+                return content
+            folder = folder_of(os.path.dirname(path))
+            if folder not in stamps:
+                stamps[folder] = stamp(folder)
         return None
 
     return digest
@@ -83,30 +78,17 @@ def digests_in(
 class ReadyHooks:
     """The ready hooks of this installation, if it has any."""
 
-    def __init__(self, package: Sequence[Path], cache: HookCache) -> None:
-        """Read nothing yet.
-
-        Args:
-            package: The folders of the package `pytracer`.
-            cache: The keys of hooks that were found before.
-        """
+    def __init__(self, package: Sequence[Path], compiler: HookCompiler) -> None:
+        """Read nothing yet; `package` are the folders of the package `pytracer`."""
         self._directories = [folder / FOLDER for folder in package]
-        self._cache = cache
+        self._compiler = compiler
 
-    def find(
-        self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
-    ) -> Path | None:
-        """Return the library for the headers in `roots`, or None.
+    def find(self, backend: str) -> Path | None:
+        """Return the library for the headers that the compiler would read, or None.
 
         A library whose bytes are not those of the index is not returned.
-
-        Args:
-            backend: "cpu", "cuda", "npu" or "autograd".
-            release: The version of torch or torch_npu. Its hook is tried first, which saves time.
-            roots: The folders in which the compiler would look for headers, in order.
-            facts: What else decides the ABI, by name.
         """
-        key = self._fitting_key(backend, release, roots, facts)
+        key = self._fitting_key(backend) if self.releases(backend) else NO_KEY
         for directory, hook in self._hooks:
             if (hook.backend, hook.key) == (backend, key):
                 path = directory / hook.library
@@ -114,10 +96,9 @@ class ReadyHooks:
                     return path
         return None
 
-    def _fitting_key(
-        self, backend: str, release: str, roots: Sequence[Path], facts: Mapping[str, bytes]
-    ) -> str:
-        """Return the key of the hook for the headers in `roots`, or `NO_KEY`."""
+    def _fitting_key(self, backend: str) -> str:
+        release = public(self._compiler.release(backend))
+        roots, facts = self._compiler.roots(backend), self._compiler.facts(backend)
         # The index itself: installers may give the index of another pytracer the same time.
         indices = [_hash_of(directory / INDEX).encode() for directory in self._directories]
 
@@ -125,27 +106,19 @@ class ReadyHooks:
             seen: dict[str, Stamp] = {}
             digest = digests_in(roots, seen)
             hooks = [hook for _, hook in self._hooks if hook.backend == backend]
-            hooks.sort(key=lambda hook: public(release) not in hook.releases)
+            hooks.sort(key=lambda hook: release not in hook.releases)  # which saves time
             fitting = (
                 hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
             )
             return next(fitting, NO_KEY), seen
 
-        return self._cache.key("ready", [backend.encode(), *indices], roots, facts, compute)
-
-    def releases_by_library(self) -> dict[str, list[str]]:
-        """Return the versions of torch, and for "npu" of torch_npu, that have ready hooks."""
-        return {library: self.releases(library) for library in LIBRARIES}
+        cache = self._compiler.cache
+        return cache.key("ready", [backend.encode(), *indices], roots, facts, compute)
 
     def releases(self, backend: str) -> list[str]:
         """Return the versions of torch or torch_npu that have a ready hook, oldest first."""
-        found = {
-            version
-            for _, hook in self._hooks
-            if hook.backend == backend
-            for version in hook.releases
-        }
-        return sorted(found, key=_version_order)
+        found = [hook.releases for _, hook in self._hooks if hook.backend == backend]
+        return sorted(set(itertools.chain(*found)), key=_version_order)
 
     @functools.cached_property
     def _hooks(self) -> list[tuple[Path, ReadyHook]]:
@@ -184,12 +157,10 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
     The headers of all hooks of a backend are nearly the same: they are listed once, and each hook
     names the numbers of those that it is without.
     """
-    headers = {
-        backend: sorted(
-            {name for hook in hooks if hook.backend == backend for name in hook.headers}
-        )
-        for backend in sorted({hook.backend for hook in hooks})
-    }
+    known: dict[str, set[str]] = {hook.backend: set() for hook in hooks}
+    for hook in hooks:
+        known[hook.backend].update(hook.headers)
+    headers = {backend: sorted(names) for backend, names in sorted(known.items())}
     entries = []
     for hook in sorted(hooks, key=lambda hook: (hook.backend, _version_order(hook.releases[0]))):
         own = set(hook.headers)
@@ -203,12 +174,8 @@ def write_index(directory: Path, hooks: Sequence[ReadyHook]) -> None:
                 "without": [n for n, name in enumerate(headers[hook.backend]) if name not in own],
             }
         )
-    index = {
-        "format": FORMAT,
-        "machine": platform.machine(),
-        "headers": headers,
-        "hooks": entries,
-    }
+    top = {"format": FORMAT, "machine": platform.machine()}
+    index = {**top, "headers": headers, "hooks": entries}
     (directory / INDEX).write_text(json.dumps(index, indent=1) + "\n")
 
 
@@ -216,7 +183,7 @@ def _without(headers: list[str], numbers: list[int]) -> tuple[str, ...]:
     is_in = bytearray(b"\1") * len(headers)
     for number in numbers:
         is_in[number] = 0
-    return tuple(compress(headers, is_in))
+    return tuple(itertools.compress(headers, is_in))
 
 
 def _hash_of(path: Path) -> str:

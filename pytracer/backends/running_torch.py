@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from pytracer.backends.names import ACCELERATORS, RECORD_THE_CPU
 from pytracer.errors import HookError
@@ -34,17 +35,23 @@ def torch_build() -> TorchBuild:
     Raises:
         HookError: torch is not installed, or its import fails.
     """
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        if error.name == "torch":
-            raise HookError("torch is not installed for this Python; pip install torch") from error
-        raise HookError(f"importing torch failed ({error}); install the missing module") from error
-    except Exception as error:
-        raise HookError(f"importing torch failed ({error}); repair the installation") from error
+    torch: Any = _imported("torch", "pip install torch", "repair the installation")
     return TorchBuild(
         torch.__version__, Path(torch.__file__).parent, bool(torch.compiled_with_cxx11_abi())
     )
+
+
+def _imported(package: str, install: str, repair: str) -> ModuleType:
+    """Import a package, or raise a HookError with one of the remedies."""
+    try:
+        return importlib.import_module(package)
+    except Exception as error:
+        problem, remedy = f"importing {package} failed ({error})", repair
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "install the missing module"
+            if error.name == package:
+                problem, remedy = f"{package} is not installed for this Python", install
+        raise HookError(f"{problem}; {remedy}") from error
 
 
 def torch_module(backend: str) -> ModuleType:
@@ -54,45 +61,22 @@ def torch_module(backend: str) -> ModuleType:
         HookError: The running torch has no such backend.
     """
     torch_build()
-    if backend == "cuda":
-        _require_cuda()
-    else:
-        _import_torch_npu()
-    module: ModuleType = getattr(sys.modules["torch"], backend)
-    return module
-
-
-def _require_cuda() -> None:
-    import torch
-
-    if torch.version.hip is not None:
+    torch: Any = sys.modules["torch"]
+    if backend != "cuda":
+        repair = f"install the torch_npu that fits torch {torch.__version__}"
+        _imported("torch_npu", f"install it, or {RECORD_THE_CPU}", repair)
+    elif torch.version.hip is not None:
         raise HookError(
             f"torch {torch.__version__} is built for ROCm, whose allocator pytracer does not "
             f"record; {RECORD_THE_CPU}"
         )
-    if torch.version.cuda is None:
+    elif torch.version.cuda is None:
         raise HookError(
             f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or "
             f"{RECORD_THE_CPU}"
         )
-
-
-def _import_torch_npu() -> None:
-    try:
-        importlib.import_module("torch_npu")
-    except ModuleNotFoundError as error:
-        if error.name == "torch_npu":
-            raise HookError(
-                f"torch_npu is not installed for this Python; install it, or {RECORD_THE_CPU}"
-            ) from error
-        raise HookError(
-            f"importing torch_npu failed ({error}); install the missing module"
-        ) from error
-    except Exception as error:
-        version = sys.modules["torch"].__version__
-        raise HookError(
-            f"importing torch_npu failed ({error}); install the torch_npu that fits torch {version}"
-        ) from error
+    module: ModuleType = getattr(torch, backend)
+    return module
 
 
 def engine_code() -> CodeType | None:
@@ -119,17 +103,16 @@ def built_backends() -> list[str]:
     return backends
 
 
-def is_initialised(module: ModuleType | None) -> bool:
-    """Return whether torch has initialised the devices of `torch.cuda` or `torch.npu`."""
+def uses_driver(module: ModuleType) -> bool:
+    """Return whether torch uses the driver, which a forked child then cannot use."""
+    return _is_initialised(module) or _is_initialising(module)
+
+
+def _is_initialised(module: ModuleType | None) -> bool:
     try:
         return module is not None and bool(module.is_initialized())
     except Exception:  # torch is only half imported
         return False
-
-
-def is_initialised_or_initialising(module: ModuleType) -> bool:
-    """Return whether torch uses the driver, which a forked child then cannot use."""
-    return is_initialised(module) or _is_initialising(module)
 
 
 def _is_initialising(module: ModuleType) -> bool:
@@ -142,13 +125,13 @@ def uninitialised_accelerators() -> list[str]:
     torch = sys.modules.get("torch")
     has_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
     built = {"cuda": has_cuda, "npu": "torch_npu" in sys.modules}
-    modules: dict[str, ModuleType | None] = {
-        backend: getattr(torch, backend, None) for backend in ACCELERATORS if built[backend]
-    }
     return [
         backend
-        for backend, module in modules.items()
-        if module is not None and not is_lost_at_fork(backend) and not is_initialised(module)
+        for backend in ACCELERATORS
+        if built[backend]
+        and (module := getattr(torch, backend, None)) is not None
+        and not is_lost_at_fork(backend)
+        and not _is_initialised(module)
     ]
 
 
@@ -177,7 +160,7 @@ _lost_at_fork: set[str] = set()
 def _before_fork() -> None:
     torch = sys.modules.get("torch")
     modules = {backend: getattr(torch, backend, None) for backend in ACCELERATORS}
-    _initialised_before_fork[:] = [name for name, m in modules.items() if is_initialised(m)]
+    _initialised_before_fork[:] = [name for name, m in modules.items() if _is_initialised(m)]
 
 
 os.register_at_fork(

@@ -105,15 +105,10 @@ def _open(name: str, parent: int, make: bool) -> int:
 
 
 def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
-    """Check a folder.
-
-    Args:
-        folder: The folder's descriptor.
-        path: The folder's path, for the message.
-        forbidden_mode: Permission bits that it must not have; None for a folder above.
+    """Check a folder by its descriptor; `forbidden_mode` is None for a folder above.
 
     Raises:
-        OSError: The folder is not to be trusted.
+        OSError: The folder is not to be trusted; the message has its `path`.
     """
     info = os.fstat(folder)
     if not stat.S_ISDIR(info.st_mode):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pytracer.errors import ConfigError
-from pytracer.tracing.option_checks import check_bool
+from pytracer.tracing.option_forms import check_bool
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, PATCH_TORCH, SWITCH, switched_off, variable
 

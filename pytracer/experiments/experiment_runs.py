@@ -25,7 +25,7 @@ from pytracer.experiments.conclusions import report
 from pytracer.experiments.run_files import RunFiles, read_run
 from pytracer.settings import change as allocator
 from pytracer.text import printable
-from pytracer.tracing.option_checks import check_step_from
+from pytracer.tracing.option_forms import check_step_from
 from pytracer.tracing.options import STEP_OPTIONS, SWITCH, switched_off, variable
 
 CURRENT = "current"

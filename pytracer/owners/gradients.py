@@ -32,8 +32,7 @@ class GradientAccess:
         """Note which thread steps an optimizer; None: it has not stepped yet."""
         if thread is not None:
             self._threads.add(thread)
-            for parameter in parameters:
-                self._steppers[id(parameter)] = thread
+            self._steppers.update(dict.fromkeys(map(id, parameters), thread))
 
     def may_read(self, parameter: Any) -> bool:
         """Return whether no other thread sets the gradient of a parameter now."""

@@ -7,49 +7,31 @@ torch.compile, so a tensor has one name with and without them.
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
-
-
-class Named(NamedTuple):
-    """A tensor that a module has.
-
-    Attributes:
-        name: The path, such as "layers.3.attn.q_proj.weight".
-        tensor: The tensor.
-        is_buffer: Whether it is a buffer; else it is a parameter.
-    """
-
-    name: str
-    tensor: Any
-    is_buffer: bool
-
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The names of the module in a wrapper: of torch.compile, FSDP1, and wrappers for checkpointing."""
 
 
-def named_tensors(modules: list[Any]) -> Iterator[Named]:
-    """Yield the parameters and buffers of modules; a tensor of several modules more than once.
+def named_tensors(modules: list[Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the names of modules' parameters and buffers, the tensors, and which are buffers.
 
-    With several outermost modules, the paths begin with the class of theirs, and a number if two
-    of them have the same class: "Actor.layers.0.weight", "Critic#2.head.weight". A module keeps the
-    beginning that it had first: the only outermost module has none, also when a second one comes.
-
-    Args:
-        modules: The known modules; their submodules may be missing.
+    A name is a path, as of `named_modules`, such as "layers.3.attn.q_proj.weight". A tensor of
+    several modules comes more than once.
     """
     for path, module in named_modules(modules):
         for kind in ("_parameters", "_buffers"):
             for name, tensor in _items(module, kind):
-                yield Named(f"{path}.{name}" if path else name, tensor, kind == "_buffers")
+                yield f"{path}.{name}" if path else name, tensor, kind == "_buffers"
 
 
 def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the paths of modules, as in the names of their tensors, and the modules.
+    """Yield the paths of known modules and of all their submodules, and the modules.
 
-    Args:
-        modules: The known modules; their submodules may be missing.
+    With several outermost modules, the paths begin with the class of theirs, and a number if two
+    of them have the same class: "Actor.layers.0", "Critic#2.head". A module keeps the beginning
+    that it had first: the only outermost module has none, also when a second one comes.
     """
     inner = {id(child) for module in modules for _, child in _items(module, "_modules")}
     outermost = [module for module in modules if id(module) not in inner]
@@ -74,7 +56,7 @@ class _Prefixes:
 
     def of(self, roots: list[Any]) -> list[str]:
         """Return the beginnings of the paths in these modules; "": none."""
-        if len(self._known) > 2 * len(roots) + _SPARE_PREFIXES:
+        if len(self._known) > 2 * len(roots) + 64:
             self._known = {i: kept for i, kept in self._known.items() if kept[0]() is not None}
         found = [self._prefix(root) for root in roots]
         names = [type(root).__name__ for root in roots]
@@ -99,18 +81,14 @@ class _Prefixes:
         return prefix if known is not None and known() is root else None
 
 
-_SPARE_PREFIXES = 64
 _PREFIXES = _Prefixes()
 
 
 def submodules(root: Any, visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the paths of a module and its submodules, in the order of `named_modules()`.
+    """Yield the paths of a module, "", and of its submodules, in the order of torch's.
 
-    A wrapper has the path of the module in it, and comes before it.
-
-    Args:
-        root: The module; its path is "".
-        visited: The ids of modules that are left out; those of the yielded ones are added.
+    A wrapper has the path of the module in it, and comes before it. Modules whose ids are in
+    `visited` are left out, and those of the yielded ones are added.
     """
     visited = set() if visited is None else visited
     waiting = [("", root)]
@@ -129,10 +107,9 @@ def submodules(root: Any, visited: set[int] | None = None) -> Iterator[tuple[str
 
 
 def wrapped_module(module: Any) -> Any | None:
-    """Return the module in a wrapper; None if it is none.
+    """Return the module in a wrapper; None: it is none.
 
-    A module that is called `module` is wrapped by one that has nothing else, as
-    DistributedDataParallel does.
+    A wrapper such as DistributedDataParallel has nothing else than a module called `module`.
     """
     children = _items(module, "_modules")
     for name, child in children:
@@ -180,9 +157,7 @@ class RememberedNames:
     def remember(self, name_of: Callable[[Any], str], optimizers: list[Any]) -> None:
         """Remember the names of what optimizers have, and forget what they do not have any more.
 
-        Args:
-            name_of: Returns the name of a parameter; "" if no module has the parameter.
-            optimizers: The optimizers.
+        `name_of` returns the name of a parameter; "" if no module has the parameter.
         """
         for optimizer in optimizers:
             known = self._names.get(optimizer, {})
@@ -196,10 +171,7 @@ class RememberedNames:
     def name_of(self, optimizer: Any, place: tuple[int, int], parameter: Any) -> str | None:
         """Return the name that a parameter of an optimizer had; None if it never had one.
 
-        Args:
-            optimizer: The optimizer.
-            place: The number of the group, and of the parameter in it.
-            parameter: The parameter, which the optimizer has had since its name was remembered.
+        `place` has the number of the group, and of the parameter in it.
         """
         known, name = self._names.get(optimizer, {}).get(place, (0, None))
         return name if known == id(parameter) else None
@@ -209,7 +181,7 @@ class ParameterPaths:
     """The names of the parameters that modules have, at one moment. Keeps nothing alive."""
 
     def __init__(self, modules: list[Any]) -> None:
-        """Find the names; `modules` are the known modules, as for `named_modules`."""
+        """Find the names in the known modules."""
         self._found: dict[int, tuple[str, ref[Any], str]] = {}
         for path, module in named_modules(modules):
             with contextlib.suppress(TypeError):  # a class without weak references

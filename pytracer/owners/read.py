@@ -13,9 +13,7 @@ from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
 from pytracer.owners.tensors import memory_of, tensors_in
 
-MAX_OWNERS = 200_000
-"""How many owners are read at most. Later ones are counted."""
-
+MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
 Owner = tuple[int, int, int, int, int, str]
 """Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
 
@@ -34,8 +32,7 @@ class OwnersNow:
     Attributes:
         owners: The owners; of those with the same memory, the one that names it first.
         unread_gradients: Of how many parameters the gradient may not be read on this thread.
-        unread: How many more there are: those that could not be read, and those beyond
-            `MAX_OWNERS`.
+        unread: How many owners could not be read, or are beyond `MAX_OWNERS`.
     """
 
     def __init__(self, devices: Collection[int]) -> None:
@@ -111,11 +108,8 @@ class OwnersNow:
             self.unread += 1
 
     def _workspaces(self) -> None:
-        """Add the workspaces of cuBLAS.
-
-        Before torch 2.13, torch does not keep their sizes. A workspace is all of a block, so its
-        first byte names the block.
-        """
+        # Before torch 2.13, torch does not keep their sizes. A workspace is all of a block, so its
+        # first byte names the block.
         found, unread = _core.workspaces()
         self.unread += unread
         for address, device, is_lt in found:
@@ -148,8 +142,9 @@ class OwnersNow:
         kind = type(optimizer).__name__
         thread = REGISTRY.stepping_thread(optimizer)
         for number, group in enumerate(list(optimizer.param_groups)):
-            access.note_optimizer(list(group["params"]), thread)
-            for position, parameter in enumerate(list(group["params"])):
+            of_group = list(group["params"])
+            access.note_optimizer(of_group, thread)
+            for position, parameter in enumerate(of_group):
                 if id(parameter) not in parameters:
                     name = REGISTRY.names.name_of(optimizer, (number, position), parameter)
                     name = name or f"{kind} group {number} parameter {position}"

@@ -18,9 +18,7 @@ from pytracer.log import warn_once
 from pytracer.owners.names import ParameterPaths, RememberedNames
 from pytracer.owners.uses import note_modules, note_optimizer
 
-MAX_MODULES = 2**18
-"""How many modules, and how many optimizers, are known at most. Later ones are counted."""
-
+MAX_MODULES = 2**18  # how many modules, and optimizers, are known at most; later ones are counted
 _MAX_MAKERS = 1024
 
 
@@ -113,7 +111,7 @@ class Registry:
         self._changes += 1
         if id(module) not in self._modules:
             self._note_maker()
-            self._add_module(module)
+            self._add(self._modules, id(module), module)
 
     def _steps(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note an optimizer and its thread, before its first step makes its state."""
@@ -122,7 +120,7 @@ class Registry:
         try:
             thread, stepped = threading.get_ident(), self._optimizers.get(optimizer)
             if stepped != thread:
-                self._add_optimizer(optimizer, thread)
+                self._add(self._optimizers, optimizer, thread)
             if stepped is None:
                 self._unnoted.add(id(optimizer))
                 self._remember_names(optimizer)
@@ -143,49 +141,33 @@ class Registry:
             self.dropped += 1
 
     def _remember_names(self, optimizer: Any) -> None:
-        """Remember the names of an optimizer's parameters.
-
-        All modules are named at once, for all optimizers that step for the first time, and anew
-        only if a parameter is missing and modules have changed: a program may have an optimizer for
-        each parameter.
-        """
+        # All modules are named at once, for all optimizers that step for the first time, and anew
+        # only if a parameter is missing and modules have changed: a program may have an optimizer
+        # for each parameter.
         if self._named_at != self._changes and not self._paths.has_all(optimizer):
             self._named_at = self._changes
             self._paths = ParameterPaths(self.modules())
         self.names.remember(self._paths.name_of, [optimizer])
 
-    def _add_module(self, module: Any) -> None:
-        if len(self._modules) < MAX_MODULES:
+    def _add(self, known: Any, key: Any, value: Any) -> None:
+        if len(known) < MAX_MODULES or key in known:
             with contextlib.suppress(TypeError):  # a class without weak references
-                self._modules[id(module)] = module
-                return
-        self.dropped += 1
-
-    def _add_optimizer(self, optimizer: Any, thread: int | None) -> None:
-        if len(self._optimizers) < MAX_MODULES or optimizer in self._optimizers:
-            with contextlib.suppress(TypeError):
-                self._optimizers[optimizer] = thread
+                known[key] = value
                 return
         self.dropped += 1
 
     def _search(self, module: type, optimizer: type) -> None:
-        """Find what is older than this call.
-
-        Only the types of objects are looked at, so hardly any code of the program runs.
-        """
+        # Only the types of objects are looked at, so hardly any code of the program runs.
         self._changes += 1
         for thing in _core.live_instances(module):
             if id(thing) not in self._modules:
-                self._add_module(thing)
+                self._add(self._modules, id(thing), thing)
         for thing in _core.live_instances(optimizer):
-            self._add_older(thing)
-
-    def _add_older(self, optimizer: Any) -> None:
-        try:
-            if optimizer not in self._optimizers:
-                self._add_optimizer(optimizer, None)
-        except Exception:  # code of the program: a hash
-            self.dropped += 1
+            try:
+                if thing not in self._optimizers:
+                    self._add(self._optimizers, thing, None)
+            except Exception:  # code of the program: a hash
+                self.dropped += 1
 
     def modules(self) -> list[Any]:
         """Return the modules that exist, in the order in which they were found."""
@@ -210,7 +192,6 @@ def _alive(references: "Iterable[ref[Any]]") -> list[Any]:
     return [thing for reference in references if (thing := reference()) is not None]
 
 
-REGISTRY = Registry()
-"""The modules and optimizers of this process."""
+REGISTRY = Registry()  # the modules and optimizers of this process
 
 os.register_at_fork(after_in_child=REGISTRY.reset_lock)

@@ -19,9 +19,7 @@ MAX_NODES = 8_000
 """How many nodes are read at most. torch 2.13 keeps the Python object of each node that was asked
 for; freeing a chain of 42,000 of them overflows the stack."""
 
-MAX_SECONDS = 0.2
-"""The processor time in which graphs are read at most."""
-
+MAX_SECONDS = 0.2  # the processor time in which graphs are read at most
 _RAW = "_raw_saved_"
 _attributes_by_type: dict[type, tuple[str, ...]] = {}
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-MAX_NESTING = 4
-"""How deep tensors may be nested in tensors, lists and dicts."""
+MAX_NESTING = 4  # how deep tensors may be nested in tensors, lists and dicts
 
 
 class Memory(NamedTuple):
@@ -30,12 +29,7 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
     """Yield the memory of a tensor: several parts for sparse tensors and tensors of tensors.
 
     Nothing is yielded for a tensor without memory: a fake one, one on the device "meta", a
-    parameter that has no shape yet, or an empty tensor.
-
-    Args:
-        torch: The module.
-        tensor: The tensor.
-        nesting: How many tensors are around this one.
+    parameter that has no shape yet, or an empty tensor. `nesting` tensors are around this one.
     """
     kind = type(tensor)
     flatten = getattr(kind, "__tensor_flatten__", None)
@@ -67,11 +61,8 @@ def tensors_in(
 ) -> Iterator[Any]:
     """Yield the tensors in a value: a tensor, or lists and dicts of tensors.
 
-    Args:
-        torch: The module.
-        value: Anything.
-        nesting: How many lists and dicts are around the value.
-        max_items: How many items of a list or a dict are looked at; None: all.
+    `nesting` lists and dicts are around the value. `max_items` items of each are looked at; None:
+    all.
     """
     if isinstance(value, torch.Tensor):
         yield value

@@ -14,26 +14,17 @@ from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.tensors import memory_of, tensors_in
 
-ARGUMENT, RESULT, GRADIENT, PARAMETER, BUFFER, STATE = range(6)
-"""The roles of csrc/record/tensor_uses.h."""
-
-MAX_TENSORS = 256
-"""How many tensors of one call are noted at most."""
-
-MAX_ITEMS = 1024
-"""How many items of one list, tuple or dict in the arguments are looked at."""
-
-_ALONE = 2
-"""How often torch counts the memory of one tensor: for the tensor, and for the object that asks."""
-
+ARGUMENT, RESULT, GRADIENT, PARAMETER, BUFFER, STATE = range(6)  # csrc/record/tensor_uses.h
+MAX_TENSORS = 256  # how many tensors of one call are noted at most
+MAX_ITEMS = 1024  # how many items of one list, tuple or dict in the arguments are looked at
+_ALONE = 2  # how often torch counts a tensor's memory: for the tensor, and for the object that asks
 _CHECKPOINT = "/torch/utils/checkpoint.py"
 
 
 def is_outermost(caller: FrameType) -> bool:
     """Return whether a call of a module is in no call of another one.
 
-    Args:
-        caller: The frame of torch's function that calls the module's hooks.
+    `caller` is the frame of torch's function that calls the module's hooks.
     """
     file, frame = caller.f_code.co_filename, caller.f_back
     while frame is not None and frame.f_code.co_filename == file:  # of the same call

@@ -13,9 +13,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
-MAX_CELLS = 10_000
-"""How many files of IPython's and other programs' are looked at, the newest first."""
-
+MAX_CELLS = 10_000  # of files of IPython's and other programs that are looked at, the newest first
 
 _started: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()  # tracers, by line
 _runs: dict[tuple[str, int], int] = {}  # the run of the cell that started them
@@ -40,8 +38,7 @@ def earlier_of_cell(tracer: Any) -> Any | None:
 
 def _line_and_run() -> tuple[tuple[str, int], int] | None:
     """Return the line of a cell that calls pytracer, and the number of the run; None: no cell."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = _shell()
     if shell is None:
         return None
     frame: FrameType | None = sys._getframe()
@@ -54,21 +51,17 @@ def _line_and_run() -> tuple[tuple[str, int], int] | None:
     return (cell, frame.f_lineno), shell.execution_count
 
 
-def cell_names() -> dict[str, str]:
-    """Return the names of cells by file; {} outside of IPython, which is never imported.
+def _shell() -> Any:
+    ipython: Any = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
 
-    Never raises.
-    """
+
+def cell_names() -> dict[str, str]:
+    """Return the names of cells by file; {} outside of IPython. Never imports it, never raises."""
     try:
-        ipython: Any = sys.modules.get("IPython")
-        shell = None if ipython is None else ipython.get_ipython()
-        if shell is None:
-            return {}
-        names = {}
-        for file in itertools.islice(reversed([*linecache.cache]), MAX_CELLS):
-            label_and_name = shell.compile.format_code_name(file)
-            if label_and_name is not None:
-                names[file] = label_and_name[1]
-        return names
+        shell = _shell()
+        newest = itertools.islice(reversed([*linecache.cache]), 0 if shell is None else MAX_CELLS)
+        found = ((file, shell.compile.format_code_name(file)) for file in newest)
+        return {file: label_and_name[1] for file, label_and_name in found if label_and_name}
     except Exception:  # another IPython than expected: the files keep their names
         return {}

@@ -13,8 +13,7 @@ from pytracer.backends.names import HOST
 from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.step_recording import StepRecording
 
-MAX_SUMMED_EVENTS = 250_000
-"""How many events are read at most for the CPU's peak: the copy takes about 100 bytes an event."""
+MAX_SUMMED_EVENTS = 250_000  # read for the CPU's peak; the copy takes about 100 bytes an event
 
 _reporting_pid: int | None = None
 
@@ -27,7 +26,7 @@ def state(recording: DeviceRecording, steps: StepRecording) -> str:
         return f"of the parent process, {output}"
     why_untraced = recording.why_untraced
     if recording.is_going_on:
-        doing = "recording" if steps.are_recorded else "waiting for a selected step"
+        doing = "recording" if steps.steps.are_recorded else "waiting for a selected step"
         doing += f" on {_names(recording)}"
     elif steps.started:
         doing = "waiting for a device" if why_untraced is None else "not recording"
@@ -56,13 +55,7 @@ def report_file(
     """Print to stderr which snapshot at the end was written; once in a process. Never raises.
 
     The line also comes after an exception in the `with` body, and when the process exits with an
-    error. Where there is no stderr, nothing is printed.
-
-    Args:
-        path: The file.
-        recording: What was recorded.
-        view: What the file has; None: unknown.
-        is_cleared: Whether `Tracer.clear()` dropped events.
+    error. `view` is what the file has; None: unknown. `is_cleared`: events were dropped.
     """
     global _reporting_pid
     if _reporting_pid == os.getpid() or sys.stderr is None:
@@ -72,12 +65,12 @@ def report_file(
         events = _events(recording, view)
         if overwritten := _sum(recording, "overwritten"):
             events += f" ({overwritten:,} older ones were overwritten)"
-        parts = [f"{text.END_LINE}{text.printable(str(_shown(path)))}: {events}"]
+        line = f"{text.END_LINE}{text.printable(str(_shown(path)))}: {events}"
         with contextlib.suppress(Exception):  # a peak that cannot be read is left out
             used = () if view is None else view.used_devices
-            peak = _accelerator_peak(recording, used) or _cpu_peak(recording, is_cleared)
-            parts += [peak] if peak else []
-        log.print_line(", ".join(parts))
+            if peak := _accelerator_peak(recording, used) or _cpu_peak(recording, is_cleared):
+                line += f", {peak}"
+        log.print_line(line)
 
 
 def _events(recording: DeviceRecording, view: _core.View | None) -> str:
@@ -106,22 +99,18 @@ def _shown(path: Path) -> Path:
 
 def _accelerator_peak(recording: DeviceRecording, used_devices: Collection[int]) -> str | None:
     """Return the highest of torch's own peaks. Devices that are not in use are not initialised."""
-    peaks: list[tuple[int, str]] = []
+    peaks: list[tuple[int, str, int]] = []
     for backend, indices in recording.indices.items():
         module = None if backend == "cpu" else getattr(sys.modules.get("torch"), backend, None)
         if module is not None and module.is_initialized():
-            peaks += [
-                (module.max_memory_allocated(index), f"{backend}:{index}")
-                for index in indices
-                if index in used_devices
-            ]
+            used = [index for index in indices if index in used_devices]
+            peaks += [(module.max_memory_allocated(index), backend, index) for index in used]
     if not peaks:
         return None
-    most_bytes, name = max(peaks, key=lambda peak: peak[0])
-    backend = name.partition(":")[0]
+    most_bytes, backend, index = max(peaks, key=lambda peak: peak[0])
     among = f", the most of {len(peaks)} devices" if len(peaks) > 1 else ""
     function = f"torch.{backend}.max_memory_allocated"
-    return f"peak {text.size(most_bytes)} allocated on {name}{among} ({function})"
+    return f"peak {text.size(most_bytes)} allocated on {backend}:{index}{among} ({function})"
 
 
 def _cpu_peak(recording: DeviceRecording, is_cleared: bool) -> str | None:

@@ -15,12 +15,12 @@ from pytracer.tracing import process
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, switched_off
 
+# The `context` of torch's `_record_memory_history`, by the number of the core's `Context`.
 CONTEXTS = (None, "state", "alloc", "all")
-"""The `context` of torch's `_record_memory_history`, by the number of the core's `Context`."""
-
+# Indices of devices by backend: also `_core.CPU_DEVICE`, and `_core.HOST_DEVICE` of pinned memory.
 Indices = dict[str, list[int]]
-"""Indices of devices by backend; those of the CPU and of pinned host memory are `_core.CPU_DEVICE`
-and `_core.HOST_DEVICE`."""
+# How full devices are, by index: see `pytracer.backends.devices.memory`.
+Sizes = dict[int, dict[str, int | None]]
 
 
 class DeviceRecording:
@@ -39,7 +39,7 @@ class DeviceRecording:
         self.options = options
         self.context: str | None = "all"
         self._untraced: dict[str, str] = {}  # reasons by backend; "all": for all devices
-        self._final_memory: dict[int, dict[str, int | None]] = {}  # when the recording stopped
+        self._final_memory: Sizes = {}  # when the recording stopped
         self._final_owners: _core.Owners | None = None  # the same
         self.indices: Indices = {}
         self.session = self.new_session()
@@ -83,25 +83,21 @@ class DeviceRecording:
                 attached.pop(backend, None)
                 self.leave_out(backend, error)
         if self.options.pinned_memory:
-            self._attach_host(attached)
+            try:
+                if "cuda" not in attached:
+                    raise HookError(
+                        "pytracer records pinned memory only next to a CUDA device; set "
+                        "pinned_memory=False"
+                    )
+                HOOKS.attach_host()
+                attached[HOST] = [_core.HOST_DEVICE]
+            except Exception as error:
+                self.leave_out(HOST, error)
         if attached and self.options.forward_stacks and self.context is not None:
             HOOKS.attach_autograd()
         if {*self.options.device} != {"cpu"}:
             process.await_devices()
         return attached
-
-    def _attach_host(self, attached: Indices) -> None:
-        """Add pinned host memory to the devices, or warn why it is not recorded."""
-        try:
-            if "cuda" not in attached:
-                raise HookError(
-                    "pytracer records pinned memory only next to a CUDA device; set "
-                    "pinned_memory=False"
-                )
-            HOOKS.attach_host()
-            attached[HOST] = [_core.HOST_DEVICE]
-        except Exception as error:
-            self.leave_out(HOST, error)
 
     def attach_to_new(self) -> Indices | None:
         """Attach again; return the devices if there are new ones to record, else None."""
@@ -132,12 +128,7 @@ class DeviceRecording:
         warn_once(f"{shown} is not recorded: {reason}{rest}")
 
     def start(self, indices: Indices, step: int, history: bool) -> None:
-        """Record these devices from now on.
-
-        Args:
-            indices: The devices.
-            step: The number of the current step.
-            history: Whether events are recorded; else only live blocks are tracked.
+        """Record these devices from now on; without `history`, only live blocks, and no events.
 
         Raises:
             ConfigError: There is no room for the ring.
@@ -182,12 +173,9 @@ class DeviceRecording:
     def view(
         self, session: _core.Session | None = None, phase: int = 0, history: bool = True
     ) -> _core.View:
-        """Return what a session sees now, with the owners of its blocks.
+        """Return what a session of these devices sees now, with the owners of its blocks.
 
-        Args:
-            session: A session of the same devices; None: the recording's own.
-            phase: The phase to show; 0: all events.
-            history: Whether the view has events.
+        None: the recording's own session. With a `phase`, only events of this phase are shown.
         """
         session = self.session if session is None else session
         owners = read_owners(session) if self.session.recording else self._final_owners
@@ -197,11 +185,11 @@ class DeviceRecording:
         """Return the view of the window that ends; see `_core.Session.end_window`."""
         return self.session.end_window(history, step, read_owners(self.session))
 
-    def memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+    def memory(self, view: _core.View) -> Sizes:
         """Return how full the devices are, or were when the recording stopped, by index."""
         return self._memory_now(view) if self.session.recording else self._final_memory
 
-    def _memory_now(self, view: _core.View) -> dict[int, dict[str, int | None]]:
+    def _memory_now(self, view: _core.View) -> Sizes:
         """Ask only devices that are in use: the question would initialise the others."""
         return {
             index: devices.memory(backend, index)

@@ -1,17 +1,22 @@
 """The answers that a tracer gives about its own recording."""
 
+import pickle
+from collections import Counter
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pytracer.tracing.device_recording import DeviceRecording
-from pytracer.tracing.live_categories import Categories, live_categories
 from pytracer.tracing.snapshot_writer import SnapshotWriter
 
 if TYPE_CHECKING:
     from pytracer.analysis.explanation import Explanation
     from pytracer.analysis.groups import Held
     from pytracer.page.page import Page
+    from pytracer.reading.snapshot import Snapshot
+
+LARGEST = 10  # how many owners of a category are returned
+Categories = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,12 +51,16 @@ class LiveAnswers:
     def _metadata(self) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _loaded(self) -> "Snapshot":
+        from pytracer.reading.reader import load
+
+        return load(self._writer.as_bytes(self._metadata()))
+
     def report(self) -> LiveReport:
         """Return the answer of `pytracer show` about the recording so far."""
         from pytracer.analysis.explanation import explain
-        from pytracer.reading.reader import load
 
-        return LiveReport(explain(load(self._writer.as_bytes(self._metadata()))))
+        return LiveReport(explain(self._loaded()))
 
     def view(self, max_events: int = 1_000_000) -> "Page":
         """Return the recording so far as a page, as `pytracer view` would write it.
@@ -64,16 +73,10 @@ class LiveAnswers:
         from pytracer.errors import PytracerError
         from pytracer.page.open_file import open_file
         from pytracer.page.page import page_of
-        from pytracer.reading.reader import load
 
         if max_events < 1:
             raise PytracerError(f"max_events is {max_events}: give at least 1")
-        snapshot = load(self._writer.as_bytes(self._metadata()))
-        return page_of(open_file(snapshot), max_events, is_saved=False)
-
-    def categories(self) -> dict[str, Categories]:
-        """Return what live memory is for now, by device and category: see `live_categories`."""
-        return live_categories(self._recording)
+        return page_of(open_file(self._loaded()), max_events, is_saved=False)
 
     def who_holds(self, by: str = "line", *, at: str = "end", depth: int = 0) -> "list[Held]":
         """Return who holds memory now, or at another moment, for each device.
@@ -88,6 +91,37 @@ class LiveAnswers:
             PytracerError: There is no such moment, or `by` is unknown.
         """
         from pytracer.analysis.groups import who_holds
-        from pytracer.reading.reader import load
 
-        return who_holds(load(self._writer.as_bytes(self._metadata())), at=at, by=by, depth=depth)
+        return who_holds(self._loaded(), at=at, by=by, depth=depth)
+
+    def categories(self) -> dict[str, Categories]:
+        """Return what live memory is for now, or was for at `stop()`, by device and category.
+
+        Returns:
+            A dict by device, such as "cuda:0", of a dict by category. A category has `size_bytes`,
+            the number of `blocks`, and the bytes of its largest `owners` by name.
+        """
+        content = pickle.loads(self._recording.view(history=False).to_bytes({}, {}))
+        backend = next((name for name in self._recording.indices if name != "cpu"), "")
+        names = {
+            device["index"]: "cpu" if device["is_cpu"] else f"{backend}:{device['index']}"
+            for device in content["pytracer"]["devices"]
+            if not device.get("is_host")  # no tensor is looked up there
+        }
+        found: dict[str, Categories] = {name: {} for name in names.values()}
+        for segment in content["segments"]:
+            of_device = found[names[segment["device"]]]
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    category = of_device.setdefault(
+                        block.get("category", "unknown"),
+                        {"size_bytes": 0, "blocks": 0, "owners": Counter()},
+                    )
+                    category["size_bytes"] += block["size"]
+                    category["blocks"] += 1
+                    if owner := block.get("owner"):
+                        category["owners"][owner] += block["size"]
+        for categories in found.values():
+            for category in categories.values():
+                category["owners"] = dict(category["owners"].most_common(LARGEST))
+        return found

@@ -80,7 +80,7 @@ class _Watcher:
 
     def defuse(self, number: int) -> None:
         with self._changing:
-            if all(watch.number != number for watch in self._all()):
+            if not self._has(number):
                 _core.watch_signal(number)
                 _core.unwatch_signal(number)  # a handler that does nothing stays
 
@@ -90,9 +90,8 @@ class _Watcher:
             watch = self._watches.pop(dump, None)
             if watch is None:
                 return
-            number = watch.number
-            if number is not None and all(left.number != number for left in self._all()):
-                _core.unwatch_signal(number)
+            if watch.number is not None and not self._has(watch.number):
+                _core.unwatch_signal(watch.number)
             thread = None if self._watches else self._thread
             _core.wake()
         if self._dumping.acquire(timeout=DUMP_SECONDS):
@@ -102,6 +101,9 @@ class _Watcher:
 
     def _all(self) -> list[_Watch]:
         return list(self._watches.values())
+
+    def _has(self, number: int) -> bool:
+        return any(watch.number == number for watch in self._all())
 
     def _run(self, event: int) -> None:
         # CPython's own wait: the interpreter can finalise during it, and end the thread.

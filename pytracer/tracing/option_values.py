@@ -6,17 +6,11 @@ from typing import Any
 
 from pytracer.errors import ConfigError
 from pytracer.text import brief
-from pytracer.tracing.options import (
-    ENVIRONMENT_OPTIONS,
-    OPTIONS,
-    TracerOptions,
-    switched_on,
-    variable_text,
-)
+from pytracer.tracing import options
 
 
 @dataclass(kw_only=True)
-class Options(TracerOptions):
+class Options(options.TracerOptions):
     """Checked options.
 
     Attributes:
@@ -33,11 +27,10 @@ class Options(TracerOptions):
 
     @classmethod
     def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
-        """Check every option. A wrong variable is reported in `problem`, and the default is used.
+        """Check the options that the code gives, and those of variables.
 
-        Args:
-            given: The options that the code gives, by name.
-            defaults: Defaults that replace those in code, for the environment's tracer.
+        A wrong variable is reported in `problem`, and the default is used. `defaults` replace those
+        in code, for the environment's tracer.
 
         Raises:
             ConfigError: A given option is wrong; the message names it, its value and the remedy.
@@ -45,15 +38,15 @@ class Options(TracerOptions):
         problems: dict[str, str] = {}  # by option
         values: dict[str, Any] = {}
         shown_names: dict[str, str] = {}  # the variable's name if the value comes from it
-        for name, option in OPTIONS.items():
+        for name, option in options.OPTIONS.items():
             shown_names[name] = name
-            values[name] = option.check(name, defaults.get(name, option.default))
-            text = variable_text(option.variable)
-            if name in ENVIRONMENT_OPTIONS and not defaults and switched_on():
-                text = ""
-            if name in given:
-                values[name] = option.check(name, given[name])
-            elif text:
+            default = defaults.get(name, option.default)
+            values[name] = option.check(name, given.get(name, default))
+            text = options.variable_text(option.variable)
+            is_of_other = (
+                name in options.ENVIRONMENT_OPTIONS and not defaults and options.switched_on()
+            )
+            if text and name not in given and not is_of_other:
                 shown_names[name] = option.variable
                 try:
                     values[name] = option.check(option.variable, option.parse(text))
@@ -69,7 +62,7 @@ class Options(TracerOptions):
             if not lacks_steps and not given.keys() & {*names, "steps", "schedule"}:
                 problems[names[0]] = f"{problem}. The defaults are used"
             for name in from_variables or names:
-                values[name] = OPTIONS[name].check(name, OPTIONS[name].default)
+                values[name] = options.OPTIONS[name].check(name, options.OPTIONS[name].default)
         if values["all_ranks"]:
             values["ranks"] = "all"
         text = "; ".join(problems.values())

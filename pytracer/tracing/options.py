@@ -11,40 +11,12 @@ capitals. Without a variable, or if the variable is blank or wrong, the option h
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Generic, TypeVar, overload
 
 from pytracer.errors import ConfigError
-from pytracer.tracing.option_checks import (
-    OnSnapshot,
-    Ranks,
-    check_bool,
-    check_callback,
-    check_devices,
-    check_discrete,
-    check_int_in,
-    check_metadata,
-    check_output,
-    check_phases,
-    check_ranks,
-    check_role,
-    check_schedule,
-    check_signal,
-    check_step_from,
-    check_steps,
-    check_trigger_file,
-    optional,
-)
-from pytracer.tracing.option_parsers import (
-    parse_bool,
-    parse_discrete,
-    parse_int,
-    parse_json,
-    parse_list,
-    parse_none,
-    parse_ranks,
-    parse_schedule,
-)
+from pytracer.tracing import option_forms as form
+from pytracer.tracing.option_forms import OnSnapshot, Ranks
 from pytracer.tracing.step_windows import Schedule
 
 MAX_STACK_DEPTH = 1024  # _core.MAX_STACK_DEPTH; the options are read before the core is imported
@@ -66,6 +38,7 @@ def variable(name: str) -> str:
     return f"PYTRACER_{name.upper()}"
 
 
+@dataclass(eq=False)
 class Option(Generic[Given, Value]):
     """One option of a tracer: a field of `TracerOptions`, which takes a `Given`, has a `Value`.
 
@@ -77,27 +50,16 @@ class Option(Generic[Given, Value]):
         check: Takes the name to call the option by in an error, and a value; returns the value to
             use, or raises a `ConfigError`.
         doc: The meaning, in Markdown.
+        shown: The default in the documentation, if not as Python shows it.
     """
 
-    name: str
-
-    def __init__(
-        self,
-        default: Given,
-        metavar: str,
-        parse: Callable[[str], object],
-        check: Callable[[str, object], Value],
-        doc: str,
-        *,
-        shown: str | None = None,
-    ) -> None:
-        """Make an option; `shown`: the default in the documentation, if not as Python shows it."""
-        self.default = default
-        self.metavar = metavar
-        self.parse = parse
-        self.check = check
-        self.doc = doc
-        self._shown = shown
+    name: str = field(init=False)
+    default: Given
+    metavar: str
+    parse: Callable[[str], object]
+    check: Callable[[str, object], Value]
+    doc: str
+    shown: str | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Take the name of the field."""
@@ -130,7 +92,7 @@ class Option(Generic[Given, Value]):
     @property
     def shown_default(self) -> str:
         """The default as a person reads it: 100_000 and "auto", not 100000."""
-        return self._shown or _shown(self.default)
+        return self.shown or _shown(self.default)
 
     @property
     def shown_environment_default(self) -> str:
@@ -150,20 +112,20 @@ class TracerOptions:
     """The options that `Tracer` takes, in the order of the documentation."""
 
     output: Option[Output, str | None] = Option(
-        *(None, "PATH", parse_none, check_output),
+        *(None, "PATH", form.parse_none, form.check_output),
         "Where snapshots are written: `None` (nowhere), a file name that ends in `.pickle` or "
         "`.pkl`, or a directory.",
     )
     _: KW_ONLY
     device: Option[str | Sequence[str], tuple[str, ...]] = Option(
-        *("auto", "DEVICE[,DEVICE...]", parse_list, check_devices),
+        *("auto", "DEVICE[,DEVICE...]", form.parse_list, form.check_devices),
         'The devices to record: `"auto"` (the accelerator that is present, or else the CPU), '
         '`"cpu"`, `"cuda"` or `"npu"` (all devices of the process), one device such as `"cuda:1"`, '
         "or a list of these. A device that torch has not initialised yet is recorded from its "
         "initialisation on.",
     )
     trace_alloc_max_entries: Option[int, int] = Option(
-        *(100_000, "INTEGER", parse_int, check_int_in(1, MAX_ENTRIES_LIMIT, 100_000)),
+        *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
         "How many ring events are kept for each device. An allocation is one ring event, and so is "
         "its free; a free that an accelerator's allocator completes later is two. (In a file, an "
         "allocation and its free have five entries on the CPU, and three on an accelerator.) A "
@@ -171,11 +133,11 @@ class TracerOptions:
         "events, and counts them.",
     )
     stack_depth: Option[int, int] = Option(
-        *(32, "INTEGER", parse_int, check_int_in(1, MAX_STACK_DEPTH, 32)),
+        *(32, "INTEGER", form.parse_int, form.check_int(1, MAX_STACK_DEPTH, 32)),
         f"How many Python frames of a stack are kept, innermost first; at most {MAX_STACK_DEPTH}.",
     )
     max_stack_bytes: Option[int, int] = Option(
-        *(2**25, "INTEGER", parse_int, check_int_in(*STACK_BYTES_LIMITS, 2**25)),
+        *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
         "The most bytes that the table of distinct stacks may take. When the table fills, stacks "
         "that no event and no live block has are given up. An event whose stack does not fit has "
         "no stack, and is counted. All tracers that exist at the same time share the "
@@ -183,7 +145,7 @@ class TracerOptions:
         shown="32 MiB",
     )
     forward_stacks: Option[bool, bool] = Option(
-        *(False, "1|0", parse_bool, check_bool),
+        *(False, "1|0", form.parse_bool, form.check_bool),
         "Whether an allocation in the backward pass also has the stack of the forward call that "
         "made its autograd node, and the node's name. An allocation and its free then take 50 to "
         "210 ns more. "
@@ -191,25 +153,25 @@ class TracerOptions:
         "`pytracer doctor` reports whether it is there.",
     )
     pinned_memory: Option[bool, bool] = Option(
-        *(False, "1|0", parse_bool, check_bool),
+        *(False, "1|0", form.parse_bool, form.check_bool),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as a device of "
         "its own, `host`, next to the CUDA devices. A request and its free then take 200 to 300 ns "
         "more. pytracer wraps torch's allocator of pinned memory until the process ends, which "
         "needs torch 2.8 or newer, and a hook that is compiled at the first use.",
     )
     source_lines: Option[bool, bool] = Option(
-        *(True, "1|0", parse_bool, check_bool),
+        *(True, "1|0", form.parse_bool, form.check_bool),
         "Whether a snapshot has the source of the program's lines in its stacks, so that "
         "`pytracer show` shows it on any machine: at most 2,000 lines, or 65,536 characters. "
         "`False`: no source is read.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
-        *(None, "JSON", parse_json, check_metadata),
+        *(None, "JSON", form.parse_json, form.check_metadata),
         "A dict that is written into each snapshot. Its values may be strings, numbers, booleans, "
         "`None`, lists and dicts.",
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
-        *(None, "STEP[-STEP][,STEP...]", parse_none, check_steps),
+        *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
         "The steps to record, counted from 1: a list, a `range`, or a text such as "
         '`"3,10-12"`. Each of these steps has a snapshot, and no snapshot is written at the end of '
         "the program. Between these steps, only the live blocks and their stacks are tracked. "
@@ -217,12 +179,12 @@ class TracerOptions:
         "`[]`: everything is recorded, and no snapshot is written at the end; `dump()` writes one.",
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
-        *(1, "INTEGER", parse_int, check_int_in(1, MAX_STEPS_LIMIT, 1)),
+        *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
         "How many of the `steps` share a file. The file has everything from the start of the first "
         "of these steps to the end of the last, also what is between them. Needs `steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
-        *(None, "wait=N,active=N,...", parse_schedule, check_schedule),
+        *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
         "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
         "variable or on the command line, the arguments of `torch.profiler.schedule()`, such as "
         "`wait=1,active=3`. Consecutive selected steps share a file, which ends at the latest with "
@@ -230,21 +192,21 @@ class TracerOptions:
         "step.",
     )
     step_from: Option[str | None, str | None] = Option(
-        *(None, "framework|optimizer[:CLASS]|none", parse_none, check_step_from),
+        *(None, "framework|optimizer[:CLASS]|none", form.parse_none, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
         'profiles. `"optimizer"`: each step of one torch optimizer, the first that steps. '
         '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. `None`: '
         "only `step()`.",
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
-        *(False, "PHASE[,PHASE...]|1|0", parse_discrete, check_discrete),
+        *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
         "Which phases (`pytracer.annotate`) get a snapshot of their own each time they occur in a "
         "recorded step: a list of names, or `True` for all phases that are not nested in another "
         "phase. Needs `steps` or `schedule`. Decorated coroutines and generators get no snapshot "
         "of their own, because their phases interleave.",
     )
     phases: Option[str | None, str | None] = Option(
-        *(None, "auto|none", parse_none, check_phases),
+        *(None, "auto|none", form.parse_none, form.check_phases),
         '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
         "each step of a torch optimizer is `optimizer`. Each call of a module then takes some 3 µs "
@@ -253,21 +215,21 @@ class TracerOptions:
         "(`pytracer.annotate`).",
     )
     ranks: Option[Sequence[int] | str, Ranks] = Option(
-        *((), "RANK[,RANK...]|all", parse_ranks, check_ranks),
+        *((), "RANK[,RANK...]|all", form.parse_ranks, form.check_ranks),
         "Which ranks write the snapshots of steps and the snapshot at the end: a list, or "
         '`"all"`. Empty: rank 0. A process without a rank always writes these snapshots, and when '
         "memory runs out, every rank writes a snapshot.",
     )
     all_ranks: Option[bool, bool] = Option(
-        *(False, "1|0", parse_bool, check_bool),
+        *(False, "1|0", form.parse_bool, form.check_bool),
         '`True`: the same as `ranks="all"`, whatever `ranks` is.',
     )
     role: Option[str | None, str | None] = Option(
-        *(None, "NAME", str, check_role),
+        *(None, "NAME", str, form.check_role),
         "A name for a process without a rank, used in the names of its files in a directory.",
     )
     max_oom_snapshots: Option[int, int] = Option(
-        *(3, "INTEGER", parse_int, check_int_in(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
+        *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
         "How many out-of-memory snapshots are kept: the first ones and the latest. A snapshot is "
         "written when memory runs out, before the exception is raised. At the limit, each further "
         "out-of-memory replaces the latest file. `1`: only the latest. `0`: none is written. "
@@ -275,30 +237,30 @@ class TracerOptions:
         "Needs `output`.",
     )
     keep_last: Option[int | None, int | None] = Option(
-        *(None, "INTEGER", parse_int, optional(check_int_in(1, MAX_KEPT_LIMIT, None))),
+        *(None, "INTEGER", form.parse_int, form.optional(form.check_int(1, MAX_KEPT_LIMIT, None))),
         "How many snapshots on demand (`dump_signal`, `trigger_file`) are kept; `None`: all.",
     )
     on_snapshot: Option[OnSnapshot, OnSnapshot] = Option(
-        *(None, "MODULE:FUNCTION", str, check_callback),
+        *(None, "MODULE:FUNCTION", str, form.check_callback),
         'A function, or its name as `"package.module:function"`. When the tracer has written a '
         "file by itself (not by `dump()`), the thread that wrote the file calls the function with "
         "the file's path. There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
         "`pytracer.integrations` has functions that upload the file.",
     )
     dump_signal: Option[str | int | None, signal.Signals | None] = Option(
-        *(None, "SIGNAL", str, check_signal),
+        *(None, "SIGNAL", str, form.check_signal),
         'The signal on which a snapshot is written: a name such as `"SIGUSR2"`, or a number. '
         "A handler that the program has installed before the tracer starts runs too.",
     )
     trigger_file: Option[Output, str | None] = Option(
-        *(None, "FILE", str, check_trigger_file),
+        *(None, "FILE", str, form.check_trigger_file),
         "The path of a file. A snapshot is written each time this file is created or touched. "
         "pytracer looks at the file about once a second.",
     )
 
 
 OPTIONS: dict[str, Option[Any, Any]] = {
-    field.name: vars(TracerOptions)[field.name] for field in fields(TracerOptions)
+    each.name: vars(TracerOptions)[each.name] for each in fields(TracerOptions)
 }
 """Every option of a tracer by name, in the order of the documentation."""
 
@@ -334,21 +296,21 @@ def switch(name: str) -> bool | None:
         ConfigError: The variable is not a boolean.
     """
     text = variable_text(name)
-    return check_bool(name, parse_bool(text)) if text else None
+    return form.check_bool(name, form.parse_bool(text)) if text else None
 
 
 def switched_on() -> bool:
     """Return whether `PYTRACER=1` asks for the environment's tracer."""
-    return _switch_is(True)
+    return _switched() is True
 
 
 def switched_off() -> bool:
     """Return whether `PYTRACER=0` forbids all tracing."""
-    return _switch_is(False)
+    return _switched() is False
 
 
-def _switch_is(wanted: bool) -> bool:
+def _switched() -> bool | None:
     try:
-        return switch(SWITCH) is wanted
+        return switch(SWITCH)
     except ConfigError:  # `pytracer.activation` reports it
-        return False
+        return None

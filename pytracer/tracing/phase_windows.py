@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from threading import get_ident
 
 from pytracer import _core
+from pytracer.tracing.device_recording import DeviceRecording
 from pytracer.tracing.phases import path_of
 
-MAX_OCCURRENCES = 100
-"""How many occurrences in a step get a file at most; each file has all live blocks."""
+MAX_OCCURRENCES = 100  # of phases that get a file in a step; each file has all live blocks
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,19 @@ class DiscreteWindows:
 
     def __init__(
         self,
-        wanted: bool | tuple[str, ...],
-        new_session: Callable[[], _core.Session | None],
+        recording: DeviceRecording,
         write: Callable[[Occurrence, bool], None],
         fail: Callable[[str, str], None],
     ) -> None:
         """Record nothing yet.
 
         Args:
-            wanted: The option `discrete`.
-            new_session: Returns a session for an occurrence; None: nothing is recorded.
+            recording: Makes the sessions of occurrences.
             write: Writes an occurrence; its second argument is whether the occurrence is complete.
             fail: Counts a failure; gets a message, and a kind of which one message is logged.
         """
-        self._wanted = wanted
-        self._new_session = new_session
+        self._wanted = recording.options.discrete
+        self._recording = recording
         self._write = write
         self._fail = fail
         self.total = 0
@@ -82,8 +80,8 @@ class DiscreteWindows:
                 else:  # its thread ended inside of the phase
                     del self._open[entry]
 
-    def follow_devices(self) -> None:
-        """Drop the open occurrences, which began on other devices."""
+    def clear(self) -> None:
+        """Drop the open occurrences."""
         with self._changing:
             self._open.clear()
 
@@ -94,11 +92,12 @@ class DiscreteWindows:
         name = ""
         try:
             path = path_of(phase)
-            if not self._is_wanted(path):
-                return
-            name = path[-1]
-            with self._changing:
-                self._open_occurrence(entry, phase, path)
+            name = path[-1] if path else ""
+            wanted = self._wanted
+            is_wanted = len(path) == 1 if isinstance(wanted, bool) else name in wanted
+            if is_wanted:
+                with self._changing:
+                    self._open_occurrence(entry, phase, path)
         except Exception as failure:
             self._fail(f"the phase {name} gets no file: {failure!r}", f"entered: {type(failure)}")
 
@@ -115,19 +114,14 @@ class DiscreteWindows:
             self._fail(message, message)
             return
         self.total += 1
-        session = self._new_session()
-        if session is None:
+        if not self._recording.session.recording:
             return
+        session = self._recording.new_session()
         session.begin_step(self._step)
         session.start()
         self._counts[path[-1]] += 1
         number = self._counts[path[-1]]
         self._open[entry] = Occurrence(session, phase, path, self._step, number, thread)
-
-    def _is_wanted(self, path: tuple[str, ...]) -> bool:
-        if isinstance(self._wanted, bool):
-            return self._wanted and len(path) == 1
-        return len(path) > 0 and path[-1] in self._wanted
 
     def left(self, entry: int) -> None:
         """Write the occurrence, on the thread that left the phase; called by `phases`."""

@@ -5,7 +5,6 @@ import inspect
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 from pytracer import _core
@@ -95,12 +94,7 @@ class annotate:  # noqa: N801
         self._entered.setdefault(get_ident(), []).append(entry)
         return entry, phase
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the phase."""
         if is_compiled():
             return

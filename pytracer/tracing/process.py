@@ -15,16 +15,13 @@ from pytracer.log import print_line, report_once, warn_once
 
 
 class Registered(Protocol):
-    """What this module calls of a tracer in `recording` or `waiting`."""
+    """What this module calls of a tracer in `recording` or `waiting`: see `Tracer`."""
 
-    def _follow_devices(self) -> None:
-        """Look again at which devices there are."""
+    def _follow_devices(self) -> None: ...
 
-    def _finish(self, error: BaseException | None = None) -> None:
-        """Write the snapshot at the end, and stop; `error`: what ended the program."""
+    def _finish(self, error: BaseException | None = None) -> None: ...
 
-    def _notify_hidden_oom(self, error: BaseException | None) -> None:
-        """Report the out-of-memory that an exception hides, if it hides one."""
+    def _notify_hidden_oom(self, error: BaseException | None) -> None: ...
 
 
 recording: set[Registered] = set()
@@ -97,10 +94,8 @@ def end_forked_child(request: SystemExit | None = None) -> NoReturn:
     """End a child that an `on_snapshot` forked, as children of `multiprocessing` end.
 
     What the child printed is written, and no function that the program registered for its exit
-    runs: the child has none of the threads that such a function may wait for.
-
-    Args:
-        request: What `sys.exit()` raised in the child; None: the function returned.
+    runs: the child has none of the threads that such a function may wait for. `request` is what
+    `sys.exit()` raised in the child; None: the function returned.
     """
     code = None if request is None else request.code
     if not (code is None or isinstance(code, int)):

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer.tracing.option_checks import Ranks
+from pytracer.tracing.option_forms import Ranks
 
 # Variables of the rank and of the number of ranks: torchrun's (verl and Ray Train set them too),
 # Open MPI's, those of PMI (MPICH, Intel MPI) and of MVAPICH2.
@@ -70,13 +70,11 @@ def current() -> Rank:
     if group is not None:
         named_size, group_size = (named and named.world_size) or 0, group.world_size or 0
         return named if named is not None and named_size >= group_size else group
-    if named is not None:
-        return named
-    for launcher in _LAUNCHERS[1:]:
-        if (named := _from(*launcher)) is not None:
-            return named
-    named = _from(*_SLURM)
-    return named if named is not None and named.world_size is not None else Rank(None, None)
+    for launcher in _LAUNCHERS:
+        if (found := _from(*launcher)) is not None:
+            return found
+    found = _from(*_SLURM)
+    return found if found is not None and found.world_size is not None else Rank(None, None)
 
 
 def remember_group() -> None:

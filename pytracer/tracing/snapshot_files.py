@@ -35,16 +35,14 @@ that were written count, and a file is deleted only after the file that replaces
 import contextlib
 import errno
 import hashlib
-import importlib.util
 import itertools
-import operator
 import os
 import re
 import socket
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -52,6 +50,7 @@ from pytracer.errors import ConfigError
 from pytracer.log import warn_once
 from pytracer.text import brief
 from pytracer.tracing import ranks
+from pytracer.tracing.on_snapshot import imported
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.step_windows import Window
 
@@ -62,7 +61,7 @@ FILE_SUFFIXES = (".pickle", ".pkl")
 MAX_PHASE_LENGTH = 50  # characters of a phase's name in a file name, which may have 255 bytes
 MAX_CLAIMED = 10_000
 
-_directories: dict[str, int] = {}  # how many tracers of this process write to each
+_directories: Counter[Path] = Counter()  # how many tracers of this process write to each
 _claimed: dict[Path, object] = {}  # who used a name in this process; the last MAX_CLAIMED
 _written: dict[Path, None] = {}  # by this process; the last MAX_CLAIMED
 _held: set[Path] = set()  # names that no other process of this node has
@@ -84,11 +83,7 @@ os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 class _Kept:
-    """The files of one kind that are on the disk, in the order in which they were written.
-
-    Attributes:
-        replaced: How many files were replaced by later ones.
-    """
+    """The files of one kind that are on the disk, in the order in which they were written."""
 
     def __init__(self, most: int | None, replaces: int) -> None:
         """Keep at most `most` files; a further one replaces the file at the index `replaces`."""
@@ -111,6 +106,9 @@ class Files:
     """The files of one tracer: their names, which are wanted, and which are deleted.
 
     Any thread may call the methods: `_changing` is held while a file is added to those kept.
+
+    Attributes:
+        oom_snapshots: How many snapshots of an out-of-memory were tried.
     """
 
     def __init__(self, options: Options) -> None:
@@ -121,27 +119,32 @@ class Files:
         self._output = Path(os.path.abspath(options.output))
         self._is_file = self._output.suffix in FILE_SUFFIXES
         self._begun_ns: int | None = None  # by the clock of the file system
-        self._number = 1 if self._is_file else _count(str(self._output))
+        self._number = 1
+        if not self._is_file:
+            _directories[self._output] += 1
+            self._number = _directories[self._output]
         self._end_claim = object()  # claims the name of the snapshot at the end
-        self._oom_snapshots = 0
+        self.oom_snapshots = 0
         self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
         self._changing = threading.RLock()  # a signal's handler may stop a tracer
 
-    def begin(self) -> None:
-        """Begin another recording, whose snapshot at the end is another file."""
-        self._end_claim = object()
+    def begin(self, make: bool) -> None:
+        """Begin another recording, whose snapshot at the end is another file.
 
-    def prepare(self, make: bool) -> None:
-        """Check that files can be written, so that an error comes before the training, not after.
+        It checks that files can be written: an error comes before the training, not after it.
 
         Args:
             make: Whether the directory is made now, or else when there is something to write.
 
         Raises:
-            ConfigError: the directory cannot be made or written to.
+            ConfigError: The directory cannot be made or written to.
         """
+        self._check_output(make)
+        self._end_claim = object()
+
+    def _check_output(self, make: bool) -> None:
         directory = self._output.parent if self._is_file else self._output
         try:
             if self._is_file and self._output.exists() and not self._output.is_dir():
@@ -171,32 +174,26 @@ class Files:
             )
 
     def at_the_end(self) -> Path | None:
-        """Return the path of the snapshot at the end; None: only other ranks write one.
+        """Return the path of the snapshot at the end, the same for all of a recording.
 
-        During a recording the path stays the same.
+        None: only other ranks write one.
         """
-        if not self.are_wanted():
-            return None
-        return self._unclaimed("exit", "", claim=self._end_claim)
+        return self._unclaimed("exit", "", claim=self._end_claim) if self.are_wanted() else None
 
     def are_wanted(self) -> bool:
-        """Return whether this rank writes the snapshots of steps and at the end."""
+        """Return whether this rank writes snapshots of steps and at the end; it may be set late."""
         return ranks.current().selected(self._options.ranks)
 
-    def problem_of_ranks(self) -> str | None:
-        """Return why no rank of the job writes files of steps; None: one does, or unknown.
-
-        Only rank 0 has an answer, so that it is said once in a job.
-        """
+    def warn_of_ranks(self) -> None:
+        """Warn on rank 0, so once in a job, if no rank of the job writes files of steps."""
         rank, chosen = ranks.current(), self._options.ranks
-        if rank.rank != 0 or rank.world_size is None or isinstance(chosen, str):
-            return None
-        if not chosen or min(chosen) < rank.world_size:
-            return None
-        return (
-            "no snapshots of steps and at the end will be written: "
-            f"ranks={brief([*chosen])} selects none of the ranks 0 to {rank.world_size - 1}"
-        )
+        if rank.rank != 0 or rank.world_size is None or isinstance(chosen, str) or not chosen:
+            return
+        if min(chosen) >= rank.world_size:
+            warn_once(
+                "no snapshots of steps and at the end will be written: "
+                f"ranks={brief([*chosen])} selects none of the ranks 0 to {rank.world_size - 1}"
+            )
 
     def of_window(self, window: Window) -> Path:
         """Return the path of a window's snapshot."""
@@ -209,24 +206,18 @@ class Files:
         return self._unclaimed(f"step{step}/{name}{number}", f"step{step}.{name}{number}")
 
     def out_of_memory(self, now: datetime) -> Path:
-        """Return the path of the snapshot of an out-of-memory.
-
-        If `max_oom_snapshots` files exist when it is written, it replaces the latest of them.
-        """
-        self._oom_snapshots += 1
-        time = f"{now:%Y%m%d-%H%M%S-%f}"
-        path = self._unclaimed(f"oom_{time}", f"oom-{time}", "torch_memory_oom")
-        self._kept[path] = self._kept_oom
-        return path
+        """Return the path of the snapshot of an out-of-memory."""
+        self.oom_snapshots += 1
+        return self._at(now, "oom", self._kept_oom, "torch_memory_oom")
 
     def on_demand(self, now: datetime) -> Path:
-        """Return the path of a snapshot on demand.
+        """Return the path of a snapshot on demand."""
+        return self._at(now, "demand", self._kept_demand)
 
-        If `keep_last` files exist when it is written, it replaces the oldest of them.
-        """
+    def _at(self, now: datetime, event: str, kept: _Kept, tag: str = "torch_memory") -> Path:
         time = f"{now:%Y%m%d-%H%M%S-%f}"
-        path = self._unclaimed(f"demand_{time}", f"demand-{time}")
-        self._kept[path] = self._kept_demand
+        path = self._unclaimed(f"{event}_{time}", f"{event}-{time}", tag)
+        self._kept[path] = kept
         return path
 
     def claim_first(self) -> bool:
@@ -248,13 +239,8 @@ class Files:
         return pid if (first_rank, output) == (str(rank.rank), str(self._output)) else None
 
     @property
-    def oom_snapshots(self) -> int:
-        """How many snapshots of an out-of-memory were tried."""
-        return self._oom_snapshots
-
-    @property
     def replaced_oom_snapshots(self) -> int:
-        """How many of them were replaced by later ones."""
+        """How many snapshots of an out-of-memory were replaced by later ones."""
         return self._kept_oom.replaced
 
     @contextlib.contextmanager
@@ -287,24 +273,19 @@ class Files:
                 old.unlink(missing_ok=True)
                 if not self._is_file:
                     old.parent.rmdir()
-        if self._is_file and _claimed.get(path) is self._end_claim:
-            self._report_number(path)
-        call = self._options.on_snapshot
-        if isinstance(call, str):
-            call = imported(call)
-        if call is not None:
-            call(os.fspath(path))
-
-    def _report_number(self, path: Path) -> None:
-        """Log once that the snapshot at the end has another name than was asked for."""
-        first = self._path("exit", "")
-        if path != first:
+        is_at_the_end = self._is_file and _claimed.get(path) is self._end_claim
+        if is_at_the_end and path != (first := self._path("exit", "")):
             warn_once(
                 f"{first} already has a snapshot of this process, which is kept: the next snapshot "
                 f"is {path}, and later ones are numbered on. For other names, give each tracer its "
                 "own output",
                 f"numbered: {first}",
             )
+        call = self._options.on_snapshot
+        if isinstance(call, str):
+            call = imported(call)
+        if call is not None:
+            call(os.fspath(path))
 
     def _unclaimed(
         self, event: str, suffix: str, tag: str = "torch_memory", claim: object = None
@@ -312,11 +293,11 @@ class Files:
         """Return a name that is unused in this process, or that `claim` has used."""
         claim = object() if claim is None else claim
         first = self._path(event, suffix, tag)
-        number = self._number
-        path = _numbered(first, number)
-        while _claimed.setdefault(path, claim) is not claim:
-            number += 1
-            path = _numbered(first, number)
+        for number in itertools.count(self._number):
+            end = f"_{number}" if number > 1 else ""
+            path = first.with_name(f"{first.stem}{end}{first.suffix}")
+            if _claimed.setdefault(path, claim) is claim:
+                break
         if len(_claimed) > MAX_CLAIMED:
             _claimed.pop(next(iter(_claimed)), None)
         return path
@@ -331,10 +312,8 @@ class Files:
         parts = [self._output.stem]
         if rank.is_one_of_several:
             parts.append(f"rank{rank.rank}")
-        path, own_path = (
-            self._next_to([*parts, suffix]),
-            self._next_to([*parts, f"pid{pid}", suffix]),
-        )
+        path = self._next_to([*parts, suffix])
+        own_path = self._next_to([*parts, f"pid{pid}", suffix])
         if self._first_process(rank) not in (None, str(pid)) or path in _parents_names:
             return own_path
         if _is_held(self._next_to(parts)) and not self._is_of_another(path):
@@ -348,19 +327,13 @@ class Files:
 
     def _is_of_another(self, path: Path) -> bool:
         """Return whether another process has written the file since this recording began."""
-        if self._begun_ns is None or path in _written:
-            return False
-        try:
-            return path.stat().st_mtime_ns > self._begun_ns
-        except OSError:  # there is no such file
-            return False
+        if self._begun_ns is not None and path not in _written:
+            with contextlib.suppress(OSError):  # there is no such file
+                return path.stat().st_mtime_ns > self._begun_ns
+        return False
 
     def _next_to(self, parts: list[str]) -> Path:
         return self._output.with_name(".".join(filter(None, parts)) + self._output.suffix)
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}_{number}{path.suffix}") if number > 1 else path
 
 
 def existing(folder: Path) -> Path:
@@ -395,55 +368,11 @@ def _hold(path: Path) -> bool:
         disk = existing(place.parent).stat().st_dev
     digest = hashlib.sha256(b"%d %s" % (disk, os.fsencode(place))).hexdigest()
     try:
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
             holder.bind(f"\0pytracer {digest}")
-        except BaseException:
-            holder.close()
-            raise
+            holder.detach()  # never closed: the program may close the number, and open its own file
     except OSError as error:
         return error.errno != errno.EADDRINUSE  # where sockets are forbidden, times have to do
     except Exception:  # the program has replaced sockets, or forbids them
         return True
-    holder.detach()  # never closed: the program may have closed the number, and opened its own file
     return True
-
-
-def imported(name: str) -> Callable[[str], object]:
-    """Import the module of "package.module:function" and return the function."""
-    module, _, function = name.partition(":")
-    found: Callable[[str], object] = operator.attrgetter(function)(importlib.import_module(module))
-    return found
-
-
-def problem_of_function(name: str, may_import: bool) -> str | None:
-    """Return why "package.module:function" cannot be used; None: no problem is known.
-
-    Without `may_import` no code of a module runs: the function is looked for only in a module that
-    was imported already. It is never looked for in a module that is still being imported.
-    """
-    module, _, function = name.partition(":")
-    try:
-        found = sys.modules.get(module) or (importlib.import_module(module) if may_import else None)
-        if found is None:
-            return _missing_module(module)
-        spec = getattr(found, "__spec__", None)
-        if module == "__main__" or getattr(spec, "_initializing", False):
-            return None
-        if not callable(operator.attrgetter(function)(found)):
-            return f"{function} is not a function"
-    except (Exception, SystemExit) as error:  # an import may raise anything
-        return str(error) or repr(error)
-    return None
-
-
-def _missing_module(name: str) -> str | None:
-    """Look for the outermost part of a module's name that was not imported yet."""
-    parts = itertools.accumulate(name.split("."), "{}.{}".format)
-    outermost = next(part for part in parts if part not in sys.modules)
-    return None if importlib.util.find_spec(outermost) else f"No module named {outermost!r}"
-
-
-def _count(directory: str) -> int:
-    _directories[directory] = _directories.get(directory, 0) + 1
-    return _directories[directory]

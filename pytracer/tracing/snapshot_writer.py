@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import pickle
 import platform
@@ -22,14 +23,13 @@ from pytracer.backends.names import HOST
 from pytracer.errors import ConfigError
 from pytracer.log import print_line, report_once, warn_once
 from pytracer.text import END_LINE, brief, printable, size
-from pytracer.tracing import oom_log, oom_notes, process, ranks
+from pytracer.tracing import oom_answer, process, ranks
 from pytracer.tracing.cell_names import cell_names
-from pytracer.tracing.device_recording import DeviceRecording
-from pytracer.tracing.generated_code import GeneratedCode, generated_code
-from pytracer.tracing.option_values import Options
+from pytracer.tracing.device_recording import DeviceRecording, Sizes
+from pytracer.tracing.on_snapshot import check_function
 from pytracer.tracing.options import variable
-from pytracer.tracing.snapshot_files import Files, existing, note_written, problem_of_function
-from pytracer.tracing.source_lines import source_lines
+from pytracer.tracing.snapshot_files import Files, existing, note_written
+from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_lines
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 10)
@@ -53,6 +53,9 @@ def _reason(failure: Exception, path: Path) -> str:
 def metadata(recording: DeviceRecording) -> Metadata:
     """Return what a snapshot says about the process and the recording."""
     options = recording.options
+    modules = [sys.modules.get(name) for name in ("torch", "torch_npu", "functorch")]
+    torch, torch_npu, _ = modules
+    files = [getattr(module, "__file__", None) for module in modules]
     return {
         "format_version": FORMAT_VERSION,
         "version": pytracer.__version__,
@@ -62,9 +65,9 @@ def metadata(recording: DeviceRecording) -> Metadata:
         "rank": ranks.current().rank,
         "role": options.role,
         "window": None,
-        "torch": getattr(sys.modules.get("torch"), "__version__", None),
-        "torch_npu": getattr(sys.modules.get("torch_npu"), "__version__", None),
-        "torch_folders": _torch_folders(),
+        "torch": getattr(torch, "__version__", None),
+        "torch_npu": getattr(torch_npu, "__version__", None),
+        "torch_folders": [os.path.dirname(file) for file in files if file],
         "python": platform.python_version(),
         "backends": [name for name in recording.indices if name != HOST],
         "trace_alloc_max_entries": options.trace_alloc_max_entries,
@@ -79,22 +82,12 @@ def metadata(recording: DeviceRecording) -> Metadata:
     }
 
 
-def _torch_folders() -> list[str]:
-    """Return the folders of torch's packages, as the filenames of their frames begin."""
-    files = (
-        getattr(sys.modules.get(name), "__file__", None)
-        for name in ("torch", "torch_npu", "functorch")
-    )
-    return [os.path.dirname(file) for file in files if file]
-
-
 class SnapshotWriter:
     """The writer of one tracer's snapshots. Any thread may call its methods.
 
     Attributes:
         files: The names of the tracer's files; None before the start, and without an output.
         failures: How many snapshots could not be written, or lack their segments.
-        written: How many files were written, those of `Tracer.dump()` included.
     """
 
     def __init__(
@@ -102,25 +95,19 @@ class SnapshotWriter:
     ) -> None:
         """Open no file yet.
 
-        Args:
-            recording: What the snapshots are taken of; it has the options.
-            default_output: The output that takes the place of one in a variable that is wrong.
-            only_if_used: Whether a process that used no device leaves nothing on the disk.
+        `default_output` takes the place of an output in a variable that is wrong. With
+        `only_if_used`, a process that used no device leaves nothing on the disk.
         """
         self._recording = recording
         self._default_output = default_output
         self._only_if_used = only_if_used
         self.files: Files | None = None
         self.failures = 0
-        self.written = 0
         self._has_reported_steps = False
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
-    def open(self, function_is_given: bool) -> None:
+    def open(self) -> None:
         """Check that the output can be written to, and begin a recording's files.
-
-        Args:
-            function_is_given: Whether `on_snapshot` comes from the code, not from its variable.
 
         Raises:
             ConfigError: The output cannot be written to, or `on_snapshot` names no function.
@@ -129,55 +116,24 @@ class SnapshotWriter:
         if options.output is None:
             return
         try:
-            self._prepare(options)
+            files = self.files or Files(options)
+            files.begin(make=not self._only_if_used)
+            self.files = files
         except ConfigError as error:
             if "output" in options.given or options.output == self._default_output:
                 raise
+            problem = str(error).removeprefix("output")
             shown = brief(self._default_output)
-            warn_once(f"{variable('output')}{str(error)[6:]}. The default, {shown}, is used")
+            warn_once(f"{variable('output')}{problem}. The default, {shown}, is used")
             self._recording.options = replace(options, output=self._default_output)
-            self.open(function_is_given)
+            self.open()
             return
-        self._check_function(function_is_given)
-
-    def _prepare(self, options: Options) -> None:
-        files = self.files or Files(options)
-        files.prepare(make=not self._only_if_used)
-        files.begin()
-        self.files = files
-        if (problem := files.problem_of_ranks()) is not None:
-            warn_once(problem)
-
-    def _check_function(self, is_given: bool) -> None:
-        """Find out now, not when memory runs out, whether `on_snapshot` names a function.
-
-        A variable may be read in the middle of `import torch`, where nothing else may be imported,
-        and before the program has changed `sys.path`. A problem with it is therefore only logged,
-        and may be gone when the function is needed.
-        """
-        name = self._recording.options.on_snapshot
-        if not isinstance(name, str):
-            return
-        problem = problem_of_function(name, may_import=is_given)
-        if problem is not None and is_given:
-            raise ConfigError(
-                f"on_snapshot={brief(name)} cannot be used: {problem}; give a function, or "
-                '"package.module:function" of a module that can be imported, or None'
-            )
-        if problem is not None:
-            warn_once(
-                f"{variable('on_snapshot')}={brief(name)} cannot be used: {problem}. Snapshots are "
-                "written, but no function is called with their paths. Correct the variable, or "
-                "add the module's folder to PYTHONPATH"
-            )
-
-    def claim_first(self) -> bool:
-        """Mark this process as the first of its rank for its children; return whether it is."""
-        return self.files is not None and self.files.claim_first()
+        files.warn_of_ranks()
+        check_function(options.on_snapshot, is_given="on_snapshot" in options.given)
 
     @property
     def writes_steps(self) -> bool:
-        """Whether this rank writes files of steps and at the end; a rank may be set late."""
+        """Whether this rank writes files of steps and at the end."""
         return self.files is not None and self.files.are_wanted()
 
     def is_worth_writing(self, view: _core.View | None) -> bool:
@@ -187,10 +143,8 @@ class SnapshotWriter:
     def save(self, path: Path, more: Metadata, view: _core.View | None = None) -> bool:
         """Write a file of the tracer's own accord. Return whether it was written; never raise.
 
-        Args:
-            path: A path from `files`.
-            more: Metadata of this file, in addition to that of `metadata()`.
-            view: What to write; None: the present.
+        The file has the metadata `more` in addition to `metadata()`. Without a view, it has the
+        present.
         """
         assert self.files is not None
         try:
@@ -221,15 +175,12 @@ class SnapshotWriter:
             OSError: The file cannot be written.
         """
         view = self._recording.view() if view is None else view
-        code = generated_code(view)
-        described, memory = {**self._described(view, code), **more}, self._memory(view)
+        parts = self._parts(view, more)
         path = path if isinstance(path, int) else Path(os.fsdecode(path))
         with open_atomically(path) as file:
-            name = os.fsencode(str(path))
-            view.write(file.fileno(), name, described, memory, code, cell_names())
+            view.write(file.fileno(), os.fsencode(str(path)), *parts)
         if isinstance(path, Path):
             note_written(path)
-        self.written += 1
 
     def as_dict(self, more: Metadata, view: _core.View | None = None) -> dict[str, Any]:
         """Return the snapshot that `write` would write."""
@@ -239,11 +190,13 @@ class SnapshotWriter:
     def as_bytes(self, more: Metadata, view: _core.View | None = None) -> bytes:
         """Return the file that `write` would write."""
         view = self._recording.view() if view is None else view
-        code = generated_code(view)
-        described = {**self._described(view, code), **more}
-        return view.to_bytes(described, self._memory(view), code, cell_names())
+        return view.to_bytes(*self._parts(view, more))
 
-    def _described(self, view: _core.View, code: GeneratedCode) -> Metadata:
+    def _parts(
+        self, view: _core.View, more: Metadata
+    ) -> tuple[Metadata, Sizes, GeneratedCode, dict[str, str]]:
+        """Return what a file has next to its view, as `View.write` and `to_bytes` take it."""
+        code = generated_code(view)
         if view.problem:
             self.fail(
                 f"a snapshot has no segments: the allocator did not report them: {view.problem}",
@@ -252,10 +205,7 @@ class SnapshotWriter:
         described = metadata(self._recording)
         if self._recording.options.source_lines:
             described["source_lines"] = source_lines(view, code, described["torch_folders"])
-        return described
-
-    def _memory(self, view: _core.View) -> dict[int, dict[str, int | None]]:
-        return self._recording.memory(view)
+        return {**described, **more}, self._recording.memory(view), code, cell_names()
 
     def fail(self, message: str, kind: str | None = None) -> None:
         """Count a failure and log it once; the job continues."""
@@ -273,14 +223,13 @@ class SnapshotWriter:
                 f"the last time is {printable(str(path))}"
             )
         if device >= 0:
-            oom_log.explain(path, device)  # it may be the one that ended the program
+            oom_answer.explain(path, device)  # it may be the one that ended the program
 
     def on_oom(self, event: oom.OutOfMemory, more: Metadata) -> None:
         """Write a snapshot on the thread that ran out of memory; `more`: see `save`."""
-        oom_notes.forget()
-        if not self._recording.session.recording or all(
-            event.device not in indices for indices in self._recording.indices.values()
-        ):
+        oom_answer.forget_note()
+        recorded = itertools.chain(*self._recording.indices.values())
+        if not self._recording.session.recording or event.device not in recorded:
             return
         assert self.files is not None
         path = self.files.out_of_memory(datetime.now())
@@ -290,19 +239,19 @@ class SnapshotWriter:
         # After an out-of-memory of the CPU, reading might fail too.
         is_explained, answer = event.device >= 0 and event.requested_bytes > 0, None
         if not self.files.replaced_oom_snapshots:
-            oom_log.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
+            oom_answer.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             if is_explained:
-                answer = oom_log.explain(path, event.device)
+                answer = oom_answer.explain(path, event.device)
         elif self.files.replaced_oom_snapshots == 1:
             most = self._recording.options.max_oom_snapshots
             first = f"; the first {most - 1} stay" if most > 1 else ""
-            oom_log.report(
+            oom_answer.report(
                 f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
                 "latest snapshot. From now on each further out-of-memory replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
             )
         if is_explained:
-            oom_notes.leave(path, answer)
+            oom_answer.leave_note(path, answer)
 
     def on_demand(self, when: datetime, more: Metadata) -> None:
         """Write a snapshot on the thread that watches for demands; `more`: see `save`."""

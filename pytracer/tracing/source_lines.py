@@ -1,12 +1,15 @@
 """The source of the program's lines in a snapshot's stacks, for readers on other machines.
 
 It is read when a file is written: nothing here is on the path of an event. A file of the program is
-read once, because what its lines were does not change.
+read once, because what its lines were does not change. Lines of code that inductor generated are
+shown as torch's own recorder shows them: as the lines of the model.
 """
 
+import sys
 import time
 from collections import defaultdict
 from itertools import islice
+from typing import Any
 
 from pytracer import _core
 
@@ -14,38 +17,59 @@ from pytracer import _core
 from pytracer.analysis.program_files import ProgramFiles
 from pytracer.log import warn_once
 from pytracer.reading.files import read_source
-from pytracer.tracing.generated_code import GeneratedCode
 
-MOST_FILES = 200
-"""How many files of the program have their lines in a snapshot."""
-
-MOST_LINES = 2_000
-"""How many lines a snapshot has at most."""
-
-MOST_CHARACTERS = 2**16
-"""How many characters a snapshot's lines have together at most."""
-
-MOST_OF_A_LINE = 200
-"""How many characters of a line are kept."""
-
-MOST_SECONDS = 0.2
-"""After this time no further file is read for a snapshot."""
-
+MOST_GENERATED_LINES = 20_000  # how many lines of generated code are mapped in a snapshot at most
+MOST_FRAMES_OF_A_LINE = 64  # to which a generated line is mapped; the outermost are left out
+MOST_FILES = 200  # how many files of the program have their lines in a snapshot
+MOST_LINES = 2_000  # how many lines a snapshot has at most
+MOST_CHARACTERS = 2**16  # how many characters a snapshot's lines have together at most
+MOST_OF_A_LINE = 200  # how many characters of a line are kept
+MOST_SECONDS = 0.2  # after this time no further file is read for a snapshot
 _MOST_FRAMES = 20_000
 _begin_ns = time.time_ns()
 _known: dict[str, dict[int, str]] = {}  # the lines by file, "" if unknown
 
-Lines = dict[str, list[tuple[int, str]]]
-"""For each file, its lines with their numbers."""
+Lines = dict[str, list[tuple[int, str]]]  # for each file, its lines with their numbers
+
+
+# For a file and a line, the frames that the line was generated from, innermost first: the file, the
+# function and the line of each.
+GeneratedCode = dict[tuple[str, int], list[tuple[str, str, int]]]
+
+
+def generated_code(view: _core.View) -> GeneratedCode:
+    """Return the frames that generated lines in a view's stacks were made from. Never raises.
+
+    Only a program that has imported inductor has such lines: pytracer never imports inductor.
+    """
+    try:
+        cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+        # Only files that torch knows are asked for: torch remembers the answer for others too.
+        files = set(getattr(cache, "linemaps", ()))
+        if not files:
+            return {}
+        found: GeneratedCode = {}
+        for filename, line in view.lines_in(files, MOST_GENERATED_LINES):
+            frames = cache.stack_frames_for_code(filename, line) or []
+            found[filename, line] = [
+                (str(frame["filename"]), str(frame["name"]), int(frame["line"]))
+                for frame in frames[:MOST_FRAMES_OF_A_LINE]
+            ]
+        return found
+    except Exception as error:  # another torch than expected
+        warn_once(
+            f"frames of compiled code are not mapped to the model's lines: {error!r}. Everything "
+            "else is in the snapshot",
+            "generated code",
+        )
+        return {}
 
 
 def source_lines(view: _core.View, code: GeneratedCode, torch_folders: list[str]) -> Lines:
     """Return the source of the program's lines in a view's stacks. Never raises.
 
-    Args:
-        view: The view.
-        code: The frames from which generated code was made.
-        torch_folders: The folders of torch's packages, whose files are not the program's.
+    Lines from which `code` was generated count too. Files in `torch_folders`, which are the folders
+    of torch's packages, are not the program's.
     """
     try:
         return _source_lines(view, code, torch_folders)

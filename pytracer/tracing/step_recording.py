@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import asdict
+from pathlib import Path
 
 from pytracer import _core
 from pytracer.log import warn_once
@@ -20,6 +21,7 @@ class StepRecording:
     Attributes:
         changing: The lock.
         started: Whether the tracer is started, even if there is nothing to record yet.
+        steps: The current step, and the windows.
     """
 
     def __init__(self, recording: DeviceRecording, writer: SnapshotWriter) -> None:
@@ -28,32 +30,17 @@ class StepRecording:
         self._writer = writer
         self.changing = threading.RLock()
         self.started = False
-        self._steps = Steps()
+        self.steps = Steps()
         self._source = step_sources.Source()
         self._discrete: DiscreteWindows | None = None
         self._late_steps: threading.Timer | None = None
 
-    @property
-    def current(self) -> int:
-        """The number of the step; 0: none."""
-        return self._steps.current
-
-    @property
-    def are_recorded(self) -> bool:
-        """Whether events are recorded in the current step."""
-        return self._steps.are_recorded
-
-    @property
-    def are_selected(self) -> bool:
-        """Whether the options select steps; else everything is recorded."""
-        return self._steps.are_selected
-
     def described(self) -> Metadata:
-        """Return what a snapshot of the present says about the steps."""
+        """Return what a snapshot of the present has about the steps."""
         return {
-            "current_step": self._steps.current,
+            "current_step": self.steps.current,
             "step_from": self._source.name,
-            "waiting": not self._steps.are_recorded,
+            "waiting": not self.steps.are_recorded,
         }
 
     def begin(self, step_from: str | None) -> None:
@@ -62,10 +49,10 @@ class StepRecording:
         with self.changing:
             self._end()  # the tracer may have been started before, with nothing to record
             number = options.memory_snapshot_num_steps
-            self._steps = Steps(options.steps, number, options.schedule)
+            self.steps = Steps(options.steps, number, options.schedule)
             if options.discrete and self._writer.files is not None:
                 self._discrete = DiscreteWindows(
-                    options.discrete, self._new_session, self._save_occurrence, self._writer.fail
+                    self._recording, self._save_occurrence, self._writer.fail
                 )
                 phases.listeners.add(self._discrete)
             self._source = step_sources.follow(step_from, self.enter)
@@ -80,7 +67,7 @@ class StepRecording:
         """
         with self.changing:
             try:
-                self._recording.start(indices, self._steps.current, self._steps.are_recorded)
+                self._recording.start(indices, self.steps.current, self.steps.are_recorded)
             except Exception:
                 self._end()
                 raise
@@ -89,7 +76,7 @@ class StepRecording:
         """Drop open windows of phases, which began on other devices."""
         with self.changing:
             if self._discrete is not None:
-                self._discrete.follow_devices()
+                self._discrete.clear()
 
     def stop(self) -> None:
         """End the steps and the recording."""
@@ -109,7 +96,7 @@ class StepRecording:
     def await_first_step(self) -> None:
         """Warn later, if no step has come by then."""
         with self.changing:
-            if self.are_selected and self._steps.entered <= self._source.first_step:
+            if self.steps.are_selected and self.steps.entered <= self._source.first_step:
                 self._late_steps = step_sources.warn_late(self._report_late_steps)
 
     def _end_warning(self) -> None:
@@ -149,23 +136,22 @@ class StepRecording:
             self._end_warning()
             if by_program:
                 self._source.program_steps()
-            before = self._steps.current
+            before = self.steps.current
             try:
                 ended = self._move_to(before + 1 if step is None else step)
                 view = self._end_window(ended)
             except Exception as failure:
-                kind = f"a step: {type(failure)}"
-                message = f"step {self._steps.current} is not recorded: {failure!r}"
-                self._writer.fail(message, kind)
+                message = f"step {self.steps.current} is not recorded: {failure!r}"
+                self._writer.fail(message, f"a step: {type(failure)}")
                 return
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
 
     def _move_to(self, step: int) -> Window | None:
-        """Return the window that ends."""
-        ended = self._steps.enter(step)
+        """Begin a step; return the window that ends."""
+        ended = self.steps.enter(step)
         if self._discrete is not None:
-            self._discrete.begin_step(step, self._steps.are_recorded)
+            self._discrete.begin_step(step, self.steps.are_recorded)
         return ended
 
     def _end_window(self, ended: Window | None) -> _core.View | None:
@@ -174,33 +160,31 @@ class StepRecording:
         if not session.recording:
             return None
         if ended is not None and self._writer.writes_steps:
-            return self._recording.end_window(self._steps.are_recorded, self._steps.current)
-        session.begin_step(self._steps.current)
-        session.start(self._steps.are_recorded)
+            return self._recording.end_window(self.steps.are_recorded, self.steps.current)
+        session.begin_step(self.steps.current)
+        session.start(self.steps.are_recorded)
         if ended is not None:
             session.clear()
         return None
 
     def _save_window(self, window: Window, step: int, view: _core.View | None) -> None:
+        if not self._writer.is_worth_writing(view):
+            return
+        if view is not None and view.overwritten:
+            entries = self._recording.options.trace_alloc_max_entries
+            warn_once(
+                f"{window.name} has more events than trace_alloc_max_entries={entries}: the "
+                "file of such a window has only the latest events. Raise "
+                "trace_alloc_max_entries to keep all",
+                "overwritten",
+            )
         assert self._writer.files is not None
-        if self._writer.is_worth_writing(view):
-            if view is not None and view.overwritten:
-                entries = self._recording.options.trace_alloc_max_entries
-                warn_once(
-                    f"{window.name} has more events than trace_alloc_max_entries={entries}: the "
-                    "file of such a window has only the latest events. Raise "
-                    "trace_alloc_max_entries to keep all",
-                    "overwritten",
-                )
-            described = {**asdict(window), "phase": None, "occurrence": None}
-            more = {**self.described(), "window": described, "current_step": step, "waiting": False}
-            path = self._writer.files.of_window(window)
-            if self._writer.save(path, more, view):
-                self._writer.report_steps(path)
+        self._save(self._writer.files.of_window(window), window, view, current_step=step)
 
-    def _new_session(self) -> _core.Session | None:
-        recording = self._recording
-        return recording.new_session() if recording.session.recording else None
+    def _save(self, path: Path, window: Window, view: _core.View | None, **more: object) -> None:
+        described = {**self.described(), "window": asdict(window), "waiting": False, **more}
+        if self._writer.save(path, described, view):
+            self._writer.report_steps(path)
 
     def _save_occurrence(self, occurrence: Occurrence, complete: bool) -> None:
         """Write a phase's file, on the thread that leaves the phase."""
@@ -209,53 +193,46 @@ class StepRecording:
             return
         view = self._recording.view(occurrence.session, occurrence.phase)
         if self._writer.is_worth_writing(view):
-            first, last = occurrence.step, max(occurrence.step, self._steps.current)
-            window = {
-                **asdict(Window(first, last, complete)),
-                "phase": "/".join(occurrence.path),
-                "occurrence": occurrence.number,
-            }
-            path = self._writer.files.of_phase(first, occurrence.path[-1], occurrence.number)
-            described = {**self.described(), "window": window, "waiting": False}
-            if self._writer.save(path, described, view):
-                self._writer.report_steps(path)
+            first, path, number = occurrence.step, occurrence.path, occurrence.number
+            last = max(first, self.steps.current)
+            window = Window(first, last, complete, "/".join(path), number)
+            self._save(self._writer.files.of_phase(first, path[-1], number), window, view)
 
     def finish_phases(self) -> None:
         """Write the files of phases that are not over yet."""
-        discrete = self._discrete
-        if discrete is None:
+        if (discrete := self._discrete) is None:
             return
         discrete.finish()
-        if self._steps.windows and not discrete.total and self._writer.writes_steps:
+        if self.steps.windows and not discrete.total and self._writer.writes_steps:
             wanted = self._recording.options.discrete
             warn_once(f"discrete={wanted!r} wrote no file: no such phase began in a recorded step")
 
     def finish_window(self, view: _core.View | None) -> None:
         """Write the window that is open at the end; warn if no selected step came."""
-        window = self._steps.cut_short()
+        window = self.steps.cut_short()
         if window is not None and (view is None or view.has_events) and self._writer.writes_steps:
-            self._save_window(window, self._steps.current, view)
+            self._save_window(window, self.steps.current, view)
         if view is None or not view.used_devices:
             return
-        if self._steps.entered <= self._source.first_step:
+        if self.steps.entered <= self._source.first_step:
             warn_once(
                 "no step was reported, so no snapshot of the selected steps was written: "
                 f"{self._source.remedy}",
                 "no step",
             )
-        elif not self._steps.windows:
+        elif not self.steps.windows:
             warn_once(
                 "no snapshot of the selected steps was written: none of them came, and the "
-                f"recording ended in step {self._steps.current}",
+                f"recording ended in step {self.steps.current}",
                 "no selected step",
             )
         elif (
             not isinstance(self._recording.options.steps, range)  # which may mean every step
-            and self._steps.last_selected > max(self._steps.current, self._steps.last)
+            and self.steps.last_selected > max(self.steps.current, self.steps.last)
             and self._writer.writes_steps
         ):
             warn_once(
-                f"step {self._steps.last_selected} was selected and never came: the recording "
-                f"ended in step {self._steps.current}",
+                f"step {self.steps.last_selected} was selected and never came: the recording "
+                f"ended in step {self.steps.current}",
                 "not all selected steps",
             )

@@ -11,8 +11,7 @@ from typing import Any
 from pytracer.log import warn_once
 from pytracer.tracing import verl
 
-NO_STEP_SECONDS = 300.0
-"""How long a tracer waits for the first step before it warns that none has come."""
+NO_STEP_SECONDS = 300.0  # how long a tracer waits for the first step before it warns
 
 EnterStep = Callable[[int | None], None]
 """Called with the number of the step that begins; 0: none begins; None: the next one begins."""
@@ -47,7 +46,7 @@ class Source:
         """Report no more steps."""
 
 
-class FrameworkSteps(Source):
+class _FrameworkSteps(Source):
     """The steps that verl profiles."""
 
     name = "framework"
@@ -59,23 +58,20 @@ class FrameworkSteps(Source):
     )
 
     def __init__(self, enter: EnterStep) -> None:
-        """Report steps from now on."""
         self._enter = enter
         verl.listeners.add(enter)
         verl.follow()
 
     @property
     def may_be_late(self) -> bool:
-        """Whether verl is there, which reports only the steps that it profiles."""
-        return verl.PROFILE in sys.modules
+        return verl.PROFILE in sys.modules  # verl reports only the steps that it profiles
 
     def close(self) -> None:
-        """Report no more steps."""
         verl.listeners.discard(self._enter)
         self._enter = _ignore
 
 
-class OptimizerSteps(Source):
+class _OptimizerSteps(Source):
     """The steps of one optimizer: the first of its class that steps. Others do not count.
 
     A step that a `GradScaler` skips does not count, except for optimizers that scale gradients
@@ -83,11 +79,10 @@ class OptimizerSteps(Source):
     """
 
     def __init__(self, enter: EnterStep, class_name: str) -> None:
-        """Report steps from now on; an empty name stands for all classes."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._enter = enter
-        self._wanted = class_name
+        self._wanted = class_name  # "": all classes
         self._followed: weakref.ref[Any] | None = None
         self._process = os.getpid()
         self.name = f"optimizer {class_name}".rstrip()
@@ -111,7 +106,6 @@ class OptimizerSteps(Source):
             warn_once(f"steps are those of the first {first}; another {name} is not counted")
 
     def program_steps(self) -> None:
-        """Warn once if both this optimizer and the program end steps."""
         if self._followed is not None:
             warn_once(
                 f"steps are counted twice: the program calls tracer.step(), and step_from counts "
@@ -121,7 +115,6 @@ class OptimizerSteps(Source):
             )
 
     def close(self) -> None:
-        """Report no more steps."""
         self._handle.remove()
         self._enter = _ignore
 
@@ -130,9 +123,9 @@ def follow(step_from: str | None, enter: EnterStep) -> Source:
     """Return the source that the option `step_from` asks for. A failure is logged, not raised."""
     try:
         if step_from == "framework":
-            return FrameworkSteps(enter)
+            return _FrameworkSteps(enter)
         if step_from is not None:
-            return OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
+            return _OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
     except Exception as error:  # for example, there is no torch
         warn_once(
             f"step_from={step_from!r} reports no steps: {error!r}. Only tracer.step() ends a step"

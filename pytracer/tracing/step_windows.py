@@ -14,12 +14,11 @@ from typing import Any
 
 from pytracer.log import warn_once
 
+# Returns a `torch.profiler.ProfilerAction` for the number of a step, from 0 as torch counts.
 Schedule = Callable[[int], object]
-"""Returns a `torch.profiler.ProfilerAction` for the number of a step, from 0 as torch counts."""
-
+# The names of torch's `ProfilerAction`s, so that a check need not import torch.
 SELECTING_ACTIONS = ("RECORD", "RECORD_AND_SAVE")
 SCHEDULE_ACTIONS = ("NONE", "WARMUP", *SELECTING_ACTIONS)
-"""The names of torch's `ProfilerAction`s, so that a check need not import torch."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,21 @@ class CyclicSchedule:
 
 @dataclass(frozen=True)
 class Window:
-    """A run of consecutive steps that share a file.
+    """A run of consecutive steps that share a file, or a phase in a step that has a file.
 
     Attributes:
         first: The first step.
         last: The last step; if the window was cut short, the last step that had begun.
         complete: Whether the window was not cut short.
+        phase: The names of the phases around the phase, and its own, with "/" between them.
+        occurrence: Counts the occurrences of the phase's name in its step, from 1.
     """
 
     first: int
     last: int
     complete: bool = True
+    phase: str | None = None
+    occurrence: int | None = None
 
     @property
     def name(self) -> str:
@@ -94,23 +97,17 @@ class Steps:
     ) -> None:
         """Select the steps of `selected` or of `schedule`; without either, record everything.
 
-        Args:
-            selected: The numbers of the steps.
-            per_window: How many selected steps make a window; the last window may have fewer.
-            schedule: A schedule, instead of `selected`.
+        `per_window` steps of `selected` make a window; the last window may have fewer.
         """
-        self.current = 0
-        self.entered = 0
+        self.current = self.last = self.entered = self.windows = 0
         # A range may be long, and looks its steps up as fast as a set.
         self._selected: Collection[int] = (
             selected if isinstance(selected, range) else frozenset(selected or ())
         )
         self.last_selected = last_of(self._selected)
-        self.windows = 0
         self._per_window = per_window
         self._schedule = schedule
         self._first: int | None = None  # step of the open window
-        self.last = 0
         self._count = 0  # selected steps of the open window that are over
         self._counted = 0  # the last step in `_count`
 

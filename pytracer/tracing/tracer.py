@@ -63,9 +63,10 @@ class Tracer(LiveAnswers):
 
     def __repr__(self) -> str:
         """Return a line with the state, the number of events held, and the output."""
-        if not hasattr(self, "_step_recording"):  # the constructor raised
-            return "<pytracer.Tracer not constructed>"
-        return f"<pytracer.Tracer {description.state(self._recording, self._step_recording)}>"
+        state = "not constructed"  # the constructor raised
+        if hasattr(self, "_step_recording"):
+            state = description.state(self._recording, self._step_recording)
+        return f"<pytracer.Tracer {state}>"
 
     @property
     def _session(self) -> _core.Session:
@@ -92,7 +93,7 @@ class Tracer(LiveAnswers):
         if self._recording.is_forbidden():
             self._step_recording.begin(None)
             return self
-        self._writer.open(function_is_given="on_snapshot" in self._options.given)
+        self._writer.open()
         self._step_recording.begin(self._options.step_from)
         if indices := self._recording.attach():
             self._record(indices)
@@ -170,7 +171,7 @@ class Tracer(LiveAnswers):
     @property
     def current_step(self) -> int:
         """The number of the current step, or of the last one before `stop()`; 0: none."""
-        return self._step_recording.current
+        return self._step_recording.steps.current
 
     def __enter__(self) -> "Tracer":
         """Begin to record; see `start()`."""
@@ -178,19 +179,13 @@ class Tracer(LiveAnswers):
         self._bodies += 1
         return self
 
-    def __exit__(
-        self, _kind: object = None, error: BaseException | None = None, _traceback: object = None
-    ) -> None:
+    def __exit__(self, _kind: object = None, error: Any = None, _traceback: object = None) -> None:
         """Stop and write the snapshot, whether the body raised or not."""
         self._bodies -= 1
         self._finish(error)
 
     def _finish(self, error: BaseException | None = None) -> None:
-        """Stop and write. A failure is logged and counted, not raised: the job continues.
-
-        Args:
-            error: What ended the recording; None: nothing raised.
-        """
+        """Stop and write. A failure is logged and counted, not raised; `error`: what ended it."""
         if not self._session.is_ours:
             return
         view: _core.View | None = None
@@ -207,7 +202,7 @@ class Tracer(LiveAnswers):
         files = self._writer.files
         if files is None or not self._writer.is_worth_writing(view):
             return
-        if self._step_recording.are_selected:
+        if self._step_recording.steps.are_selected:
             self._step_recording.finish_window(view)
         elif self._options.steps is None:
             path = files.at_the_end()
@@ -314,7 +309,7 @@ class Tracer(LiveAnswers):
         files = self._writer.files
         return {
             "recording": self._recording.is_going_on,
-            "waiting": not self._step_recording.are_recorded,
+            "waiting": not self._step_recording.steps.are_recorded,
             "untraced": self._recording.why_untraced,
             "failures": self._writer.failures,
             "oom_snapshots": 0 if files is None else files.oom_snapshots,

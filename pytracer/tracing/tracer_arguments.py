@@ -4,7 +4,6 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from pytracer.tracing.options import OPTIONS, Option, TracerOptions
@@ -13,8 +12,8 @@ Class = TypeVar("Class", bound=type)
 Self = TypeVar("Self")
 Arguments = ParamSpec("Arguments")
 
+# The line of a docstring that `with_options` replaces.
 PLACEHOLDER = "    ...: see `pytracer.tracing.options.TracerOptions`."
-"""The line of a docstring that `with_options` replaces."""
 
 
 def takes_options(
@@ -46,20 +45,14 @@ def takes_options(
 
 
 def _signature() -> inspect.Signature:
-    """Return a signature with the real defaults, so that `help()` shows them."""
+    """Return a signature with the types that a call gives."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    options = inspect.signature(TracerOptions)
     parameters = (
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY
-            if field.kw_only
-            else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=field.default,
-            annotation=get_args(field.type)[0],
-        )
-        for field in fields(TracerOptions)
+        each.replace(annotation=get_args(each.annotation)[0])
+        for each in options.parameters.values()
     )
-    return inspect.Signature([own, *parameters], return_annotation=None)
+    return options.replace(parameters=[own, *parameters])
 
 
 def with_options(documented: Class) -> Class:

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -69,12 +69,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class _TrainingPhases:
-    """The phases "forward", "backward" and "optimizer", while at least one tracer wants them.
-
-    "forward" is the outermost call of a module, "backward" a call of `torch.autograd.backward` or
-    `torch.autograd.grad`, which `Tensor.backward` calls too, and "optimizer" a step of a torch
-    optimizer.
-    """
+    """The phases of the option `phases="auto"`, while at least one tracer wants them."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may start or stop a tracer
@@ -114,8 +109,8 @@ class _TrainingPhases:
         removable = (
             module.register_module_forward_pre_hook(self._module_begins),
             module.register_module_forward_hook(self._module_ends, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._step_begins),
-            optimizer.register_optimizer_step_post_hook(self._step_ends),
+            optimizer.register_optimizer_step_pre_hook(functools.partial(_begins, _OPTIMIZER)),
+            optimizer.register_optimizer_step_post_hook(_ends),
         )
         self._undo = [handle.remove for handle in removable]
         for name in ("backward", "grad"):
@@ -138,37 +133,20 @@ class _TrainingPhases:
             return
         caller = sys._getframe(1)  # torch's function that calls a module
         _CALLS.leave_ended(caller)
-        entered = _CALLS.entered
-        if entered and entered[-1][0] == id(module):
+        if _CALLS.entered and _CALLS.entered[-1][0] == id(module):
             # It calls itself: the end of this call is not that of the phase.
             _CALLS.enter(module, None, caller.f_code)
-        elif (
-            next((phase for _, phase, _ in reversed(entered) if phase in _TRAINING), None)
-            != _FORWARD
-        ):
+        elif _CALLS.training_phase() != _FORWARD:
             _CALLS.enter(module, _FORWARD, caller.f_code)
             if is_outermost(caller):
                 note_arguments(module, args)
 
     def _module_ends(self, module: object, _args: Any, output: Any) -> None:
         if not is_compiled():
-            is_forward = any(
-                owner == id(module) and phase == _FORWARD for owner, phase, _ in _CALLS.entered
-            )
-            if is_forward and is_outermost(sys._getframe(1)):
+            calls = [(owner, phase) for owner, phase, _ in _CALLS.entered]
+            if (id(module), _FORWARD) in calls and is_outermost(sys._getframe(1)):
                 note_results(module, output)
             _CALLS.leave(module)
-
-    def _step_begins(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if is_compiled():
-            return
-        caller = sys._getframe(1)  # the function in which torch wraps an optimizer's step
-        _CALLS.leave_ended(caller)
-        _CALLS.enter(optimizer, _OPTIMIZER, caller.f_code)
-
-    def _step_ends(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if not is_compiled():
-            _CALLS.leave(optimizer)
 
     def _in_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -186,6 +164,32 @@ class _TrainingPhases:
             return result
 
         return in_backward
+
+
+# Hooks of modules and optimizers.
+
+
+def _begins(phase: annotate, owner: object, *_: object) -> None:
+    """Enter the phase of a call of a module, or of a step of an optimizer."""
+    if not is_compiled():
+        caller = sys._getframe(1)  # torch's function that makes the call
+        _CALLS.leave_ended(caller)
+        _CALLS.enter(owner, phase, caller.f_code)
+
+
+def _ends(owner: object, *_: object) -> None:
+    if not is_compiled():
+        _CALLS.leave(owner)
+
+
+def _note_arguments(module: object, args: Any, kwargs: Any) -> None:
+    if not is_compiled() and is_outermost(sys._getframe(1)):
+        note_arguments(module, args, kwargs)
+
+
+def _note_results(module: object, _args: Any, output: Any) -> None:
+    if not is_compiled() and is_outermost(sys._getframe(1)):
+        note_results(module, output)
 
 
 _GLOBAL_HOOKS = re.compile(r"_global_(?:for|back)ward_\w*hooks\w*")
@@ -263,11 +267,8 @@ class ModulePhases:
 
 _CALLS = _Calls()
 MODULE_PHASES = ModulePhases()
-_TRAINING = _FORWARD, _BACKWARD, _OPTIMIZER = (
-    annotate("forward"),
-    annotate("backward"),
-    annotate("optimizer"),
-)
+_TRAINING = [annotate(name) for name in ("forward", "backward", "optimizer")]
+_FORWARD, _BACKWARD, _OPTIMIZER = _TRAINING
 TRAINING_PHASES = _TrainingPhases()
 
 
@@ -317,42 +318,19 @@ class annotate_modules:  # noqa: N801
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"depth={depth!r} is not an integer from 0, or None for all levels")
         self._handles = [
-            model.register_forward_pre_hook(
-                _Hook(self._note_arguments), prepend=True, with_kwargs=True
-            ),
-            model.register_forward_hook(_Hook(self._note_results)),
+            model.register_forward_pre_hook(_Hook(_note_arguments), prepend=True, with_kwargs=True),
+            model.register_forward_hook(_Hook(_note_results)),
         ]
         for path, module in submodules(model):
             is_wrapper = wrapped_module(module) is not None
             if not is_wrapper and (depth is None or path.count(".") + bool(path) <= depth):
                 name = path or type(module).__name__
                 MODULE_PHASES.add(path, name, module)
-                phase = annotate(name)
+                begins, ends = _Hook(_begins, annotate(name)), _Hook(_ends)
                 self._handles += [
-                    module.register_forward_pre_hook(_Hook(self._begins(phase)), prepend=True),
-                    module.register_forward_hook(_Hook(self._ends), always_call=True),
+                    module.register_forward_pre_hook(begins, prepend=True),
+                    module.register_forward_hook(ends, always_call=True),
                 ]
-
-    def _note_arguments(self, module: object, args: Any, kwargs: Any) -> None:
-        if not is_compiled() and is_outermost(sys._getframe(1)):
-            note_arguments(module, args, kwargs)
-
-    def _note_results(self, module: object, _args: Any, output: Any) -> None:
-        if not is_compiled() and is_outermost(sys._getframe(1)):
-            note_results(module, output)
-
-    def _begins(self, phase: annotate) -> Callable[[object, Any], None]:
-        def begins(module: object, _args: Any) -> None:
-            if not is_compiled():
-                caller = sys._getframe(1)
-                _CALLS.leave_ended(caller)
-                _CALLS.enter(module, phase, caller.f_code)
-
-        return begins
-
-    def _ends(self, module: object, _args: Any, _output: Any) -> None:
-        if not is_compiled():
-            _CALLS.leave(module)
 
     def remove(self) -> None:
         """Mark no more phases."""
@@ -364,11 +342,6 @@ class annotate_modules:  # noqa: N801
         """Return itself: phases are marked already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Mark no more phases."""
         self.remove()

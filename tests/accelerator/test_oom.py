@@ -20,7 +20,7 @@ from pytracer import ACTIONS
 from pytracer.analysis.report import stats
 from pytracer.backends import devices
 from pytracer.reading import load, reader
-from pytracer.tracing import oom_log, oom_notes
+from pytracer.tracing import oom_answer
 
 HUGE = 1 << 50
 MIB = 1 << 20
@@ -126,9 +126,9 @@ def test_the_answer_is_in_the_exception(backend: str, tmp_path: Path) -> None:
         # AND later exceptions, whose files replace the last, name the file
         assert text_behind(failure(ask)).splitlines()[-1].startswith("  file: ")
         # AND an exception of the program's own has nothing, also after torch's was not raised
-        oom_notes.leave(path, None)
+        oom_answer.leave_note(path, None)
         assert text_behind(failure(make)) == ""
-        oom_notes.forget()
+        oom_answer.forget_note()
     # AND one without a tracer has nothing
     assert text_behind(failure(ask)) == ""
 
@@ -281,14 +281,14 @@ def test_the_log_explains_the_out_of_memory(
 ) -> None:
     # GIVEN a block of this line
     taken: list[int] = []
-    explain = oom_log.explain
+    explain = oom_answer.explain
 
     def observed(path: Path, index: int) -> None:
         taken.append(device.memory_stats(0)["allocation.all.allocated"])
         explain(path, index)
         taken.append(device.memory_stats(0)["allocation.all.allocated"])
 
-    monkeypatch.setattr(oom_log, "explain", observed)
+    monkeypatch.setattr(oom_answer, "explain", observed)
     with pytracer.Tracer(tmp_path / "x.pickle", device=backend):
         held = torch.empty(3 * MIB, dtype=torch.uint8, device=backend)
         # WHEN memory runs out
@@ -325,7 +325,7 @@ def test_an_explanation_that_is_not_possible(
         raise MemoryError
 
     if is_large:
-        monkeypatch.setattr(oom_log, "MOST_BYTES", 100)
+        monkeypatch.setattr(oom_answer, "MOST_BYTES", 100)
     monkeypatch.setattr(reader, "load", fail)
     # WHEN memory runs out twice
     with (

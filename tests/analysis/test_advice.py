@@ -19,7 +19,7 @@ from pytracer.analysis.verdicts import FRAGMENTED, LEAK
 from pytracer.reading import load
 from pytracer.recommendation import recommend
 from pytracer.simulator.trials import try_settings
-from pytracer.tracing import oom_log
+from pytracer.tracing import oom_answer
 
 MIB = 1 << 20
 
@@ -74,8 +74,8 @@ def test_settings_are_read_as_the_allocator_reads_them() -> None:
 def tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return the first command that the log, `show` and `recommend` advise for this file."""
     logged: list[str] = []
-    monkeypatch.setattr(oom_log, "report", lambda message, *_: logged.append(message))
-    oom_log.explain(path, 0)
+    monkeypatch.setattr(oom_answer, "report", lambda message, *_: logged.append(message))
+    oom_answer.explain(path, 0)
     commands = {
         "log": logged[0].partition("\ndo: ")[2].rpartition("; ")[2].partition(" (")[0],
         "show": next(line.text for line in show(path).lines if line.is_command),

@@ -42,7 +42,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def hooks(env: dict[str, str], tmp_path: Path) -> Hooks:
     """Return this user's hooks; the package has a copy of the sources that tests may change."""
-    source = HookCompiler().source_dir("cpu")
+    source = HookCompiler().source("cpu").parents[1]
     shutil.copytree(source, tmp_path / "package" / "_hook_source")
     folders = HookFolders(env, [tmp_path / "package"])
     return Hooks(HookBuilder(folders, HookCompiler(folders, environment=env)))
@@ -197,7 +197,7 @@ def test_both_standards_compile(env: dict[str, str], tmp_path: Path) -> None:
 def test_key_covers_all_files_that_the_compiler_reads() -> None:
     # GIVEN all headers that the preprocessor opens
     compiler = HookCompiler()
-    folder, include = compiler.source_dir("cpu"), compiler.include_dirs("cpu")[0]
+    folder, include = compiler.source("cpu").parents[1], compiler.include_dirs("cpu")[0]
     source = folder / "hooks" / "cpu.cpp"
     command = [*compiler.find_command(), "-std=c++20", "-M", f"-I{include}", str(source)]
     rule = subprocess.run(command, capture_output=True, text=True, check=True).stdout

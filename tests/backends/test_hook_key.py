@@ -15,7 +15,7 @@ from hook_world import (
 )
 
 import pytracer
-from pytracer.backends import hook_key
+from pytracer.backends import hook_compile
 from pytracer.backends.hook_compile import HookCompiler
 from pytracer.backends.hook_folders import HookFolders
 from pytracer.errors import HookError
@@ -113,7 +113,7 @@ def test_sources_of_an_installed_package_are_found(world: World) -> None:
     installed = put_sources(world.root / "package" / "_hook_source")
     # WHEN / THEN
     assert world.source.is_dir()
-    assert world.compiler().source_dir("cpu") == installed
+    assert world.compiler().source("cpu").parents[1] == installed
 
 
 def test_sources_may_be_in_another_folder_of_the_package(world: World) -> None:
@@ -124,7 +124,7 @@ def test_sources_may_be_in_another_folder_of_the_package(world: World) -> None:
     # WHEN
     folders = HookFolders(world.environment, [world.root / "package", site])
     # THEN
-    assert HookCompiler(folders).source_dir("cpu") == installed
+    assert HookCompiler(folders).source("cpu").parents[1] == installed
 
 
 def test_the_checkout_of_an_editable_install_comes_before_the_installed_copy(world: World) -> None:
@@ -134,7 +134,7 @@ def test_the_checkout_of_an_editable_install_comes_before_the_installed_copy(wor
     # WHEN
     folders = HookFolders(world.environment, [world.root / "package", site])
     # THEN
-    assert HookCompiler(folders).source_dir("cpu") == world.source
+    assert HookCompiler(folders).source("cpu").parents[1] == world.source
 
 
 def test_the_folder_of_the_running_code_comes_first(
@@ -149,7 +149,7 @@ def test_the_folder_of_the_running_code_comes_first(
     folders = HookFolders(world.environment)
     # THEN
     assert folders.package == [code, site]
-    assert HookCompiler(folders).source_dir("cpu") != site / "_hook_source"
+    assert HookCompiler(folders).source("cpu").parents[1] != site / "_hook_source"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "npu", "abacus"])
@@ -191,7 +191,7 @@ def test_a_second_start_reads_no_headers(settled: World, monkeypatch: pytest.Mon
     def included_files(*_: object) -> None:
         raise AssertionError("headers are read")
 
-    monkeypatch.setattr(hook_key, "included_files", included_files)
+    monkeypatch.setattr(hook_compile, "included_files", included_files)
     # THEN it finds the same hook without reading the headers
     assert settled.builder().find_or_build("cpu") == found
 

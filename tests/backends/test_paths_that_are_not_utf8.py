@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from pytracer import _core
-from pytracer.backends.hook_attach import core_path
 from pytracer.errors import HookError
 
 
@@ -19,4 +18,4 @@ def test_the_core_opens_a_hook_in_any_folder(folder: bytes, tmp_path: Path) -> N
     # WHEN the core gets its path, THEN it opens the file, and refuses it with the linker's message,
     # which has the path
     with pytest.raises((HookError, UnicodeDecodeError)):
-        _core.attach_hook(core_path(path))
+        _core.attach_hook(os.fsencode(path))

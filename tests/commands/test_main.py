@@ -22,7 +22,7 @@ from pytracer.analysis.report import stats
 from pytracer.commands.main import COMMANDS, main
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.tracing.option_checks import check_bool
+from pytracer.tracing.option_forms import check_bool
 from pytracer.tracing.options import OPTIONS
 
 GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "snapshot-1.3-cuda.pickle"

@@ -94,8 +94,8 @@ class World:
         self.core.attach_hook = self._attach_hook  # type: ignore[attr-defined]
         self.core.frame_walk_problem = lambda: None  # type: ignore[attr-defined]
 
-    def _attach_hook(self, path: str) -> bool:
-        self.attached.append(path)
+    def _attach_hook(self, path: bytes) -> bool:
+        self.attached.append(os.fsdecode(path))
         return True
 
     @property

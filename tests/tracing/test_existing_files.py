@@ -228,7 +228,7 @@ def test_a_file_in_a_folder_that_is_not_writable() -> None:
 
         # WHEN the user writes it
         def write() -> None:
-            Tracer(path, device="cpu")._writer.open(function_is_given=False)  # finds no fault
+            Tracer(path, device="cpu")._writer.open()  # finds no fault
             with open_atomically(path) as file:
                 file.write(b"content")
 

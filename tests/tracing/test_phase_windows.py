@@ -369,12 +369,11 @@ def test_a_phase_that_cannot_be_recorded_has_no_file(
 ) -> None:
     # GIVEN no memory for another session
     with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
-        assert tracer._step_recording._discrete is not None
 
         def no_room() -> _core.Session:
             raise MemoryError
 
-        monkeypatch.setattr(tracer._step_recording._discrete, "_new_session", no_room)
+        monkeypatch.setattr(tracer._recording, "new_session", no_room)
         # WHEN phases occur, THEN they run, and the failures are logged and counted
         for _ in range(2):
             with annotate("rollout"):

@@ -353,7 +353,7 @@ def test_one_file_for_two_tracers_and_for_a_second_recording(
     with caplog.at_level(logging.WARNING, "pytracer"):
         names = [end(some)]
         # WHEN it starts again, and others have the same output, THEN each snapshot has its own name
-        some.begin()
+        some.begin(make=False)
         names += [end(some), *(end(files(tmp_path / "x.pickle")) for _ in range(2))]
     assert names == ["x.pickle", "x_2.pickle", "x_3.pickle", "x_4.pickle"]
     # AND one message names the file of the second snapshot
@@ -406,7 +406,7 @@ def test_two_recordings_of_two_tracers_in_one_directory(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         for some in (second, first):
-            some.begin()
+            some.begin(make=False)
             found.append(some.at_the_end())
     assert len({*found}) == 4
     again = [re.findall(r"_pid\d+(.*)\.pickle", str(path))[0] for path in found]

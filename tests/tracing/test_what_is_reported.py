@@ -66,7 +66,7 @@ def test_a_folder_of_hooks_that_does_not_exist(logged: set[str], tmp_path: Path)
     folders = HookFolders({"PYTRACER_HOOK_DIR": "/nonexist", "HOME": str(tmp_path)})
     builder = HookBuilder(folders)
     # WHEN a hook is looked for
-    builder._search = lambda *_: object()  # type: ignore[method-assign,assignment,return-value]
+    builder.find = lambda *_: object()  # type: ignore[method-assign,assignment,return-value]
     builder.find_or_build("cpu")
     # THEN
     assert logged == {"PYTRACER_HOOK_DIR='/nonexist' is no folder, and is ignored"}

@@ -1,22 +1,24 @@
-"""Checks of options' values.
+"""The forms of options: parsers of their texts, and checks of their values.
 
-A check takes the name to call the option by and a value. It returns the value to use, or raises a
+A parser returns the text itself if the text has another form, and leaves the error to the check. A
+check takes the name to call the option by and a value. It returns the value to use, or raises a
 `ConfigError` that names both and the remedy.
 """
 
 import contextlib
 import itertools
+import json
 import operator
 import os
 import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 from pytracer.backends.names import BACKENDS, MAX_ACCELERATORS
 from pytracer.errors import ConfigError
 from pytracer.text import brief
-from pytracer.tracing.option_parsers import parse_list
 from pytracer.tracing.step_windows import SCHEDULE_ACTIONS, CyclicSchedule, Schedule, last_of
 
 MAX_RANK = 2**31 - 1
@@ -35,24 +37,33 @@ OnSnapshot = Callable[[str], object] | str | None
 Ranks = tuple[int, ...] | Literal["all"]
 
 
-def check_int(name: str, value: object, least: int, most: int, default: int | None) -> int:
-    """Check an integer within bounds; types such as numpy's integers count."""
-    wanted = f"give an integer from {least} to {most} (default {default})"
-    shown = brief(value)
-    if isinstance(value, bool):
-        raise ConfigError(f"{name}={shown} is not an integer: {wanted}")
+def _refusal(name: str, value: object, problem: str) -> ConfigError:
+    return ConfigError(f"{name}={brief(value)} {problem}")
+
+
+def parse_int(text: str) -> object:
+    """Parse a decimal integer."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(f"{name}={shown} is not an integer: {wanted}") from None
-    if not least <= number <= most:
-        raise ConfigError(f"{name}={shown} is out of range: {wanted}")
-    return number
+        return int(text)
+    except ValueError:
+        return text
 
 
-def check_int_in(least: int, most: int, default: int | None) -> Callable[[str, object], int]:
-    """Return the check of an option that is an integer in a range."""
-    return lambda name, value: check_int(name, value, least, most, default)
+def check_int(least: int, most: int, default: int | None = None) -> Callable[[str, object], int]:
+    """Return the check of an integer within bounds; types such as numpy's integers count."""
+    wanted = f"give an integer from {least} to {most} (default {default})"
+
+    def check(name: str, value: object) -> int:
+        number = None
+        with contextlib.suppress(TypeError):
+            number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        if number is None:
+            raise _refusal(name, value, f"is not an integer: {wanted}")
+        if not least <= number <= most:
+            raise _refusal(name, value, f"is out of range: {wanted}")
+        return number
+
+    return check
 
 
 def optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
@@ -60,11 +71,28 @@ def optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any
     return lambda name, value: None if value is None else check(name, value)
 
 
+def parse_bool(text: str) -> object:
+    """Parse a boolean: 1, true, on, yes; 0, false, off, no."""
+    known = {"1": True, "true": True, "on": True, "yes": True}
+    known.update({"0": False, "false": False, "off": False, "no": False})
+    return known.get(text.strip().lower(), text)
+
+
 def check_bool(name: str, value: object) -> bool:
     """Check a boolean."""
     if isinstance(value, bool):
         return value
-    raise ConfigError(f"{name}={brief(value)} is not a boolean: give True or False (1 or 0)")
+    raise _refusal(name, value, "is not a boolean: give True or False (1 or 0)")
+
+
+def parse_none(text: str) -> str | None:
+    """Parse "none" as None; return any other text."""
+    return None if text.strip().lower() == "none" else text
+
+
+def parse_list(text: str) -> list[str]:
+    """Parse items separated by commas."""
+    return [item.strip() for item in text.split(",")]
 
 
 def check_devices(name: str, device: object) -> tuple[str, ...]:
@@ -73,35 +101,29 @@ def check_devices(name: str, device: object) -> tuple[str, ...]:
         'give "auto", "cpu", "cuda", "npu", one device as in "cuda:1", or a list of these '
         "(separated by commas)"
     )
-    if isinstance(device, str):
-        names: tuple[object, ...] = (device,)
+    if isinstance(device, str) or type(device).__module__ == "torch":  # torch.device
+        names = [str(device)]
     elif isinstance(device, Sequence) and len(device) > 0:
-        names = tuple(device)
-    elif type(device).__module__ == "torch":  # torch.device
-        names = (str(device),)
+        names = [str(item) for item in device]
     else:
-        raise ConfigError(f"{name}={brief(device)} is not a device name: {wanted}")
+        raise _refusal(name, device, f"is not a device name: {wanted}")
     checked = []
     for item in names:
-        backend, _, index = str(item).partition(":")
-        if str(item) != "auto" and (
-            backend not in BACKENDS or (":" in str(item) and not index.isdecimal())
-        ):
-            raise ConfigError(f"{name}={brief(device)} is unknown: {wanted}")
+        backend, colon, index = item.partition(":")
+        if item != "auto" and (backend not in BACKENDS or (colon and not index.isdecimal())):
+            raise _refusal(name, device, f"is unknown: {wanted}")
         if backend == "cpu":
             if index not in ("", "0"):
-                raise ConfigError(f'{name}={brief(device)} does not exist: there is one CPU, "cpu"')
+                raise _refusal(name, device, 'does not exist: there is one CPU, "cpu"')
             index = ""
         if index and int(index) >= MAX_ACCELERATORS:
-            raise ConfigError(
-                f"{name}={brief(device)} does not exist: indices are below {MAX_ACCELERATORS}"
-            )
+            problem = f"does not exist: indices are below {MAX_ACCELERATORS}"
+            raise _refusal(name, device, problem)
         checked.append(f"{backend}:{int(index)}" if index else backend)
     return tuple(dict.fromkeys(checked))
 
 
-def check_path(name: str, value: object, wanted: str) -> str | None:
-    """Check a path or None; `wanted` is the remedy in the error."""
+def _check_path(name: str, value: object, wanted: str) -> str | None:
     if value is None:
         return None
     try:
@@ -109,32 +131,55 @@ def check_path(name: str, value: object, wanted: str) -> str | None:
     except TypeError:
         path = None
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(f"{name}={brief(value)} is not a path: {wanted}")
+        raise _refusal(name, value, f"is not a path: {wanted}")
     return path
 
 
 def check_output(name: str, output: object) -> str | None:
     """Check a path or None; refuse names that look like a snapshot file of another suffix."""
     wanted = "give a file name ending in .pickle or .pkl, a directory, or None to write nothing"
-    path = check_path(name, output, wanted)
+    path = _check_path(name, output, wanted)
     if path is not None and path.endswith((".pickl", ".pickle.gz", ".pt", ".json")):
-        raise ConfigError(f"{name}={brief(output)} is not the name of a snapshot file: {wanted}")
+        raise _refusal(name, output, f"is not the name of a snapshot file: {wanted}")
     return path
 
 
 def check_trigger_file(name: str, path: object) -> str | None:
     """Check a path or None."""
-    return check_path(name, path, "give a file name, or None")
+    return _check_path(name, path, "give a file name, or None")
 
 
-def check_role(name: str, role: object) -> str | None:
-    """Check a part of a file name, or None."""
-    if role is None or (isinstance(role, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", role)):
-        return role
-    raise ConfigError(
-        f"{name}={brief(role)} cannot be part of a file name: give up to 100 letters, digits, _, . "
-        "and -, or None"
-    )
+def check_text(form: str, problem: str) -> Callable[[str, object], str | None]:
+    """Return the check of a text that matches a regular expression, or None."""
+
+    def check(name: str, value: object) -> str | None:
+        if value is None or (isinstance(value, str) and re.fullmatch(form, value)):
+            return value
+        raise _refusal(name, value, problem)
+
+    return check
+
+
+check_role = check_text(
+    r"[A-Za-z0-9][\w.-]{0,99}",
+    "cannot be part of a file name: give up to 100 letters, digits, _, . and -, or None",
+)
+check_step_from = check_text(
+    r"framework|optimizer(:[^\W\d]\w*)?",
+    'is unknown: give "framework", "optimizer", "optimizer:" and the name of its class, or None',
+)
+check_phases = check_text(
+    "auto",
+    'is unknown: give "auto" for the phases forward, backward and optimizer, or None for the '
+    "phases that the program names (pytracer.annotate)",
+)
+
+
+def parse_ranks(text: str) -> object:
+    """Parse integers separated by commas; "all"."""
+    if text.strip().lower() == "all":
+        return "all"
+    return [parse_int(item) for item in parse_list(text)]
 
 
 def check_ranks(name: str, ranks: object) -> Ranks:
@@ -142,12 +187,11 @@ def check_ranks(name: str, ranks: object) -> Ranks:
     if isinstance(ranks, str) and ranks == "all":
         return "all"
     if isinstance(ranks, Sequence) and not isinstance(ranks, str):
+        check = check_int(0, MAX_RANK)
         with contextlib.suppress(ConfigError):
-            return tuple(check_int(name, rank, 0, MAX_RANK, None) for rank in ranks)
-    raise ConfigError(
-        f"{name}={brief(ranks)} is not a list of ranks: give integers from 0 (separated by "
-        'commas), or "all"'
-    )
+            return tuple(check(name, rank) for rank in ranks)
+    problem = 'is not a list of ranks: give integers from 0 (separated by commas), or "all"'
+    raise _refusal(name, ranks, problem)
 
 
 def check_steps(name: str, steps: object) -> Sequence[int] | None:
@@ -159,13 +203,14 @@ def check_steps(name: str, steps: object) -> Sequence[int] | None:
         if not given or (min(given[0], given[-1]) >= 1 and last_of(given) <= MAX_STEP):
             return given
     elif isinstance(given, Iterable):
+        check = check_int(1, MAX_STEP)
         with contextlib.suppress(ConfigError):
-            return tuple(check_int(name, step, 1, MAX_STEP, None) for step in given)
-    raise ConfigError(
-        f"{name}={brief(steps)} is not a list of steps: give a list of integers from 1 to "
-        f'{MAX_STEP} (as a text "3,10-12", of one range or at most {MAX_LISTED_STEPS:,} steps), [] '
-        "or None"
+            return tuple(check(name, step) for step in given)
+    problem = (
+        f"is not a list of steps: give a list of integers from 1 to {MAX_STEP} (as a text "
+        f'"3,10-12", of one range or at most {MAX_LISTED_STEPS:,} steps), [] or None'
     )
+    raise _refusal(name, steps, problem)
 
 
 def _steps_of(text: str) -> Sequence[int] | None:
@@ -191,6 +236,18 @@ def _steps_of(text: str) -> Sequence[int] | None:
     return tuple(itertools.chain(*ranges)) if is_bounded else None
 
 
+def parse_schedule(text: str) -> object:
+    """Parse arguments of `torch.profiler.schedule`, as in "wait=1,active=3"; "none"."""
+    known = {field.name for field in fields(CyclicSchedule)}
+    numbers: dict[str, int] = {}
+    for item in parse_list(text):
+        name, _, number = item.partition("=")
+        if name not in known or not number.isdecimal():
+            return parse_none(text)
+        numbers[name] = int(number)
+    return CyclicSchedule(**numbers) if numbers.get("active") else text
+
+
 def check_schedule(name: str, schedule: object) -> Schedule | None:
     """Check a function like those that `torch.profiler.schedule` returns, or None."""
     if schedule is None or isinstance(schedule, CyclicSchedule):
@@ -200,31 +257,21 @@ def check_schedule(name: str, schedule: object) -> Schedule | None:
         'in "wait=1,warmup=1,active=3,repeat=2,skip_first=10": numbers, active from 1)'
     )
     if not callable(schedule):
-        raise ConfigError(f"{name}={brief(schedule)} is not a schedule: {wanted}")
+        raise _refusal(name, schedule, f"is not a schedule: {wanted}")
     try:
         answer = schedule(0)
     except Exception as error:
-        raise ConfigError(
-            f"{name}={brief(schedule)} fails for step 0: {error!r}: {wanted}"
-        ) from error
+        raise _refusal(name, schedule, f"fails for step 0: {error!r}: {wanted}") from error
     if getattr(answer, "name", None) not in SCHEDULE_ACTIONS:
-        raise ConfigError(
-            f"{name}={brief(schedule)} returns {brief(answer)} for step 0, which is not a "
-            f"torch.profiler.ProfilerAction: {wanted}"
-        )
+        wrong = "for step 0, which is not a torch.profiler.ProfilerAction"
+        raise _refusal(name, schedule, f"returns {brief(answer)} {wrong}: {wanted}")
     return schedule
 
 
-def check_step_from(name: str, source: object) -> str | None:
-    """Check what ends a step: None, "framework", "optimizer", "optimizer:Class"."""
-    if source is None or (
-        isinstance(source, str) and re.fullmatch(r"framework|optimizer(:[^\W\d]\w*)?", source)
-    ):
-        return source
-    raise ConfigError(
-        f'{name}={brief(source)} is unknown: give "framework", "optimizer", "optimizer:" and the '
-        "name of its class, or None"
-    )
+def parse_discrete(text: str) -> object:
+    """Parse a boolean, or names separated by commas; "none" is False."""
+    value = parse_bool("no" if parse_none(text) is None else text)
+    return value if isinstance(value, bool) else parse_list(text)
 
 
 def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
@@ -235,32 +282,16 @@ def check_discrete(name: str, discrete: object) -> bool | tuple[str, ...]:
         names = tuple(discrete)
         if all(isinstance(phase, str) and phase for phase in names):
             return names or False
-    raise ConfigError(
-        f"{name}={brief(discrete)} is not a list of phases: give True, False or names (separated "
-        "by commas)"
-    )
-
-
-def check_phases(name: str, phases: object) -> str | None:
-    """Check "auto" or None."""
-    if phases is None or (isinstance(phases, str) and phases == "auto"):
-        return phases
-    raise ConfigError(
-        f'{name}={brief(phases)} is unknown: give "auto" for the phases forward, backward and '
-        "optimizer, or None for the phases that the program names (pytracer.annotate)"
-    )
+    wanted = "give True, False or names (separated by commas)"
+    raise _refusal(name, discrete, f"is not a list of phases: {wanted}")
 
 
 def check_callback(name: str, callback: object) -> OnSnapshot:
     """Check a function, None, or "package.module:function", which is imported when needed."""
-    if callback is None or callable(callback):
+    if callable(callback):
         return callback
-    if isinstance(callback, str) and re.fullmatch(r"[\w.]+:[\w.]+", callback):
-        return callback
-    raise ConfigError(
-        f'{name}={brief(callback)} is not a function: give one, or "package.module:function", '
-        "or None"
-    )
+    problem = 'is not a function: give one, or "package.module:function", or None'
+    return check_text(r"[\w.]+:[\w.]+", problem)(name, callback)
 
 
 def check_signal(name: str, value: object) -> signal.Signals | None:
@@ -274,12 +305,18 @@ def check_signal(name: str, value: object) -> signal.Signals | None:
         else:
             number = signal.Signals(int(value))  # type: ignore[call-overload]
     except (KeyError, ValueError, TypeError):
-        raise ConfigError(f"{name}={brief(value)} is not a signal: {wanted}") from None
+        raise _refusal(name, value, f"is not a signal: {wanted}") from None
     if number in UNUSABLE_SIGNALS:
-        raise ConfigError(
-            f"{name}={brief(value)} cannot be used, because it has another purpose: {wanted}"
-        )
+        raise _refusal(name, value, f"cannot be used, because it has another purpose: {wanted}")
     return number
+
+
+def parse_json(text: str) -> object:
+    """Parse JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def check_metadata(name: str, metadata: object) -> dict[str, Any]:
@@ -287,10 +324,8 @@ def check_metadata(name: str, metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        raise ConfigError(
-            f"{name}={brief(metadata)} is not a dict: give a dict, or None (in the variable JSON, "
-            'such as {"run": 7})'
-        )
+        problem = 'is not a dict: give a dict, or None (in the variable JSON, such as {"run": 7})'
+        raise _refusal(name, metadata, problem)
     try:
         return {_check_key(key): _check_value(value) for key, value in metadata.items()}
     except RecursionError:

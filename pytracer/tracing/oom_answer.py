@@ -1,0 +1,108 @@
+"""The answer about an out-of-memory: in the job's log, and in the exception that torch raises.
+
+The thread that ran out of memory reads the snapshot again, which takes host memory only: nothing
+here calls a device. The size of the file bounds the time and the memory; a larger file is left to
+`pytracer show`.
+
+People read the last lines of a traceback, in the log of Ray's driver or of a scheduler, and not the
+stderr of the process that failed. torch makes the exception after the snapshot was written, maybe
+on another thread, so the answer waits here for it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytracer.analysis.answer import Answer, log_lines
+from pytracer.log import report_once, warn_once
+from pytracer.tracing import ranks
+
+MOST_BYTES = 16 * 2**20  # of a file that is read: about 250,000 events, 1 s and 100 MB
+_ROLES = ("why", "held", "do")
+_TORCHS = "Tried to allocate"  # of torch's own exceptions; a program may raise others
+
+_waiting = ""  # the note for the next exception
+_follows = False
+
+
+def report(message: str, kind: str | None = None) -> None:
+    """Log lines as `report_once` does. Each names the rank, because ranks write into one log."""
+    rank = ranks.current()
+    name = f"rank {rank.rank}: " if rank.is_one_of_several else ""
+    report_once("\n".join(name + line for line in message.splitlines()), kind)
+
+
+def explain(path: Path, device: int) -> Answer | None:
+    """Log the answer about a device's out-of-memory, one line a role; return it. Never raises."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        from pytracer.analysis.answer_words import answer_of
+        from pytracer.analysis.explanation import explain
+        from pytracer.reading.reader import load
+        from pytracer.simulator.trials import try_settings
+
+        (explanation,) = explain(load(path), device, try_settings)
+        answer = answer_of(explanation)
+        report("\n".join(log_lines(answer)))
+        return answer
+    except FileNotFoundError:
+        return None  # `on_snapshot` has moved the file
+    except Exception as error:
+        report(
+            f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
+            "read it with `pytracer show`",
+            "out-of-memory not explained",
+        )
+        return None
+
+
+def leave_note(path: Path, answer: Answer | None) -> None:
+    """Add a note to the exception that torch raises next for an allocation that failed.
+
+    From Python 3.11 on it is a note (PEP 678), so that the message stays as it is for frameworks
+    that read it; before, it follows the message. Without an answer, the note names the snapshot
+    alone. Never raises.
+    """
+    global _waiting
+    try:
+        _follow()
+        lines = ["memory ran out; `pytracer show` says why"]
+        if answer is not None:
+            lines = log_lines(answer, _ROLES)
+        _waiting = "\n  ".join((f"pytracer: {lines[0]}", *lines[1:], f"file: {path}"))
+    except Exception as error:  # another torch than expected
+        warn_once(f"the exception of an out-of-memory has no note: {error!r}")
+
+
+def forget_note() -> None:
+    """Forget a note whose exception did not come: C++ code has handled it."""
+    global _waiting
+    _waiting = ""
+
+
+def _follow() -> None:
+    global _follows
+    if _follows:
+        return
+    kind = sys.modules["torch"].OutOfMemoryError
+    begin = kind.__init__
+
+    def initialise(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        _note(self)
+
+    kind.__init__ = initialise
+    _follows = True
+
+
+def _note(error: Any) -> None:
+    global _waiting
+    message = error.args[0] if error.args else None
+    if not _waiting or not isinstance(message, str) or _TORCHS not in message:
+        return
+    text, _waiting = _waiting, ""
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+    else:
+        error.args = (f"{message}\n{text}", *error.args[1:])

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History, Lifetimes
 from pytracer.analysis.stack_places import (
     BACKWARD,
@@ -152,12 +153,8 @@ def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
 def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
     """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
     row = rows_at_end(snapshot, device, lives)[chosen]
-    category = snapshot.blocks.category[row[row >= 0]]
-    owned = [
-        key for key in np.unique(category).tolist() if snapshot.strings[key] not in OF_NO_MODEL
-    ]
-    is_owned = np.zeros(len(row), bool)
-    is_owned[row >= 0] = np.isin(category, owned)
+    category, is_owned = snapshot.blocks.category[row[row >= 0]], np.zeros(len(row), bool)
+    is_owned[row >= 0] = ~texts_matching(OF_NO_MODEL.__contains__, snapshot.strings, category)
     return is_owned
 
 
@@ -214,10 +211,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.WITHIN_BACKWARD, is_within & (place == BACKWARD) & in_backward),
         (Rule.WITHIN_OPTIMIZER, is_within & (place == OPTIMIZER) & is_known),
         (Rule.WITHIN_FORWARD, is_within & (place == MODULE) & is_known),
-        (
-            Rule.ARGUMENT,
-            is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0),
-        ),
+        (Rule.ARGUMENT, is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0)),
         (Rule.RESULT, is_result & is_known & (place == MODULE)),
         (Rule.RETURNED, is_returned & by_engine),
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
@@ -228,14 +222,7 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
 
 
 def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -> Column:
-    """Return for each block whether a tensor in it had a role: bool.
-
-    Args:
-        snapshot: The snapshot.
-        device: The device.
-        lives: The device's blocks.
-        role: As in the file.
-    """
+    """Return for each block whether a tensor in it had a role, as in the file: bool."""
     is_used = np.zeros(len(lives), bool)
     uses = [use[:2] for use in snapshot.metadata.device(device).uses if use.role == role]
     if not uses or not len(lives):

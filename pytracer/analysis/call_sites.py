@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -66,18 +66,27 @@ def call_sites(stacks: Stacks) -> Column:
     is_users = ~frames_matching(_RECORDER.search, stacks, "name")
     # The last match wins.
     for is_wanted in (is_users, is_operator, is_node, is_pythons, is_programs(stacks)):
-        wanted = np.flatnonzero(is_wanted[stacks.frame])
-        # The next wanted frame after the beginning of each stack; it may be in a later stack.
-        following = np.append(wanted, len(stacks.frame))[np.searchsorted(wanted, begin)]
-        innermost = np.where(following < end, following, innermost)
+        wanted = first_frames(stacks, is_wanted)
+        innermost = np.where(wanted < end, wanted, innermost)
     frames = np.append(stacks.frame.astype(np.int64), UNKNOWN)
     sites = np.where(begin < end, frames[innermost], UNKNOWN)
-    python = np.flatnonzero(is_pythons[stacks.frame])
-    following = np.append(python, len(stacks.frame))[np.searchsorted(python, begin)]
+    python = first_frames(stacks, is_pythons)
     is_engine = np.append(frames_matching(_ENGINE.fullmatch, stacks, "name")[stacks.frame], False)
-    is_made_by_node = (following >= end) | is_engine[following]
+    is_made_by_node = (python >= end) | is_engine[python]
     is_backward = ((stacks.forward != 0) | (stacks.node != 0)) & is_made_by_node
     return np.where(is_backward, _backward_sites(stacks, sites[stacks.forward]), sites)
+
+
+def first_frames(stacks: Stacks, is_wanted: Column) -> Column:
+    """Return for each stack the place in `stacks.frame` of its innermost wanted frame: int64.
+
+    It is at or after the stack's end if the stack has none. `is_wanted`: for each distinct frame.
+    """
+    wanted = np.flatnonzero(is_wanted[stacks.frame])
+    found: Column = np.append(wanted, len(stacks.frame))[
+        np.searchsorted(wanted, stacks.offsets[:-1])
+    ]
+    return found
 
 
 def _backward_sites(stacks: Stacks, forward_sites: Column) -> Column:
@@ -119,9 +128,16 @@ def frames_matching(
 ) -> Column:
     """Return for each distinct frame whether its filename or name matches: bool."""
     column = stacks.filename if text == "filename" else stacks.name
-    is_match = np.zeros(len(stacks.strings), bool)
+    return texts_matching(matches, stacks.strings, column)
+
+
+def texts_matching(
+    matches: Callable[[str], object], strings: Sequence[str], column: Column
+) -> Column:
+    """Return whether the text of each element of a column, an index in `strings`, matches: bool."""
+    is_match = np.zeros(len(strings), bool)
     for index in np.unique(column).tolist():
-        is_match[index] = bool(matches(stacks.strings[index]))
+        is_match[index] = bool(matches(strings[index]))
     found: Column = is_match[column]
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.block_categories import OF_NO_MODEL, rows_at_end
+from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History
 from pytracer.analysis.stack_places import stack_places
 from pytracer.reading.snapshot import Column, Snapshot
@@ -91,8 +92,8 @@ def modules_of(snapshot: Snapshot, stack: Column, phase: Column, row: Column) ->
     role = np.where(stacks.is_exact[stack] | (of_parameter != 0), BACKWARD, NEAR)
     role = np.where(is_of_engine & (path != 0), role, FORWARD).astype(np.uint8)
     # The block of several tensors may belong to several modules.
-    others = [key for key in np.unique(blocks.category).tolist() if strings[key] in OF_NO_MODEL]
-    has_tensor = (blocks.owners == 1) & ~np.isin(blocks.category, others)
+    is_other = texts_matching(OF_NO_MODEL.__contains__, strings, blocks.category)
+    has_tensor = (blocks.owners == 1) & ~is_other
     is_owned = (row >= 0) & has_tensor[row] if len(blocks) else np.zeros(len(row), bool)
     owner = np.where(is_owned, blocks.owner[np.where(is_owned, row, 0)] if len(blocks) else 0, 0)
     names = {key: _module_of(strings[key], paths, owners) for key in np.unique(owner).tolist()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.call_sites import frames_matching, is_python
+from pytracer.analysis.call_sites import first_frames, frames_matching, is_python, texts_matching
 from pytracer.reading.snapshot import Column, Stacks
 
 OUTSIDE, MODULE, OPTIMIZER, BACKWARD = range(4)
@@ -156,14 +156,11 @@ def _engine_calls(stacks: Stacks, is_of_engine: Column, is_engine: Column) -> Co
 
 def _has_node(stacks: Stacks, text: str) -> Column:
     """Return for each stack whether the name of the node that ran has a text in it: bool."""
-    keys, which = np.unique(stacks.node, return_inverse=True)
-    has_text: Column = np.array([text in stacks.strings[key] for key in keys.tolist()], bool)[which]
-    return has_text
+    return texts_matching(lambda name: text in name, stacks.strings, stacks.node)
 
 
 def _depth(stacks: Stacks, is_wanted: Column) -> Column:
     """Return for each stack how far inside its first wanted frame is, 0: innermost; or `_FAR`."""
     begin, end = stacks.offsets[:-1], stacks.offsets[1:]
-    wanted = np.flatnonzero(is_wanted[stacks.frame])
-    following = np.append(wanted, len(stacks.frame))[np.searchsorted(wanted, begin)]
-    return np.where(following < end, following - begin, _FAR)
+    first = first_frames(stacks, is_wanted)
+    return np.where(first < end, first - begin, _FAR)

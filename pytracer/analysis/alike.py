@@ -70,8 +70,7 @@ def alike_modules(usages: Sequence[tuple[str, int]]) -> list[AlikeModules]:
 def alike_runs(values: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return rows of numbers that follow each other and whose bytes differ by at most 1 %.
 
-    Args:
-        values: A number and bytes in each row, in the order of the numbers.
+    `values` has a number and bytes in each row, in the order of the numbers.
     """
     found: list[list[int]] = []
     least = most = 0
@@ -90,11 +89,8 @@ def alike_runs(values: Sequence[tuple[int, int]]) -> list[list[int]]:
 def alike_names(values: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
     """Return rows whose names differ in numbers only and whose bytes differ by at most 10 %.
 
-    Args:
-        values: A name and bytes in each row.
-
-    Returns:
-        The names, with "*" for a number if there are several rows, and their rows.
+    `values` has a name and bytes in each row. The returned names have "*" for a number if there are
+    several rows.
     """
     patterns: dict[str, list[int]] = {}
     for row in sorted(range(len(values)), key=lambda row: -values[row][1]):
@@ -113,10 +109,6 @@ def alike_names(values: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]
 
 def ranges_text(numbers: Iterable[int]) -> str:
     """Return numbers as text, as in "0, 2-5, 7"."""
-    found: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+    rows = [(number, 0) for number in sorted(set(numbers))]
+    ends = [(rows[run[0]][0], rows[run[-1]][0]) for run in alike_runs(rows)]
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
-from pytracer.analysis.history import History
+from pytracer.analysis.history import History, Lifetimes
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    Blocks,
     Column,
     Snapshot,
     Trace,
@@ -72,13 +73,8 @@ def layout_at(snapshot: Snapshot, device: int, history: History, entry: int) -> 
     Raises:
         PytracerError: The segment events do not lead to the segments of the file's end.
     """
-    blocks, alive = history.blocks, np.flatnonzero(history.blocks.are_active_at(entry))
-    return _with_blocks(
-        segments_at(snapshot, device, entry),
-        blocks.address[alive],
-        blocks.size_bytes[alive],
-        blocks.stack[alive],
-    )
+    alive = np.flatnonzero(history.blocks.are_active_at(entry))
+    return _with_blocks(segments_at(snapshot, device, entry), history.blocks, alive)
 
 
 def segments_at(snapshot: Snapshot, device: int, entry: int) -> list[Segment]:
@@ -160,13 +156,8 @@ def _misfit(address: int) -> str:
 
 def layout_at_end(snapshot: Snapshot, device: int) -> Layout:
     """Return the layout of a device at the end of the file, without its history."""
-    blocks, used = snapshot.blocks, snapshot.blocks_in_use(device)
-    return _with_blocks(
-        segments_at_end(snapshot, device),
-        blocks.address[used],
-        blocks.size_bytes[used],
-        blocks.stack[used],
-    )
+    used = snapshot.blocks_in_use(device)
+    return _with_blocks(segments_at_end(snapshot, device), snapshot.blocks, used)
 
 
 def segments_at_end(snapshot: Snapshot, device: int) -> list[Segment]:
@@ -186,25 +177,18 @@ def segments_at_end(snapshot: Snapshot, device: int) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.address)
 
 
-def _with_blocks(
-    segments: list[Segment], address: Column, size_bytes: Column, stack: Column
-) -> Layout:
-    order = np.argsort(address, kind="stable")
+def _with_blocks(segments: list[Segment], blocks: Lifetimes | Blocks, rows: Column) -> Layout:
+    rows = rows[np.argsort(blocks.address[rows], kind="stable")]
+    address = blocks.address[rows]
     begins = np.array([segment.address for segment in segments], np.int64)
-    block_segment = np.searchsorted(begins, address[order], "right") - 1
+    block_segment = np.searchsorted(begins, address, "right") - 1
     if np.any(block_segment < 0):
         raise PytracerError("a block is in no segment")
-    return Layout(
-        segments=segments,
-        block_segment=block_segment,
-        block_address=address[order],
-        block_bytes=size_bytes[order],
-        block_stack=stack[order],
-    )
+    return Layout(segments, block_segment, address, blocks.size_bytes[rows], blocks.stack[rows])
 
 
 class _Segments:
-    """Segments by address, in which parts of expandable segments are added and removed."""
+    """Mapped parts of expandable segments by address, which are added and removed."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._begins = [segment.address for segment in segments]
@@ -254,8 +238,4 @@ class _Segments:
 
 def _belong_together(first: Segment, second: Segment) -> bool:
     """Return whether two adjacent parts are of one expandable segment."""
-    return (
-        first.is_expandable
-        and second.is_expandable
-        and (first.stream, first.pool) == (second.stream, second.pool)
-    )
+    return (first.stream, first.pool) == (second.stream, second.pool)

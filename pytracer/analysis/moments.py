@@ -60,7 +60,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
     if text == "oom" and len(ooms) == 0:
         raise NoMomentError(f"{path} has no out-of-memory of {name}")
     if text == "oom" or (text is None and len(ooms)):
-        return _after("oom", int(ooms[-1]))
+        return Moment("oom", int(ooms[-1]) + 1, int(ooms[-1]))
     if text in (None, "peak"):
         return Moment("peak", peak, peak - 1 if peak else None)
     assert text is not None
@@ -69,7 +69,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
         raise NoMomentError(
             f"{path} has no event {event:,} of {name}: its events are 0 to {len(trace) - 1:,}"
         )
-    return _after(f"event {event:,}", event)
+    return Moment(f"event {event:,}", event + 1, event)
 
 
 def at_moment(
@@ -104,10 +104,6 @@ def at_moment(
     for sentence in missing:
         note(sentence)
     return found
-
-
-def _after(name: str, event: int) -> Moment:
-    return Moment(name, event + 1, event)
 
 
 def _event(data: DeviceData, text: str) -> int:

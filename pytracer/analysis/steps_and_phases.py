@@ -10,13 +10,7 @@ import numpy as np
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import HeldMemory, held_memory, sum_by_group
 from pytracer.analysis.history import History
-from pytracer.reading.snapshot import (
-    ALLOC,
-    GIVES_MEMORY,
-    TAKES_MEMORY,
-    Column,
-    Trace,
-)
+from pytracer.reading.snapshot import ALLOC, GIVES_MEMORY, TAKES_MEMORY, Column, Trace
 
 _PEAK = ("peak_bytes", "peak_event", "fragmentation_bytes", "peak_reserved_bytes")
 
@@ -140,16 +134,12 @@ def _usage_of_step(history: History, most: Column, first: int, end: int) -> dict
         first + int(column[first : end + 1].argmax()) for column in (allocated, reserved)
     )
     ends = {"begin_bytes": first, "end_bytes": end}
-    found = {name: int(allocated[entry]) for name, entry in ends.items()}
-    uncertain = {name: history.uncertain_at(entry) for name, entry in ends.items()}
+    values = {name: int(allocated[entry]) for name, entry in ends.items()}
+    bounds = {name: int(most[at]) if history.has_bounds else None for name, at in ends.items()}
     peak = _peak(history, highest, highest_reserved, int(most[first : end + 1].max()))
     return {
-        **found,
-        **peak,
+        **_with_bounds(values | peak[0], bounds | peak[1]),
         "peak_event": None if highest == first else highest - 1,
-        "inexact": [name for name, more in uncertain.items() if more != 0] + peak["inexact"],
-        "bounds": {name: found[name] + more for name, more in uncertain.items() if more}
-        | peak["bounds"],
     }
 
 
@@ -157,8 +147,17 @@ def _no_usage(names: Iterable[str]) -> dict[str, Any]:
     return {**dict.fromkeys(names), "inexact": [], "bounds": {}}
 
 
-def _peak(history: History, highest: int, highest_reserved: int, most_bytes: int) -> dict[str, Any]:
-    """Return the values of a step or phase that describe its peak.
+def _with_bounds(values: dict[str, int], bounds: dict[str, int | None]) -> dict[str, Any]:
+    """Return values with those that are not exact; None is no bound."""
+    found = {name: bound for name, bound in bounds.items() if bound != values[name]}
+    known = {name: bound for name, bound in found.items() if bound is not None}
+    return {**values, "inexact": list(found), "bounds": known}
+
+
+def _peak(
+    history: History, highest: int, highest_reserved: int, most_bytes: int
+) -> tuple[dict[str, int], dict[str, int | None]]:
+    """Return the values of a step or phase that describe its peak, and their bounds.
 
     Args:
         history: The device's history.
@@ -168,19 +167,17 @@ def _peak(history: History, highest: int, highest_reserved: int, most_bytes: int
     """
     usage = history.usage
     allocated, reserved = int(usage.allocated_bytes[highest]), int(usage.reserved_bytes[highest])
-    found = {
+    values = {
         "peak_bytes": allocated,
         "peak_event": highest - 1,
         "fragmentation_bytes": reserved - allocated,
         "peak_reserved_bytes": int(usage.reserved_bytes[highest_reserved]),
     }
     if not history.has_bounds:
-        inexact = ["peak_bytes", "fragmentation_bytes", "peak_reserved_bytes"]
-        return {**found, "inexact": inexact, "bounds": {}}
-    least = found["fragmentation_bytes"] - (history.uncertain_at(highest) or 0)
-    bounds = {"peak_bytes": most_bytes, "fragmentation_bytes": least}
-    bounds = {name: bound for name, bound in bounds.items() if bound != found[name]}
-    return {**found, "inexact": list(bounds), "bounds": bounds}
+        names = ("peak_bytes", "fragmentation_bytes", "peak_reserved_bytes")
+        return values, dict.fromkeys(names)
+    least = reserved - allocated - (history.uncertain_at(highest) or 0)
+    return values, {"peak_bytes": most_bytes, "fragmentation_bytes": least}
 
 
 def _between(trace: Trace, edges: list[int]) -> dict[str, Any]:
@@ -270,16 +267,15 @@ def _runs(trace: Trace) -> Column:
 def _own_peaks(trace: Trace, runs: Column, history: History) -> dict[int | None, dict[str, Any]]:
     """Return the peak of each phase, after its own events."""
     usage, most = history.usage, history.most_allocated()
-    highest, highest_reserved, highest_of_most = (
+    allocated, reserved, highest_most = (
         _highest(trace, runs, column[1:])
         for column in (usage.allocated_bytes, usage.reserved_bytes, most)
     )
-    return {
-        phase: _peak(
-            history, event + 1, highest_reserved[phase] + 1, int(most[highest_of_most[phase] + 1])
-        )
-        for phase, event in highest.items()
-    }
+    found: dict[int | None, dict[str, Any]] = {}
+    for phase, event in allocated.items():
+        most_bytes = int(most[highest_most[phase] + 1])
+        found[phase] = _with_bounds(*_peak(history, event + 1, reserved[phase] + 1, most_bytes))
+    return found
 
 
 def _highest(trace: Trace, runs: Column, after: Column) -> dict[int, int]:

@@ -37,11 +37,8 @@ def test_steps_equal_the_model(program: list[tuple[str, int, int]], lost: int) -
     # GIVEN a program, and a ring that has lost some of its first events
     model = run(program)
     lost = min(lost, len(model.trace))
-    snapshot, levels, trace = (
-        model.snapshot(lost),
-        allocated_levels(model, lost),
-        model.trace[lost:],
-    )
+    snapshot, trace = model.snapshot(lost), model.trace[lost:]
+    levels = allocated_levels(model, lost)
 
     # WHEN its steps are computed
     boundaries = step_boundaries(snapshot, 1)
@@ -95,11 +92,8 @@ def test_phases_equal_the_model(program: list[tuple[str, int, int]], lost: int) 
     # GIVEN a program, and a ring that has lost some of its first events
     model = run(program)
     lost = min(lost, len(model.trace))
-    snapshot, levels, trace = (
-        model.snapshot(lost),
-        allocated_levels(model, lost),
-        model.trace[lost:],
-    )
+    snapshot, trace = model.snapshot(lost), model.trace[lost:]
+    levels = allocated_levels(model, lost)
     peak = levels.index(max(levels))
 
     # WHEN its phases are computed
@@ -174,6 +168,11 @@ def two_steps() -> tuple[Snapshot, History]:
     return snapshot, replay(snapshot, 1)
 
 
+def inexact_phases(snapshot: Snapshot, history: History, peak: int) -> dict[str | None, Any]:
+    found = phases(data_of(snapshot, history), peak)
+    return {phase.phase: (phase.inexact, phase.bounds) for phase in found}
+
+
 def test_inexact_values_of_steps_and_phases_are_listed() -> None:
     # GIVEN a history whose first levels may be 20 bytes higher
     snapshot, history = two_steps()
@@ -190,24 +189,15 @@ def test_inexact_values_of_steps_and_phases_are_listed() -> None:
 
     # AND phases list theirs; a level before the first event of a phase does not count
     history.uncertain_bytes[:] = 1000
-    found = {
-        phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(data_of(snapshot, history), 1)
-    }
+    found = inexact_phases(snapshot, history, 1)
     assert found == {"rollout": (["peak_bytes"], {"peak_bytes": 1000}), "update": ([], {})}
     # AND the bytes held at the peak are inexact if the size of one of the blocks is
     history.blocks.is_sized[0] = False
-    found = {
-        phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(data_of(snapshot, history), 2)
-    }
+    found = inexact_phases(snapshot, history, 2)
     assert found["rollout"][0] == ["peak_bytes"]  # the level at the peak is exact
     history.usage.active_bytes[1] = history.usage.allocated_bytes[1] = 10
     history.blocks.alloc_event[0] = 0
-    found = {
-        phase.phase: (phase.inexact, phase.bounds)
-        for phase in phases(data_of(snapshot, history), 1)
-    }
+    found = inexact_phases(snapshot, history, 1)
     assert found["rollout"][0] == ["peak_bytes", "fragmentation_bytes", "at_peak_bytes"]
     assert found["rollout"][1]["at_peak_bytes"] == 1010
 

@@ -32,10 +32,10 @@ import where_it_runs
 from pytracer.analysis.addresses import AddressedBlock
 from pytracer.analysis.answer import Answer
 from pytracer.analysis.answered_files import AnsweredFile
-from pytracer.analysis.diff import Difference
+from pytracer.analysis.diff.differences import Difference
 from pytracer.analysis.diff.limit import LimitCheck
 from pytracer.analysis.groups import Held
-from pytracer.analysis.leaks import DeviceLeaks, LeakReport
+from pytracer.analysis.leaks.results import LeakReport
 from pytracer.analysis.pinned_segments import Fragmentation
 from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
@@ -51,8 +51,6 @@ from pytracer.tracing.options import OPTIONS
 
 DOCS = Path(__file__).parent
 MADE = "<!-- Made by docs/generate.py: change the code that it reads, not this page. -->\n\n"
-LAZY = {"DeviceLeaks": DeviceLeaks}
-"""Types that the modules of reports import for type checkers only."""
 
 JSON_ROOTS = {
     "`pytracer show --json`": (
@@ -283,7 +281,7 @@ def as_json(text: str) -> str:
 def parts_of(kind: type) -> list[type]:
     """Return the dataclasses and named tuples that the attributes of one have."""
     found = []
-    hints = typing.get_type_hints(kind, localns=LAZY)
+    hints = typing.get_type_hints(kind)
     for field in fields_of(kind):
         found += [part for part in leaves(hints[field]) if is_object(part)]
     return found
@@ -315,7 +313,7 @@ def leaves(hint: Any) -> Iterator[Any]:
 def table(kind: Any, shown: dict[type, None]) -> str:
     """Return the table of an object's keys."""
     shown[kind] = None
-    meanings, hints = attributes(kind), typing.get_type_hints(kind, localns=LAZY)
+    meanings, hints = attributes(kind), typing.get_type_hints(kind)
     rows = ["| key | type | meaning |", "|---|---|---|"]
     for name in fields_of(kind):
         meaning = as_json(cell(meanings.get(name, "")))

@@ -50,11 +50,6 @@ class AddressedBlock:
 def blocks_at(snapshot: Snapshot, address: int, device: int | None = None) -> list[AddressedBlock]:
     """Return the blocks in which an address was, in the order of their allocation.
 
-    Args:
-        snapshot: The snapshot, as returned by `load`.
-        address: The address, as the device has it.
-        device: The index of the only device; None for all devices that were used.
-
     Raises:
         PytracerError: The snapshot has no such device.
     """

@@ -126,7 +126,7 @@ def text_lines(
         for role in _EXPENDABLE:
             same = [i for i, line in enumerate(lines) if line.role == role]
             if role == "others" and len(same) > 1:
-                _fold_last(lines, same)
+                lines[same[-2] :] = [Line(role, _FOLDED), *lines[same[-1] + 1 :]]
                 break
             if len(same) > (role not in ("steps", "modules")):  # of the others, the first stays
                 del lines[same[-1]]
@@ -135,16 +135,7 @@ def text_lines(
             return found[:MOST_LINES]
 
 
-def _fold_last(lines: list[Line], rows: Sequence[int]) -> None:
-    """Replace the last two of some rows by a row that says so."""
-    *_, before, last = rows
-    lines[before] = Line(lines[last].role, _FOLDED)
-    del lines[last]
-
-
 _FOLDED = "and others, which --all shows"
-
-
 _LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
 
 
@@ -155,18 +146,10 @@ def log_lines(answer: Answer, roles: Sequence[str] = _LOGGED) -> list[str]:
         if role in roles:
             lines = [*same]
             if role == "do":
-                lines = _to_first_command(lines)
+                first = next((i for i, line in enumerate(lines, 1) if line.is_command), None)
+                lines = lines[:first]
             found.append(f"{role}: {'; '.join(one_line(line).rstrip('.') for line in lines)}")
     return [printable(line) for line in found]
-
-
-def _to_first_command(lines: Iterable[Line]) -> list[Line]:
-    found = []
-    for line in lines:
-        found.append(line)
-        if line.is_command:
-            break
-    return found
 
 
 def one_line(line: Line) -> str:
@@ -177,10 +160,7 @@ def one_line(line: Line) -> str:
 
 
 def _rendered(
-    answer: Answer,
-    lines: Sequence[Line],
-    width: int,
-    source_of: Callable[[Line], str],
+    answer: Answer, lines: Sequence[Line], width: int, source_of: Callable[[Line], str]
 ) -> list[str]:
     space = width - len(answer.verdict) - len(answer.where)
     if space >= 2:

@@ -1,17 +1,10 @@
 """The words of the answer about a device, from its explanation.
 
-    from pytracer.analysis import explain
-    from pytracer.analysis.answer_words import answer_of
-    from pytracer.reading import load
-
-    print(answer_of(explain(load("snapshot.pickle"))[0]))
-
 Each sentence is made here, once. `pytracer show`, the job's log, notebooks and the page render it.
 """
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pytracer.analysis.advice import LEAST_STEPS, is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
@@ -20,6 +13,7 @@ from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
+from pytracer.analysis.leaks.results import DeviceLeaks, leaks_of, rate_text, since_text, where_text
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
     FRAGMENTED,
@@ -30,9 +24,6 @@ from pytracer.analysis.verdicts import (
     UNKNOWN,
 )
 from pytracer.text import number, size, size_range
-
-if TYPE_CHECKING:
-    from pytracer.analysis.leaks import DeviceLeaks
 
 SHOWN_HOLDERS = 3
 SHOWN_RUNS = 3
@@ -77,7 +68,8 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
     if explanation.oom is not None:
         answer = _of_oom(explanation)
     elif leaks is not None and leaks.verdict == "leak":
-        answer = _of_leak(explanation, leaks)
+        answer = Answer("leak", leak_verdict(leaks), "", leak_lines(leaks))
+        answer.lines.append(_peak(explanation))
     elif explanation.why_unknown is not None:
         why = f"because {explanation.why_unknown}"
         answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
@@ -154,21 +146,13 @@ def _of_oom(explanation: Explanation) -> Answer:
     return Answer("oom", verdict, "", lines)
 
 
-def _of_leak(explanation: Explanation, leaks: "DeviceLeaks") -> Answer:
-    return Answer("leak", leak_verdict(leaks), "", [*leak_lines(leaks), _peak(explanation)])
-
-
-def leak_verdict(leaks: "DeviceLeaks") -> str:
+def leak_verdict(leaks: DeviceLeaks) -> str:
     """Return the verdict on a leak, as in "LEAK: 8 MiB a step since step 1"."""
-    from pytracer.analysis.leaks.texts import leaks_of, rate_text, since_text
-
     return f"LEAK: {rate_text(leaks, leaks.bytes_per_step)}{since_text(leaks_of(leaks), leaks)}"
 
 
-def leak_lines(leaks: "DeviceLeaks") -> list[Line]:
+def leak_lines(leaks: DeviceLeaks) -> list[Line]:
     """Return the lines about a leak: from where it is, and when memory runs out."""
-    from pytracer.analysis.leaks.texts import leaks_of, where_text
-
     found = leaks_of(leaks)
     frames = found[0].frames
     lines = [Line("from", where_text(found), frame=frames[0] if frames else None)]

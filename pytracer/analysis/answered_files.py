@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from pytracer.analysis.alike import ranges_text
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import answer_of, leak_lines, leak_verdict
 from pytracer.analysis.device_data import why_empty
 from pytracer.analysis.explanation import Explanation
+from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport
 from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.text import number
-
-if TYPE_CHECKING:
-    from pytracer.analysis.leaks import DeviceLeaks, LeakReport
 
 RUN_NS = 600 * 10**9
 """Processes of one run that run out of memory do so within this time, as is assumed here."""
@@ -104,10 +101,9 @@ def _key(frame: Frame) -> str:
 
 def importance(explanation: Explanation) -> tuple[bool, bool, bool, int, int]:
     """Return a key by which the device that matters is the first."""
-    leaks = explanation.leaks
     return (
         explanation.oom is None,
-        leaks is None or leaks.verdict != "leak",
+        not explanation.has_leak,
         explanation.is_cpu is True or explanation.name == "host",
         -explanation.sample.allocated_bytes,
         explanation.device,
@@ -139,14 +135,11 @@ def in_order(files: Iterable[AnsweredFile]) -> list[AnsweredFile]:
 
 
 def _urgency(file: AnsweredFile) -> tuple[bool, bool]:
-    has_leak = any(
-        explanation.leaks is not None and explanation.leaks.verdict == "leak"
-        for explanation in file.devices
-    )
-    return any(explanation.oom is not None for explanation in file.devices), has_leak
+    has_oom = any(explanation.oom is not None for explanation in file.devices)
+    return has_oom, any(explanation.has_leak for explanation in file.devices)
 
 
-def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = None) -> Answer:
+def answer_of_files(files: Sequence[AnsweredFile], leaks: LeakReport | None = None) -> Answer:
     """Return the answer about files of one run.
 
     Args:
@@ -154,7 +147,8 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = 
         leaks: The search for leaks in all files together; None: each file was searched alone.
     """
     first, *others = in_order(files)
-    leak = None if leaks is None or True in _urgency(first) else _first_leak(leaks)
+    devices = [] if leaks is None or True in _urgency(first) else leaks.devices
+    leak = next((device for device in devices if device.verdict == "leak"), None)
     if leak is not None:
         first = next(file for file in files if file.path == leak.path)
         others = [file for file in in_order(files) if file is not first]
@@ -162,7 +156,7 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = 
         verdict = "CAN'T TELL whether there was a problem"
         why = Line("why", f"because {first.why_empty}")
         return Answer("unknown", verdict, "", [why, *_others(first, others)])
-    answer, *devices = first.answers()
+    answer, *further = first.answers()
     where, lines = answer.where, answer.lines
     if others:
         ranks = {file.rank for file in files} - {None}
@@ -175,15 +169,11 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: "LeakReport | None" = 
         lines = _leak_of_ends(leak, lines)
     more = [line for line in lines if line.role in ("do", "more")]
     lines = [line for line in lines if line.role not in ("do", "more")]
-    lines += [Line("others", f"{each.where}: {each.headline}") for each in devices[:SHOWN_OTHERS]]
+    lines += [Line("others", f"{each.where}: {each.headline}") for each in further[:SHOWN_OTHERS]]
     return replace(answer, where=where, lines=[*lines, *_others(first, others), *more])
 
 
-def _first_leak(report: "LeakReport") -> "DeviceLeaks | None":
-    return next((device for device in report.devices if device.verdict == "leak"), None)
-
-
-def _leak_of_ends(leak: "DeviceLeaks", lines: Iterable[Line]) -> list[Line]:
+def _leak_of_ends(leak: DeviceLeaks, lines: Iterable[Line]) -> list[Line]:
     """Return the lines of an answer with a leak that only several files together show."""
     kept = [line for line in lines if line.role not in ("leak", "why", "file")]
     file = Line("file", f"{leak.path}, and the ends of {number(leak.files, 'file')} together")

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import UNKNOWN, has_categories
-from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory, held_memory
+from pytracer.analysis.held_memory import HeldMemory
 
 
 @dataclass(frozen=True)
@@ -98,70 +97,42 @@ class Modules:
     at_peak: list[ModuleUsage] | None
 
 
-def categories(data: DeviceData, peak: int | None) -> Categories | None:
+def categories(at_end: HeldMemory, at_peak: HeldMemory | None) -> Categories | None:
     """Return what the memory of a device was for; None if the file does not have the owners.
 
     It does not have the owners of pinned host memory.
-
-    Args:
-        data: The device.
-        peak: The entry of the peak in `history.usage`; None without a history.
     """
-    is_host = data.device == data.snapshot.host_device
-    if is_host or not has_categories(data.snapshot):
+    snapshot = at_end.data.snapshot
+    if not has_categories(snapshot) or at_end.data.device == snapshot.host_device:
         return None
-    at_peak = categories_at(data, peak) if data.history.is_replayed else None
-    return Categories(categories_at(data, None), at_peak)
-
-
-def categories_at(data: DeviceData, entry: int | None) -> list[CategoryUsage]:
-    """Return what the memory of a device was for at one moment, the largest category first.
-
-    Args:
-        data: The device; its file has the owners of blocks.
-        entry: An entry of `history.usage`; None: the end.
-    """
-    return categories_of(held_memory(data, entry))
+    return Categories(categories_of(at_end), None if at_peak is None else categories_of(at_peak))
 
 
 def categories_of(held: HeldMemory) -> list[CategoryUsage]:
     """Return what the blocks were for, the largest category first."""
-    owners: dict[str, list[Owner]] = {}
-    for found in held.group("category", "owner"):
-        category, owner = found.key
-        of_category = owners.setdefault(category, [])
-        if owner is not None:
-            of_category.append(Owner(owner, found.size_bytes, found.requested_bytes, found.count))
+    owners = sorted(
+        (found for found in held.group("category", "owner") if found.key[1] is not None),
+        key=lambda found: (-found.size_bytes, found.key[1]),
+    )
     return [
         CategoryUsage(
-            category=category,
-            size_bytes=found.size_bytes,
-            requested_bytes=found.requested_bytes,
-            count=found.count,
+            category,
+            *found.sizes,
             forward_bytes=held.forward_bytes if category == UNKNOWN else 0,
-            owners=sorted(owners[category], key=lambda owner: (-owner.size_bytes, owner.name)),
+            owners=[Owner(each.key[1], *each.sizes) for each in owners if each.key[0] == category],
         )
         for found in held.group("category")
         for category in found.key
     ]
 
 
-def modules(data: DeviceData, peak: int | None) -> Modules | None:
-    """Return which modules a device's memory belonged to; None if no module was a phase.
-
-    Args:
-        data: The device.
-        peak: The entry of the peak in `history.usage`; None without a history.
-    """
-    if not data.snapshot.metadata.module_phases.names:
+def modules(at_end: HeldMemory, at_peak: HeldMemory | None) -> Modules | None:
+    """Return which modules a device's memory belonged to; None if no module was a phase."""
+    if not at_end.data.snapshot.metadata.module_phases.names:
         return None
-    at_peak = module_usages(held_memory(data, peak)) if data.history.is_replayed else None
-    return Modules(module_usages(held_memory(data, None)), at_peak)
+    return Modules(module_usages(at_end), None if at_peak is None else module_usages(at_peak))
 
 
 def module_usages(held: HeldMemory) -> list[ModuleUsage]:
     """Return which modules the blocks belonged to, the largest first."""
-    return [
-        ModuleUsage(found.key[0], found.size_bytes, found.requested_bytes, found.count)
-        for found in held.group("module")
-    ]
+    return [ModuleUsage(found.key[0], *found.sizes) for found in held.group("module")]

@@ -101,11 +101,7 @@ def expands(data: DeviceData) -> bool:
 
 
 def why_empty(metadata: FileMetadata) -> str:
-    """Return why a file has no device that was in use, and what to do, as a part of a sentence.
-
-    Args:
-        metadata: The file's metadata.
-    """
+    """Return why a file has no device that was in use, and what to do, as a part of a sentence."""
     reason = (
         'the program used no recorded device; "pytracer doctor" shows which can be recorded here'
     )

@@ -1,22 +1,14 @@
 """The explanation of a file: what happened, why, who holds the memory, and what to try.
 
-    from pytracer.analysis import explain
-    from pytracer.reading import load
-
-    for explanation in explain(load("snapshot.pickle")):
-        print(explanation.verdicts, explanation.holders, explanation.suggestions)
-
-`answer.py` makes the words of it, which `pytracer show`, the log and the page have.
+`answer_words.py` makes the words of it, which `pytracer show`, the log and the page have.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytracer.analysis.advice import (
     LEAST_STEPS,
     Suggestion,
-    Trial,
     TrySettings,
     advise_after_oom,
     advise_at_peak,
@@ -27,16 +19,19 @@ from pytracer.analysis.categories import CategoryUsage, categories_of, module_us
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holders import Holder, holders_of
-from pytracer.analysis.memory_limits import limit_bytes_of
-from pytracer.analysis.ooms import OutOfMemory, is_oom_snapshot, out_of_memories, remainder
+from pytracer.analysis.leaks.results import DeviceLeaks, answer
+from pytracer.analysis.ooms import (
+    OutOfMemory,
+    is_oom_snapshot,
+    limit_bytes_of,
+    out_of_memories,
+    remainder,
+)
 from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
-
-if TYPE_CHECKING:
-    from pytracer.analysis.leaks import DeviceLeaks
 
 TOP = 5
 """How many call sites an explanation has."""
@@ -103,14 +98,17 @@ class Explanation:
     has_steps: bool
     steps: list[AlikeSteps]
     modules: list[AlikeModules]
-    leaks: "DeviceLeaks | None"
+    leaks: DeviceLeaks | None
     fitting_settings: list[str] | None = None
+
+    @property
+    def has_leak(self) -> bool:
+        """Whether memory is kept from step to step."""
+        return self.leaks is not None and self.leaks.verdict == "leak"
 
     def leak_sentence(self) -> str:
         """Return the sentence about memory that is kept from step to step; "" without a leak."""
-        if self.leaks is not None and self.leaks.verdict == "leak":
-            from pytracer.analysis.leaks.texts import answer  # not needed for other files
-
+        if self.leaks is not None and self.has_leak:
             return answer(self.leaks)
         return next((verdict.text for verdict in self.verdicts if verdict.kind == LEAK), "")
 
@@ -137,69 +135,51 @@ def explain(
     return sorted(found, key=lambda each: (each.oom is None, each.device))
 
 
-def explain_device(data: DeviceData, try_settings: TrySettings | None = None) -> Explanation:
-    """Explain a device: its last out-of-memory, or else its peak."""
-    ooms = out_of_memories(data)
-    return explain_oom(data, ooms, try_settings) if ooms else _explain_peak(data)
-
-
-def explain_oom(
-    data: DeviceData, ooms: list[OutOfMemory], try_settings: TrySettings | None = None
+def explain_device(
+    data: DeviceData, try_settings: TrySettings | None = None, ooms: list[OutOfMemory] | None = None
 ) -> Explanation:
-    """Explain the last out-of-memory of a device, which has at least one."""
-    oom = ooms[-1]
-    found = verdicts(oom, _surroundings(data, oom))
-    trials = None if try_settings is None else try_settings(data)
-    entry = oom.event + 1 if data.history.is_replayed else None
-    leaks = leaks_of(data) if _is_survived(data, oom) else None
-    return _explanation(data, "oom", entry, ooms=ooms, found=found, trials=trials, leaks=leaks)
+    """Explain a device: its last out-of-memory, or else its peak.
 
-
-def _fitting(trials: list[Trial] | None) -> list[str] | None:
-    if trials is None or not all(trial.is_exact for trial in trials):
-        return None
-    return [trial.name for trial in trials if trial.fits]
-
-
-def _explain_peak(data: DeviceData) -> Explanation:
-    return _explanation(data, "peak", data.history.peak, leaks=leaks_of(data))
-
-
-def _explanation(
-    data: DeviceData,
-    moment: str,
-    entry: int | None,
-    *,
-    ooms: Sequence[OutOfMemory] = (),
-    found: Sequence[Verdict] = (),
-    trials: list[Trial] | None = None,
-    leaks: "DeviceLeaks | None" = None,
-) -> Explanation:
-    """Explain a moment; `entry` is its entry in the history, None if the history is unknown."""
-    snapshot, device, oom = data.snapshot, data.device, ooms[-1] if ooms else None
-    history = data.history
+    Args:
+        data: The device.
+        try_settings: As `explain` takes it.
+        ooms: The device's out-of-memory errors, if they are known already.
+    """
+    snapshot, history = data.snapshot, data.history
+    ooms = out_of_memories(data) if ooms is None else ooms
+    oom = ooms[-1] if ooms else None
+    leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
+    has_leak = leaks is not None and leaks.verdict == "leak"
+    moment, entry, trials = "peak", history.peak, None
+    found: list[Verdict] = []
+    if oom is not None:
+        moment, entry = "oom", oom.event + 1 if history.is_replayed else None
+        found = verdicts(oom, _surroundings(data, oom))
+        trials = None if try_settings is None else try_settings(data)
     held = held_memory(data, entry)
-    holders, categories = holders_of(held, TOP), _categories(held)
-    sample = final_sample(snapshot, device, data.boundaries)
+    holders = holders_of(held, TOP)
+    categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
         sample = oom.sample
-    elif entry is not None:
-        sample = sample_at(snapshot, device, history, entry, data.boundaries)
-    has_leak = leaks is not None and leaks.verdict == "leak"
+    else:
+        sample = final_sample(data) if entry is None else sample_at(data, entry)
     if oom is None:
         suggestions = advise_at_peak(data, sample, holders, categories, has_leak=has_leak)
     else:
         suggestions = advise_after_oom(data, found, holders, categories, trials, has_leak=has_leak)
+    fitting = None
+    if trials is not None and all(trial.is_exact for trial in trials):
+        fitting = [trial.name for trial in trials if trial.fits]
     return Explanation(
         path=snapshot.path,
-        device=device,
-        name=snapshot.device_name(device),
+        device=data.device,
+        name=snapshot.device_name(data.device),
         is_oom_file=oom is not None and is_oom_snapshot(data),
         rank=snapshot.metadata.rank,
         role=snapshot.metadata.role,
         oom=oom,
         ooms=len(ooms),
-        verdicts=list(found),
+        verdicts=found,
         held_at="end" if entry is None else moment,
         held_bytes=held.active_bytes,
         holders=holders,
@@ -212,10 +192,10 @@ def _explanation(
         gaps=list(_gaps(data)),
         is_cpu=data.is_cpu,
         has_steps=data.has_marked_steps,
-        steps=_steps(data),
+        steps=alike_steps(steps(data)) if history.is_replayed else [],
         modules=_modules(held),
         leaks=leaks,
-        fitting_settings=_fitting(trials),
+        fitting_settings=fitting,
     )
 
 
@@ -229,14 +209,6 @@ def _limit(data: DeviceData) -> int | None:
     limit = limit_bytes_of(data.snapshot, data.device, data.history)
     most = int(data.history.usage.reserved_bytes.max())
     return None if limit is None or limit < most else limit
-
-
-def _steps(data: DeviceData) -> list[AlikeSteps]:
-    return alike_steps(steps(data)) if data.history.is_replayed else []
-
-
-def _categories(held: HeldMemory) -> list[CategoryUsage]:
-    return categories_of(held) if has_categories(held.data.snapshot) else []
 
 
 def _modules(held: HeldMemory) -> list[AlikeModules]:
@@ -267,7 +239,7 @@ def _why_unknown(data: DeviceData) -> str | None:
     return None
 
 
-def leaks_of(data: DeviceData) -> "DeviceLeaks | None":
+def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     """Return the search for memory that is kept from step to step; None for a few steps."""
     if not data.history.is_replayed or len({step for step, _ in data.boundaries}) < LEAST_STEPS:
         return None
@@ -291,7 +263,7 @@ def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
     return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
 
 
-def _leaks(data: DeviceData) -> "DeviceLeaks":
+def _leaks(data: DeviceData) -> DeviceLeaks:
     from pytracer.analysis.leaks.one_file import leaks_on_device  # not needed for other files
 
     return leaks_on_device(data)

@@ -1,25 +1,12 @@
-"""The memory held at a moment, grouped by one of `KEYS`, such as the call site.
-
-from pytracer.analysis import who_holds
-from pytracer.reading import load
-
-for held in who_holds(load("snapshot.pickle"), at="peak", by="caller"):
-    print(held.name, held.groups[:3])
-"""
+"""The memory held at a moment, grouped by one of `KEYS`, such as the call site."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
-from pytracer.analysis.device_data import (
-    DeviceData,
-    chosen_devices,
-    device_data,
-    why_empty,
-)
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
 from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
@@ -135,14 +122,8 @@ def _held(data: DeviceData, moment: Moment, *, by: str, depth: int) -> Held:
     )
 
 
-def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list[Group]:
-    """Return the blocks that are active at a moment, grouped; the largest group first.
-
-    Args:
-        data: The device.
-        moment: The moment.
-        by: One of `KEYS`.
-        depth: How many callers distinguish groups by "line" and "caller".
+def groups_at(data: DeviceData, moment: Moment, by: str, depth: int) -> list[Group]:
+    """Return the blocks that are active at a moment, grouped as by `who_holds`.
 
     Raises:
         PytracerError: The file lacks what the key needs: the trace, or the owners of blocks.
@@ -156,36 +137,32 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int = 0) -> list
         return _by_frames(held, by, depth)
     if by == "owner":
         return _by_owner(held)
-    return [_group(found, **{by: found.key[0]}) for found in held.group(by)]
-
-
-def _group(found: Sum, **key: Any) -> Group:
-    return Group(found.size_bytes, found.requested_bytes, found.count, **key)
+    return [Group(*found.sizes, **{by: found.key[0]}) for found in held.group(by)]
 
 
 def _by_owner(held: HeldMemory) -> list[Group]:
     """Return the groups of owners; of equal bytes in the order of categories and names."""
-    order = [found.key for found in held.group("category")]
-    groups = [
-        _group(found, category=found.key[0], owner=found.key[1])
-        for found in held.group("category", "owner")
-    ]
+    order = [category for found in held.group("category") for category in found.key]
 
-    def place(group: Group) -> tuple[int, int, bool, str]:
-        owner = group.owner
-        return -group.size_bytes, order.index((group.category,)), owner is None, owner or ""
+    def place(found: Sum) -> tuple[int, int, bool, str]:
+        category, owner = found.key
+        return -found.size_bytes, order.index(category), owner is None, owner or ""
 
-    return sorted(groups, key=place)
+    owners = sorted(held.group("category", "owner"), key=place)
+    return [Group(*one.sizes, category=one.key[0], owner=one.key[1]) for one in owners]
 
 
 def _by_frames(held: HeldMemory, by: str, depth: int) -> list[Group]:
     """Return the groups of stacks that have the same frames, as far as `by` and `depth` tell."""
-    frames_of = _frames_of(held.stacks, by, depth)
+    stacks, frames_of = held.stacks, _frames_of(held.stacks, by, depth)
     parts: dict[tuple[int, ...], list[Sum]] = {}
     for found in sorted(held.group("stack"), key=lambda found: found.key):
         parts.setdefault(frames_of(*found.key), []).append(found)
     groups = [
-        _group(total_of(key, found), frames=_frames(held.stacks, key))
+        Group(
+            *total_of(key, found).sizes,
+            frames=[frame for index in key if (frame := frame_at(stacks, index)) is not None],
+        )
         for key, found in parts.items()
     ]
     return sorted(groups, key=lambda group: -group.size_bytes)
@@ -194,7 +171,8 @@ def _by_frames(held: HeldMemory, by: str, depth: int) -> list[Group]:
 def _frames_of(stacks: Stacks, by: str, depth: int) -> Callable[[int], tuple[int, ...]]:
     """Return a function from a stack to the indices of the frames that make its group."""
     if by == "stack":
-        return lambda stack: tuple(stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]])
+        begin, frame = stacks.offsets.tolist(), stacks.frame
+        return lambda stack: tuple(frame[begin[stack] : begin[stack + 1]].tolist())
     chains = CallChains(stacks)
 
     def frames(stack: int) -> tuple[int, ...]:
@@ -205,7 +183,3 @@ def _frames_of(stacks: Stacks, by: str, depth: int) -> Callable[[int], tuple[int
         return tuple(callers[: depth + 1]) if by == "caller" else (site, *callers[:depth])
 
     return frames
-
-
-def _frames(stacks: Stacks, indices: tuple[int, ...]) -> list[Frame]:
-    return [frame for index in indices if (frame := frame_at(stacks, int(index))) is not None]

@@ -1,9 +1,5 @@
 """The memory of one device at one moment: a table with a row for each block, and its groups.
 
-    held = held_memory(data, entry)
-    for group in held.group("site", "phase"):
-        print(group.key, group.size_bytes)
-
 A block is held from its allocation until its memory can serve another one (`free_completed`), as in
 memory_viz's timeline: the bytes of all rows add up to the moment's `active_bytes`.
 """
@@ -54,6 +50,11 @@ class Sum:
     requested_bytes: int
     pending_bytes: int
     count: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """`size_bytes`, `requested_bytes` and `count`."""
+        return self.size_bytes, self.requested_bytes, self.count
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,5 @@
 """The history of a device's memory, replayed from the trace and the final state.
 
-    from pytracer.reading import load
-    from pytracer.analysis.history import replay
-
-    history = replay(load("snapshot.pickle"), device=0)
-    peak_bytes = history.usage.allocated_bytes.max()
-
 A trace is a ring that loses its oldest events. The segments and blocks, which were read when the
 snapshot was taken, are complete. So `replay` first undoes the trace from its end, event by event,
 which gives the state before the trace. Then it runs the trace forward with each block at its
@@ -20,13 +14,7 @@ import numpy as np
 from pytracer.analysis.allocator_rules import SMALL_BYTES, allocator_rules
 from pytracer.errors import PytracerError
 from pytracer.reading import _reader
-from pytracer.reading.snapshot import (
-    PENDING_FREE,
-    Column,
-    Snapshot,
-    Trace,
-    compress_constant,
-)
+from pytracer.reading.snapshot import PENDING_FREE, Column, Snapshot, Trace, compress_constant
 
 Blocks = TypeVar("Blocks", bound="Lifetimes")
 
@@ -185,6 +173,15 @@ def unknown_history() -> History:
     return History(usage, blocks, 0, nothing, is_replayed=False)
 
 
+def totals(begin: Column, end: Column, values: Column | int, entries: int) -> Column:
+    """Return for each entry the sum of the values from `begin` to before `end`: int64."""
+    change = np.zeros(entries + 1, np.int64)
+    np.add.at(change, begin, values)
+    np.subtract.at(change, end, values)
+    found: Column = np.cumsum(change[:-1])
+    return found
+
+
 def replay(snapshot: Snapshot, device: int = 0) -> History:
     """Replay a device's trace against its final state.
 
@@ -277,17 +274,12 @@ def _uncertain(usage: Usage, blocks: Lifetimes, exact_from: int, rules: dict[str
     )
     is_bounded |= is_older & (gap <= SMALL_BYTES)
 
-    def total(chosen: Column, values: Column | int) -> Column:
-        change = np.zeros(exact_from + 1, np.int64)
-        np.add.at(change, begin[chosen], values)
-        np.subtract.at(change, end[chosen], values)
-        totals: Column = np.cumsum(change[:-1])
-        return totals
-
     free = usage.reserved_bytes[:exact_from] - usage.active_bytes[:exact_from]
-    uncertain: Column = np.minimum(total(is_bounded, excess[is_bounded]), free)
+    begins, ends = begin[is_bounded], end[is_bounded]
+    uncertain: Column = np.minimum(totals(begins, ends, excess[is_bounded], exact_from), free)
     if not is_bounded.all():
-        uncertain = np.where(total(~is_bounded, 1) > 0, free, uncertain)
+        unbounded = totals(begin[~is_bounded], end[~is_bounded], 1, exact_from)
+        uncertain = np.where(unbounded > 0, free, uncertain)
     return uncertain
 
 

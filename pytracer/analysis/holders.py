@@ -1,5 +1,6 @@
 """Who holds memory at one moment: call sites with their callers and the age of their blocks."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,11 +60,7 @@ class Holder:
 def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> list[Site]:
     """Return the lines of the program that hold memory at one moment, the largest first.
 
-    Args:
-        data: The device.
-        entry: An entry of the history; None: the end, of which no history is needed.
-        top: The largest number of sites to return; None for all, which add up to the moment's
-            `active_bytes`.
+    `entry` is as for `held_memory`. All sites (`top`: None) add up to the moment's `active_bytes`.
     """
     return sites_of(held_memory(data, entry), top)
 
@@ -136,16 +133,12 @@ def _ages(held: HeldMemory) -> dict[int, tuple[int | None, int | None]]:
     """Return the oldest and the newest age in steps of each call site's blocks."""
     if len({step for step, _ in held.data.boundaries}) < 2:
         return {}
-    ages: dict[int, list[int | None]] = {}
+    by_site: dict[int, list[int | None]] = defaultdict(list)
     for found in held.group("site", "age"):
         site, age = found.key
-        ages.setdefault(site, []).append(age)
-    return {site: (_oldest(found), _newest(found)) for site, found in ages.items()}
-
-
-def _oldest(ages: list[int | None]) -> int | None:
-    return None if None in ages else max(age for age in ages if age is not None)
-
-
-def _newest(ages: list[int | None]) -> int | None:
-    return min((age for age in ages if age is not None), default=None)
+        by_site[site].append(age)
+    ages: dict[int, tuple[int | None, int | None]] = {}
+    for site, of_site in by_site.items():
+        known = [age for age in of_site if age is not None]
+        ages[site] = max(known) if len(known) == len(of_site) else None, min(known, default=None)
+    return ages

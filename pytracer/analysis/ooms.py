@@ -1,9 +1,8 @@
-"""Out-of-memories, and the retries that avoided some.
+"""Out-of-memories, the retries that avoided some, and how much memory a process could have.
 
 An out-of-memory has what was requested, what was free, and whether the free memory was enough.
 """
 
-import contextlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from pytracer.analysis.allocator_rules import PAGE_BYTES, SMALL_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.free_memory import free_memory
-from pytracer.analysis.layout import Layout, layout_at, layout_at_end
+from pytracer.analysis.held_memory import sum_by_group
+from pytracer.analysis.history import History
+from pytracer.analysis.layout import Segment, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
@@ -104,81 +104,86 @@ class OutOfMemory:
 
 def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     """Return each out-of-memory of a device."""
-    snapshot, device, trace = data.snapshot, data.device, data.trace
-    history, boundaries, is_known = data.history, data.boundaries, data.history.is_replayed
-    allocated = history.usage.allocated_bytes
+    snapshot, device, trace, history = data.snapshot, data.device, data.trace, data.history
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
         return []
-    chains = CallChains(snapshot.stacks)
-    metadata, record = data.metadata, snapshot.metadata.oom_of(device)
-    limit = _limit(snapshot, device)
-    is_one_pool = _is_one_pool(snapshot, device, trace)
+    chains, is_known = CallChains(snapshot.stacks), history.is_replayed
+    limit, is_one_pool = _limit(data), _is_one_pool(data)
+    record = snapshot.metadata.oom_of(device)
     tried = 0 if record is None else record.requested_bytes or 0
-    found = []
     # The state of a file whose trace does not lead to it may be that of a later moment.
     at_end = _event_at_end(trace) if is_known and history.has_bounds else -1
+    found = []
     for event in events:
-        sample, state = None, None
         requested, free = int(trace.size_bytes[event]), int(trace.address[event])
+        time_us, step = time_of(trace, event), step_at(data.boundaries, event)
+        phase, stack = snapshot.strings[trace.user_metadata[event]], int(trace.stack[event])
+        sample = sample_at(data, event + 1) if is_known else None
         if event == at_end:
             sample = replace(
-                final_sample(snapshot, device, boundaries),
-                event=event,
-                time_us=time_of(trace, event),
-                step=step_at(boundaries, event),
-                phase=snapshot.strings[trace.user_metadata[event]],
+                final_sample(data), event=event, time_us=time_us, step=step, phase=phase
             )
-        elif is_known:
-            sample = sample_at(snapshot, device, history, event + 1, boundaries)
-        if event == events[-1] and sample is not None and sample.is_exact:
-            layout = _layout(data, None if event == at_end else event)
-            if layout is not None:
-                state = free_memory(layout, int(trace.pool[event]), requested)
+        is_last_and_exact = event == events[-1] and sample is not None and sample.is_exact
+        own = _own_pool(data, event, is_at_end=event == at_end) if is_last_and_exact else None
         reserved = None if sample is None else sample.reserved_bytes
-        stack = int(trace.stack[event])
         available = free
         if limit is not None and reserved is not None:
             available = min(free, max(limit - reserved, 0))
         found.append(
             OutOfMemory(
                 event=event,
-                time_us=time_of(trace, event),
-                step=step_at(boundaries, event),
-                phase=snapshot.strings[trace.user_metadata[event]],
+                time_us=time_us,
+                step=step,
+                phase=phase,
                 requested_bytes=requested,
                 segment_bytes=max(_segment_bytes(requested), tried if event == at_end else 0),
                 device_free_bytes=free,
                 available_bytes=available,
                 limit_bytes=limit,
                 free_in_segments_bytes=None if sample is None else sample.free_bytes,
-                own_pool_free_bytes=None if state is None else state.own_bytes,
-                own_pool_segments=None if state is None else state.own_segments,
-                own_pool_streams=None if state is None else state.own_streams,
+                own_pool_free_bytes=None if own is None else sum(own.values()),
+                own_pool_segments=None if own is None else len(own),
+                own_pool_streams=None if own is None else len({each.stream for each in own}),
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None
-                if metadata.is_cpu
+                if data.is_cpu
                 else _fits(requested - available, sample, "free_bytes"),
                 is_one_pool=is_one_pool,
-                elsewhere_bytes=remainder(metadata.total_bytes, free, reserved),
+                elsewhere_bytes=remainder(data.metadata.total_bytes, free, reserved),
                 call_site=chains.site(stack),
                 callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
-                earlier_peak_bytes=int(allocated[: event + 2].max()) if is_known else None,
+                earlier_peak_bytes=int(history.usage.allocated_bytes[: event + 2].max())
+                if is_known
+                else None,
                 sample=sample,
             )
         )
     return found
 
 
-def _layout(data: DeviceData, event: int | None) -> Layout | None:
-    """Return the layout after an event, or else at the end; None if it is unknown."""
-    if event is None:
-        return layout_at_end(data.snapshot, data.device)
-    with contextlib.suppress(PytracerError):
-        return layout_at(data.snapshot, data.device, data.history, event + 1)
-    return None
+def _own_pool(data: DeviceData, event: int, *, is_at_end: bool) -> dict[Segment, int] | None:
+    """Return the segments that could serve the request of an event, with their free bytes.
+
+    Without those that are full; None if the segments are unknown.
+    """
+    try:
+        layout = (
+            layout_at_end(data.snapshot, data.device)
+            if is_at_end
+            else layout_at(data.snapshot, data.device, data.history, event + 1)
+        )
+    except PytracerError:
+        return None
+    used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
+    pool, is_small = data.trace.pool[event], data.trace.size_bytes[event] <= SMALL_BYTES
+    return {
+        segment: segment.size_bytes - in_use
+        for segment, in_use in zip(layout.segments, used.tolist(), strict=True)
+        if segment.size_bytes > in_use and segment.pool == pool and segment.is_small == is_small
+    }
 
 
 def _event_at_end(trace: Trace) -> int:
@@ -196,11 +201,11 @@ def _segment_bytes(requested_bytes: int) -> int:
     return -(-requested_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
-def _is_one_pool(snapshot: Snapshot, device: int, trace: Trace) -> bool:
-    segments, is_own = snapshot.segments, snapshot.segments.device == device
-    streams = {*np.unique(segments.stream[is_own]).tolist(), *np.unique(trace.stream).tolist()}
-    pools = {*np.unique(segments.pool[is_own]).tolist(), *np.unique(trace.pool).tolist()}
-    return len(streams) <= 1 and len(pools) <= 1
+def _is_one_pool(data: DeviceData) -> bool:
+    segments, trace = data.snapshot.segments, data.trace
+    is_own = segments.device == data.device
+    pairs = ((segments.stream, trace.stream), (segments.pool, trace.pool))
+    return all(len(np.union1d(here[is_own], there)) <= 1 for here, there in pairs)
 
 
 def is_oom_snapshot(data: DeviceData) -> bool:
@@ -224,14 +229,14 @@ def remainder(total: int | None, *parts: int | None) -> int | None:
     return total - sum(known)
 
 
-def _limit(snapshot: Snapshot, device: int) -> int | None:
+def _limit(data: DeviceData) -> int | None:
     """Return the bytes that the process may take of the device; None if unknown or unlimited."""
-    metadata, record = snapshot.metadata.device(device), snapshot.metadata.oom_of(device)
-    if metadata.is_cpu:
+    record = data.snapshot.metadata.oom_of(data.device)
+    if data.is_cpu:
         return None
     if record is not None and record.total_bytes is not None:
         return record.total_bytes
-    fraction, total = metadata.memory_fraction, metadata.total_bytes
+    fraction, total = data.metadata.memory_fraction, data.metadata.total_bytes
     if total is not None and fraction is not None and 0 <= fraction < 1:
         return int(fraction * total)
     return None
@@ -266,3 +271,39 @@ def count_retries(trace: Trace) -> int:
     took = np.isin(trace.action, TAKES_MEMORY)
     gave_back = np.isin(trace.action, GIVES_MEMORY)
     return int(np.count_nonzero(took[1:] & gave_back[:-1]) + np.count_nonzero(trace.action == OOM))
+
+
+def limit_bytes_of(snapshot: Snapshot, device: int, history: History) -> int | None:
+    """Return how many bytes a device's allocator could reserve; None if unknown.
+
+    The limit is the sum of the reserved and the free memory at the last out-of-memory, or else when
+    the file was written, and at most the memory fraction.
+    """
+    fraction_bytes = fraction_bytes_of(snapshot, device)
+    limits = [] if fraction_bytes is None else [fraction_bytes]
+    trace = snapshot.traces[device]
+    ooms = np.flatnonzero(trace.action == OOM)
+    if len(ooms) > 0:
+        last = ooms[-1]
+        limits.append(int(history.usage.reserved_bytes[last] + trace.address[last]))
+    metadata = snapshot.metadata.device(device)
+    free, reserved = metadata.free_bytes, metadata.reserved_bytes
+    if len(ooms) == 0 and free is not None and reserved is not None:
+        limits.append(free + reserved)
+    limit = min(limits, default=0)
+    return limit if limit > 0 else None
+
+
+def fraction_bytes_of(snapshot: Snapshot, device: int) -> int | None:
+    """Return the limit of the process (`set_per_process_memory_fraction`); None: none is known."""
+    limits = []
+    metadata, oom = snapshot.metadata.device(device), snapshot.metadata.oom
+    fraction, total = metadata.memory_fraction, metadata.total_bytes
+    if total is not None and fraction is not None and 0 < fraction < 1:
+        limits.append(round(fraction * total))
+    if oom is not None and oom.device == device:
+        allowed = oom.total_bytes
+        if allowed is not None and (total is None or allowed < total):
+            limits.append(allowed)  # the allocator reports the limit as the size of the device
+    limit = min(limits, default=0)
+    return limit if limit > 0 else None

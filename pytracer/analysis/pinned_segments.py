@@ -1,12 +1,5 @@
 """Fragmentation: the free memory of segments that blocks in use pin, by call site.
 
-    from pytracer.analysis import fragmentation
-    from pytracer.reading import load
-
-    for device in fragmentation(load("snapshot.pickle"), at="oom"):
-        for pin in device.pins:
-            print(pin.call_site, pin.blocks, pin.stuck_bytes)
-
 The allocator gives a segment back only if all of it is free. Of an expandable segment it gives back
 each page that is free. So the free memory of a segment, or of a page, with a block in use is stuck.
 """
@@ -22,6 +15,7 @@ from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
 from pytracer.analysis.moments import Moment, at_moment
+from pytracer.analysis.usage import final_sample, sample_at
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Frame, Snapshot
 
@@ -118,26 +112,25 @@ def fragmentation(
 def _of_device(data: DeviceData, moment: Moment) -> Fragmentation:
     snapshot, device, history = data.snapshot, data.device, data.history
     if moment.entry is None or not history.is_replayed:
-        layout, is_exact = layout_at_end(snapshot, device), True
+        layout, sample = layout_at_end(snapshot, device), final_sample(data)
     else:
         layout = layout_at(snapshot, device, history, moment.entry)
-        is_exact = history.uncertain_at(moment.entry) == 0
-    units = [unit for i in range(len(layout.segments)) for unit in _units(layout, i)]
-    reserved = sum(segment.size_bytes for segment in layout.segments)
-    active = int(layout.block_bytes.sum())
-    stuck = sum(unit.free_bytes for unit in units if unit.stacks)
+        sample = sample_at(data, moment.entry)
+    units = (unit for i in range(len(layout.segments)) for unit in _units(layout, i))
+    used = [unit for unit in units if unit.stacks]
+    stuck = sum(unit.free_bytes for unit in used)
     return Fragmentation(
         path=snapshot.path,
         device=device,
         name=snapshot.device_name(device),
         moment=moment,
-        is_exact=is_exact,
-        reserved_bytes=reserved,
-        active_bytes=active,
-        returnable_bytes=reserved - active - stuck,
+        is_exact=sample.is_exact,
+        reserved_bytes=sample.reserved_bytes,
+        active_bytes=sample.active_bytes,
+        returnable_bytes=sample.free_bytes - stuck,
         stuck_bytes=stuck,
         largest_free_bytes=_largest_free(layout),
-        pins=_pins(snapshot, [unit for unit in units if unit.stacks and unit.free_bytes]),
+        pins=_pins(snapshot, [unit for unit in used if unit.free_bytes]),
     )
 
 
@@ -176,6 +169,7 @@ def _units(layout: Layout, index: int) -> list[_Unit]:
 
 
 def _largest_free(layout: Layout) -> int:
+    """Return the largest gap between blocks: files of other recorders may lack free blocks."""
     largest = 0
     for index, segment in enumerate(layout.segments):
         first, end = np.searchsorted(layout.block_segment, [index, index + 1])

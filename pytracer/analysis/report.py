@@ -14,8 +14,9 @@ import numpy as np
 from pytracer.analysis.advice import TrySettings
 from pytracer.analysis.categories import Categories, Modules, categories, modules
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.explanation import Explanation, explain_oom
-from pytracer.analysis.holders import Site, sites_at
+from pytracer.analysis.explanation import Explanation, explain_device
+from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.holders import Site, sites_at, sites_of
 from pytracer.analysis.ooms import (
     OutOfMemory,
     count_retries,
@@ -264,25 +265,24 @@ def report_device(
 ) -> DeviceReport:
     """Report one device in numbers; the arguments are those of `stats`."""
     snapshot, device = data.snapshot, data.device
-    trace, history, boundaries = data.trace, data.history, data.boundaries
-    metadata, is_cpu = data.metadata, data.is_cpu
-    is_timed = trace.time_us != NO_TIME
-    first, last = (int(is_timed[::way].argmax()) for way in (1, -1)) if is_timed.any() else (-1, -1)
+    trace, history, metadata, is_cpu = data.trace, data.history, data.metadata, data.is_cpu
+    times = trace.time_us[trace.time_us != NO_TIME]
     peak, fullest_sample, most = history.peak, None, None
-    peak_sample = None if peak is None else sample_at(snapshot, device, history, peak, boundaries)
+    peak_sample = None if peak is None else sample_at(data, peak)
     if history.is_replayed:
         most = int(history.most_allocated().max()) if history.has_bounds else None
         reserved = np.where(is_observable(trace), history.usage.reserved_bytes, -1)
-        fullest = int(reserved.argmax())
-        fullest_sample = sample_at(snapshot, device, history, fullest, boundaries)
+        fullest_sample = sample_at(data, int(reserved.argmax()))
     ooms = out_of_memories(data)
+    at_peak, at_end = held_memory(data, peak), held_memory(data, None)
+    replayed_peak = at_peak if history.is_replayed else None
     return DeviceReport(
         device=device,
         name=snapshot.device_name(device),
         is_cpu=is_cpu,
         events=len(trace),
-        first_us=None if first < 0 else int(trace.time_us[first]),
-        last_us=None if first < 0 else int(trace.time_us[::-1][last]),
+        first_us=int(times[0]) if len(times) else None,
+        last_us=int(times[-1]) if len(times) else None,
         only_phase=snapshot.metadata.only_phase,
         contradiction=data.contradiction,
         lost=Lost(
@@ -293,22 +293,22 @@ def report_device(
             before_bytes=int(history.usage.requested_bytes[0]) if history.is_replayed else None,
             exact_from=history.exact_from if history.is_replayed else None,
         ),
-        end=final_sample(snapshot, device, boundaries),
+        end=final_sample(data),
         peak_allocated=peak_sample,
         is_peak_certain=peak_sample is not None and peak_sample.allocated_bytes == most,
         peak_most_bytes=most,
         peak_reserved=fullest_sample,
-        sites=sites_at(data, peak, top),
+        sites=sites_of(at_peak, top),
         sites_at_oom=sites_at(data, ooms[-1].event + 1, top)
         if history.is_replayed and ooms and is_oom_snapshot(data)
         else None,
-        categories=categories(data, peak),
-        modules=modules(data, peak),
+        categories=categories(at_end, replayed_peak),
+        modules=modules(at_end, replayed_peak),
         counts=count_events(trace, is_cpu or device == snapshot.host_device),
         steps=steps(data),
         phases=phases(data, peak),
         ooms=ooms,
-        explanation=explain_oom(data, ooms, try_settings) if ooms else None,
+        explanation=explain_device(data, try_settings, ooms) if ooms else None,
         outside=_outside(metadata),
         series=series(trace, history, points) if history.is_replayed else None,
     )

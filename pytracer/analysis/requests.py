@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from pytracer.analysis.allocator_rules import PADDING_BYTES
 from pytracer.analysis.history import History, Lifetimes, replay
-from pytracer.analysis.memory_limits import fraction_bytes_of, limit_bytes_of
-from pytracer.analysis.ooms import count_retries
+from pytracer.analysis.ooms import count_retries, fraction_bytes_of, limit_bytes_of
 from pytracer.analysis.start import Start, start_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
@@ -23,14 +23,7 @@ from pytracer.reading.snapshot import (
     has_events,
 )
 
-(
-    ALLOCATE,
-    FREE,
-    LEAVE,
-    FAIL,
-    RELEASE_POOL,
-    EMPTY_CACHE,
-) = range(6)
+ALLOCATE, FREE, LEAVE, FAIL, RELEASE_POOL, EMPTY_CACHE = range(6)
 """The values of `Requests.kind`, described there."""
 
 REQUEST_COLUMNS = ("kind", "block", "size_bytes", "stream", "pool")
@@ -133,11 +126,6 @@ def extract_recording(
             the file is of one phase, or its trace does not lead to its final state.
     """
     device = _busiest(snapshot) if device is None else device
-    if not 0 <= device < len(snapshot.traces):
-        raise PytracerError(
-            f"{snapshot.path} has no device {device}: it has {len(snapshot.traces)} devices, "
-            "counted from 0"
-        )
     name = snapshot.device_name(device)
     if snapshot.backend(device) == "cpu":
         raise PytracerError(
@@ -154,8 +142,8 @@ def extract_recording(
             f"{snapshot.path} has only the events of the phase {phase}, without the allocations of "
             "other threads at that time, so it cannot be simulated: give the file of the step"
         )
-    trace = snapshot.traces[device]
     history = replay(snapshot, device) if history is None else history
+    trace = snapshot.traces[device]
     limit_bytes = limit_bytes_of(snapshot, device, history)
     fraction_bytes = fraction_bytes_of(snapshot, device)
     settings = _settings(snapshot, trace)
@@ -172,7 +160,7 @@ def extract_recording(
         backend=kind,
         torch_version=snapshot.metadata.torch_version(kind),
         settings=settings,
-        were_changed=_were_changed(trace),
+        were_changed=all(np.any(trace.action == action) for action in TAKES_MEMORY),
         limit_bytes=limit_bytes,
         fraction_bytes=fraction_bytes if fraction_bytes == limit_bytes else None,
         starts_empty=int(history.usage.reserved_bytes[0]) == 0,
@@ -204,12 +192,6 @@ def _settings(snapshot: Snapshot, trace: Trace) -> str:
     return ",".join(filter(None, (text, "expandable_segments:True")))
 
 
-def _were_changed(trace: Trace) -> bool:
-    """Return whether the trace has segments of both kinds, as after a switch of the setting."""
-    kinds = [np.any(trace.action == action) for action in TAKES_MEMORY]
-    return all(kinds)
-
-
 def block_order(blocks: Lifetimes) -> Column:
     """Return the blocks of a history in the order of `Requests.block`: int64.
 
@@ -222,13 +204,9 @@ def block_order(blocks: Lifetimes) -> Column:
 def _requests(
     snapshot: Snapshot, device: int, history: History, limit_bytes: int | None, settings: str
 ) -> Requests:
-    trace, blocks = snapshot.traces[device], history.blocks
-    events = len(trace)
+    trace, blocks = snapshot.traces[device], history.blocks.at(block_order(history.blocks))
+    events, number, pool = len(trace), np.arange(len(blocks)), _pools(snapshot, device, blocks)
     is_older = blocks.alloc_event < 0
-    order = block_order(blocks)
-    number = np.empty(len(blocks), np.int64)
-    number[order] = np.arange(len(blocks))
-    pool = _pools(snapshot, device, blocks)
 
     freed = np.flatnonzero((blocks.free_event >= 0) & (blocks.free_event < events))
     # A free that does not wait is completed by the event after its request.
@@ -238,41 +216,35 @@ def _requests(
     has_requests = np.any(blocks.free_requested_event >= 0)
     left = np.flatnonzero(is_left) if has_requests else np.zeros(0, np.int64)
     (failed,) = np.nonzero(trace.action == OOM)
+    # The event has the padded size.
     padding = PADDING_BYTES if snapshot.backend(device) == "npu" else 0
+    missing = trace.size_bytes[failed] - padding
 
-    parts = [
-        _part(
-            ALLOCATE,
-            blocks.alloc_event[order],
-            block=number[order],
-            size_bytes=blocks.requested_bytes[order],
-            stream=blocks.stream[order],
-            pool=pool[order],
-        ),
-        _part(LEAVE, blocks.free_requested_event[left], block=number[left]),
-        _part(FREE, blocks.free_event[freed], block=number[freed]),
-        _part(
-            FAIL,
-            failed,
-            block=np.full(len(failed), -1),
-            size_bytes=trace.size_bytes[failed] - padding,  # the event has the padded size
-            stream=trace.stream[failed],
-            pool=trace.pool[failed],
-        ),
+    # The kind, the event, the block, the size, the stream and the pool.
+    parts: list[tuple[Any, ...]] = [
+        (ALLOCATE, blocks.alloc_event, number, blocks.requested_bytes, blocks.stream, pool),
+        (LEAVE, blocks.free_requested_event[left], left, 0, 0, 0),
+        (FREE, blocks.free_event[freed], freed, 0, 0, 0),
+        (FAIL, failed, -1, missing, trace.stream[failed], trace.pool[failed]),
         *_given_back(trace, history, limit_bytes),
     ]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    sequence = np.argsort(columns["event"], kind="stable")
-    columns = {name: column[sequence] for name, column in columns.items()}
+    rows = np.concatenate([np.stack(np.broadcast_arrays(*part)) for part in parts], axis=1)
+    rows = np.take(rows, np.argsort(rows[1], kind="stable"), axis=1)
+    kind, event, block, size_bytes, stream, pool = rows
     start = start_of(snapshot, device, history, settings)
     nothing = np.zeros(0, np.int64)
     starts = (nothing, nothing) if start is None else (start.stream, start.pool)
-    columns["stream"], its_stream = _numbered(columns["stream"], starts[0])
-    columns["pool"], its_pool = _numbered(columns["pool"], starts[1])
+    stream, its_stream = _numbered(stream, starts[0])
+    pool, its_pool = _numbered(pool, starts[1])
     if start is not None:
         start = replace(start, stream=its_stream, pool=its_pool)
     return Requests(
-        **columns,
+        kind=kind.astype(np.uint8),
+        block=block,
+        size_bytes=size_bytes,
+        stream=stream,
+        pool=pool,
+        event=event,
         older_blocks=int(np.count_nonzero(is_older)),
         given_back=0 if limit_bytes is not None else count_retries(trace) - len(failed),
         start=start,
@@ -310,17 +282,10 @@ def _pools(snapshot: Snapshot, device: int, blocks: Lifetimes) -> Column:
     return pool
 
 
-def _part(kind: int, event: Column, **columns: Column) -> dict[str, Column]:
-    """Return requests of one kind; columns that are not given are 0."""
-    names = ("block", "size_bytes", "stream", "pool")
-    filled = {name: columns.get(name, np.zeros(len(event), np.int64)) for name in names}
-    return {"kind": np.full(len(event), kind, np.uint8), "event": event.astype(np.int64), **filled}
-
-
 def _given_back(
     trace: Trace, history: History, limit_bytes: int | None
-) -> Iterator[dict[str, Column]]:
-    """Return where the program, and not an allocation, gave memory back to the device."""
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of where the program, and not an allocation, gave memory to the device."""
     gives = np.isin(trace.action, GIVES_MEMORY)
     edges = np.flatnonzero(np.diff(gives, prepend=False, append=False))
     begins, ends = edges[::2], edges[1::2]  # of runs of such events
@@ -339,5 +304,4 @@ def _given_back(
     # Each run gives back memory of one or more pools.
     event, pool = np.unique(np.stack((begins[run], trace.pool[given])), axis=1).astype(np.int64)
     for kind, chosen in ((RELEASE_POOL, pool != 0), (EMPTY_CACHE, pool == 0)):
-        nothing = np.full(np.count_nonzero(chosen), -1)
-        yield _part(kind, event[chosen], block=nothing, pool=pool[chosen])
+        yield kind, event[chosen], -1, 0, 0, pool[chosen]

@@ -79,7 +79,8 @@ def start_of(snapshot: Snapshot, device: int, history: History, settings: str) -
     is_expandable = np.array([segment.is_expandable for segment in segments])
     is_small = _are_small(segments, trace, history.blocks)
     address = _column(segment.address for segment in segments)
-    lowest = _lowest(trace, address)
+    taken = trace.address[np.isin(trace.action, TAKES_MEMORY)]
+    lowest = int(np.concatenate((taken, address)).min())
     size_bytes = _column(segment.size_bytes for segment in segments)
     begin, end, number = _filled(layout, address, address + size_bytes)
     if np.any(end < begin):  # blocks overlap in a damaged file
@@ -144,12 +145,6 @@ def _are_small(segments: list[Segment], trace: Trace, blocks: Lifetimes) -> Colu
         if first < len(blocks) and blocks.alloc_event[first] < min(gone, default=len(trace)):
             found[i] = blocks.size_bytes[first] <= SMALL_BYTES
     return found
-
-
-def _lowest(trace: Trace, address: Column) -> int:
-    """Return the lowest address of segments, those of the trace included."""
-    taken = trace.address[np.isin(trace.action, TAKES_MEMORY)]
-    return int(np.concatenate((taken, address)).min())
 
 
 def _range_addresses(

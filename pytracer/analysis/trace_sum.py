@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from pytracer.analysis.history import History, Lifetimes, Usage, unknown_history
-from pytracer.analysis.usage import final_sample
+from pytracer.analysis.history import History, Lifetimes, Usage, totals, unknown_history
 from pytracer.reading.snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -47,7 +46,7 @@ def sum_trace(snapshot: Snapshot, device: int) -> History:
     if size_bytes.min() < 0 or size_bytes.sum(dtype=np.float64) >= 2**62:
         return unknown_history()
     found = _history(snapshot, device, events, np.cumsum(is_first) - 1)
-    at_end = final_sample(snapshot, device, []).active_bytes
+    at_end = snapshot.blocks.size_bytes[snapshot.blocks_in_use(device)].sum()
     return found if int(found.usage.active_bytes.max()) >= at_end else unknown_history()
 
 
@@ -73,21 +72,15 @@ def _history(snapshot: Snapshot, device: int, events: Column, block: Column) -> 
     )
     size_bytes = trace.size_bytes[named]
 
-    def total(end: Column) -> Column:
-        change = np.zeros(entries + 1, np.int64)
-        np.add.at(change, alloc + 1, size_bytes)
-        np.subtract.at(change, end + 1, size_bytes)
-        totals: Column = np.cumsum(change[:-1])
-        return totals
-
     def of_alloc(column: Column) -> Column:
         return np.where(alloc >= 0, column[named], 0).astype(column.dtype)
 
-    active, nothing = total(free), np.zeros(entries, np.int64)
+    active = totals(alloc + 1, free + 1, size_bytes, entries)
+    nothing = np.zeros(entries, np.int64)
     history = History(
         usage=Usage(
             requested_bytes=active,
-            allocated_bytes=total(free_requested),
+            allocated_bytes=totals(alloc + 1, free_requested + 1, size_bytes, entries),
             active_bytes=active,
             reserved_bytes=active,
             inactive_split_bytes=nothing,

@@ -5,18 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import History, Usage
 from pytracer.errors import PytracerError
-from pytracer.reading.metadata import Boundaries
-from pytracer.reading.snapshot import (
-    ALLOCATED,
-    INACTIVE,
-    NO_TIME,
-    TAKES_MEMORY,
-    Column,
-    Snapshot,
-    Trace,
-)
+from pytracer.reading.snapshot import ALLOCATED, INACTIVE, NO_TIME, TAKES_MEMORY, Column, Trace
 from pytracer.reading.steps import step_at
 
 
@@ -29,6 +21,28 @@ def is_observable(trace: Trace) -> Column:
         bool, of shape `(events + 1,)`; entry 0 is before the first event.
     """
     return np.append(True, ~np.isin(trace.action, TAKES_MEMORY))
+
+
+def unallocated_after(history: History, event: int) -> int | None:
+    """Return reserved - allocated bytes after an event, or None if that is not known exactly.
+
+    The memory is cached for the next request, or too fragmented for it.
+    """
+    if event + 1 < history.exact_from:
+        return None
+    usage = history.usage
+    return int(usage.reserved_bytes[event + 1] - usage.allocated_bytes[event + 1])
+
+
+def peak_unallocated(history: History, trace: Trace) -> int | None:
+    """Return the largest reserved - allocated bytes at one event, or None if none is exact.
+
+    Entries that no other thread could observe do not count.
+    """
+    counts = is_observable(trace)
+    counts[: history.exact_from] = False
+    unallocated = (history.usage.reserved_bytes - history.usage.allocated_bytes)[counts]
+    return int(unallocated.max()) if len(unallocated) else None
 
 
 @dataclass(frozen=True)
@@ -128,40 +142,16 @@ def time_of(trace: Trace, event: int) -> int | None:
     return None if time_us == NO_TIME else time_us
 
 
-def sample_at(
-    snapshot: Snapshot, device: int, history: History, entry: int, boundaries: Boundaries
-) -> UsageSample:
-    """Return the usage of a device at an entry of its history.
-
-    Args:
-        snapshot: The snapshot.
-        device: The index of the device's trace.
-        history: The device's history.
-        entry: An entry of `history.usage`: 0 is before the first event, `i + 1` after event i.
-        boundaries: The boundaries of the device's steps.
-    """
-    usage = history.usage
-    return _sample(
-        snapshot,
-        device,
-        entry - 1,
-        boundaries,
-        uncertain_bytes=history.uncertain_at(entry),
-        requested_bytes=usage.requested_bytes[entry],
-        allocated_bytes=usage.allocated_bytes[entry],
-        active_bytes=usage.active_bytes[entry],
-        reserved_bytes=usage.reserved_bytes[entry],
-        inactive_split_bytes=usage.inactive_split_bytes[entry],
-        largest_free_bytes=usage.largest_free_bytes[entry],
-        free_squares=usage.free_squares[entry],
-        segments=usage.segments[entry],
-    )
+def sample_at(data: DeviceData, entry: int) -> UsageSample:
+    """Return the usage of a device at an entry: 0 is before the first event, 1 after it."""
+    usage = {field.name: getattr(data.history.usage, field.name)[entry] for field in fields(Usage)}
+    return _sample(data, entry - 1, data.history.uncertain_at(entry), **usage)
 
 
-def final_sample(snapshot: Snapshot, device: int, boundaries: Boundaries) -> UsageSample:
+def final_sample(data: DeviceData) -> UsageSample:
     """Return the usage of a device when the snapshot was taken, from its segments and blocks."""
-    segments, blocks = snapshot.segments, snapshot.blocks
-    of_device = segments.device == device
+    segments, blocks = data.snapshot.segments, data.snapshot.blocks
+    of_device = segments.device == data.device
     here = of_device[blocks.segment]
     size, state = blocks.size_bytes[here], blocks.state[here]
     is_free = state == INACTIVE
@@ -170,10 +160,8 @@ def final_sample(snapshot: Snapshot, device: int, boundaries: Boundaries) -> Usa
     blocks_of = np.diff(np.append(segments.first_block, len(blocks)))
     may_split = (blocks_of > 1) & ~segments.is_expandable
     return _sample(
-        snapshot,
-        device,
-        len(snapshot.traces[device]) - 1 if 0 <= device < len(snapshot.traces) else -1,
-        boundaries,
+        data,
+        len(data.trace) - 1,
         uncertain_bytes=0,
         requested_bytes=blocks.requested_bytes[here][~is_free].sum(),
         allocated_bytes=size[state == ALLOCATED].sum(),
@@ -182,46 +170,32 @@ def final_sample(snapshot: Snapshot, device: int, boundaries: Boundaries) -> Usa
         inactive_split_bytes=free[may_split[blocks.segment[here][is_free]]].sum(),
         largest_free_bytes=free.max(initial=0),
         free_squares=np.square(free, dtype=np.float64).sum(),
-        segments=int(np.count_nonzero(of_device & ~segments.is_expandable)),
+        segments=np.count_nonzero(of_device & ~segments.is_expandable),
     )
 
 
 def _sample(
-    snapshot: Snapshot,
-    device: int,
-    event: int,
-    boundaries: Boundaries,
-    *,
-    uncertain_bytes: int | None,
-    requested_bytes: int,
-    allocated_bytes: int,
-    active_bytes: int,
-    reserved_bytes: int,
-    inactive_split_bytes: int,
-    largest_free_bytes: int,
-    free_squares: float,
-    segments: int,
+    data: DeviceData, event: int, uncertain_bytes: int | None, *, free_squares: float, **usage: Any
 ) -> UsageSample:
-    trace = snapshot.traces[device] if event >= 0 else None
-    free = int(reserved_bytes) - int(active_bytes)
-    has_concentration = uncertain_bytes == 0 and free > 0
+    """Return the usage after an event, -1: before the first; `usage`: its columns in `Usage`."""
+    trace = data.trace if event >= 0 else None
+    usage = {name: int(value) for name, value in usage.items()}
+    reserved, allocated = usage["reserved_bytes"], usage["allocated_bytes"]
+    active = usage["active_bytes"]
+    has_concentration = uncertain_bytes == 0 and reserved > active
     return UsageSample(
         event=None if trace is None else event,
         time_us=None if trace is None else time_of(trace, event),
-        step=None if trace is None else step_at(boundaries, event),
-        phase=None if trace is None else snapshot.strings[trace.user_metadata[event]],
+        step=None if trace is None else step_at(data.boundaries, event),
+        phase=None if trace is None else data.snapshot.strings[trace.user_metadata[event]],
         is_exact=uncertain_bytes == 0,
         uncertain_bytes=uncertain_bytes,
-        requested_bytes=int(requested_bytes),
-        allocated_bytes=int(allocated_bytes),
-        active_bytes=int(active_bytes),
-        reserved_bytes=int(reserved_bytes),
-        fragmentation_bytes=int(reserved_bytes) - int(allocated_bytes),
-        rounding_bytes=int(active_bytes) - int(requested_bytes),
-        inactive_split_bytes=int(inactive_split_bytes),
-        largest_free_bytes=int(largest_free_bytes),
-        free_concentration=float(free_squares) / free**2 if has_concentration else None,
-        segments=int(segments),
+        fragmentation_bytes=reserved - allocated,
+        rounding_bytes=active - usage["requested_bytes"],
+        free_concentration=float(free_squares) / (reserved - active) ** 2
+        if has_concentration
+        else None,
+        **usage,
     )
 
 

@@ -7,15 +7,12 @@ not have saved it is compared with `requested_bytes`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.leaks.results import DeviceLeaks, leaks_of, rate_text, since_text, where_text
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import size
-
-if TYPE_CHECKING:
-    from pytracer.analysis.leaks import DeviceLeaks
 
 LEAK = "leak"
 FRAGMENTED = "fragmented"
@@ -82,7 +79,7 @@ class Surroundings:
     expands: bool
     outside_bytes: int | None
     why_no_history: str | None
-    leaks: "DeviceLeaks | None" = None
+    leaks: DeviceLeaks | None = None
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
@@ -112,12 +109,10 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
 
 
 def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
-    if around.leaks is None or around.leaks.verdict != "leak":
+    leaks = [] if around.leaks is None else leaks_of(around.leaks)
+    if around.leaks is None or not leaks:
         return
-    from pytracer.analysis.leaks.texts import rate_text, since_text, where_text
-
-    growths = [growth for growth in around.leaks.growths if growth.verdict == "leak"]
-    held = sum(growth.held_bytes for growth in growths)
+    held = sum(growth.held_bytes for growth in leaks)
     if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
         most = held  # an unknown limit left less than the request, maybe nothing
     else:
@@ -127,7 +122,7 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     yield Verdict(
         LEAK,
         f"{rate_text(around.leaks, around.leaks.bytes_per_step)} are kept"
-        f"{since_text(growths, around.leaks)}, from {where_text(growths)}, {size(held)} in all. "
+        f"{since_text(leaks, around.leaks)}, from {where_text(leaks)}, {size(held)} in all. "
         f"Without this memory, the {size(oom.requested_bytes)} would have fitted.",
     )
 
@@ -232,8 +227,7 @@ def _others(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
             )
         held = ", and ".join(parts)
     yield Verdict(
-        OTHERS,
-        f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted.",
+        OTHERS, f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted."
     )
 
 

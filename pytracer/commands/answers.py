@@ -17,7 +17,7 @@ from pytracer.reading.files import find
 from pytracer.reading.reader import load
 
 if TYPE_CHECKING:
-    from pytracer.analysis.leaks import FileLeaks
+    from pytracer.analysis.leaks.several_files import FileLeaks
     from pytracer.analysis.pinned_segments import Fragmentation
     from pytracer.analysis.report import Report
 
@@ -85,7 +85,7 @@ def read_file(
         with contextlib.suppress(PytracerError):  # there is no accelerator
             fragments = fragmentation(snapshot, device)
     if not is_only and not file.is_oom:
-        from pytracer.analysis.leaks import examine  # not needed for one file
+        from pytracer.analysis.leaks.several_files import examine  # not needed for one file
 
         leaks = examine(snapshot, device)
     return ReadFile(file, leaks, report, fragments, is_only)
@@ -126,7 +126,7 @@ def answered(results: Sequence[ReadFile], device: int | None) -> Answered:
     leaks = [result.leaks for result in results if result.leaks is not None]
     if not leaks:
         return Answered(answer_of_files(files), files, results)
-    from pytracer.analysis.leaks import combine  # not needed for one file
+    from pytracer.analysis.leaks.several_files import combine  # not needed for one file
 
     return Answered(answer_of_files(files, combine(leaks)), files, results)
 

@@ -165,7 +165,7 @@ def _question(
         read = _ask(show_held.held, device=device, by=by or "line", depth=depth, **at)
         return Question(read, list, _files, partial(show_held.show, top=top), notes=notes)
     if leaks:
-        from pytracer.analysis.leaks import combine, examine
+        from pytracer.analysis.leaks.several_files import combine, examine
         from pytracer.commands import show_leaks
 
         read = _ask(examine, device=device, is_only=is_only)

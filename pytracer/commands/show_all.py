@@ -56,7 +56,7 @@ def _show_file(console: Console, result: ReadFile, top: int) -> None:
         console.print()
         _show_device(console, report, device, explained[device.device], top)
         if (found := explained[device.device].leaks) is not None:
-            from pytracer.analysis.leaks.texts import answer  # not needed without steps
+            from pytracer.analysis.leaks.results import answer  # not needed without steps
             from pytracer.commands.show_leaks import show_device as show_leaks
 
             console.print()

@@ -8,10 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
-from pytracer.analysis.leaks.groups import is_users
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, LeakReport, Release
-from pytracer.analysis.leaks.texts import answer, leaks_of, where_text
+from pytracer.analysis.leaks.results import (
+    DeviceLeaks,
+    Growth,
+    LeakReport,
+    Release,
+    answer,
+    is_users,
+    leaks_of,
+    where_text,
+)
 from pytracer.commands.table import Columns, Fitted, call_chain, make_table
 from pytracer.text import number, printable, size
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.history import History, replay, unknown_history
-from pytracer.analysis.memory_limits import limit_bytes_of
-from pytracer.analysis.unallocated import peak_unallocated, unallocated_after
+from pytracer.analysis.ooms import limit_bytes_of
+from pytracer.analysis.usage import peak_unallocated, unallocated_after
 from pytracer.errors import PytracerError
 from pytracer.reading.files import find
 from pytracer.reading.metadata import Statistics

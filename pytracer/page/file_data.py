@@ -10,8 +10,7 @@ import numpy as np
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.layout import are_small
-from pytracer.analysis.memory_limits import limit_bytes_of
-from pytracer.analysis.spans import is_step, spans
+from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.page.columns import Packer
 from pytracer.page.parts import Part, parts_of, rows_of
 from pytracer.page.tables import Tables, shortened
@@ -26,6 +25,7 @@ from pytracer.reading.snapshot import (
     Column,
     Snapshot,
 )
+from pytracer.reading.steps import spans
 from pytracer.text import size
 
 MOST_MARKS, MOST_SPANS, MOST_DEPTH, MOST_STEPS, MOST_DEVICES = 100, 10_000, 16, 20_000, 64
@@ -223,9 +223,8 @@ def _spans(part: Part, tables: Tables) -> list[dict[str, Any]]:
         return []
     times = np.maximum.accumulate(part.data.trace.time_us)
     begin_us = int(times[part.first])
-    found = [
-        span for span in spans(part.data.snapshot) if not is_step(span) and span.end_us > begin_us
-    ]
+    known = spans(part.data.snapshot)
+    found = [span for span in known if not span.is_step and span.end_us > begin_us]
     # The longest phases are kept, because others are inside of them.
     found.sort(key=lambda span: span.begin_us - span.end_us)
     if len(found) > MOST_SPANS:

@@ -85,7 +85,7 @@ def open_file(snapshot: Snapshot, explain: Explain = explain_device) -> OpenFile
 
 def _peaks(data: DeviceData) -> tuple[int, int]:
     """Return the peaks of allocated and of reserved bytes."""
-    history, end = data.history, final_sample(data.snapshot, data.device, data.boundaries)
+    history, end = data.history, final_sample(data)
     allocated = history.usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
     # The sum of a trace says nothing about reserved memory.
     reserved = history.usage.reserved_bytes.max() if history.is_replayed else end.reserved_bytes

@@ -3,6 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -71,3 +72,43 @@ def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]
         step = _PROFILER_STEP.fullmatch(annotation.name)
         if step and annotation.stage == "START":
             yield int(step[1][:10]), int(np.searchsorted(time_us, annotation.time_us))
+
+
+@dataclass
+class Span:
+    """The time of a step or a phase.
+
+    Attributes:
+        name: The name of the phase, or "step 3" or "ProfilerStep#3".
+        begin_us, end_us: Times in microseconds since the Unix epoch.
+    """
+
+    name: str
+    begin_us: int
+    end_us: int
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the span is that of a step."""
+        return re.fullmatch(r"step \d+|ProfilerStep#\d+", self.name) is not None
+
+
+def spans(snapshot: Snapshot) -> list[Span]:
+    """Return the steps and phases of a snapshot's annotations.
+
+    An end belongs to the last open beginning of the same name. A span without an end lasts to the
+    last annotation, and a span without a beginning starts at the first.
+    """
+    timed = sorted(annotations(snapshot), key=lambda annotation: annotation.time_us)
+    found: list[Span] = []
+    unfinished: dict[tuple[str, str], list[Span]] = {}
+    for time_us, name, stage, device in timed:
+        same = unfinished.setdefault((name, device), [])
+        if stage == "START":
+            same.append(Span(name, time_us, timed[-1].time_us))
+            found.append(same[-1])
+        elif stage == "END" and same:
+            same.pop().end_us = time_us
+        elif stage == "END":
+            found.append(Span(name, timed[0].time_us, time_us))
+    return found

@@ -7,7 +7,7 @@ import leak_cases
 import pytest
 
 from pytracer.analysis import find_leaks
-from pytracer.analysis.leaks import DeviceLeaks
+from pytracer.analysis.leaks.results import DeviceLeaks
 from pytracer.reading import load
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,8 @@ from generated_leaks import Part
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import find_leaks
-from pytracer.analysis.leaks import DeviceLeaks, Growth
 from pytracer.analysis.leaks.growth import steadiness, theil_sen
-from pytracer.analysis.leaks.texts import answer
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, answer
 from pytracer.reading import load
 
 SEEDS = 60

@@ -2,16 +2,18 @@
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import commands
+import numpy as np
 import pytest
 
 from pytracer.analysis import fragmentation
-from pytracer.analysis.device_data import device_data
+from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
+from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.layout import layout_at
 from pytracer.analysis.moments import moment_of
 from pytracer.errors import PytracerError
@@ -31,18 +33,22 @@ MIB = 2**20
 invoke = partial(commands.invoke, "show", "--fragmentation")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_layout_agrees_with_the_usage(path: Path) -> None:
-    # GIVEN the usage after each event, which the reader's core computes in another way
+def replayed_devices(path: Path) -> Iterator[DeviceData]:
     snapshot = load(path)
     for device, trace in enumerate(snapshot.traces):
         data = device_data(snapshot, device)
-        if data.is_cpu or not has_events(trace) or not data.history.is_replayed:
-            continue
+        if not data.is_cpu and has_events(trace) and data.history.is_replayed:
+            yield data
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_layout_agrees_with_the_usage(path: Path) -> None:
+    # GIVEN the usage after each event, which the reader's core computes in another way
+    for data in replayed_devices(path):
         usage = data.history.usage
-        for entry in range(len(trace) + 1):
+        for entry in range(len(data.trace) + 1):
             # WHEN the layout is made at an event
-            layout = layout_at(snapshot, device, data.history, entry)
+            layout = layout_at(data.snapshot, data.device, data.history, entry)
             # THEN its sums are those of the usage
             segments = layout.segments
             assert sum(segment.size_bytes for segment in segments) == usage.reserved_bytes[entry]
@@ -60,17 +66,24 @@ def test_the_layout_agrees_with_the_usage(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_free_memory_at_each_event(path: Path) -> None:
-    snapshot = load(path)
-    for device, trace in enumerate(snapshot.traces):
-        data = device_data(snapshot, device)
-        if data.is_cpu or not has_events(trace) or not data.history.is_replayed:
-            continue
-        usage = data.history.usage
-        for event in [*range(0, len(trace), 7), len(trace) - 1]:
-            (found,) = fragmentation(snapshot, device, str(event))
-            assert found.largest_free_bytes == usage.largest_free_bytes[event + 1]
-            free = found.stuck_bytes + found.returnable_bytes
-            assert free == usage.reserved_bytes[event + 1] - usage.active_bytes[event + 1]
+    for data in replayed_devices(path):
+        for event in [*range(0, len(data.trace), 7), len(data.trace) - 1]:
+            # GIVEN the free bytes of each part that the allocator can give back as one, without
+            # and with a block in it
+            layout = layout_at(data.snapshot, data.device, data.history, event + 1)
+            begins, ends = layout.block_address, layout.block_address + layout.block_bytes
+            free = [0, 0]
+            for part in layout.segments:
+                page = UNIT_BYTES if part.is_small else PAGE_BYTES
+                for at in range(part.address, part.end, page if part.is_expandable else 2**62):
+                    end = min(at + page, part.end) if part.is_expandable else part.end
+                    used = np.minimum(ends, end) - np.maximum(begins, at)
+                    free[int((used > 0).any())] += end - at - used[used > 0].sum()
+            # WHEN the file is asked, THEN its sums are these
+            (found,) = fragmentation(data.snapshot, data.device, str(event))
+            assert [found.returnable_bytes, found.stuck_bytes] == free
+            largest = data.history.usage.largest_free_bytes[event + 1]
+            assert found.largest_free_bytes == largest
             assert sum(pin.stuck_bytes for pin in found.pins) == found.stuck_bytes
 
 

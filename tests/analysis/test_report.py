@@ -76,7 +76,7 @@ def test_a_block_with_a_pending_free_is_active_and_not_allocated() -> None:
     # GIVEN the time when the program has freed A, which a stream still uses
     snapshot = reference_reader.convert(cuda_content())
     # WHEN usage is sampled, THEN A is active, and its rounding counts
-    sample = sample_at(snapshot, 0, replay(snapshot), 4, [])
+    sample = sample_at(device_data.device_data(snapshot, 0), 4)
     assert (sample.active_bytes, sample.allocated_bytes) == (1536, 1024)
     assert (sample.requested_bytes, sample.rounding_bytes) == (1500, 36)
     assert sample.fragmentation_bytes == SEGMENT - 1024
@@ -210,7 +210,8 @@ def test_an_inexact_peak_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (device.is_peak_certain, device.peak_most_bytes) == (False, 2000)
 
     # AND samples of inexact levels say so, and have no quotients
-    samples = [sample_at(snapshot, 0, history, level, []) for level in (0, 1, 2)]
+    data = device_data.device_data(snapshot, 0)
+    samples = [sample_at(data, level) for level in (0, 1, 2)]
     assert [sample.is_exact for sample in samples] == [True, False, True]
     assert [sample.uncertain_bytes for sample in samples] == [0, 2000, 0]
     assert [sample.free_concentration for sample in samples] == [None, None, 1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytracer.analysis.leaks import texts
+from pytracer.analysis import verdicts as module
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
@@ -141,7 +141,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
 ) -> None:
     # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
     for name in ("rate_text", "since_text", "where_text"):
-        monkeypatch.setattr(texts, name, lambda *_: "")
+        monkeypatch.setattr(module, name, lambda *_: "")
     leaks = SimpleNamespace(
         verdict="leak",
         bytes_per_step=GIB,

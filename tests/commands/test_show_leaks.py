@@ -13,7 +13,8 @@ from commands import cells, invoke
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import find_leaks
-from pytracer.analysis.leaks import examine, several_files
+from pytracer.analysis.leaks import several_files
+from pytracer.analysis.leaks.several_files import examine
 from pytracer.reading import load
 from pytracer.reading.to_json import SCHEMA_VERSION, to_json
 

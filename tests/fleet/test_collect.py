@@ -16,7 +16,7 @@ from commands import invoke
 from fleet_tables import CPU, CUDA, GOLDEN, InProcess, all_rows, column, make_run, rows
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.leaks import examine
+from pytracer.analysis.leaks.several_files import examine
 from pytracer.analysis.report import stats
 from pytracer.errors import PytracerError
 from pytracer.fleet import collection, schema

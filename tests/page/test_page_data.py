@@ -13,9 +13,9 @@ from page_decoder import page_file, page_json
 from random_allocators import ALLOCATORS, snapshot_of, used_allocator
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.categories import categories_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError
@@ -85,7 +85,8 @@ def check_moment(
     for row in rows.tolist():
         name = file["categories"][file["kinds"][blocks["kind"][row]][0]]
         by_category[name] = by_category.get(name, 0) + int(blocks["size_bytes"][row])
-    assert by_category == {each.category: each.size_bytes for each in categories_at(data, there)}
+    held = held_memory(data, there).group("category")
+    assert by_category == {each.key[0]: each.size_bytes for each in held}
 
 
 def frames_of(file: dict[str, Any], stack: int) -> list[tuple[str, str, int]]:

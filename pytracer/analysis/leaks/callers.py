@@ -27,11 +27,6 @@ class Callers:
     files: ProgramFiles
 
 
-def by_site(lives: Lives, callers: Callers) -> Iterator[Lives]:
-    """Yield the blocks of each call site."""
-    yield from _by(lives, callers.site[lives.stack])
-
-
 def divided(lives: Lives, callers: Callers, by_caller_only: bool) -> list[Lives]:
     """Divide the blocks by the first caller that differs; [] if all are alike.
 
@@ -46,8 +41,8 @@ def divided(lives: Lives, callers: Callers, by_caller_only: bool) -> list[Lives]
     keys: dict[object, int] = {}
     parts = [keys.setdefault(path[depth : depth + 1] or None, len(keys)) for path in paths]
     if len(keys) == 1:  # the stacks differ only in the frames that the call site called
-        return [] if by_caller_only else list(_by(lives, lives.stack))
-    return list(_by(lives, np.array(parts)[np.searchsorted(stacks, lives.stack)]))
+        return [] if by_caller_only else list(by(lives, lives.stack))
+    return list(by(lives, np.array(parts)[np.searchsorted(stacks, lives.stack)]))
 
 
 def shared_frames(lives: Lives, callers: Callers) -> tuple[Frame, ...]:
@@ -63,7 +58,8 @@ def common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
     return tuple(level[0] for level in levels)
 
 
-def _by(lives: Lives, keys: Column) -> Iterator[Lives]:
+def by(lives: Lives, keys: Column) -> Iterator[Lives]:
+    """Yield the blocks of each key, in the order of keys."""
     order = np.argsort(keys, kind="stable")
     edges = np.flatnonzero(np.diff(keys[order])) + 1
     for chosen in np.split(order, edges):

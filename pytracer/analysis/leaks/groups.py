@@ -1,27 +1,25 @@
 """The search for groups of blocks that grow, in the blocks of one device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.leaks.callers import Callers, by_site, divided, shared_frames
+from pytracer.analysis.leaks.callers import Callers, by, divided, shared_frames
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
     Steadiness,
-    floors,
     horizon,
     largest_deviation,
-    largest_fall,
     levels,
     longest_life,
     steadiness,
     theil_sen,
 )
-from pytracer.analysis.leaks.results import Growth, Release
-from pytracer.reading.snapshot import Column, Frame
+from pytracer.analysis.leaks.results import Growth, Release, in_order
+from pytracer.reading.snapshot import Column
 
 _LEAST_OLDER = 8
 """The least number of older and newer growths together that prove a leak of rare growths."""
@@ -45,11 +43,11 @@ class Observation:
         position: float64, the position of each slot: its step, or its time in seconds.
         has_steps: Whether the slots are steps.
         begins_late: Whether the steps before the first slot are missing.
+        doubt: Why no growth can certainly be a leak; "" if one can.
         volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
         older_death, older_bytes: int64, the slot of the release and the size of each block that is
             older than the first slot, whose stack is unknown.
         phases: The names of the phases.
-        doubt: Why no growth can certainly be a leak; "" if one can.
     """
 
     lives: Lives
@@ -58,22 +56,22 @@ class Observation:
     position: Column
     has_steps: bool
     begins_late: bool
-    volume_bytes: Column | None
-    older_death: Column
-    older_bytes: Column
-    phases: Sequence[str]
     doubt: str
+    volume_bytes: Column | None = None
+    older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
+    older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
+    phases: Sequence[str] = ("",)
 
 
 def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Release]]:
     """Return the memory that grew, leaks and the largest first, and memory that is no leak."""
     found = _Search(seen, callers)
-    for group in by_site(seen.lives.of(~seen.is_owned), callers):
+    lives = seen.lives.of(~seen.is_owned)
+    for group in by(lives, callers.site[lives.stack]):
         if found.may_grow(group):
             found.examine(group)
-    growths = sorted(found.growths, key=lambda g: (g.verdict != "leak", -g.bytes_per_step))
     releases = sorted(found.releases, key=lambda release: -release.most_bytes)
-    return growths, releases[:5]
+    return in_order(found.growths), releases[:5]
 
 
 class _Search:
@@ -149,13 +147,14 @@ class _Search:
     def _replaced(self, group: Lives) -> Growth | None:
         """Return whether blocks of the group are replaced by larger ones."""
         slots, level = self.seen.slots, levels(group, self.seen.slots)
-        floor = floors(level)
+        floor = np.minimum.accumulate(level[::-1])[::-1]  # memory never fell below it again
+        fall = np.maximum.accumulate(level) - level
         growths = np.flatnonzero(np.diff(floor) > 0) + 1
         if len(growths) < 3:
             return None
         grown = int(floor[-1] - floor[growths[0] - 1])
         steady = steadiness(growths, slots, slots)
-        if not steady.is_steady or grown <= 2 * largest_fall(level):
+        if not steady.is_steady or grown <= 2 * int(fall.max(initial=0)):
             return None
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
@@ -279,8 +278,3 @@ def _without_set_up(alive: Lives) -> Lives:
     if len(others) and is_first.any() and by_slot[0] > 4 * np.median(others):
         return alive.of(~is_first | np.isin(alive.size_bytes, alive.size_bytes[~is_first]))
     return alive
-
-
-def is_users(frame: Frame) -> bool:
-    """Return whether a frame is of the user's own code, not of an installed package."""
-    return "site-packages" not in frame.filename and "dist-packages" not in frame.filename

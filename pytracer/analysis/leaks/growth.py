@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytracer.analysis.history import totals
 from pytracer.reading.snapshot import Column
 
 LEAST_SLOTS = 8
@@ -48,14 +49,7 @@ class Lives:
 
     def of(self, chosen: Column) -> "Lives":
         """Return the chosen blocks."""
-        return Lives(
-            self.birth[chosen],
-            self.death[chosen],
-            self.size_bytes[chosen],
-            self.stack[chosen],
-            self.phase[chosen],
-            self.is_freed_later[chosen],
-        )
+        return Lives(*(column[chosen] for column in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -143,22 +137,8 @@ def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
 
 def levels(lives: Lives, slots: int) -> Column:
     """Return the bytes of the blocks alive at the end of each slot: int64."""
-    change = np.zeros(slots + 1, np.int64)
-    np.add.at(change, np.maximum(lives.birth, 0), lives.size_bytes)
-    np.subtract.at(change, np.clip(lives.death, 0, slots), lives.size_bytes)
-    found: Column = np.cumsum(change[:-1])
-    return found
-
-
-def floors(level: Column) -> Column:
-    """Return the level below which memory never fell again, for each slot."""
-    lowest: Column = np.minimum.accumulate(level[::-1])[::-1]
-    return lowest
-
-
-def largest_fall(level: Column) -> int:
-    """Return the most by which the level fell below an earlier level."""
-    return int((np.maximum.accumulate(level) - level).max(initial=0))
+    begin, end = np.maximum(lives.birth, 0), np.clip(lives.death, 0, slots)
+    return totals(begin, end, lives.size_bytes, slots)
 
 
 def largest_deviation(level: Column) -> float:

@@ -10,15 +10,14 @@ import numpy as np
 from pytracer.analysis.block_categories import is_owned_at_end
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.history import History
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Verdict
-from pytracer.analysis.memory_limits import limit_bytes_of
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Verdict, bytes_per_step
+from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
-from pytracer.reading.steps import step_at, step_boundaries
+from pytracer.reading.steps import step_at
 
 TIME_SLICES = 24
 """The number of slices of a file without steps."""
@@ -51,24 +50,23 @@ class Timeline:
         return max(len(self.edges) - 1, 0)
 
 
-def timeline(snapshot: Snapshot, device: int) -> Timeline:
+def timeline(data: DeviceData) -> Timeline:
     """Return the complete steps of a trace, or slices of its time if it has no steps."""
-    trace = snapshot.traces[device]
     steps: list[int] = []
     edges: list[int] = []
-    for step, first in step_boundaries(snapshot, device):
+    for step, first in data.boundaries:
         if not steps or (step > steps[-1] and first > edges[-1]):
             steps.append(step)
             edges.append(first)
     if not steps:
-        return _slices(trace, has_times=snapshot.has_times(device))
-    if _last_step_is_complete(snapshot, steps[-1]):
-        edges.append(len(trace))
+        return _slices(data.trace, has_times=data.snapshot.has_times(data.device))
+    if _last_step_is_complete(data.snapshot, steps[-1]):
+        edges.append(len(data.trace))
     stride = -(-len(edges) // _MOST_SLOTS)
     kept = np.array(edges, np.int64)[::stride]
     position = np.array(steps, np.float64)[stride - 1 :: stride][: len(kept) - 1]
-    overwritten = snapshot.metadata.device(device).overwritten
-    return Timeline("step", kept, position, steps[0] > 1 or overwritten != 0)
+    begins_late = steps[0] > 1 or data.metadata.overwritten != 0
+    return Timeline("step", kept, position, begins_late)
 
 
 def _slices(trace: Trace, has_times: bool) -> Timeline:
@@ -96,28 +94,24 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     if not has_events(data.trace):
         return unknown(snapshot, device, "the file has no events of the device")
     if (phase := snapshot.metadata.only_phase) is not None:
-        reason = f"the file has only the events of phase {phase!r}"
-        return unknown(snapshot, device, reason)
+        return unknown(snapshot, device, f"the file has only the events of phase {phase!r}")
     if not history.is_replayed:
         return unknown(snapshot, device, data.contradiction or "")
-    slots = timeline(snapshot, device)
+    slots = timeline(data)
     if slots.slots < 2:
         reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
         return unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
-    seen = _observe(snapshot, device, history, slots)
-    sites = call_sites(snapshot.stacks)
-    files = program_files(snapshot.stacks)
+    seen = _observe(data, slots)
+    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
     growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites), files))
     allocated = history.usage.allocated_bytes
     begin, end = int(allocated[slots.edges[1]]), int(allocated[slots.edges[-1]])
     verdict, reason = judged(growths, seen, end)
     has_steps = slots.unit == "step"
-    per_step = bytes_per_step(growths)
-    limit = limit_bytes_of(snapshot, device, history)
-    available = None
+    limit, available = limit_bytes_of(snapshot, device, history), None
     if has_steps and limit is not None:
-        available = limit - _peak_of_last_step(allocated, slots, per_step)
-    found = replace(
+        available = limit - _peak_of_last_step(allocated, slots, bytes_per_step(growths))
+    return replace(
         unknown(snapshot, device, reason),
         verdict=verdict,
         unit=slots.unit,
@@ -126,29 +120,10 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         observed=slots.slots,
         begin_bytes=begin,
         end_bytes=end,
-        growths=growths,
         releases=releases,
-        bytes_per_step=per_step,
         available_bytes=available,
-        oom_step=_oom_step(snapshot, device, slots),
-    )
-    return replace(found, exhausted_step=exhausted_step(found))
-
-
-def bytes_per_step(growths: Sequence[Growth]) -> float:
-    """Return the sum of the growth per step of all leaks."""
-    return sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
-
-
-def exhausted_step(device: DeviceLeaks) -> int | None:
-    """Return the first step after the last one whose peak will be above the limit.
-
-    None without a leak, if the limit is unknown, or if memory has already run out.
-    """
-    available, per_step = device.available_bytes, device.bytes_per_step
-    if device.last is None or available is None or per_step <= 0 or device.oom_step is not None:
-        return None
-    return device.last + 1 + int(min(max(available, 0) / per_step, 2**53))
+        oom_step=_oom_step(data, slots),
+    ).with_growths(growths)
 
 
 def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> int:
@@ -164,12 +139,12 @@ def _peak_of_last_step(allocated: Column, slots: Timeline, per_step: float) -> i
     return int((peaks + grown).max())
 
 
-def _oom_step(snapshot: Snapshot, device: int, slots: Timeline) -> int | None:
+def _oom_step(data: DeviceData, slots: Timeline) -> int | None:
     """Return the incomplete last step, if memory ran out in it."""
-    ooms = np.flatnonzero(snapshot.traces[device].action == OOM)
+    ooms = np.flatnonzero(data.trace.action == OOM)
     if slots.unit != "step" or len(ooms) == 0 or ooms[-1] < slots.edges[-1]:
         return None
-    return step_at(step_boundaries(snapshot, device), int(ooms[-1]))
+    return step_at(data.boundaries, int(ooms[-1]))
 
 
 def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tuple[Verdict, str]:
@@ -182,10 +157,8 @@ def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tupl
     if notable:
         return "unknown", notable[0].reason
     if seen.slots < LEAST_SLOTS:
-        return (
-            "unknown",
-            f"only {seen.slots} complete steps were observed; {LEAST_SLOTS} are needed",
-        )
+        few = f"only {seen.slots} complete steps were observed; {LEAST_SLOTS} are needed"
+        return "unknown", few
     return "none", "no memory that outlived a step kept growing"
 
 
@@ -198,19 +171,6 @@ def unknown(snapshot: Snapshot, device: int, reason: str) -> DeviceLeaks:
         rank=snapshot.metadata.rank,
         pid=snapshot.metadata.pid,
         path=snapshot.path,
-        files=1,
-        unit="step",
-        first=None,
-        last=None,
-        observed=0,
-        begin_bytes=None,
-        end_bytes=None,
-        growths=[],
-        releases=[],
-        bytes_per_step=0,
-        available_bytes=None,
-        exhausted_step=None,
-        oom_step=None,
     )
 
 
@@ -228,8 +188,8 @@ def stack_frames(snapshot: Snapshot, sites: Column) -> Callable[[int], tuple[Fra
     return frames
 
 
-def _observe(snapshot: Snapshot, device: int, history: History, slots: Timeline) -> Observation:
-    blocks, edges, count = history.blocks, slots.edges, slots.slots
+def _observe(data: DeviceData, slots: Timeline) -> Observation:
+    blocks, edges, count = data.history.blocks, slots.edges, slots.slots
     birth = np.searchsorted(edges, blocks.alloc_event, "right") - 1
     death = np.searchsorted(edges, blocks.free_requested_event, "right") - 1
     is_born = birth < count
@@ -246,19 +206,19 @@ def _observe(snapshot: Snapshot, device: int, history: History, slots: Timeline)
         stack=blocks.stack[found].astype(np.int64),
         phase=blocks.user_metadata[found].astype(np.int64),
         is_freed_later=(death[found] == count)
-        & (blocks.free_requested_event[found] < len(snapshot.traces[device])),
+        & (blocks.free_requested_event[found] < len(data.trace)),
     )
     has_steps = slots.unit == "step"
     return Observation(
         lives=lives,
-        is_owned=is_owned_at_end(snapshot, device, blocks, found),
+        is_owned=is_owned_at_end(data.snapshot, data.device, blocks, found),
         slots=count,
         position=slots.position,
         has_steps=has_steps,
         begins_late=slots.begins_late,
+        doubt="" if has_steps else NO_STEPS,
         volume_bytes=volume,
         older_death=death[is_lost],
         older_bytes=blocks.size_bytes[is_lost],
-        phases=snapshot.strings,
-        doubt="" if has_steps else NO_STEPS,
+        phases=data.snapshot.strings,
     )

@@ -1,9 +1,12 @@
-"""The results of the search for leaks: what `pytracer show --leaks` reports."""
+"""The results of the search for leaks, which `pytracer show --leaks` reports, and their words."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.reading.snapshot import Frame
+from pytracer.text import number, size
 
 Verdict = Literal["leak", "none", "unknown"]
 
@@ -97,19 +100,37 @@ class DeviceLeaks:
     rank: int | None
     pid: int | None
     path: str
-    files: int
-    unit: Literal["step", "second", "slice", "file"]
-    first: int | None
-    last: int | None
-    observed: int
-    begin_bytes: int | None
-    end_bytes: int | None
-    growths: list[Growth]
-    releases: list[Release]
-    bytes_per_step: float
-    available_bytes: int | None
-    exhausted_step: int | None
-    oom_step: int | None
+    files: int = 1
+    unit: Literal["step", "second", "slice", "file"] = "step"
+    first: int | None = None
+    last: int | None = None
+    observed: int = 0
+    begin_bytes: int | None = None
+    end_bytes: int | None = None
+    growths: list[Growth] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
+    bytes_per_step: float = 0
+    available_bytes: int | None = None
+    exhausted_step: int | None = None
+    oom_step: int | None = None
+
+    def with_growths(self, growths: list[Growth]) -> "DeviceLeaks":
+        """Return the result with these growths, and with what follows from them."""
+        per_step, exhausted = bytes_per_step(growths), None
+        last, available = self.last, self.available_bytes
+        if last is not None and available is not None and per_step > 0 and self.oom_step is None:
+            exhausted = last + 1 + int(min(max(available, 0) / per_step, 2**53))
+        return replace(self, growths=growths, bytes_per_step=per_step, exhausted_step=exhausted)
+
+
+def bytes_per_step(growths: Iterable[Growth]) -> float:
+    """Return the sum of the growth per step of all leaks."""
+    return sum(growth.bytes_per_step for growth in growths if growth.verdict == "leak")
+
+
+def in_order(growths: Iterable[Growth]) -> list[Growth]:
+    """Return the growths, leaks first, the largest first."""
+    return sorted(growths, key=lambda growth: (growth.verdict != "leak", -growth.bytes_per_step))
 
 
 @dataclass(frozen=True)
@@ -124,3 +145,77 @@ class LeakReport:
 
     verdict: Verdict
     devices: list[DeviceLeaks]
+
+
+def rate_text(device: DeviceLeaks, count_bytes: float) -> str:
+    """Return a growth, as in "40 MiB a step"."""
+    unit = {"slice": "24th of the events"}.get(device.unit, device.unit)
+    return f"{size(round(count_bytes))} a {unit}"
+
+
+def since_text(leaks: Sequence[Growth], device: DeviceLeaks) -> str:
+    """Return when leaks began, as in " since step 3"; "" if it is unknown."""
+    if leaks[0].is_older:
+        unit = {"slice": "part"}.get(device.unit, device.unit)
+        begin = f"the first {unit}" if device.first is None else f"step {device.first}"
+        return f" since {begin} or before"
+    first = leaks[0].first_step
+    return "" if first is None else f" since step {first}"
+
+
+def where_text(growths: Sequence[Growth]) -> str:
+    """Return the line of the largest growth, how many others there are, and their caller."""
+    largest = growths[0]
+    if not largest.frames:
+        return "allocations without a Python stack, such as those of backward"
+    text = call_site_text(largest.frames[0])
+    lines = {growth.frames[0] for growth in growths if growth.frames}
+    if len(lines) > 1:
+        text += f" and {number(len(lines) - 1, 'other line')}"
+    if caller := _caller(growths):
+        text += f", called from {call_site_text(caller)}"
+    return text
+
+
+def _caller(growths: Sequence[Growth]) -> Frame | None:
+    """Return the innermost caller that the largest growths share, in the user's own code."""
+    largest = growths[0]
+    others = [g for g in growths if g.bytes_per_step >= 0.05 * largest.bytes_per_step]
+    for frame in largest.frames[1:]:
+        if is_users(frame) and all(frame in growth.frames for growth in others):
+            return None if frame.name == "<module>" else frame
+    return None
+
+
+def answer(device: DeviceLeaks) -> str:
+    """Return the verdict on a device in one or two sentences."""
+    if device.verdict == "leak":
+        leaks = leaks_of(device)
+        text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
+        text += f"{where_text(leaks)}."
+        if device.oom_step is not None:
+            text += f" Memory ran out in step {device.oom_step:,}."
+        elif device.exhausted_step is not None:
+            text += f" Memory would run out at about step {device.exhausted_step:,}."
+        return text
+    if device.verdict == "none":
+        span = f"steps {device.first} to {device.last}"
+        if device.first is None:
+            span = f"{device.files} files"
+        return f"No leak found in {span}: {device.reason}."
+    text = f"Can't tell whether there is a leak, because {device.reason}."
+    if device.growths:
+        growth = device.growths[0]
+        text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
+        text += f"from {where_text([growth])}."
+    return text
+
+
+def leaks_of(device: DeviceLeaks) -> list[Growth]:
+    """Return the growths that are leaks."""
+    return [growth for growth in device.growths if growth.verdict == "leak"]
+
+
+def is_users(frame: Frame) -> bool:
+    """Return whether a frame is of the user's own code, not of an installed package."""
+    return "site-packages" not in frame.filename and "dist-packages" not in frame.filename

@@ -13,15 +13,8 @@ from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.one_file import (
-    bytes_per_step,
-    exhausted_step,
-    judged,
-    leaks_on_device,
-    stack_frames,
-    unknown,
-)
-from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict
+from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
+from pytracer.analysis.leaks.results import DeviceLeaks, LeakReport, Verdict, in_order
 from pytracer.analysis.program_files import ProgramFiles, common_files, program_files
 from pytracer.reading.files import parse_place
 from pytracer.reading.snapshot import Column, Frame, Snapshot
@@ -82,12 +75,7 @@ class FileLeaks:
 
 
 def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = False) -> FileLeaks:
-    """Return what one file shows.
-
-    Args:
-        snapshot: The snapshot.
-        device: The index of the only device to search; None for every used device.
-        is_only: Whether the file will not be compared with others.
+    """Return what one file shows; `is_only`: it will not be compared with others.
 
     Raises:
         PytracerError: The snapshot has no such device.
@@ -186,9 +174,7 @@ def _with_leaks_of(device: DeviceLeaks, others: Iterable[DeviceLeaks]) -> Device
                 if growth.verdict == "leak" and growth.frames[:1] not in known
             )
             known |= {growth.frames[:1] for growth in other.growths}
-    growths.sort(key=lambda growth: (growth.verdict != "leak", -growth.bytes_per_step))
-    found = replace(device, growths=growths, bytes_per_step=bytes_per_step(growths))
-    return replace(found, exhausted_step=exhausted_step(found))
+    return device.with_growths(in_order(growths))
 
 
 def _compare_ends(
@@ -212,7 +198,7 @@ def _compare_ends(
     growths, releases = search(seen, callers)
     totals = [int(end.size_bytes.sum()) for end in (ends[0], ends[-1])]
     verdict, reason = judged(growths, seen, totals[1])
-    compared = replace(
+    return replace(
         found[-1],
         verdict=verdict,
         reason=reason,
@@ -223,11 +209,8 @@ def _compare_ends(
         observed=slots,
         begin_bytes=totals[0],
         end_bytes=totals[1],
-        growths=growths,
         releases=releases,
-        bytes_per_step=bytes_per_step(growths),
-    )
-    return replace(compared, exhausted_step=exhausted_step(compared))
+    ).with_growths(growths)
 
 
 def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
@@ -237,28 +220,25 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         ends: The files' blocks.
         numbers: The number of each stack, by its key.
     """
-    block, size_bytes, stack = ends[0].block, ends[0].size_bytes, ends[0].stack
-    birth = np.full(len(block), -1)
-    gone: list[tuple[Column, ...]] = []
-    for slot, end in enumerate(ends[1:]):
-        stays, is_new = np.isin(block, end.block), ~np.isin(end.block, block)
-        left = birth[~stays], np.full(np.count_nonzero(~stays), slot)
-        gone.append((*left, size_bytes[~stays], stack[~stays]))
-        birth = np.append(birth[stays], np.full(np.count_nonzero(is_new), slot))
-        block = np.append(block[stays], end.block[is_new])
-        size_bytes = np.append(size_bytes[stays], end.size_bytes[is_new])
-        stack = np.append(stack[stays], end.stack[is_new])
-    gone.append((birth, np.full(len(block), len(ends) - 1), size_bytes, stack))
-    births, deaths, sizes, keys = (np.concatenate(columns) for columns in zip(*gone, strict=True))
-    found, which = np.unique(keys, return_inverse=True)
-    number = np.array([numbers[key] for key in found.tolist()], np.int64)
+    file = np.repeat(np.arange(len(ends)), [len(end.block) for end in ends])
+    block, size_bytes, stack = (
+        np.concatenate([getattr(end, name) for end in ends])
+        for name in ("block", "size_bytes", "stack")
+    )
+    order = np.lexsort((file, block))
+    block, file = block[order], file[order]
+    # A life is a run of consecutive files that have the block.
+    stays = (block[1:] == block[:-1]) & (file[1:] == file[:-1] + 1)
+    first = np.flatnonzero(np.append(True, ~stays)[: len(block)])
+    last = np.flatnonzero(np.append(~stays, True)[: len(block)])
+    keys, which = np.unique(stack[order[first]], return_inverse=True)
     return Lives(
-        birth=births,
-        death=deaths,
-        size_bytes=sizes,
-        stack=number[which],
-        phase=np.zeros(len(births), np.int64),
-        is_freed_later=np.zeros(len(births), bool),
+        birth=file[first] - 1,
+        death=file[last],
+        size_bytes=size_bytes[order[first]],
+        stack=np.array([numbers[key] for key in keys.tolist()], np.int64)[which],
+        phase=np.zeros(len(first), np.int64),
+        is_freed_later=np.zeros(len(first), bool),
     )
 
 
@@ -279,7 +259,6 @@ def _observation(
             f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
             f"or a file with {LEAST_SLOTS} complete steps"
         )
-    nothing = np.zeros(0, np.int64)
     seen = Observation(
         lives=lives,
         is_owned=np.zeros(len(lives.birth), bool),
@@ -287,10 +266,6 @@ def _observation(
         position=position,
         has_steps=has_steps,
         begins_late=True,
-        volume_bytes=None,
-        older_death=nothing,
-        older_bytes=nothing,
-        phases=("",),
         doubt=few,
     )
     return seen, Callers(np.array(site, np.int64), paths.__getitem__, program)

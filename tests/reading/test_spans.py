@@ -3,7 +3,7 @@
 import pytest
 from synthetic_snapshots import Program
 
-from pytracer.analysis.spans import is_step, spans
+from pytracer.reading.steps import spans
 
 
 def test_spans_nest_overlap_and_are_cut() -> None:
@@ -30,7 +30,7 @@ def test_spans_nest_overlap_and_are_cut() -> None:
         ("d", times[7], times[11]),
         ("b", times[11], times[11]),
     }
-    assert {span.name for span in found if is_step(span)} == {"step 1", "step 2"}
+    assert {span.name for span in found if span.is_step} == {"step 1", "step 2"}
 
 
 @pytest.mark.parametrize("key", ["name", "stage", "time_us"])

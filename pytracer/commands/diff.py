@@ -10,17 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytracer.analysis.diff import (
-    DeviceDifference,
-    Difference,
-    SnapshotSummary,
-    SummaryPair,
-    compare,
-    summarise,
-)
 from pytracer.analysis.diff.changes import Change
+from pytracer.analysis.diff.compare import SummaryPair, compare
+from pytracer.analysis.diff.differences import DeviceDifference, Difference
 from pytracer.analysis.diff.limit import Limit, check_limit, parse_limit
 from pytracer.analysis.diff.options import OptionChange
+from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import AT, answers, delta, falsified, signed, site_text
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import in_parallel, print_errors

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pytracer.analysis.diff import compare_snapshots
+from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.diff.texts import device_answer, falsified, site_text
 from pytracer.page.tables import shortened
 from pytracer.reading.snapshot import Snapshot

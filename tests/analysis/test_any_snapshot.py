@@ -16,8 +16,9 @@ from amount import amount
 from click.testing import CliRunner
 
 from pytracer.analysis import explain, who_holds
-from pytracer.analysis.diff import compare, compare_snapshots, summarise
+from pytracer.analysis.diff.compare import compare, compare_snapshots
 from pytracer.analysis.diff.limit import check_limit, parse_limit
+from pytracer.analysis.diff.summaries import summarise
 from pytracer.analysis.report import stats
 from pytracer.commands.main import main
 from pytracer.errors import PytracerError

@@ -13,7 +13,8 @@ import pytracer
 from pytracer import text
 from pytracer.analysis import explain
 from pytracer.analysis.categories import CategoryUsage
-from pytracer.analysis.diff import compare, summarise
+from pytracer.analysis.diff.compare import compare
+from pytracer.analysis.diff.summaries import summarise
 from pytracer.analysis.groups import who_holds
 from pytracer.analysis.report import DeviceReport, stats
 from pytracer.errors import PytracerError

@@ -9,16 +9,11 @@ import pytest
 import reference_reader
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.diff import (
-    DeviceDifference,
-    Difference,
-    SnapshotSummary,
-    compare,
-    compare_snapshots,
-    summarise,
-)
 from pytracer.analysis.diff.changes import Change, Held, Pair, changes
+from pytracer.analysis.diff.compare import compare, compare_snapshots
+from pytracer.analysis.diff.differences import DeviceDifference, Difference
 from pytracer.analysis.diff.matching import match_sites
+from pytracer.analysis.diff.summaries import SnapshotSummary, summarise
 from pytracer.analysis.diff.texts import device_answer, falsified
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Frame, Snapshot, used_devices

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer.analysis import stats, who_holds
-from pytracer.analysis.diff import compare_snapshots
+from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.history import replay
 from pytracer.analysis.modules import BACKWARD, FORWARD, NEAR, block_modules
 from pytracer.backends.hook_attach import HOOKS

@@ -12,7 +12,7 @@ from page_decoder import page_file, page_json
 from synthetic_snapshots import Program, file_metadata
 
 import pytracer
-from pytracer.analysis.diff import compare_snapshots
+from pytracer.analysis.diff.compare import compare_snapshots
 from pytracer.analysis.history import replay
 from pytracer.commands import view as command
 from pytracer.errors import PytracerError

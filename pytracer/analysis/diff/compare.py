@@ -74,7 +74,7 @@ def compare(
         found += devices
         if not has_complete or not _is_of_phase(pair):
             for each in devices:
-                compared = each.before.name, each.after.name
+                compared = each.before.report.name, each.after.report.name
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
     if has_complete and any(_is_of_phase(pair) for pair in pairs):
@@ -86,10 +86,7 @@ def compare(
         baseline=baseline,
         new=new,
         pairs=len(pairs),
-        metadata=option_changes(
-            ((a.metadata, a.allocator_settings), (b.metadata, b.allocator_settings))
-            for _, a, b in pairs
-        ),
+        metadata=option_changes((before, after) for _, before, after in pairs),
         files=file_changes([each for each in found if each.place]),
         devices=differences,
         only_baseline=only[0],

@@ -4,13 +4,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pytracer.analysis.diff.changes import Change, Held, Key, Pair, changes, site_changes
+from pytracer.analysis.diff.changes import Change, Held, Pair, changes, site_changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
 from pytracer.analysis.diff.matching import Line, Lines
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
-from pytracer.reading.snapshot import Frame
 from pytracer.text import size
 
 _OF_BLOCKS = ("requested_bytes", "allocated_bytes", "active_bytes")
@@ -36,8 +36,7 @@ class DevicePair:
         before, after: The devices.
         reasons, notes: As in `DeviceDifference`; `notes` without those about `uncertain`.
         uncertain: The sides whose peaks may be higher than shown, and by how many bytes at most.
-        sites, phases, categories, modules: What call sites, phases, categories and modules hold;
-            None if only one side has them.
+        held: What "sites", "phases", "categories" and "modules" hold, of those that both have.
     """
 
     place: str
@@ -48,10 +47,7 @@ class DevicePair:
     reasons: list[str]
     notes: list[str]
     uncertain: list[tuple[str, int]]
-    sites: Pair[Frame | None] | None
-    phases: Pair[str | None] | None
-    categories: Pair[str] | None
-    modules: Pair[str | None] | None
+    held: Mapping[str, Pair[Any]]
 
 
 def pair_devices(
@@ -86,20 +82,24 @@ def pair_devices(
         pairs = [*zip(before, after, strict=True)]
     paired = [_pair(baseline, new, before[i], after[k], place) for i, k in pairs]
     return paired, (
-        [device.name for i, device in before.items() if i not in {pair[0] for pair in pairs}],
-        [device.name for i, device in after.items() if i not in {pair[1] for pair in pairs}],
+        [each.report.name for i, each in before.items() if i not in {pair[0] for pair in pairs}],
+        [each.report.name for i, each in after.items() if i not in {pair[1] for pair in pairs}],
     )
 
 
 def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
     """Return the difference between the devices of one kind, in one or several pairs of files."""
+
+    def of(kind: str) -> list[Pair[Any]]:
+        return [pair.held[kind] for pair in pairs if kind in pair.held]
+
     is_certain = all(
         pair.reasons or (pair.before.report.is_peak_certain and pair.after.report.is_peak_certain)
         for pair in pairs
     )
     return DeviceDifference(
-        before=_name([pair.before.name for pair in pairs]),
-        after=_name([pair.after.name for pair in pairs]),
+        before=_name([pair.before.report.name for pair in pairs]),
+        after=_name([pair.after.report.name for pair in pairs]),
         pairs=len(pairs),
         at="end" if all(pair.reasons for pair in pairs) else "peak",
         reasons=list(dict.fromkeys(reason for pair in pairs for reason in pair.reasons)),
@@ -107,13 +107,11 @@ def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
         is_certain=is_certain,
         amounts=_amounts(pairs),
         sites=site_changes(
-            [pair.sites for pair in pairs if pair.sites is not None],
-            _lines(pair.baseline for pair in pairs),
-            _lines(pair.new for pair in pairs),
+            of("sites"), _lines(pair.baseline for pair in pairs), _lines(pair.new for pair in pairs)
         ),
-        phases=changes([pair.phases for pair in pairs if pair.phases is not None]),
-        categories=changes([pair.categories for pair in pairs if pair.categories is not None]),
-        modules=changes([pair.modules for pair in pairs if pair.modules is not None]),
+        phases=changes(of("phases")),
+        categories=changes(of("categories")),
+        modules=changes(of("modules")),
     )
 
 
@@ -123,7 +121,8 @@ def file_changes(pairs: Sequence[DevicePair]) -> list[Change]:
     before: dict[str, Held] = {}
     after: dict[str, Held] = {}
     for pair in pairs:
-        name = pair.place if per_file[pair.place] == 1 else f"{pair.place}, {pair.after.name}"
+        name = pair.place
+        name += f", {pair.after.report.name}" if per_file[pair.place] > 1 else ""
         name += " (at the end)" if pair.reasons else ""
         for held, device in ((before, pair.before), (after, pair.after)):
             allocated = _sample(device, pair.reasons).allocated_bytes
@@ -156,19 +155,16 @@ def _notes(pairs: Sequence[DevicePair]) -> list[str]:
     for pair in pairs:
         for side, more_bytes in pair.uncertain:
             uncertain[side].append(more_bytes)
-    notes.update({_uncertain_note(side, max(more)): len(more) for side, more in uncertain.items()})
+    for side, more in uncertain.items():
+        sentence = (
+            f"The peak of the {side} may be up to {size(max(more))} higher: the exact sizes of "
+            "some blocks that are older than the file are unknown"
+        )
+        notes[sentence] = len(more)
     return [
         note if count == len(pairs) else f"{note} ({count} of {len(pairs)} pairs)"
         for note, count in notes.most_common()
     ]
-
-
-def _uncertain_note(side: str, more_bytes: int) -> str:
-    """Return the sentence about a peak that may be higher than shown."""
-    return (
-        f"The peak of the {side} may be up to {size(more_bytes)} higher: the exact sizes of some "
-        "blocks that are older than the file are unknown"
-    )
 
 
 def _pair(
@@ -192,47 +188,30 @@ def _pair(
         elif not reasons and (more := _peak_uncertainty(device)):
             uncertain.append((side, more))
     old, held = (device.at_end if reasons else device.at_peak for device in (before, after))
-    sites = Pair(place, old.sites, held.sites)
+    names = {kind: kind for kind in ("sites", "phases", "categories", "modules")}
     if baseline.has_forward_stacks != new.has_forward_stacks:
-        sites = Pair(place, old.own_sites, held.own_sites)
+        names["sites"] = "own_sites"
         # Options show it, if both files have them.
         if not baseline.metadata.is_pytracers or not new.metadata.is_pytracers:
-            side = "new one" if baseline.has_forward_stacks else "baseline"
+            side = _lacking(baseline.has_forward_stacks)
             notes.append(
                 f"The {side} has no stacks of forward calls: call sites are compared without them"
             )
-    compared: Pair[Frame | None] | None = sites
-    lacks_before, lacks_after = (side.keys() == {None} for side in (sites.before, sites.after))
-    if lacks_before != lacks_after and sites.before and sites.after:
-        compared = None
-        side = "baseline" if lacks_before else "new one"
-        notes.append(f"The {side} has no stacks: call sites are not compared")
-    phases = _both(place, old.phases, held.phases)
-    if phases is not None and baseline.has_phases != new.has_phases:
-        phases = None
-        side = "new one" if baseline.has_phases else "baseline"
-        notes.append(f"The {side} has no phases: phases are not compared")
-    return DevicePair(
-        place=place,
-        baseline=baseline,
-        new=new,
-        before=before,
-        after=after,
-        reasons=reasons,
-        notes=notes,
-        uncertain=uncertain,
-        sites=compared,
-        phases=phases,
-        categories=_both(place, old.categories, held.categories),
-        modules=_both(place, old.modules, held.modules),
-    )
+    both = {kind: (getattr(old, name), getattr(held, name)) for kind, name in names.items()}
+    pairs = {kind: Pair(place, *sides) for kind, sides in both.items() if None not in sides}
+    lacks_before, lacks_after = (side.keys() == {None} for side in both["sites"])
+    if lacks_before != lacks_after and all(both["sites"]):
+        del pairs["sites"]
+        notes.append(f"The {_lacking(lacks_after)} has no stacks: call sites are not compared")
+    if "phases" in pairs and baseline.has_phases != new.has_phases:
+        del pairs["phases"]
+        notes.append(f"The {_lacking(baseline.has_phases)} has no phases: phases are not compared")
+    return DevicePair(place, baseline, new, before, after, reasons, notes, uncertain, pairs)
 
 
-def _both(
-    place: str, before: Mapping[Key, Held] | None, after: Mapping[Key, Held] | None
-) -> Pair[Key] | None:
-    """Return what both sides hold; None if one side does not have it."""
-    return None if before is None or after is None else Pair(place, before, after)
+def _lacking(has_before: bool) -> str:
+    """Return the name of the side that lacks what the other side has."""
+    return "new one" if has_before else "baseline"
 
 
 def _peak_uncertainty(device: DeviceSummary) -> int:
@@ -246,7 +225,7 @@ def _peak_uncertainty(device: DeviceSummary) -> int:
 def _reasons_for_end(before: DeviceSummary, after: DeviceSummary) -> list[str]:
     """Return why the devices are compared at the end; [] if they are compared at their peaks."""
     reasons = (
-        device.report.contradiction or f"{device.name} has no trace in it"
+        device.report.contradiction or f"{device.report.name} has no trace in it"
         for device in (before, after)
         if device.report.peak_allocated is None
     )
@@ -262,13 +241,9 @@ def _amounts(pairs: Sequence[DevicePair]) -> dict[str, Amount]:
     numbers = [(_numbers(pair.before, pair), _numbers(pair.after, pair)) for pair in pairs]
     found: dict[str, Amount] = {}
     for name in numbers[0][0]:
-        both = [
-            (old[name], new[name])
-            for old, new in numbers
-            if old[name] is not None and new[name] is not None
-        ]
-        chosen = both or [(old[name], new[name]) for old, new in numbers]
-        before, after = (_mean(side) for side in zip(*chosen, strict=True))
+        both = [(old[name], new[name]) for old, new in numbers]
+        known = [values for values in both if None not in values]
+        before, after = (_mean(side) for side in zip(*(known or both), strict=True))
         delta = None if before is None or after is None else after - before
         found[name] = Amount(before, after, delta)
     return found

@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pytracer.analysis.diff.devices import pair_devices
-from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
+from pytracer.analysis.diff.summaries import SnapshotSummary
 from pytracer.analysis.diff.texts import delta, share
 from pytracer.analysis.report import DeviceReport
 from pytracer.text import number, parsed_size, size
@@ -52,6 +52,9 @@ def parse_limit(text: str) -> Limit:
         ) from None
 
 
+Verdict = Literal["over", "within", "unknown"]
+
+
 @dataclass(frozen=True)
 class LimitCheck:
     """Whether a new recording takes more memory than its baseline, beyond a limit.
@@ -66,7 +69,7 @@ class LimitCheck:
         before_bytes, after_bytes: This amount in the baseline and in the new recording.
     """
 
-    verdict: Literal["over", "within", "unknown"]
+    verdict: Verdict
     reason: str
     limit: str
     amount: str | None
@@ -74,22 +77,29 @@ class LimitCheck:
     after_bytes: int | None
 
 
-@dataclass(frozen=True)
-class _Range:
+class _Range(NamedTuple):
     """An amount of which bounds are known; `most` is infinite if the ring lost events."""
 
-    least: float
+    least: int
     most: float
 
 
-@dataclass(frozen=True)
-class _Compared:
-    verdict: Literal["over", "within", "unknown"]
+class _Compared(NamedTuple):
     where: str
     amount: str
     before: _Range
     after: _Range
+    verdict: Verdict
     reason: str = ""
+
+    @property
+    def growth_bytes(self) -> int:
+        return self.after.least - self.before.least
+
+    def __str__(self) -> str:
+        before, after = self.before.least, self.after.least
+        grown = f"{delta(self.growth_bytes)}{share(before, after)}"
+        return f"{self.where}: {self.amount} {size(before)} → {size(after)} ({grown})"
 
 
 def check_limit(
@@ -112,31 +122,34 @@ def check_limit(
         for path, names in ((before.path, only_before), (after.path, only_after)):
             unknown += (f"only {path} has {name}" for name in names)
         for device in devices:
-            where = ", ".join(filter(None, (place, device.after.name)))
-            unknown += _incomparable(device.before.report, device.after.report, after.path)
-            found += _compared(device.before, device.after, where, limit)
+            old, new = device.before.report, device.after.report
+            unknown += _incomparable(old, new, after.path)
+            found += _compared(old, new, ", ".join(filter(None, (place, new.name))), limit)
     if not found:
         unknown.append("the recordings have no device in common")
     unknown += (each.reason for each in found if each.verdict == "unknown")
     over = [each for each in found if each.verdict == "over"]
-    largest = max(
-        over or found, key=lambda each: each.after.least - each.before.least, default=None
-    )
-    if over and largest is not None:
-        return _check(
-            "over", f"Over the limit of {limit.text}: {_change(largest)}.", limit, largest
-        )
-    if unknown:
+    largest = max(over or found, key=lambda each: each.growth_bytes, default=None)
+    verdict: Verdict = "over" if over else "unknown" if unknown else "within"
+    if over:
+        reason = f"Over the limit of {limit.text}: {largest}."
+    elif unknown:
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         reason = (
             f"Can't tell whether the limit of {limit.text} holds, because {unknown[0]}{others}."
         )
-        return _check("unknown", reason, limit, largest)
-    assert largest is not None
-    reason = f"Within the limit of {limit.text}: the largest growth is {_change(largest)}."
-    if largest.after.least <= largest.before.least:
+    elif largest is not None and largest.growth_bytes > 0:
+        reason = f"Within the limit of {limit.text}: the largest growth is {largest}."
+    else:
         reason = f"Within the limit of {limit.text}: no peak and no end has grown."
-    return _check("within", reason, limit, largest)
+    return LimitCheck(
+        verdict=verdict,
+        reason=reason,
+        limit=limit.text,
+        amount=None if largest is None else largest.amount,
+        before_bytes=None if largest is None else largest.before.least,
+        after_bytes=None if largest is None else largest.after.least,
+    )
 
 
 def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Iterator[str]:
@@ -147,60 +160,37 @@ def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Itera
         yield (
             f"{path} has {number(len(after.steps), 'step')}, and the baseline {len(before.steps):,}"
         )
-    kinds = [device.name.partition(":")[0] for device in (before, after)]
-    if kinds[0] != kinds[1]:
+    if before.name.partition(":")[0] != after.name.partition(":")[0]:
         yield f"the baseline is of {before.name}, and {path} of {after.name}"
 
 
-def _check(
-    verdict: Literal["over", "within", "unknown"],
-    reason: str,
-    limit: Limit,
-    found: _Compared | None,
-) -> LimitCheck:
-    return LimitCheck(
-        verdict=verdict,
-        reason=reason,
-        limit=limit.text,
-        amount=None if found is None else found.amount,
-        before_bytes=None if found is None else int(found.before.least),
-        after_bytes=None if found is None else int(found.after.least),
-    )
-
-
-def _change(found: _Compared) -> str:
-    before, after = int(found.before.least), int(found.after.least)
-    grown = f"{delta(after - before)}{share(before, after)}"
-    return f"{found.where}: {found.amount} {size(before)} → {size(after)} ({grown})"
-
-
 def _compared(
-    before: DeviceSummary, after: DeviceSummary, where: str, limit: Limit
+    before: DeviceReport, after: DeviceReport, where: str, limit: Limit
 ) -> Iterator[_Compared]:
     old, new = _amounts(before), _amounts(after)
     for amount in [name for name in old if name in new]:
         first, second = old[amount], new[amount]
         if second.least > limit.allowed(first.most):
-            yield _Compared("over", where, amount, first, second)
+            yield _Compared(where, amount, first, second, "over")
         elif second.most <= limit.allowed(first.least):
-            yield _Compared("within", where, amount, first, second)
+            yield _Compared(where, amount, first, second, "within")
         else:
-            reason = f"{where}: the {amount} is not known exactly"
             sides = {"baseline": before, "new recording": after}
-            why = next(text for side, device in sides.items() for text in _inexact(side, device))
-            yield _Compared("unknown", where, amount, first, second, f"{reason}: {why}")
+            why = next(text for side, report in sides.items() for text in _inexact(side, report))
+            reason = f"{where}: the {amount} is not known exactly: {why}"
+            yield _Compared(where, amount, first, second, "unknown", reason)
 
 
-def _amounts(device: DeviceSummary) -> dict[str, _Range]:
-    report = device.report
+def _amounts(report: DeviceReport) -> dict[str, _Range]:
     end = report.end.allocated_bytes
     peak, reserved = report.peak_allocated, report.peak_reserved
     is_complete = report.lost.overwritten == 0 and report.only_phase is None
     least = end if peak is None or peak.uncertain_bytes is None else peak.allocated_bytes
-    most: float = math.inf
-    if is_complete and report.peak_most_bytes is not None:
-        most = report.peak_most_bytes
-    found = {"peak allocated": _Range(least, most), "allocated at the end": _Range(end, end)}
+    most = report.peak_most_bytes if is_complete else None
+    found = {
+        "peak allocated": _Range(least, math.inf if most is None else most),
+        "allocated at the end": _Range(end, end),
+    }
     if not report.is_cpu:
         highest = report.end.reserved_bytes if reserved is None else reserved.reserved_bytes
         is_known = is_complete and reserved is not None
@@ -208,9 +198,8 @@ def _amounts(device: DeviceSummary) -> dict[str, _Range]:
     return found
 
 
-def _inexact(side: str, device: DeviceSummary) -> Iterator[str]:
+def _inexact(side: str, report: DeviceReport) -> Iterator[str]:
     """Yield why the peaks of a device are not exact."""
-    report = device.report
     if report.contradiction is not None:
         yield f"of the {side}, {report.contradiction}"
     elif report.peak_allocated is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer.reading.metadata import FileMetadata
+from pytracer.analysis.diff.summaries import SnapshotSummary
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,15 @@ _FALSIFIES = {
 
 OptionValues = tuple[str, str | None, str | None]
 
-OptionSource = tuple[FileMetadata, Mapping[str, Any]]
-"""The metadata and the allocator's settings of a file."""
 
-
-def option_changes(pairs: Iterable[tuple[OptionSource, OptionSource]]) -> list[OptionChange]:
-    """Return what differs between files, first what falsifies their comparison.
-
-    Args:
-        pairs: For each two files the metadata and the allocator's settings of both.
-    """
+def option_changes(
+    pairs: Iterable[tuple[SnapshotSummary, SnapshotSummary]],
+) -> list[OptionChange]:
+    """Return what differs between each two files, first what falsifies their comparison."""
     pairs = list(pairs)
     found = Counter(values for pair in pairs for values in _of_pair(*pair))
     falsifies = dict(_FALSIFIES)
-    files = [metadata for pair in pairs for metadata, _ in pair if metadata.is_pytracers]
+    files = [file.metadata for pair in pairs for file in pair if file.metadata.is_pytracers]
     if all(metadata.stacks.truncated == 0 for metadata in files):
         del falsifies["stack_depth"]
     changes = [
@@ -68,9 +63,10 @@ def option_changes(pairs: Iterable[tuple[OptionSource, OptionSource]]) -> list[O
     return sorted(changes, key=lambda change: not change.falsifies)
 
 
-def _of_pair(before: OptionSource, after: OptionSource) -> Iterator[OptionValues]:
-    yield from _changed(before[0].options, after[0].options, "pytracer")
-    yield from _changed(before[1], after[1], "allocator_settings", "allocator_settings.")
+def _of_pair(before: SnapshotSummary, after: SnapshotSummary) -> Iterator[OptionValues]:
+    yield from _changed(before.metadata.options, after.metadata.options, "pytracer")
+    name, settings = "allocator_settings", (before.allocator_settings, after.allocator_settings)
+    yield from _changed(*settings, name, f"{name}.")
 
 
 def _changed(
@@ -87,17 +83,11 @@ def _changed(
         The name, and both values as text; None if that file does not have the value.
     """
     first, second = (dict(_flatten(values, prefix)) for values in (before, after))
-    if not first or not second:
-        if first or second:
-            yield name, _count(first), _count(second)
-        return
+    if not first or not second:  # the file has none
+        first, second = ({name: f"({len(one)} values)"} if one else {} for one in (first, second))
     for key in dict.fromkeys([*first, *second]):
         if first.get(key) != second.get(key):
             yield key, first.get(key), second.get(key)
-
-
-def _count(options: Mapping[str, str]) -> str | None:
-    return f"({len(options)} values)" if options else None
 
 
 def _flatten(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:

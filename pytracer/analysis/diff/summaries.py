@@ -3,16 +3,15 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.categories import Categories, Modules
+from pytracer.analysis.call_sites import frame_at, frames_matching
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.diff.matching import Line, Lines
-from pytracer.analysis.held_memory import held_memory
-from pytracer.analysis.holders import Site, sites_of
+from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import FileMetadata
@@ -29,7 +28,8 @@ class Holders:
         sites: By call site.
         own_sites: By call site without forward stacks: what the backward pass allocated is where it
             was called.
-        phases, categories, modules: By phase, category and module; None if unknown.
+        phases, categories, modules: By phase, category and module; None if unknown. A file does not
+            have the phases of the blocks that exist at its end.
     """
 
     sites: Sites
@@ -44,13 +44,11 @@ class DeviceSummary:
     """The parts of a device that a comparison needs.
 
     Attributes:
-        name: The device's name, as in "cuda:0".
         report: The device's report.
         at_peak: What held memory at the peak; without a history, at the end.
         at_end: What held memory at the end.
     """
 
-    name: str
     report: DeviceReport
     at_peak: Holders
     at_end: Holders
@@ -78,11 +76,7 @@ class SnapshotSummary:
 
 
 def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
-    """Return the parts of a snapshot that a comparison needs.
-
-    Args:
-        snapshot: The snapshot, as returned by `load`.
-        device: The index of the only device to compare; None for all that were in use.
+    """Return the parts of a snapshot that a comparison needs, as `compare_snapshots` takes it.
 
     Raises:
         PytracerError: The snapshot has no such device.
@@ -105,34 +99,46 @@ def _has_nodes(snapshot: Snapshot) -> bool:
 
 def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     data = device_data(snapshot, index)
-    found = report_device(data, top=0, points=LEAST_POINTS)
-    held = held_memory(data, data.history.peak), held_memory(data, None)
-    at_peak, at_end = own_at_peak, own_at_end = [_held(sites_of(each)) for each in held]
-    if _has_nodes(snapshot):
-        nothing = np.zeros_like(snapshot.stacks.forward)
-        stacks = replace(snapshot.stacks, forward=nothing, node=nothing)
-        own_at_peak, own_at_end = (_held(sites_of(replace(each, stacks=stacks))) for each in held)
+    report = report_device(data, top=0, points=LEAST_POINTS)
     phases = {
-        phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in found.phases
+        phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in report.phases
     }
+    at_peak, at_end = held_memory(data, data.history.peak), held_memory(data, None)
     return DeviceSummary(
-        name=found.name,
-        report=found,
-        at_peak=Holders(
-            sites=at_peak,
-            own_sites=own_at_peak,
-            phases=phases,
-            categories=_held_by(found.categories, "at_peak", "category"),
-            modules=_held_by(found.modules, "at_peak", "module"),
-        ),
-        at_end=Holders(
-            sites=at_end,
-            own_sites=own_at_end,
-            phases=None,  # a file does not have the phases of the blocks that exist at its end
-            categories=_held_by(found.categories, "at_end", "category"),
-            modules=_held_by(found.modules, "at_end", "module"),
-        ),
+        report=report,
+        at_peak=_holders(at_peak, report, phases, is_known=data.history.is_replayed),
+        at_end=_holders(at_end, report, None, is_known=True),
     )
+
+
+def _holders(
+    held: HeldMemory,
+    report: DeviceReport,
+    phases: Mapping[str | None, Held] | None,
+    *,
+    is_known: bool,
+) -> Holders:
+    """Return what held memory; without categories and modules unless they are known then."""
+    sites = own_sites = _by_site(held)
+    if _has_nodes(held.data.snapshot):
+        nothing = np.zeros_like(held.stacks.forward)
+        own_stacks = replace(held.stacks, forward=nothing, node=nothing)
+        own_sites = _by_site(replace(held, stacks=own_stacks))
+    return Holders(
+        sites=sites,
+        own_sites=own_sites,
+        phases=phases,
+        categories=_by(held, "category") if is_known and report.categories is not None else None,
+        modules=_by(held, "module") if is_known and report.modules is not None else None,
+    )
+
+
+def _by_site(held: HeldMemory) -> dict[Frame | None, Held]:
+    return {frame_at(held.stacks, site): found for site, found in _by(held, "site").items()}
+
+
+def _by(held: HeldMemory, key: str) -> dict[Any, Held]:
+    return {found.key[0]: Held(found.size_bytes, found.count) for found in held.group(key)}
 
 
 def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:
@@ -140,31 +146,9 @@ def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:
     sites = (frame for each in held for frame in (*each.sites, *each.own_sites))
     files = {frame.filename for frame in sites if frame is not None}
     stacks, strings = snapshot.stacks, snapshot.stacks.strings
-    is_chosen = np.array([string in files for string in strings], bool)[stacks.filename]
+    is_chosen = frames_matching(files.__contains__, stacks, "filename")
+    columns = (column[is_chosen] for column in (stacks.filename, stacks.line, stacks.name))
     lines: dict[str, set[Line]] = defaultdict(set)
-    for filename, name, line in zip(
-        *(column[is_chosen].tolist() for column in (stacks.filename, stacks.name, stacks.line)),
-        strict=True,
-    ):
+    for filename, line, name in zip(*(column.tolist() for column in columns), strict=True):
         lines[strings[filename]].add((line, strings[name]))
     return {filename: frozenset(found) for filename, found in lines.items()}
-
-
-def _held_by(
-    found: Categories | Modules | None, at: Literal["at_peak", "at_end"], name: str
-) -> dict[Any, Held] | None:
-    """Return what each category or module held at one moment; None if the file does not tell.
-
-    Args:
-        found: The categories or modules.
-        at: The moment.
-        name: The attribute with the name: "category" or "module".
-    """
-    usages = None if found is None else getattr(found, at)
-    if usages is None:
-        return None
-    return {getattr(usage, name): Held(usage.size_bytes, usage.count) for usage in usages}
-
-
-def _held(sites: Sequence[Site]) -> dict[Frame | None, Held]:
-    return {site.call_site: Held(site.size_bytes, site.count) for site in sites}

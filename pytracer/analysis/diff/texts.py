@@ -57,17 +57,12 @@ def _most(sites: Sequence[Change], delta_bytes: int) -> str:
     """Name the call site that changed most in the direction of the sum; sites are sorted."""
     if not delta_bytes:
         changed = [change for change in sites if change.delta_bytes][:2]
-        parts = (f"{_where(change)}: {delta(change.delta_bytes)}" for change in changed)
+        parts = (f"{site_text(change.name)}: {delta(change.delta_bytes)}" for change in changed)
         return f"; changes that cancel, the largest: {', '.join(parts)}" if changed else ""
     largest = next((c for c in sites if (c.delta_bytes > 0) == (delta_bytes > 0)), None)
     if largest is None or not largest.delta_bytes:
         return ""
-    return f"; most by {_where(largest)}: {delta(largest.delta_bytes)}"
-
-
-def _where(change: Change) -> str:
-    assert not isinstance(change.name, str)
-    return call_site_text(change.name)
+    return f"; most by {site_text(largest.name)}: {delta(largest.delta_bytes)}"
 
 
 def site_text(site: Frame | str | None, width: int | None = None) -> str:

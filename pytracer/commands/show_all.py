@@ -277,7 +277,7 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
         return
     if not device.is_cpu and report.metadata.forward_stacks is False and device.events:
         yield (
-            "Activations are among the unknown blocks: without forward_stacks=True, the recording "
+            "Activations that were freed are unknown: without forward_stacks=True, the recording "
             "does not show which blocks an accelerator's backward pass freed."
         )
     at_end = device.categories.at_end

@@ -24,6 +24,7 @@ class Mark:
     """An instant of one device, from `Session.mark`."""
 
     device: int
+    used: bool  # whether the device has had an event
 
 class Owners:
     """The owners of memory, read between a mark and the view that they are written with."""

@@ -67,7 +67,9 @@ void register_owners(py::module_& core) {
       },
       py::arg("device"), py::arg("address"), py::arg("role"));
   core.def("workspaces", &workspaces);
-  py::class_<DeviceLog::Mark>(core, "Mark").def_readonly("device", &DeviceLog::Mark::device);
+  py::class_<DeviceLog::Mark>(core, "Mark")
+      .def_readonly("device", &DeviceLog::Mark::device)
+      .def_readonly("used", &DeviceLog::Mark::used);
   py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
       .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),
            py::arg("unread_gradients"), py::arg("has_all_modules"));

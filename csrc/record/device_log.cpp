@@ -297,7 +297,7 @@ DeviceLog::Position DeviceLog::position() noexcept {
 DeviceLog::Mark DeviceLog::mark() noexcept {
   std::lock_guard lock(writer_lock_);
   write_queued();
-  return {device_, tables_->blocks.mark(), live_dropped_.load(std::memory_order_relaxed)};
+  return {device_, tables_->blocks.mark(), live_dropped_.load(std::memory_order_relaxed), used_};
 }
 
 void DeviceLog::begin_capture_locked(Capture& capture) noexcept {

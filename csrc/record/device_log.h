@@ -69,7 +69,8 @@ class DeviceLog {
   struct Mark {
     int device;
     uint32_t epoch;         // LiveTable::mark()
-    uint64_t ever_dropped;  // as in Position
+    uint64_t ever_dropped;  // as the next, as in Position
+    bool used;
   };
   // The log's state with its live blocks and segments at one instant.
   struct Capture : Position {

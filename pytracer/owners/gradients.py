@@ -49,8 +49,8 @@ class GradientAccess:
         """Return whether no other thread runs a backward pass now, as far as that can be told.
 
         Args:
-            devices: The devices that are recorded; -1: the CPU. In backward, each accelerator has
-                a thread, so that there must not be a second one.
+            devices: The devices that are in use; -1: the CPU. In backward, each accelerator has a
+                thread, so that there must not be a second one.
         """
         if self._is_in_backward:
             return sum(device >= 0 for device in devices) < 2

@@ -35,12 +35,17 @@ class OwnersNow:
         unread: How many owners could not be read, or are beyond `MAX_OWNERS`.
     """
 
-    def __init__(self, devices: Collection[int]) -> None:
-        """Read the owners of memory on these devices; -1: the CPU. Never raises."""
+    def __init__(self, devices: Collection[int], used: Collection[int] = ()) -> None:
+        """Read the owners of memory on these devices; -1: the CPU. Never raises.
+
+        Args:
+            devices: The devices that are recorded.
+            used: Those that have had an event.
+        """
         self.owners: list[Owner] = []
         self.unread = 0
         self.unread_gradients = 0
-        self._devices = devices
+        self._devices, self._used = devices, used
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
             return
@@ -61,7 +66,7 @@ class OwnersNow:
             self._attempt(self._gradient_of, name, parameter, access)
         for optimizer in optimizers:
             self._attempt(self._state_of, optimizer, parameters)
-        if access.may_read_graphs(self._devices):
+        if access.may_read_graphs(self._used):
             self._attempt(self._saved)
 
     def _saved(self) -> None:
@@ -183,7 +188,8 @@ def read_owners(session: _core.Session) -> _core.Owners | None:
     """Read the owners of what the next view of a session has; None if that fails. Never raises."""
     try:
         marks = session.mark()
-        now = OwnersNow({mark.device for mark in marks})
+        used = [mark.device for mark in marks if mark.used]
+        now = OwnersNow({mark.device for mark in marks}, used)
         return _core.Owners(
             marks,
             now.owners,

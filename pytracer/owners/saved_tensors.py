@@ -68,7 +68,10 @@ class SavedTensors:
             seen[id(node)] = node
             with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
                 waiting.extend(following for following, _ in node.next_functions)
-            yield from self._of_node(node)
+            try:
+                yield from self._of_node(node)
+            except Exception:  # attributes of a function of the program
+                self.unread += 1
         for thing in frames:
             yield from self._of_checkpoint(thing)
 
@@ -98,7 +101,7 @@ class SavedTensors:
                 if saved is not None:
                     yield from self._of_saved(name, saved)
         if isinstance(node, self._torch._C._FunctionBase):
-            for key, value in list(vars(node).items()):
+            for key, value in list(getattr(node, "__dict__", {}).items()):
                 for tensor in tensors_in(self._torch, value):
                     yield f"{kind.__name__}.{key}", tensor
 

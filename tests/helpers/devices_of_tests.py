@@ -70,6 +70,7 @@ WHERE = {
     ),
     "test_recommend": (EACH_BACKEND_IN_LONG, "the allocator's settings"),
     "test_rlhf_example": (ONCE, "an example"),
+    "test_saved_tensors": (EACH_VERSION, "what nodes show of the tensors that they keep"),
     "test_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_refused_settings": (EACH_VERSION_IN_LONG, "the allocator's settings and their parser"),
     "test_settings_of_processes": (

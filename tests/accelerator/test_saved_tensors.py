@@ -1,0 +1,54 @@
+"""Test that an out-of-memory in the first step shows its activations, without an option."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import processes
+import pytest
+
+PROGRAM = """
+import sys
+
+import torch
+from torch import nn
+
+import pytracer
+
+backend, where, output = sys.argv[1:]
+
+
+def fill_all_but(size):
+    free = getattr(torch, backend).mem_get_info()[0]
+    return torch.empty(free - size, dtype=torch.uint8, device=backend)
+
+
+model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 1024), nn.GELU(),
+    nn.Linear(1024, 256), nn.LayerNorm(256)))).to(backend)
+with pytracer.Tracer(output, device=backend):
+    x = torch.ones(2048, 256, device=backend)
+    if where == "forward":
+        rest = fill_all_but(100 << 20)
+    y = model(x)
+    loss = y.square().mean()
+    del y
+    rest = fill_all_but(2 << 20)
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> None:
+    # GIVEN a training that runs out of memory in its first forward or backward pass
+    done = processes.run(PROGRAM, backend, where, tmp_path / "out", cwd=tmp_path)
+    assert "OutOfMemoryError" in done.stderr
+    (path,) = (tmp_path / "out").glob("oom_*/*")
+    content = pickle.loads(path.read_bytes())
+    # THEN of the memory beside the tensor that fills the device, little is unknown
+    sizes: Counter[str] = Counter()
+    for segment in content["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated" and block["size"] < 1 << 30:
+                sizes[block["category"]] += block["size"]
+    assert sizes["activation"] > 32 << 20
+    assert sizes["unknown"] < 0.15 * sizes["activation"]

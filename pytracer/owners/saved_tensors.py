@@ -53,8 +53,11 @@ class SavedTensors:
         for thing in _core.live_instances(*kinds):
             if frame is not None and isinstance(thing, frame):
                 frames.append(thing)
+            elif len(waiting) >= MAX_NODES:  # asking a tensor makes an object of its node too
+                self.is_complete = False
             elif isinstance(thing, torch.Tensor):
-                waiting.append(self._node_of(thing))
+                if (node := self._node_of(thing)) is not None:
+                    waiting.append(node)
             else:
                 waiting.append(thing)
         seen: dict[int, Any] = {}  # by id; the nodes stay alive meanwhile

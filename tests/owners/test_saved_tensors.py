@@ -211,3 +211,6 @@ def test_a_bound_is_told(tracer: pytracer.Tracer, monkeypatch: pytest.MonkeyPatc
     unread = tracer.snapshot()["pytracer"]["tensors"]["unread"]
     monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
     assert tracer.snapshot()["pytracer"]["tensors"]["unread"] == unread + 1
+    # AND so is that of the tensors that are asked for their nodes
+    y = [x.sin() for _ in range(20)]
+    assert tracer.snapshot()["pytracer"]["tensors"]["unread"] == unread + 1

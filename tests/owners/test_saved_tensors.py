@@ -211,6 +211,26 @@ def test_a_bound_is_told(tracer: pytracer.Tracer, monkeypatch: pytest.MonkeyPatc
     unread = tracer.snapshot()["pytracer"]["tensors"]["unread"]
     monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
     assert tracer.snapshot()["pytracer"]["tensors"]["unread"] == unread + 1
-    # AND so is that of the tensors that are asked for their nodes
-    y = [x.sin() for _ in range(20)]
-    assert tracer.snapshot()["pytracer"]["tensors"]["unread"] == unread + 1
+
+
+def test_few_tensors_are_asked_for_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def node_of(_: saved_tensors.SavedTensors, tensor: Tensor) -> Any:
+        if tensor.grad_fn is not None:
+            asked.append(tensor.grad_fn)
+        return tensor.grad_fn
+
+    monkeypatch.setattr(saved_tensors.SavedTensors, "_node_of", node_of)
+    x = torch.ones(300, requires_grad=True)
+    kept = [x.sin() for _ in range(20)]
+    assert len(list(saved_tensors.SavedTensors(torch).found())) >= len(kept)
+    assert len(asked) >= len(kept)
+    # WHEN there are more tensors than nodes may be read
+    monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
+    asked.clear()
+    saved = saved_tensors.SavedTensors(torch)
+    list(saved.found())
+    # THEN torch makes no objects of the nodes of the others
+    assert len(asked) <= 10
+    assert not saved.is_complete

@@ -19,8 +19,8 @@ Owner owner(uint64_t address, uint64_t size, Category category, const char* name
 
 Owners::Found find(std::vector<Owner> owners, uint64_t address, uint64_t size,
                    uint32_t epoch = kEpoch - 1) {
-  const Owners all({{0, kEpoch, 0}}, std::move(owners), {});
-  const LiveBlock live{address, size, 0, 0, 0, epoch};
+  const Owners all({{0, kEpoch, 0, true}}, std::move(owners), {});
+  const LiveBlock live{address, size, 0, 0, 0, 0, epoch};
   Owners::Found found = all.find(address, size, &live, {}, 0);
   found.first = nullptr;  // gone with `all`
   return found;
@@ -54,20 +54,20 @@ TEST(owners_of_other_bytes_make_a_block_mixed) {
 }
 
 TEST(the_largest_owner_names_a_block) {
-  const Owners owners({{0, kEpoch, 0}},
+  const Owners owners({{0, kEpoch, 0, true}},
                       {owner(100, 10, Category::parameter, "small"),
                        owner(120, 50, Category::parameter, "large"),
                        owner(180, 20, Category::parameter, "last")},
                       {3, 2, true});
-  const LiveBlock live{100, 100, 0, 0, 0, 0};
+  const LiveBlock live{100, 100, 0, 0, 0, 0, 0};
   CHECK(owners.find(100, 100, &live, {}, 0).first->name == "large");
   CHECK(owners.count() == 3 && owners.missing().gradients == 2);
 }
 
 TEST(a_block_that_is_a_workspace_has_it_as_its_owner) {
-  const Owners owners({{0, kEpoch, 0}},
+  const Owners owners({{0, kEpoch, 0, true}},
                       {{100, 1, 0, Category::workspace, Rule::cublas, "cuBLAS workspace"}}, {});
-  const LiveBlock live{100, 512, 0, 0, 0, 0};
+  const LiveBlock live{100, 512, 0, 0, 0, 0, 0};
   const Owners::Found found = owners.find(100, 512, &live, {}, 0);
   CHECK(found.category == Category::workspace && found.rule == Rule::cublas);
   CHECK(found.first->name == "cuBLAS workspace" && found.count == 1);
@@ -79,7 +79,7 @@ TEST(a_block_that_may_be_younger_than_the_owners_has_none) {
   const Owner parameter = owner(100, 50, Category::parameter, "p");
   CHECK(find({parameter}, 100, 100, kEpoch - 1).category == Category::parameter);
   CHECK(find({parameter}, 100, 100, kEpoch).rule == Rule::too_new);
-  const Owners owners({{0, kEpoch, 7}}, {parameter}, {});
+  const Owners owners({{0, kEpoch, 7, true}}, {parameter}, {});
   DeviceLog::Capture capture{};
   // A block that the live table does not have is older than the recording, or was dropped.
   capture.ever_dropped = 7;

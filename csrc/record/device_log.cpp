@@ -188,7 +188,7 @@ void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
   const LiveBlock* const block = tables_->blocks.find(address);
   if (block == nullptr) return;
   if (is_kept(role)) {
-    tables_->blocks.set_role(*block, static_cast<uint8_t>(static_cast<uint8_t>(role) + 1));
+    tables_->blocks.set_role(*block, static_cast<uint8_t>(role));
   } else {
     uses_.note(ring_->head(), address, role);
   }
@@ -196,7 +196,7 @@ void DeviceLog::note_use(uint64_t address, TensorRole role) noexcept {
 
 // Before the event of the free is written.
 __attribute__((noinline)) void DeviceLog::note_role(const LiveBlock& freed) noexcept {
-  uses_.note(ring_->head(), freed.address, static_cast<TensorRole>(freed.role - 1));
+  uses_.note(ring_->head(), freed.address, static_cast<TensorRole>(freed.role));
   tables_->blocks.set_role(freed, 0);  // an accelerator completes the free in another event
 }
 

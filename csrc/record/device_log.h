@@ -69,8 +69,8 @@ class DeviceLog {
   struct Mark {
     int device;
     uint32_t epoch;         // LiveTable::mark()
-    uint64_t ever_dropped;  // as the next, as in Position
-    bool used;
+    uint64_t ever_dropped;  // as in Position
+    bool used;              // as in Position
   };
   // The log's state with its live blocks and segments at one instant.
   struct Capture : Position {

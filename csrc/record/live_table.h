@@ -27,7 +27,7 @@ struct LiveBlock {
   uint64_t address;
   uint64_t size;
   uint32_t stack;  // of the allocation
-  uint8_t role;    // 1 + a TensorRole that it keeps; 0: none
+  uint8_t role;    // a TensorRole that it keeps; 0: none
   uint8_t state;   // LiveTable's own, as all that follows
   uint32_t next;   // chain link
   uint32_t epoch;  // the number of freezes and marks before it was entered

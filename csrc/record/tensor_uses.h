@@ -26,6 +26,7 @@ enum class TensorRole : uint8_t {
 };
 constexpr uint8_t kTensorRoles = 6;
 constexpr bool is_kept(TensorRole role) noexcept { return role >= TensorRole::parameter; }
+static_assert(!is_kept(TensorRole{}), "a live block has 0 if it keeps no role");
 
 struct TensorUse {
   uint64_t sequence;  // the number of the first event that came after the use

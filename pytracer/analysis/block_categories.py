@@ -5,6 +5,7 @@ categories of other blocks follow from when they were allocated and freed
 (docs/explanation/owners.md has the rules). Without such a fact, a block is "unknown".
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -25,8 +26,6 @@ from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
-SAVED = "saved_by_node"
-"""The rule of blocks that a node of autograd's graph kept when the file was written."""
 OF_NO_MODEL = ("", UNKNOWN, "workspace", "activation")
 """The categories in a file of blocks that no model and no optimizer has: those that torch keeps for
 cuBLAS, those that a node keeps, and others."""
@@ -66,6 +65,8 @@ _UNSAID = UNKNOWN, ""
 
 _NUMBERS = {rule: number for number, rule in enumerate(Rule)}
 
+# A rule of the file: a node of one of autograd's graphs kept the block. These come before it.
+_SAVED = "saved_by_node"
 _BEFORE_SAVED = [rule.number for rule in (Rule.GATHER, Rule.BUCKET, Rule.BATCH)]
 
 
@@ -91,6 +92,14 @@ class BlockCategories:
         index = np.array([names.index(category) for category, _ in self.kinds], np.int64)
         return names, index[self.kind]
 
+    def are(self, holds: Callable[[str, str], bool]) -> Column:
+        """Return for each block whether this holds for its category and its rule: bool."""
+        return np.array([holds(*kind) for kind in self.kinds], bool)[self.kind]
+
+
+def _is_saved(_category: str, rule: str) -> bool:
+    return rule == _SAVED
+
 
 def has_categories(snapshot: Snapshot) -> bool:
     """Return whether a file says what blocks were for; files of other recorders do not."""
@@ -109,10 +118,9 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
     of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
     # A node that keeps a block does not tell what came from the program, or from other ranks.
-    has_owner = np.array([name != UNKNOWN for name, _ in of_file.kinds], bool)[of_file.kind]
-    has_reason = np.array([pair != _UNSAID for pair in of_file.kinds], bool)[of_file.kind]
-    is_saved = np.array([rule == SAVED for _, rule in of_file.kinds], bool)[of_file.kind]
-    has_owner &= ~(is_saved & np.isin(kind[found], _BEFORE_SAVED))
+    has_owner = of_file.are(lambda category, _: category != UNKNOWN)
+    has_reason = of_file.are(lambda *kind: kind != _UNSAID)
+    has_owner &= ~(of_file.are(_is_saved) & np.isin(kind[found], _BEFORE_SAVED))
     decides = has_owner | (has_reason & (kind[found] == Rule.NO_FACT.number))
     kind[found[decides]] = len(kinds) + of_file.kind[decides]
     owner = np.zeros(len(lives), np.int64)
@@ -287,8 +295,7 @@ def _by_call_site(
     stack, size = lives.stack[rows], lives.requested_bytes[rows]
     begins = np.flatnonzero(np.append(True, (stack[1:] != stack[:-1]) | (size[1:] != size[:-1])))
     # That a node keeps a block now says nothing of others: a layer keeps some copies of parameters.
-    is_saved = np.array([rule == SAVED for _, rule in found.kinds], bool)[found.kind]
-    is_peer = ~(is_open | is_saved)[rows]
+    is_peer = ~(is_open | found.are(_is_saved))[rows]
     kind = found.kind.copy()
     for decisive, is_of_kind in (
         ("activation", category[rows] == names.index("activation")),

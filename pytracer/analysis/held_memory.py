@@ -88,9 +88,8 @@ class HeldMemory:
     @property
     def forward_bytes(self) -> int:
         """Return the bytes of unknown blocks that modules allocated in the forward pass."""
-        found = self._categories
-        of_forward = np.array([kind == Rule.FROM_FORWARD.value for kind in found.kinds], bool)
-        return int(self.column("size_bytes")[of_forward[found.kind]].sum())
+        of_forward = self._categories.are(lambda *kind: kind == Rule.FROM_FORWARD.value)
+        return int(self.column("size_bytes")[of_forward].sum())
 
     def unsized(self) -> "HeldMemory":
         """Return the blocks whose size is not exact."""

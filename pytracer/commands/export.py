@@ -19,7 +19,7 @@ from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
 from pytracer.export import collapsed_stacks, parquet
-from pytracer.reading.files import SUFFIXES, find
+from pytracer.reading.files import SUFFIXES, find, without_suffix
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot, used_devices
 from pytracer.text import file_name, printable
@@ -162,9 +162,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     common = Path(os.path.commonpath([path.parent for path in absolute]))
     found: dict[str, None] = {}
     for path in absolute:
-        text = ".".join(path.relative_to(common).parts)
-        suffix = next((suffix for suffix in SUFFIXES if text.endswith(suffix)), "")
-        stem = file_name(text.removesuffix(suffix))
+        stem = file_name(without_suffix(".".join(path.relative_to(common).parts)))
         name, number = stem, 1
         while name in found:
             number += 1

@@ -18,7 +18,7 @@ from pytracer.page.file_data import file_data
 from pytracer.page.open_file import OpenFile, Summary, open_file, summarised
 from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
 from pytracer.page.verdict import compared, of_file_named, verdict_of
-from pytracer.reading.files import SUFFIXES
+from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
 from pytracer.text import number, printable, size
@@ -98,9 +98,7 @@ def command(
 
 
 def _default_output(path: Path) -> Path:
-    name = path.absolute().name
-    name = name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
-    return path.parent / f"{name}.html"
+    return path.parent / f"{without_suffix(path.absolute().name)}.html"
 
 
 def _sentence(page: Page, path: Path, written: int) -> str:

@@ -23,7 +23,6 @@ class GradientAccess:
         """Look which thread this is."""
         self._thread = threading.get_ident()
         self._steppers: dict[int, int] = {}  # thread by parameter
-        self._threads: set[int] = set()  # that have stepped an optimizer
         self._is_only_maker = self._thread in registry.makers and not _has_other_threads()
         self._torch = torch
         self._is_in_backward = torch._C._current_graph_task_id() != -1
@@ -31,7 +30,6 @@ class GradientAccess:
     def note_optimizer(self, parameters: list[Any], thread: int | None) -> None:
         """Note which thread steps an optimizer; None: it has not stepped yet."""
         if thread is not None:
-            self._threads.add(thread)
             self._steppers.update(dict.fromkeys(map(id, parameters), thread))
 
     def may_read(self, parameter: Any) -> bool:
@@ -54,7 +52,8 @@ class GradientAccess:
         """
         if self._is_in_backward:
             return sum(device >= 0 for device in devices) < 2
-        return self._is_only_maker if not self._threads else self._threads == {self._thread}
+        threads = {*self._steppers.values()}
+        return threads == {self._thread} if threads else self._is_only_maker
 
     @functools.cached_property
     def _current_device(self) -> int | None:

@@ -83,9 +83,10 @@ class OwnersNow:
                     continue
                 known.add(begin)
                 place = bisect_left(begins, begin)
-                end = memory.device, memory.storage_address + memory.storage_bytes
+                size_bytes = memory.part.untyped_storage().nbytes()
+                end = memory.device, memory.storage_address + size_bytes
                 if place == len(begins) or begins[place] >= end:
-                    owner = memory.storage_address, memory.storage_bytes, memory.device
+                    owner = memory.storage_address, size_bytes, memory.device
                     self._add_owner((*owner, _ACTIVATION, _SAVED, name))
         self.unread += saved.unread + (not saved.is_complete)
 

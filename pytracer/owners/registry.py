@@ -129,7 +129,7 @@ class Registry:
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Note what models and an optimizer have, after the first step that is recorded."""
-        if not self._unnoted or id(optimizer) not in self._unnoted or is_compiled():
+        if id(optimizer) not in self._unnoted or is_compiled():
             return
         self._unnoted.discard(id(optimizer))
         try:

@@ -15,14 +15,14 @@ class Memory(NamedTuple):
         size_bytes: The bytes of its elements.
         device: The index of the accelerator; -1: the CPU.
         storage_address: Where the storage begins, of which the tensor may be a part.
-        storage_bytes: The bytes of the storage.
+        part: The tensor without other tensors in it that has the memory.
     """
 
     address: int
     size_bytes: int
     device: int
     storage_address: int
-    storage_bytes: int
+    part: Any
 
 
 def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
@@ -52,8 +52,7 @@ def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:
         return
     if address and (size_bytes := tensor.nbytes):
         begin = address - tensor.storage_offset() * tensor.element_size()
-        storage_bytes = tensor.untyped_storage().nbytes()
-        yield Memory(address, size_bytes, tensor.get_device(), begin, storage_bytes)
+        yield Memory(address, size_bytes, tensor.get_device(), begin, tensor)
 
 
 def tensors_in(

@@ -109,9 +109,9 @@ def find(paths: Iterable[Path], on_error: OnError | None = None) -> list[Path]:
 def parse_place(path: Path, root: Path | None = None) -> Place:
     """Return the place in the names of a file and of its folders below `root`."""
     *folders, name = path.absolute().parts if root is None else path.relative_to(root).parts
-    parts = _IN_FOLDER.fullmatch(_stem(name))
+    parts = _IN_FOLDER.fullmatch(without_suffix(name))
     if parts is None:
-        parts = _NEXT_TO_FILE.fullmatch(_stem(name))
+        parts = _NEXT_TO_FILE.fullmatch(without_suffix(name))
         assert parts is not None
         first, last = _steps(parts["step"] or parts["step_of_phase"], parts["first"], parts["last"])
         program, kind = "/".join([*folders, parts["program"]]), parts["kind"]
@@ -135,12 +135,13 @@ def run_folder(path: Path) -> Path:
 
     For a file with another name it is the folder of the file.
     """
-    if _IN_FOLDER.fullmatch(_stem(path.name)):
+    if _IN_FOLDER.fullmatch(without_suffix(path.name)):
         return Path("/", parse_place(path).program.lstrip("/"))
     return path.parent
 
 
-def _stem(name: str) -> str:
+def without_suffix(name: str) -> str:
+    """Return the name of a snapshot's file without its suffix, if it has one of `SUFFIXES`."""
     return name.removesuffix(next((end for end in SUFFIXES if name.endswith(end)), ""))
 
 

@@ -117,6 +117,7 @@ def is_entered(entry: int) -> bool: ...  # entered and not left
 def phase_path(number: int) -> list[bytes]: ...  # names, outermost first; raises IndexError
 def attach_hook(path: str | bytes) -> bool: ...  # False: the device is not initialised
 def attach_autograd(path: str | bytes, engine: CodeType | None) -> None: ...  # forward_stacks.h
+def watch_autograd_threads() -> None: ...  # csrc/session/autograd_threads.h
 def running_node() -> tuple[str, int, int] | None: ...  # type, thread, number on its thread
 def observe_oom(observer: Callable[[int, int, int, int], None]) -> None: ...  # the CPU's
 def record_oom(device: int, requested_size: int, free_size: int) -> None: ...

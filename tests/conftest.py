@@ -87,6 +87,14 @@ def time_for_graphs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def library_for_autograd() -> None:
+    """Have forward stacks in each test, as with the package's hooks; else some tests bring them."""
+    from pytracer.backends.hook_attach import HOOKS
+
+    HOOKS.attach_autograd(build=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_other_tracers() -> None:
     """Free other modules' tracers, which would keep the ring of this process's one recorder."""

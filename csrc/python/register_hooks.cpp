@@ -51,6 +51,7 @@ void register_hooks(py::module_& core) {
         attach_autograd(path, code);
       },
       py::arg("path"), py::arg("engine"));
+  core.def("watch_autograd_threads", &watch_autograd_threads, py::call_guard<OutsideGil>());
   core.def("running_node", []() -> py::object {
     const pytracer_autograd* autograd = attached_autograd();
     pytracer_autograd_state state{};

@@ -16,8 +16,7 @@ constexpr uint64_t kMostSkipped = 4096;  // nodes without an allocation of their
 
 }  // namespace
 
-ForwardStacks::ForwardStacks(const pytracer_autograd& autograd, const void* engine)
-    : autograd_(autograd), engine_(engine) {
+ForwardStacks::ForwardStacks() {
   ParameterNumbers::make();
   for (uint32_t i = 0; i < kTables; ++i) tables_[i].nodes = &nodes_[size_t{i} * kNodes];
 }
@@ -27,7 +26,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
                                                             uint32_t own, uint64_t era,
                                                             uint64_t seed) noexcept {
   pytracer_autograd_state state;
-  autograd_.read(&state);
+  autograd_->read(&state);
   ForwardCursor& cursor = slot.forward;
   const bool has_new_nodes =
       state.next_sequence != cursor.next || state.thread != cursor.thread;
@@ -68,7 +67,7 @@ __attribute__((noinline)) uint32_t ForwardStacks::attribute(StackTable& stacks, 
 
 uint32_t ForwardStacks::attribute_free(StackTable& stacks, ThreadSlot& slot, uint32_t own,
                                        uint64_t seed) noexcept {
-  const char* const node_type = autograd_.running_type();
+  const char* const node_type = autograd_->running_type();
   ForwardCursor::LastFree& last = slot.forward.last_free;
   if (node_type != last.node_type || own != last.own || seed != last.seed) {
     uint32_t id = own;
@@ -89,7 +88,7 @@ uint32_t ForwardStacks::attribute_completion(const ThreadSlot& slot, uint32_t ow
 
 __attribute__((noinline)) uint32_t ForwardStacks::parameter_of(const void* node) const noexcept {
   int32_t device = PYTRACER_CPU_DEVICE;
-  const uint64_t address = autograd_.accumulates_into(node, &device);
+  const uint64_t address = autograd_->accumulates_into(node, &device);
   return address != 0 ? ParameterNumbers::instance()->number_of(address, device) : 0;
 }
 
@@ -98,11 +97,11 @@ bool ForwardStacks::fits(const Forward& forward, const void* node,
   if (output == NodeTypes::Output::unknown) return false;
   const bool is_new =
       output == NodeTypes::Output::allocated ||
-      (output == NodeTypes::Output::keeps_both && autograd_.has_two_gradients(node) != 0) ||
-      autograd_.changes_shape(node) != 0;
+      (output == NodeTypes::Output::keeps_both && autograd_->has_two_gradients(node) != 0) ||
+      autograd_->changes_shape(node) != 0;
   if (!is_new) return false;
   int32_t is_on_cpu = 0;
-  return autograd_.has_output(node, &is_on_cpu) != 0 && (is_on_cpu != 0) == forward.is_on_cpu;
+  return autograd_->has_output(node, &is_on_cpu) != 0 && (is_on_cpu != 0) == forward.is_on_cpu;
 }
 
 void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadSlot& slot,
@@ -113,7 +112,7 @@ void ForwardStacks::note_new_nodes(const pytracer_autograd_state& state, ThreadS
   // Otherwise an earlier allocation of the same call may not have been seen.
   const bool is_first = cursor.thread == state.thread && cursor.period == period;
   if (stack != 0 && state.next_sequence != 0) {
-    is_exact = is_exact && is_first && autograd_.runs_kernel() != 0;
+    is_exact = is_exact && is_first && autograd_->runs_kernel() != 0;
     const bool is_on_cpu =  // a tensor in pinned memory is on the CPU
         allocation.device == PYTRACER_CPU_DEVICE || allocation.device == PYTRACER_HOST_DEVICE;
     note(state, slot, {stack, is_exact, is_on_cpu, phase}, is_first, era);

@@ -45,9 +45,13 @@ class ForwardStacks {
  public:
   static constexpr uint32_t kTables = 32, kNodes = 1u << 17, kNear = 8;
 
-  // `engine` is the code object of the Python function that calls autograd's engine. Throws Error
-  // (no address space) or std::bad_alloc.
-  ForwardStacks(const pytracer_autograd& autograd, const void* engine);
+  ForwardStacks();  // throws Error (no address space) or std::bad_alloc
+  // Reads autograd's state by these functions from now on. No hook may use the object meanwhile.
+  // `engine` is the code object of the Python function that calls autograd's engine.
+  void read_by(const pytracer_autograd& autograd, const void* engine) noexcept {
+    autograd_ = &autograd;
+    engine_ = engine;
+  }
 
   // In a hook, for an allocation by the calling thread, whose own stack is `own`. Returns `own`, or
   // the id of `own` with the forward stack of the node that runs. `era` and `seed` are those of
@@ -95,8 +99,8 @@ class ForwardStacks {
             static_cast<uint16_t>(word >> 34)};
   }
 
-  const pytracer_autograd& autograd_;
-  const void* const engine_;
+  const pytracer_autograd* autograd_ = nullptr;
+  const void* engine_ = nullptr;
   std::atomic<uint64_t> period_{1};
   std::atomic<uint64_t> threads_[kTables]{};  // torch's numbers, from 1 on; 0: the table is free
   NodeTable tables_[kTables];

@@ -201,7 +201,10 @@ void Recorder::set_forward_stacks(bool wanted) noexcept {
 }
 
 void Recorder::set_autograd(const pytracer_autograd& autograd, const void* engine) {
-  if (known_forward_ == nullptr) known_forward_ = new ForwardStacks(autograd, engine);
+  forward_.store(nullptr, std::memory_order_seq_cst);
+  wait_for_hooks();
+  if (known_forward_ == nullptr) known_forward_ = new ForwardStacks;
+  known_forward_->read_by(autograd, engine);
   set_forward_stacks(forward_wanted_);
 }
 

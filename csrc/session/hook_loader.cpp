@@ -10,6 +10,7 @@
 
 #include "support/error.h"
 #include "record/recorder.h"
+#include "session/autograd_threads.h"
 #include "session/registry.h"
 
 namespace pytracer {
@@ -82,6 +83,11 @@ void attach_autograd(const std::string& path, const void* engine) {
   if (attached_autograd() != nullptr) return;
   Registry::instance().set_autograd(*autograd, engine);
   g_autograd.store(autograd, std::memory_order_release);
+}
+
+void watch_autograd_threads() {
+  std::lock_guard lock(g_mutex);
+  if (attached_autograd() == nullptr) Registry::instance().set_autograd(autograd_threads, nullptr);
 }
 
 const pytracer_autograd* attached_autograd() noexcept {

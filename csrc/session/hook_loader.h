@@ -21,6 +21,10 @@ bool attach_hook(const std::string& path, pytracer_oom_fn report_oom);
 // (no address space).
 void attach_autograd(const std::string& path, const void* engine);
 
+// Lets the core tell the threads of autograd by their names (autograd_threads.h), unless a library
+// that reads autograd's state is attached, or until one is. Throws Error or std::bad_alloc.
+void watch_autograd_threads();
+
 // What the attached library reads on the calling thread. Null: none is attached.
 const pytracer_autograd* attached_autograd() noexcept;
 

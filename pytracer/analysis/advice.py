@@ -247,7 +247,8 @@ _REMEDIES = (
 def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     """Return what the next recording needs to have the answers that this one lacks."""
     found = []
-    is_unnamed = any(holder.site.call_site is None for holder in held)
+    sites = [holder.site.call_site for holder in held]
+    is_unnamed = any(site is None or not site.filename for site in sites)
     if is_unnamed and data.snapshot.metadata.forward_stacks is False:
         why = "Names the forward calls of what backward allocates, in the next run."
         found.append(Suggestion("export PYTRACER_FORWARD_STACKS=1", why))

@@ -41,6 +41,9 @@ LEAST_SHARED = 0.8
 UNKNOWN = -1
 """The call site of an empty stack."""
 
+UNKNOWN_NODE = "backward"
+"""The `autograd_node` where only the thread shows that a node ran: see autograd_threads.h."""
+
 
 def call_sites(stacks: Stacks) -> Column:
     """Find the call site of each distinct stack.
@@ -152,7 +155,8 @@ def frame_at(stacks: Stacks, index: int) -> Frame | None:
         return None
     parts, frame = divmod(index + 1, len(stacks.line) + 1)
     node, is_exact = divmod(parts - 1, 2)
-    of_node = f" ({stacks.strings[node]})" if parts and node else ""
+    node_name = stacks.strings[node] if parts else ""
+    of_node = f" ({node_name})" if node_name not in ("", UNKNOWN_NODE) else ""
     if frame == 0:
         return Frame("", f"backward{of_node}", 0)
     filename, name = (

@@ -45,6 +45,7 @@ class Hooks:
         self._attached: set[str] = set()
         self._deferred: set[str] = set()  # until torch has initialised the device
         self._late_problems: dict[str, str] = {}
+        self._has_looked_for_autograd = False
 
     def attach(self, backend: str) -> None:
         """Attach the hook for `backend`, and build it first if no folder has it; idempotent.
@@ -73,19 +74,30 @@ class Hooks:
             self.load_core().attach_hook(os.fsencode(self._find(HOST).path))
             self._attached.add(HOST)
 
-    def attach_autograd(self) -> None:
-        """Attach the library that reads autograd's state, and build it first if no folder has it.
+    def attach_autograd(self, *, build: bool) -> None:
+        """Attach the library that reads autograd's state; `build` it first if no folder has it.
 
-        Idempotent, and never raises: without the library, allocations in backward have no forward
-        stacks, and all else works. `pytracer doctor` reports why it is missing.
+        Idempotent. Without the library, allocations in backward have no forward stacks, and on
+        accelerators it is known only that a node ran; all else works. `pytracer doctor` reports why
+        it is missing.
         """
-        if AUTOGRAD in self._attached:
+        if AUTOGRAD in self._attached or (self._has_looked_for_autograd and not build):
             return
+        self._has_looked_for_autograd = True
+        core = self.load_core()
         with contextlib.suppress(Exception):
-            found = self.builder.find_or_build(AUTOGRAD)
-            path = os.fsencode(found.path)
-            self.load_core().attach_autograd(path, running_torch.engine_code())
-            self._attached.add(AUTOGRAD)
+            builder, found = self.builder, None
+            if build:
+                found = builder.find_or_build(AUTOGRAD)
+            elif builder.may_find(AUTOGRAD):
+                found = builder.find(AUTOGRAD)
+                builder.compiler.cache.write()
+            if found:
+                core.attach_autograd(os.fsencode(found.path), running_torch.engine_code())
+                self._attached.add(AUTOGRAD)
+                return
+        with contextlib.suppress(Exception):
+            core.watch_autograd_threads()
 
     @property
     def reads_autograd(self) -> bool:

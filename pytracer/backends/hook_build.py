@@ -92,6 +92,11 @@ class HookBuilder:
             return Found(backend, path, READY)
         return self._look_up(backend, self.folders.chosen())
 
+    def may_find(self, backend: str) -> bool:
+        """Return whether `find` may find a hook, without reading torch's headers for that."""
+        has_ready = bool(self.ready.releases(backend))
+        return has_ready or any(folder.has_any(backend) for folder in self.folders.lookup())
+
     def _look_up(self, backend: str, folders: Sequence[HookFolder]) -> Found | None:
         for folder in folders:
             if path := folder.find_hook(self._file_name(backend)):

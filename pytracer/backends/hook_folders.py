@@ -4,6 +4,7 @@ Loading a library runs its code. A folder that the user or the installer named i
 that pytracer chose is used only if nobody but its owner and root can put a file there.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -42,6 +43,13 @@ class HookFolder:
     directory: Path
     forbidden_mode: int | None = None
     may_be_link: bool = True
+
+    def has_any(self, backend: str) -> bool:
+        """Return whether a hook of the backend may be here: any name of one, whatever it holds."""
+        with contextlib.suppress(OSError):
+            names = os.listdir(self.directory)
+            return any(name.startswith(f"pytracer_{backend}-") for name in names)
+        return False
 
     def find_hook(self, file_name: str) -> Path | None:
         """Return the path of a hook that may be loaded, or None.

@@ -34,7 +34,11 @@ NO_KEY = ""  # what is cached where no hook fits
 _KEYS = {"key": re.compile(r"[0-9a-f]{20}"), "ready": re.compile(r"([0-9a-f]{20})?")}
 """What may be cached, by kind: a hook can always be compiled, and a ready one may be missing."""
 
-Stamp = list[int]  # the size of a file or folder in bytes, and its time of modification in ns
+Stamp = str
+"""The size of a file or folder in bytes, and its time of modification in ns: "1024:17000000000000".
+
+A text, because reading thousands of lists makes Python's collector look at all of torch's objects.
+"""
 
 
 class HookCache:
@@ -89,7 +93,7 @@ class HookCache:
         """Write the keys that were computed, if a folder can be written."""
         while self._unwritten:
             name, (key, seen) = self._unwritten.popitem()
-            newest_ns = max((modified_ns for _, modified_ns in seen.values()), default=0)
+            newest_ns = max((int(each.partition(":")[2]) for each in seen.values()), default=0)
             if time.time_ns() - newest_ns < SETTLED_NS:
                 continue
             with contextlib.suppress(HookError, OSError):
@@ -101,7 +105,7 @@ class HookCache:
 def stamp(path: str) -> Stamp:
     """Return the state of a file or folder, or raise an OSError."""
     info = os.stat(path)
-    return [info.st_size, info.st_mtime_ns]
+    return f"{info.st_size}:{info.st_mtime_ns}"
 
 
 def nearest_folder(path: str) -> str:

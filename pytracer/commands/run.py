@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pytracer.errors import ConfigError
-from pytracer.tracing.option_forms import check_bool
+from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.option_values import Options
 from pytracer.tracing.options import OPTIONS, PATCH_TORCH, SWITCH, switched_off, variable
 
@@ -33,7 +33,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each option of a tracer."""
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        if option.check is check_bool:
+        if option.parse is parse_bool:
             names, kind = [f"{flag}/--no-{flag[2:]}"], None
         else:
             names, kind = [flag], option.metavar

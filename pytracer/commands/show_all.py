@@ -275,11 +275,6 @@ def _outside(device: DeviceReport) -> Iterator[str]:
 def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[str]:
     if device.categories is None:
         return
-    if not device.is_cpu and report.metadata.forward_stacks is False and device.events:
-        yield (
-            "Activations that were freed are unknown: without forward_stacks=True, the recording "
-            "does not show which blocks an accelerator's backward pass freed."
-        )
     at_end = device.categories.at_end
     total = sum(usage.size_bytes for usage in at_end)
     for usage in at_end:

@@ -52,7 +52,7 @@ class DeviceRecording:
             self.options.stack_depth,
             self.options.max_stack_bytes,
             CONTEXTS.index(self.context),
-            self.options.forward_stacks,
+            self.options.forward_stacks is not False,
         )
 
     def change(self, options: Options, context: str | None) -> None:
@@ -93,8 +93,8 @@ class DeviceRecording:
                 attached[HOST] = [_core.HOST_DEVICE]
             except Exception as error:
                 self.leave_out(HOST, error)
-        if attached and self.options.forward_stacks and self.context is not None:
-            HOOKS.attach_autograd()
+        if attached and self._wants_forward_stacks:
+            HOOKS.attach_autograd(build=self.options.forward_stacks is True)
         if {*self.options.device} != {"cpu"}:
             process.await_devices()
         return attached
@@ -211,7 +211,11 @@ class DeviceRecording:
     @property
     def has_forward_stacks(self) -> bool:
         """Whether allocations in backward have the stacks of their forward calls."""
-        return self.options.forward_stacks and self.context is not None and HOOKS.reads_autograd
+        return self._wants_forward_stacks and HOOKS.reads_autograd
+
+    @property
+    def _wants_forward_stacks(self) -> bool:
+        return self.options.forward_stacks is not False and self.context is not None
 
     @property
     def why_untraced(self) -> str | None:

@@ -144,13 +144,13 @@ class TracerOptions:
         "table, and the bound of the first one applies.",
         shown="32 MiB",
     )
-    forward_stacks: Option[bool, bool] = Option(
-        *(False, "1|0", form.parse_bool, form.check_bool),
+    forward_stacks: Option[bool | None, bool | None] = Option(
+        *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether an allocation in the backward pass also has the stack of the forward call that "
         "made its autograd node, and the node's name. An allocation and its free then take 50 to "
-        "210 ns more. "
-        "This needs a small library that is compiled for the running torch, as the hooks are; "
-        "`pytracer doctor` reports whether it is there.",
+        "210 ns more. This needs a small library that is compiled for the running torch, as the "
+        "hooks are. `None`: where that library is ready, as with the hooks of the package. `True`: "
+        "it is compiled if it is missing. `pytracer doctor` reports whether it is there.",
     )
     pinned_memory: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),

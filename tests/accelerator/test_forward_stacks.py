@@ -5,6 +5,7 @@ torch's forward stacks are exact, and cost ten times the step. Only its CUDA rec
 
 import linecache
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from autograd_models import MODELS, fsdp2
+from processes import run
 from torch.testing._internal.distributed import fake_pg
 
 import pytracer
@@ -121,6 +123,31 @@ def test_nodes_have_the_lines_of_their_operators(backend: str, device: ModuleTyp
         source = linecache.getline(name, int(rest.split()[2].rstrip(",")))
         assert event["frames"] == []
         assert event["autograd_node"].removesuffix("Backward0").lower() in source
+
+
+WITHOUT_LIBRARY = """
+import sys
+import life_programs
+from pytracer.backends.hook_attach import HOOKS
+from pytracer.backends.hook_build import HookBuilder
+for name in ("find", "find_or_build"):
+    def find(self, library, found=getattr(HookBuilder, name)):
+        return None if library == "autograd" else found(self, library)
+    setattr(HookBuilder, name, find)
+for name in ("gpt", "reentrant_checkpointing", "gradient_penalty"):
+    rules = life_programs.check(getattr(life_programs, name), sys.argv[1])["rules"]
+    print(HOOKS.reads_autograd, rules["activation", "freed_by_node"] > 0)
+"""
+
+
+def test_without_the_library_activations_are_known_by_the_thread_that_freed_them(
+    backend: str, device: ModuleType, tmp_path: Path
+) -> None:
+    # GIVEN processes whose torch has no library for autograd's state
+    # WHEN programs train, THEN what backward freed were activations, and no category is wrong
+    done = run(WITHOUT_LIBRARY, backend, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "False True\n" * 3
 
 
 def test_allocations_outside_of_backward_have_no_node(backend: str, device: ModuleType) -> None:

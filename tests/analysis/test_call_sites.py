@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_program import CALL_SITES, STACKS, Program, operations, run
 
-from pytracer.analysis.call_sites import CallChains, call_sites, frame_at
+from pytracer.analysis.call_sites import UNKNOWN, CallChains, call_sites, frame_at
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.groups import who_holds
 from pytracer.analysis.held_memory import held_memory
@@ -172,6 +172,17 @@ def test_the_call_site_is_the_programs(frames: list[Frame], expected: Frame) -> 
     assert frame_at(stacks, sites[tuple(frames)]) == expected
 
 
+@pytest.mark.parametrize(
+    ("node", "name"), [("MulBackward0", "backward (MulBackward0)"), ("backward", "backward")]
+)
+def test_a_node_without_a_known_forward_call(node: str, name: str) -> None:
+    # GIVEN a block of a thread without Python frames, of which a node, or only the thread, is known
+    stacks = snapshot_of_stacks([], autograd_node=node).stacks
+    # WHEN / THEN
+    (site,) = {int(site) for site in call_sites(stacks)} - {UNKNOWN}
+    assert frame_at(stacks, site) == Frame("", name, 0)
+
+
 CHECKOUT = "/opt/pytorch/torch"
 CALL_IMPL = Frame(f"{CHECKOUT}/nn/modules/module.py", "_call_impl", 1789)
 ENGINE = Frame(f"{CHECKOUT}/autograd/graph.py", "_engine_run_backward", 825)
@@ -182,12 +193,14 @@ NPU = Frame("/opt/pytorch/torch_npu/npu/utils.py", "synchronize", 8)
 BENCHMARK = Frame("/opt/pytorch/benchmarks/run.py", "main", 3)
 
 
-def snapshot_of_stacks(*stacks: list[Frame], metadata: dict[str, Any] | None = None) -> Snapshot:
-    """Return a snapshot with one block for each stack, which the stack allocated."""
+def snapshot_of_stacks(
+    *stacks: list[Frame], metadata: dict[str, Any] | None = None, **keys: object
+) -> Snapshot:
+    """Return a snapshot with one block for each stack, which allocated it; `keys` are of each."""
     content = Program().content()
     blocks = [
         {"address": 512 * i, "size": 512, "requested_size": 512, "state": "active_allocated"}
-        | {"frames": [frame._asdict() for frame in stack]}
+        | {"frames": [frame._asdict() for frame in stack], **keys}
         for i, stack in enumerate(stacks)
     ]
     content["segments"] = [

@@ -203,7 +203,7 @@ def test_without_the_library_for_autograd_all_else_is_available(world: World) ->
     assert (result.exit_code, result.output.count("forward stacks")) == (0, 1)
     # AND a tracer goes on without it
     attached = world.hooks()
-    attached.attach_autograd()
+    attached.attach_autograd(build=True)
     assert not attached.reads_autograd
 
 

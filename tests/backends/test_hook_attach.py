@@ -105,6 +105,34 @@ def test_the_backend_is_watched_for_ooms_once_its_hook_is_attached(world: World)
     assert watched == ["cpu"]
 
 
+def test_forward_stacks_where_their_library_is_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a process that has not compiled the library for autograd
+    (world.source / "hooks" / "autograd.cpp").write_text('#include "hook_abi.h"\n')
+    said: list[str] = []
+    world.core.attach_autograd = lambda *_: said.append("library")  # type: ignore[attr-defined]
+    world.core.watch_autograd_threads = lambda: said.append("threads")  # type: ignore[attr-defined]
+    hooks = world.hooks()
+    # WHEN it is wanted where it is ready, many times
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.builder, "_file_name", pytest.fail)  # which would read the headers
+        for _ in range(3):
+            hooks.attach_autograd(build=False)
+    # THEN nothing is compiled, and the threads are known by their names
+    assert (said, hooks.reads_autograd, world.compilations) == (["threads"], False, [])
+    # WHEN a tracer asks for it
+    hooks.attach_autograd(build=True)
+    # THEN it is compiled
+    assert (said, hooks.reads_autograd) == (["threads", "library"], True)
+    assert len(world.compilations) == 1
+    # AND the next process has it
+    later = world.hooks()
+    later.attach_autograd(build=False)
+    assert (said[2:], later.reads_autograd) == (["library"], True)
+    assert len(world.compilations) == 1
+
+
 def test_never_forbids_compiling(world: World) -> None:
     # GIVEN
     world.environment["PYTRACER_BUILD"] = "never"

@@ -1,4 +1,5 @@
 // Allocations in autograd nodes get the stack of the forward call that made the node, or none.
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "fake_frame_walk.h"
 #include "record/node_types.h"
 #include "record/parameter_numbers.h"
+#include "session/autograd_threads.h"
 #include "session/session.h"
 #include "snapshot/parameter_names.h"
 #include "view/events.h"
@@ -461,6 +463,22 @@ TEST(without_the_option_events_have_their_own_stacks_alone) {
   call(10, 1 << 10);
   backward(kBmm, forward, 0, 2 << 10);
   CHECK((of_block(recording.view(), 2 << 10) == Shown{0, std::nullopt, "", false}));
+}
+
+TEST(without_the_library_a_thread_of_autograd_is_known_by_its_name) {
+  Recording recording;
+  Registry::instance().set_autograd(autograd_threads, nullptr);
+  const auto allocate = [](const char* name, uint64_t address) {
+    std::thread([=] {
+      pthread_setname_np(pthread_self(), name);
+      alloc(address, kBytes);
+    }).join();
+  };
+  allocate("pt_autograd_0", 1 << 10);
+  allocate("pt_data_0", 2 << 10);
+  const View view = recording.view();
+  CHECK((of_block(view, 1 << 10) == Shown{0, std::nullopt, "backward", false}));
+  CHECK((of_block(view, 2 << 10) == Shown{0, std::nullopt, "", false}));
 }
 
 TEST(a_forked_child_knows_no_nodes_of_its_parent) {

@@ -194,7 +194,8 @@ class TracerOptions:
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", form.parse_none, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
-        'profiles. `"optimizer"`: each step of one torch optimizer, the first that steps. '
+        'profiles; in a program without verl, as `"optimizer"`. `"optimizer"`: each step of one '
+        "torch optimizer, the first that steps. "
         '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. `None`: '
         "only `step()`.",
     )

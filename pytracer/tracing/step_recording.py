@@ -48,16 +48,27 @@ class StepRecording:
         options = self._recording.options
         with self.changing:
             self._end()  # the tracer may have been started before, with nothing to record
-            number = options.memory_snapshot_num_steps
-            self.steps = Steps(options.steps, number, options.schedule)
+            self.steps = self._new_steps()
             if options.discrete and self._writer.files is not None:
                 self._discrete = DiscreteWindows(
                     self._recording, self._save_occurrence, self._writer.fail
                 )
                 phases.listeners.add(self._discrete)
-            self._source = step_sources.follow(step_from, self.enter)
+            self._source = step_sources.follow(step_from, self.enter, self._restart)
             self.started = True
             self._move_to(self._source.first_step)
+
+    def _new_steps(self) -> Steps:
+        options = self._recording.options
+        return Steps(options.steps, options.memory_snapshot_num_steps, options.schedule)
+
+    def _restart(self) -> None:
+        """Be in no step, as if no step had begun."""
+        with self.changing:
+            if self._recording.session.is_ours and self.started:
+                self.steps = self._new_steps()
+                self._move_to(0)
+                self._end_window(None)
 
     def record(self, indices: Indices) -> None:
         """Record these devices in the current step.

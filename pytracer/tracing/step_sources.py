@@ -17,8 +17,8 @@ EnterStep = Callable[[int | None], None]
 """Called with the number of the step that begins; 0: none begins; None: the next one begins."""
 
 
-def _ignore(_step: int | None) -> None:
-    """Replace the function of a source that was closed, which would form a reference cycle."""
+def _ignore(_step: int | None = None) -> None:
+    """Replace a function of a source that was closed, which would form a reference cycle."""
 
 
 class Source:
@@ -46,31 +46,6 @@ class Source:
         """Report no more steps."""
 
 
-class _FrameworkSteps(Source):
-    """The steps that verl profiles."""
-
-    name = "framework"
-    first_step = 0
-    remedy = (
-        "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the steps in "
-        "global_profiler.steps; with profile_continuous_steps, only the first of consecutive ones "
-        "is reported"
-    )
-
-    def __init__(self, enter: EnterStep) -> None:
-        self._enter = enter
-        verl.listeners.add(enter)
-        verl.follow()
-
-    @property
-    def may_be_late(self) -> bool:
-        return verl.PROFILE in sys.modules  # verl reports only the steps that it profiles
-
-    def close(self) -> None:
-        verl.listeners.discard(self._enter)
-        self._enter = _ignore
-
-
 class _OptimizerSteps(Source):
     """The steps of one optimizer: the first of its class that steps. Others do not count.
 
@@ -85,9 +60,16 @@ class _OptimizerSteps(Source):
         self._wanted = class_name  # "": all classes
         self._followed: weakref.ref[Any] | None = None
         self._process = os.getpid()
-        self.name = f"optimizer {class_name}".rstrip()
-        self.remedy = f"{self.name}: none has stepped"
+        self._class_name = class_name  # of the followed one
         self._handle = register_optimizer_step_post_hook(self._stepped)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"optimizer {self._class_name}".rstrip()
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        return f"{self.name}: none has stepped"
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Report a step, on the thread that steps."""
@@ -98,11 +80,16 @@ class _OptimizerSteps(Source):
             if self._wanted not in ("", name):
                 return
             self._followed = weakref.ref(optimizer)
-            self.name = f"optimizer {name}"
+            self._class_name = name
         if self._followed() is optimizer:
             self._enter(None)
-        elif self._wanted in ("", name := type(optimizer).__name__):
-            first = self.name.removeprefix("optimizer ")
+        else:
+            self._note_other(type(optimizer).__name__)
+
+    def _note_other(self, name: str) -> None:
+        """Take note that an optimizer that is not followed has stepped."""
+        if self._wanted in ("", name):
+            first = self._class_name
             warn_once(f"steps are those of the first {first}; another {name} is not counted")
 
     def program_steps(self) -> None:
@@ -119,11 +106,69 @@ class _OptimizerSteps(Source):
         self._enter = _ignore
 
 
-def follow(step_from: str | None, enter: EnterStep) -> Source:
-    """Return the source that the option `step_from` asks for. A failure is logged, not raised."""
+class _FrameworkSteps(_OptimizerSteps):
+    """The steps that verl profiles; in a program without verl, those of the first optimizer."""
+
+    def __init__(self, enter: EnterStep, restart: Callable[[], None]) -> None:
+        super().__init__(enter, "")
+        self._restart = restart
+        self._begins_in_a_step = not self._is_verls
+        verl.listeners.add(self._verl_reports)
+        verl.follow()
+
+    @property
+    def _is_verls(self) -> bool:
+        return verl.PROFILE in sys.modules
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "framework" if self._is_verls else super().name
+
+    @property
+    def first_step(self) -> int:  # type: ignore[override]
+        return int(self._begins_in_a_step)
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]
+        if not self._is_verls:
+            return f"{super().remedy}. Call tracer.step() at the end of each step"
+        return (
+            "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, select the steps "
+            "in global_profiler.steps; with profile_continuous_steps, only the first of "
+            "consecutive ones is reported"
+        )
+
+    @property
+    def may_be_late(self) -> bool:
+        return self._is_verls  # verl reports only the steps that it profiles
+
+    def _verl_reports(self, step: int) -> None:
+        if self._begins_in_a_step:  # verl was imported since
+            self._begins_in_a_step = False
+            self._restart()
+        self._enter(step)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_verls:
+            super()._stepped(optimizer, args, kwargs)
+
+    def _note_other(self, name: str) -> None:
+        """Say nothing: nobody has asked for the steps of an optimizer."""
+
+    def close(self) -> None:
+        verl.listeners.discard(self._verl_reports)
+        self._restart = _ignore
+        super().close()
+
+
+def follow(step_from: str | None, enter: EnterStep, restart: Callable[[], None]) -> Source:
+    """Return the source that the option `step_from` asks for. A failure is logged, not raised.
+
+    `restart` is called when the tracer has begun in its first step, and should be in none.
+    """
     try:
         if step_from == "framework":
-            return _FrameworkSteps(enter)
+            return _FrameworkSteps(enter, restart)
         if step_from is not None:
             return _OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
     except Exception as error:  # for example, there is no torch

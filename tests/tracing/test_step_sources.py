@@ -220,23 +220,84 @@ def test_a_tracer_that_finds_nothing_to_record(
         stepped.step()
         verl._report(7)
         tracer.step()
-        expected = {None: [1, 2], "framework": [0, 8], "optimizer": [1, 3]}[step_from]
+        expected = {None: [1, 2], "framework": [1, 8], "optimizer": [1, 3]}[step_from]
         assert [begun, tracer.current_step] == expected
     assert (names(tmp_path), tracer.stats()["failures"]) == ([], 0)
     assert phases.listeners == verl.listeners == set()
 
 
+LOOP = """
+import torch
+
+def main():
+    model = torch.nn.Linear(1000, 10)
+    optimizer, other = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())
+    for step in range(1, 5):
+        kept = torch.empty(1000 + step, dtype=torch.uint8)
+        model(torch.ones(1000)).sum().backward()
+        optimizer.step()
+        other.step()
+
+main()
+"""
+
+
+def test_steps_are_those_of_the_first_optimizer_by_default(tmp_path: Path) -> None:
+    # GIVEN a loop without a call of pytracer
+    env = installed(tmp_path, PYTRACER="1", PYTRACER_OUTPUT="out", PYTRACER_DEVICE="cpu")
+    # WHEN steps are selected, THEN nothing else is needed
+    done = run(LOOP, cwd=tmp_path, env={**env, "PYTRACER_STEPS": "2,3"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["step2", "step3"]
+    snapshot = only(tmp_path / "out" / "step3")
+    assert 1003 in allocated(snapshot)
+    assert 1002 not in allocated(snapshot)
+    assert snapshot["pytracer"]["step_from"] == "optimizer AdamW"
+
+
+def test_the_steps_of_verl_replace_those_of_optimizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a tracer that begins before verl is imported
+    stepped = optimizer()
+    with Tracer(tmp_path, device="cpu", steps=[1], step_from="framework") as tracer:
+        torch.empty(100)
+        # WHEN it is, and its optimizers step
+        monkeypatch.setitem(sys.modules, verl.PROFILE, sys)
+        stepped.step()
+        # THEN these are no steps
+        assert tracer.current_step == 1
+        # AND the first step is the one that verl reports
+        verl._report(1)
+        torch.empty(1000)
+        verl._report(0)
+        assert tracer.current_step == 0
+        torch.empty(2000)
+    snapshot = only(tmp_path / "step1")
+    assert snapshot["pytracer"]["step_from"] == "framework"
+    assert [size for size in allocated(snapshot) if size in (400, 4000, 8000)] == [4000]
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
-    ("step_from", "remedy"),
+    ("step_from", "is_verl", "remedy"),
     [
-        (None, "call tracer.step() at the end of each step, or give step_from"),
-        ("framework", "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl, "),
-        ("optimizer:Adam", "optimizer Adam: none has stepped"),
+        (None, False, "call tracer.step() at the end of each step, or give step_from"),
+        ("framework", True, "set PYTRACER_STEP_FROM=optimizer, or call tracer.step(). Under verl"),
+        ("framework", False, "optimizer: none has stepped. Call tracer.step()"),
+        ("optimizer:Adam", True, "optimizer Adam: none has stepped"),
     ],
 )
 def test_steps_that_are_never_reported_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, step_from: str | None, remedy: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    step_from: str | None,
+    is_verl: bool,
+    remedy: str,
 ) -> None:
+    if is_verl:
+        monkeypatch.setitem(sys.modules, verl.PROFILE, sys)
     # GIVEN selected steps, WHEN no step is reported, THEN that is logged at the end
     with Tracer(tmp_path, device="cpu", steps=[2], step_from=step_from):
         torch.empty(10)

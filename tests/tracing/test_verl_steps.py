@@ -127,6 +127,7 @@ def test_verls_steps_reported_by_hand(tmp_path: Path, monkeypatch: pytest.Monkey
 
     first, second = Profiler(), Profiler()
     monkeypatch.setattr(verl, "_step", 0)
+    monkeypatch.setitem(sys.modules, verl.PROFILE, sys)
     with Tracer(device="cpu", step_from="framework") as tracer:
         counted = [tracer.current_step]
 

@@ -144,8 +144,8 @@ class Program:
 
         begin, written = self.count, list[str]()
         bound = self.rng.choice((1, 100, ENTRIES))
-        context = self.rng.choice(("all", "alloc", "state", None))
-        options = {"trace_alloc_max_entries": bound, "context": context}
+        forward = self.rng.choice((True, False, None))
+        options = {"trace_alloc_max_entries": bound, "forward_stacks": forward}
         with Tracer(
             self.path / "nested.pickle", device="cpu", on_snapshot=written.append, **options
         ):

@@ -106,9 +106,9 @@ class Program:
     def nest(self) -> None:
         from pytracer import Tracer
 
-        context = self.rng.choice(("all", "alloc", "state", None))
+        forward = self.rng.choice((True, False, None))
         bound, written = self.rng.choice((10, 500, 3000)), list[str]()
-        options = {"trace_alloc_max_entries": bound, "context": context}
+        options = {"trace_alloc_max_entries": bound, "forward_stacks": forward}
         with Tracer(
             self.path / "nested.pickle", device="cuda", on_snapshot=written.append, **options
         ):

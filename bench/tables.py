@@ -24,7 +24,7 @@ NAMES = {
     "attached": "hook attached, not recording",
     "no stacks": "recording without stacks",
     "alloc": "with the allocation's stack",
-    "all": "**with the allocation's and the free's stack, the default**",
+    "all": "**with the allocation's and the free's stack**",
     "native python": "torch's own recorder, Python stacks",
     "native all": "torch's own recorder, Python and C++ stacks (its default)",
 }

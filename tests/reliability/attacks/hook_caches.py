@@ -110,7 +110,7 @@ def others_may_write(hook: Path, rng: random.Random, evil: Path) -> None:
 
 def others_may_write_in_folder(hook: Path, rng: random.Random, evil: Path) -> None:
     shutil.copy(evil, hook)
-    hook.parent.chmod(rng.choice((0o777, 0o775, 0o1777, 0o722)))
+    hook.parent.chmod(rng.choice((0o777, 0o775, 0o722)))  # a sticky bit would protect the file
 
 
 def of_another(hook: Path, _: random.Random, evil: Path) -> None:

@@ -203,8 +203,9 @@ void Recorder::set_forward_stacks(bool wanted) noexcept {
 void Recorder::set_autograd(const pytracer_autograd& autograd, const void* engine) {
   forward_.store(nullptr, std::memory_order_seq_cst);
   wait_for_hooks();
-  if (known_forward_ == nullptr) known_forward_ = new ForwardStacks;
-  known_forward_->read_by(autograd, engine);
+  ForwardStacks* const forward = known_forward_ != nullptr ? known_forward_ : new ForwardStacks;
+  forward->read_by(autograd, engine);
+  known_forward_ = forward;  // a child of a fork meanwhile has a complete one, or none
   set_forward_stacks(forward_wanted_);
 }
 

@@ -11,7 +11,8 @@ namespace {
 constexpr char kNode[] = "backward";  // its address stands for the node, too
 
 enum class Kind : char { not_asked, autograd, other };
-// As in thread_slot.h. torch names a thread before it runs a node, so the first answer stays true.
+// As in thread_slot.h. torch names a thread before it runs a node, so the first answer stays true. A
+// thread that a node starts inherits the name, and is then taken for one of autograd.
 __thread Kind this_thread __attribute__((tls_model("initial-exec"))) = Kind::not_asked;
 
 Kind kind_by_name() noexcept {

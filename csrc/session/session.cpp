@@ -95,10 +95,11 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   if (!keeps_events) begun_ = ticks;
 }
 
-void Session::begin_step(uint32_t number) {
+void Session::begin_step(uint32_t number, bool forgets) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
   step_ = number;
+  if (forgets) steps_.clear();
   if (mode_ == Mode::off) return;
   const int64_t ticks = now_ticks();
   std::vector<uint64_t> begins;

@@ -70,7 +70,7 @@ class Session {
   // even if there is no memory for the view. If the session does not record: only the view.
   View end_window(bool history, uint32_t step);
   // The events that follow belong to this step; 0: to none. Before start() too.
-  void begin_step(uint32_t number);
+  void begin_step(uint32_t number, bool forgets = false);  // `forgets`: the steps before
   void clear();
   // The table of its events' stack ids, pinned; null before start().
   std::shared_ptr<StackTable> stacks();

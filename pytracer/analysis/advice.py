@@ -257,6 +257,7 @@ def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:
     if not takes_steps and not data.has_marked_steps:
         why = "Records steps, without which a leak cannot be seen, in the next run."
         # A file of torch's own recorder has no metadata.
-        switch = "" if data.snapshot.metadata.is_pytracers else "PYTRACER=1 "
-        found.append(Suggestion(f"export {switch}PYTRACER_STEP_FROM=optimizer", why))
+        is_ours = data.snapshot.metadata.is_pytracers
+        switch = "PYTRACER_STEP_FROM=optimizer" if is_ours else "PYTRACER=1"
+        found.append(Suggestion(f"export {switch}", why))
     return found

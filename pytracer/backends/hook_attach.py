@@ -81,23 +81,24 @@ class Hooks:
         accelerators it is known only that a node ran; all else works. `pytracer doctor` reports why
         it is missing.
         """
-        if AUTOGRAD in self._attached or (self._has_looked_for_autograd and not build):
+        if AUTOGRAD in self._attached:
             return
-        self._has_looked_for_autograd = True
-        core = self.load_core()
+        core, builder, found = self.load_core(), self.builder, None
         with contextlib.suppress(Exception):
-            builder, found = self.builder, None
             if build:
                 found = builder.find_or_build(AUTOGRAD)
-            elif builder.may_find(AUTOGRAD):
+            elif not self._has_looked_for_autograd and builder.may_find(AUTOGRAD):
                 found = builder.find(AUTOGRAD)
                 builder.compiler.cache.write()
             if found:
                 core.attach_autograd(os.fsencode(found.path), running_torch.engine_code())
                 self._attached.add(AUTOGRAD)
                 return
-        with contextlib.suppress(Exception):
-            core.watch_autograd_threads()
+        self._has_looked_for_autograd = True
+        # The CPU's nodes run on threads of the program.
+        if {*self._attached, *self._deferred} & {*ACCELERATORS}:
+            with contextlib.suppress(Exception):
+                core.watch_autograd_threads()
 
     @property
     def reads_autograd(self) -> bool:

@@ -178,7 +178,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
         return
     if device.unit != "step" or device.first is None:
         yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
-        yield "    PYTRACER=1 PYTRACER_STEP_FROM=optimizer python train.py"
+        yield "    PYTRACER=1 python train.py"
         return
     yield (
         "What to do: record more steps in one file, with a larger trace_alloc_max_entries if the "

@@ -149,8 +149,8 @@ class TracerOptions:
         "Whether an allocation in the backward pass also has the stack of the forward call that "
         "made its autograd node, and the node's name. An allocation and its free then take 50 to "
         "210 ns more. This needs a small library that is compiled for the running torch, as the "
-        "hooks are. `None`: where that library is ready, as with the hooks of the package. `True`: "
-        "it is compiled if it is missing. `pytracer doctor` reports whether it is there.",
+        "hooks are; `pytracer doctor` reports whether it is there. Not given: on where the library "
+        "is there, and nothing is compiled. `True`: the library is compiled if it is missing.",
     )
     pinned_memory: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),
@@ -194,8 +194,8 @@ class TracerOptions:
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", form.parse_none, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
-        'profiles; in a program without verl, as `"optimizer"`. `"optimizer"`: each step of one '
-        "torch optimizer, the first that steps. "
+        "profiles; in a program that does not import verl's profiler, the same as "
+        '`"optimizer"`. `"optimizer"`: each step of one torch optimizer, the first that steps. '
         '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. `None`: '
         "only `step()`.",
     )

@@ -63,12 +63,19 @@ class StepRecording:
         return Steps(options.steps, options.memory_snapshot_num_steps, options.schedule)
 
     def _restart(self) -> None:
-        """Be in no step, as if no step had begun."""
+        """Be in no step, as if no step had begun. Never raises."""
+        session = self._recording.session
         with self.changing:
-            if self._recording.session.is_ours and self.started:
-                self.steps = self._new_steps()
-                self._move_to(0)
-                self._end_window(None)
+            if not session.is_ours or not self.started:
+                return
+            self.steps = self._new_steps()
+            self._move_to(0)
+            try:
+                if session.recording:
+                    session.begin_step(0, forgets=True)
+                    session.start(self.steps.are_recorded)
+            except Exception as failure:
+                self._writer.fail(f"steps are not recorded: {failure!r}", "a restart of steps")
 
     def record(self, indices: Indices) -> None:
         """Record these devices in the current step.
@@ -226,11 +233,10 @@ class StepRecording:
         if view is None or not view.used_devices:
             return
         if self.steps.entered <= self._source.first_step:
-            warn_once(
-                "no step was reported, so no snapshot of the selected steps was written: "
-                f"{self._source.remedy}",
-                "no step",
-            )
+            written = "no snapshot of the selected steps was written"
+            if window is not None:
+                written = f"the file of {window.name} has all that was recorded"
+            warn_once(f"no step was reported, so {written}: {self._source.remedy}", "no step")
         elif not self.steps.windows:
             warn_once(
                 "no snapshot of the selected steps was written: none of them came, and the "

@@ -21,6 +21,17 @@ def _ignore(_step: int | None = None) -> None:
     """Replace a function of a source that was closed, which would form a reference cycle."""
 
 
+_sources: "weakref.WeakSet[_OptimizerSteps]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for source in list(_sources):
+        source._is_ours = False
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 class Source:
     """The program itself, which calls `step()`; the base of other sources.
 
@@ -59,7 +70,8 @@ class _OptimizerSteps(Source):
         self._enter = enter
         self._wanted = class_name  # "": all classes
         self._followed: weakref.ref[Any] | None = None
-        self._process = os.getpid()
+        self._is_ours = True  # False in a forked child. Dynamo would warn of a question for the pid
+        _sources.add(self)
         self._class_name = class_name  # of the followed one
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
@@ -73,7 +85,7 @@ class _OptimizerSteps(Source):
 
     def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Report a step, on the thread that steps."""
-        if self._process != os.getpid():  # a forked child
+        if not self._is_ours:
             return
         if self._followed is None or self._followed() is None:
             name = type(optimizer).__name__

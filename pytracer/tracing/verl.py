@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_in_step.clear)
 def follow() -> None:
     """Report steps and make roles phases from now on, if verl was imported; idempotent."""
     profiler = getattr(sys.modules.get(PROFILE), "DistProfiler", None)
-    if profiler is None or hasattr(profiler.start, "_pytracer"):
+    if profiler is None or hasattr(getattr(profiler, "start", None), "_pytracer"):
         return
     try:
         start, stop = profiler.start, profiler.stop
@@ -64,6 +64,7 @@ def follow() -> None:
     reporting_start._pytracer = True  # type: ignore[attr-defined]
     profiler.start, profiler.stop = reporting_start, reporting_stop
     profiler.annotate = classmethod(annotating)
+    _report(0)  # no step of verl has begun
 
 
 def _safely(report: Callable[..., None], *args: Any) -> None:

@@ -559,15 +559,17 @@ def test_forward_stacks_of_one_side_only() -> None:
     # GIVEN one program: a forward call, and its backward, which is called in another line
     forward, backward = (MODEL, "forward", 5), (TRAIN, "step", 9)
 
-    def run(has_forward_stacks: bool, size: int) -> Snapshot:
+    def run(has_forward_stacks: bool, size: int, only_thread: bool = False) -> Snapshot:
         program = Program()
         program.alloc(4096, forward, backward)
         program.alloc(size, backward)
-        if has_forward_stacks:
-            text = f'  File "{MODEL}", line 5, in forward\n'
-            for entry in (program.events[-1], program._alive[program.events[-1]["addr"]]):
+        for entry in (program.events[-1], program._alive[program.events[-1]["addr"]]):
+            if has_forward_stacks:
+                text = f'  File "{MODEL}", line 5, in forward\n'
                 entry |= {"frames": [], "forward_frames": [text], "forward_exact": True}
                 entry["autograd_node"] = "MulBackward0"
+            elif only_thread:
+                entry |= {"frames": [], "autograd_node": "backward"}
         program.metadata = file_metadata(forward_stacks=has_forward_stacks)
         return program.snapshot()
 
@@ -585,6 +587,9 @@ def test_forward_stacks_of_one_side_only() -> None:
     [sentence] = falsified(found)
     assert sentence.startswith("forward_stacks differs (True → False): call sites are compared ")
     assert found.metadata[0].name == "forward_stacks"
+    # AND also if the other side shows the threads of autograd, and not which node ran
+    [device] = compare_snapshots(run(True, 8192), run(False, 9216, only_thread=True)).devices
+    assert {site.name for site in device.sites} == {None, Frame(*forward)}
 
 
 def test_changes_that_cancel() -> None:

@@ -113,15 +113,21 @@ def test_forward_stacks_where_their_library_is_ready(
     said: list[str] = []
     world.core.attach_autograd = lambda *_: said.append("library")  # type: ignore[attr-defined]
     world.core.watch_autograd_threads = lambda: said.append("threads")  # type: ignore[attr-defined]
+    (world.source / "hooks" / "cuda.cpp").write_text("")
+    cuda = world.put_hook(world.cache).rename(world.cache / world.compiler().file_name("cuda"))
     hooks = world.hooks()
     # WHEN it is wanted where it is ready, many times
     with monkeypatch.context() as patch:
         patch.setattr(hooks.builder, "_file_name", pytest.fail)  # which would read the headers
         for _ in range(3):
             hooks.attach_autograd(build=False)
-    # THEN nothing is compiled, and the threads are known by their names
-    assert (said, hooks.reads_autograd, world.compilations) == (["threads"], False, [])
-    # WHEN a tracer asks for it
+    # THEN nothing is compiled; and on the CPU, names of threads would tell nothing
+    assert (said, hooks.reads_autograd, world.compilations) == ([], False, [])
+    # WHEN there is an accelerator, THEN autograd's threads are known by their names
+    hooks.attach("cuda")
+    hooks.attach_autograd(build=False)
+    assert (world.attached, said, hooks.reads_autograd) == ([str(cuda)], ["threads"], False)
+    # WHEN a tracer asks for the library
     hooks.attach_autograd(build=True)
     # THEN it is compiled
     assert (said, hooks.reads_autograd) == (["threads", "library"], True)

@@ -22,7 +22,7 @@ from pytracer.analysis.report import stats
 from pytracer.commands.main import COMMANDS, main
 from pytracer.errors import PytracerError
 from pytracer.reading import load
-from pytracer.tracing.option_forms import check_bool
+from pytracer.tracing.option_forms import parse_bool
 from pytracer.tracing.options import OPTIONS
 
 GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "snapshot-1.3-cuda.pickle"
@@ -208,7 +208,7 @@ def test_run_shows_the_type_and_the_default_of_each_option() -> None:
         description, default, rest = rest.partition(" Default: ")
         assert default, option.name
         assert " --" not in description.replace(" / --no-", ""), option.name
-        if option.check is not check_bool:
+        if option.parse is not parse_bool:
             assert description.startswith(f" {option.metavar} ")
         assert rest.startswith(f"{option.shown_environment_default}.")
 

@@ -308,6 +308,20 @@ def test_steps_that_are_never_reported_are_logged(
     assert names(tmp_path) == []
 
 
+def test_a_file_without_a_reported_step_is_not_denied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a program without a training, as of inference, whose first step is selected
+    with Tracer(tmp_path, device="cpu", steps=[1], step_from="framework"):
+        torch.empty(10)
+    # THEN the log says what its file has
+    assert only(tmp_path / "step1")["pytracer"]["window"]["complete"] is False
+    (message,) = caplog.messages
+    assert message.startswith(
+        "no step was reported, so the file of step1 has all that was recorded"
+    )
+
+
 def timers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "pytracer steps"]
 

@@ -181,7 +181,7 @@ def test_what_a_tracer_registers_can_be_compiled(tmp_path: Path, phases: str) ->
                 self.count = self.count + 1
                 return super().forward(x) + self.count
 
-        with pytracer.Tracer(device="cpu"):
+        with pytracer.Tracer(device="cpu", step_from="optimizer") as tracer:
             module = Counts()
             compiled = torch.compile(module, fullgraph=True, backend="eager")
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -189,6 +189,7 @@ def test_what_a_tracer_registers_can_be_compiled(tmp_path: Path, phases: str) ->
             for _ in range(2):
                 compiled(torch.ones(1)).sum().backward()
                 step()
+            assert tracer.current_step == 3
     """
     env = processes.environment(PYTRACER_PHASES=phases)
     done = processes.run(textwrap.dedent(program), cwd=tmp_path, env=env)

@@ -1,6 +1,7 @@
 """Do the steps and roles of verl reach the files?"""
 
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -89,6 +90,31 @@ def verl_folder(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "profile.py").write_text(PROFILE)
     return tmp_path / "packages"
+
+
+def test_verl_without_a_profiled_step(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, verl_folder: Path
+) -> None:
+    # GIVEN a process that imports torch, and only then verl, which profiles nothing
+    env = installed(tmp_path_factory.mktemp("installed"), PYTRACER="1", PYTRACER_DEVICE="cpu")
+    env["PYTHONPATH"] += os.pathsep + str(verl_folder)
+    program = """
+import torch
+early = torch.empty(1000)
+from verl.utils.profiler.profile import DistProfiler
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+weight.sum().backward()
+optimizer.step()
+"""
+    # WHEN it trains
+    done = run(program, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    # THEN neither its optimizer's steps nor the one before the import are steps
+    (path,) = tmp_path.glob("outputs/profile/exit/*.pickle")
+    about = pickle.loads(path.read_bytes())["pytracer"]
+    assert (about["step_from"], about["current_step"]) == ("framework", 0)
+    assert [step for device in about["devices"] for step in device["steps"] if step[0]] == []
 
 
 def test_verls_steps_and_roles(

@@ -181,7 +181,7 @@ def test_what_a_tracer_registers_can_be_compiled(tmp_path: Path, phases: str) ->
                 self.count = self.count + 1
                 return super().forward(x) + self.count
 
-        with pytracer.Tracer(device="cpu", step_from="optimizer") as tracer:
+        with pytracer.Tracer(device="cpu", step_from="framework") as tracer:
             module = Counts()
             compiled = torch.compile(module, fullgraph=True, backend="eager")
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -18,7 +18,7 @@ INSTALL := install $(PIP_FLAGS) --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 # What builds pytracer: [build-system] of pyproject.toml, and what that installs itself.
 BUILD_TOOLS = $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',' | tr '"' "'") cmake ninja
-.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels without-hooks same-wheel ready-hooks dev lint docs bench clean
+.PHONY: demo test test-long hardware test-cpu test-viewers fuzz reliability soak compare-simulator $(ACCELERATORS:%=test-%) wheel wheels same-wheel ready-hooks dev lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/build-tools
@@ -35,8 +35,10 @@ test:
 test-long: export LONG_TESTS = 1
 test-long: test
 
-test-cpu: without-hooks
+# It is the longest suite: as the first target that the wheel completes, it starts first.
+test-cpu: wheel
 	.venv/bin/pip $(INSTALL) $(RAY) $(INTEGRATIONS)
+	$(WITHOUT_HOOKS)
 	.venv/bin/pytest --numprocesses=2 --dist=loadfile
 
 $(filter test-cuda-%,$(ACCELERATORS:%=test-%)): test-cuda-%: .venv-cuda-%/torch wheel
@@ -64,7 +66,8 @@ fuzz: wheel
 FUZZ_FILES ?= 100000
 
 # The attacks of tests/reliability, for minutes or for an hour, and the page made of what they find.
-reliability soak: .venv-cuda-2.12.1/torch without-hooks
+reliability soak: .venv-cuda-2.12.1/torch wheel
+	$(WITHOUT_HOOKS)
 	.venv-cuda-2.12.1/bin/pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	.venv/bin/python tests/reliability $(if $(filter soak,$@),--soak); status=$$?; \
 		.venv/bin/python tests/reliability/page.py && exit $$status
@@ -82,8 +85,7 @@ compare-simulator: $(ACCELERATORS:%=.venv-%/torch) wheel
 	done
 
 # Tests of compiling need a package without ready hooks.
-without-hooks: wheel
-	rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
+WITHOUT_HOOKS = rm -rf .venv/lib/python*/site-packages/pytracer/_ready_hooks
 
 wheel: .venv/build-tools ready-hooks
 	rm -rf build/wheel

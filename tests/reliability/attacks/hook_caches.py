@@ -108,9 +108,18 @@ def others_may_write(hook: Path, rng: random.Random, evil: Path) -> None:
     hook.chmod(rng.choice((0o777, 0o775, 0o722, 0o666)))
 
 
+def _let_others_write(place: Path, rng: random.Random) -> None:
+    """A sticky bit would protect the entries, and a group that is the user alone is no other."""
+    if os.geteuid() == 0 and rng.random() < 0.3:
+        os.chown(place, -1, OTHERS_ID)
+        place.chmod(0o775)
+    else:
+        place.chmod(rng.choice((0o777, 0o722)))
+
+
 def others_may_write_in_folder(hook: Path, rng: random.Random, evil: Path) -> None:
     shutil.copy(evil, hook)
-    hook.parent.chmod(rng.choice((0o777, 0o775, 0o722)))  # a sticky bit would protect the file
+    _let_others_write(hook.parent, rng)
 
 
 def of_another(hook: Path, _: random.Random, evil: Path) -> None:
@@ -125,7 +134,7 @@ def folder_of_another(hook: Path, _: random.Random, evil: Path) -> None:
 
 def others_may_exchange_folder(hook: Path, rng: random.Random, evil: Path) -> None:
     shutil.copy(evil, hook)
-    hook.parent.parent.chmod(rng.choice((0o777, 0o775, 0o722)))
+    _let_others_write(hook.parent.parent, rng)
 
 
 def folder_above_of_another(hook: Path, _: random.Random, evil: Path) -> None:
@@ -215,7 +224,7 @@ def attack(budget: Budget) -> Outcome:
         # Both folders that pytracer itself chooses are unchanged, or the private one is empty.
         for place in (user.cache, user.folder / "tmp" / f"pytracer-{os.geteuid()}"):
             _remove(place)
-        os.chown(user.cache.parent, os.geteuid(), -1)
+        os.chown(user.cache.parent, os.geteuid(), os.getegid())
         user.cache.parent.chmod(0o700)
         shutil.copytree(good, user.cache)
         user.cache.chmod(0o700)

@@ -592,6 +592,17 @@ def test_forward_stacks_of_one_side_only() -> None:
     assert {site.name for site in device.sites} == {None, Frame(*forward)}
 
 
+def test_a_file_of_torchs_recorder_may_have_forward_stacks() -> None:
+    # GIVEN a file of torch's own recorder, in anomaly mode: it has forward frames, and no node
+    program = Program()
+    program.metadata = None
+    program.alloc(4096, (TRAIN, "step", 9))
+    assert not summarise(program.snapshot()).has_forward_stacks
+    program.events[-1]["forward_frames"] = [f'  File "{MODEL}", line 5, in forward\n']
+    # WHEN it is compared, THEN a file without such frames differs from it
+    assert summarise(program.snapshot()).has_forward_stacks
+
+
 def test_changes_that_cancel() -> None:
     # GIVEN a line that takes over the memory of another one
     f, g = (TRAIN, "f", 1), (TRAIN, "g", 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.call_sites import UNKNOWN_NODE, frame_at, frames_matching
+from pytracer.analysis.call_sites import UNKNOWN_NODE, frame_at, frames_matching, texts_matching
 from pytracer.analysis.device_data import chosen_devices, device_data
 from pytracer.analysis.diff.changes import Held
 from pytracer.analysis.diff.matching import Line, Lines
@@ -87,16 +87,19 @@ def summarise(snapshot: Snapshot, device: int | None = None) -> SnapshotSummary:
         metadata=snapshot.metadata,
         allocator_settings=snapshot.allocator_settings,
         has_phases=any(np.any(trace.user_metadata) for trace in snapshot.traces),
-        has_forward_stacks=bool(snapshot.metadata.forward_stacks) or _knows_nodes(snapshot),
+        has_forward_stacks=_has_forward_stacks(snapshot),
         lines=_lines(snapshot, devices),
         devices=devices,
     )
 
 
-def _knows_nodes(snapshot: Snapshot) -> bool:
-    """Return whether the stacks name nodes, and not only that some node ran."""
-    strings, nodes = snapshot.strings, np.unique(snapshot.stacks.node).tolist()
-    return any(strings[node] not in ("", UNKNOWN_NODE) for node in nodes)
+def _has_forward_stacks(snapshot: Snapshot) -> bool:
+    """Return whether more is known of the nodes that ran than that there was one."""
+    stacks = snapshot.stacks
+    is_known = texts_matching(
+        lambda node: node not in ("", UNKNOWN_NODE), stacks.strings, stacks.node
+    )
+    return bool(snapshot.metadata.forward_stacks or stacks.forward.any() or is_known.any())
 
 
 def _has_nodes(snapshot: Snapshot) -> bool:

@@ -89,7 +89,7 @@ def time_for_graphs() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def library_for_autograd() -> None:
-    """Have forward stacks in each test, as with the package's hooks; else some tests bring them."""
+    """Have forward stacks in each test, as with the hooks of the package."""
     from pytracer.backends.hook_attach import HOOKS
 
     HOOKS.attach_autograd(build=True)

@@ -45,7 +45,7 @@ class Hooks:
         self._attached: set[str] = set()
         self._deferred: set[str] = set()  # until torch has initialised the device
         self._late_problems: dict[str, str] = {}
-        self._has_looked_for_autograd = False
+        self._has_looked_for_autograd = self._watches_threads = False
 
     def attach(self, backend: str) -> None:
         """Attach the hook for `backend`, and build it first if no folder has it; idempotent.
@@ -96,9 +96,10 @@ class Hooks:
                 return
         self._has_looked_for_autograd = True
         # The CPU's nodes run on threads of the program.
-        if {*self._attached, *self._deferred} & {*ACCELERATORS}:
+        if not self._watches_threads and {*self._attached, *self._deferred} & {*ACCELERATORS}:
             with contextlib.suppress(Exception):
-                core.watch_autograd_threads()
+                core.watch_autograd_threads()  # waits for all hooks
+                self._watches_threads = True
 
     @property
     def reads_autograd(self) -> bool:

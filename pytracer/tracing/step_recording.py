@@ -68,9 +68,9 @@ class StepRecording:
         with self.changing:
             if not session.is_ours or not self.started:
                 return
-            self.steps = self._new_steps()
-            self._move_to(0)
             try:
+                self.steps = self._new_steps()
+                self._move_to(0)
                 if session.recording:
                     session.begin_step(0, forgets=True)
                     session.start(self.steps.are_recorded)

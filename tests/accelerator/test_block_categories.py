@@ -13,7 +13,6 @@ from pytracer.backends.hook_attach import HOOKS
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_no_block_has_a_wrong_category(program: Any, backend: str, device: ModuleType) -> None:
-    HOOKS.attach_autograd(build=True)
     assert HOOKS.reads_autograd
     found = life_programs.check(program, backend)
     rules = found["rules"]

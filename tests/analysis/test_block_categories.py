@@ -40,7 +40,6 @@ MOST_UNKNOWN = {  # docs/explanation/owners.md has the reasons
     ],
 )
 def test_no_block_has_a_wrong_category(program: Any) -> None:
-    HOOKS.attach_autograd(build=True)
     assert HOOKS.reads_autograd
     # GIVEN a training, and what each of its blocks was
     # WHEN it is recorded, and snapshots are taken in the middle of forward and backward too
@@ -67,7 +66,6 @@ def test_no_block_has_a_wrong_category(program: Any) -> None:
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("program", DISTRIBUTED, ids=lambda program: program.__name__)
 def test_no_block_of_a_distributed_training_has_a_wrong_category(program: Any) -> None:
-    HOOKS.attach_autograd(build=True)
     rules = life_programs.check(program, "cpu")["rules"]
     assert rules["activation", "freed_by_node"]
     assert rules["communication", "ddp_bucket" if program.__name__ == "ddp" else "fsdp_gather"]

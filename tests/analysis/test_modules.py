@@ -42,7 +42,6 @@ class Block(nn.Module):
 
 @pytest.fixture(autouse=True)
 def library() -> None:
-    HOOKS.attach_autograd(build=True)
     assert HOOKS.reads_autograd
 
 

@@ -56,7 +56,6 @@ def lines(texts: list[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def library() -> None:
-    HOOKS.attach_autograd(build=True)
     assert HOOKS.reads_autograd
 
 

@@ -212,7 +212,7 @@ void register_session(py::module_& core) {
             return resolve_names(std::move(view));
           },
           py::arg("history"), py::arg("step"), py::arg("owners") = nullptr)
-      .def("begin_step", &Session::begin_step, py::arg("number"), py::arg("forgets") = false,
+      .def("begin_step", &Session::begin_step, py::arg("number"), py::arg("replaces") = false,
            py::call_guard<OutsideGil>())
       .def("events", &events_of)
       .def("frames", &frames_of, py::arg("stack"))

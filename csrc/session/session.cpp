@@ -95,12 +95,16 @@ void Session::set_mode(Mode mode, bool paused, bool keeps_events) {
   if (!keeps_events) begun_ = ticks;
 }
 
-void Session::begin_step(uint32_t number, bool forgets) {
+void Session::begin_step(uint32_t number, bool replaces) {
   if (!is_ours()) return;
   std::lock_guard lock(registry_.control());
   step_ = number;
-  if (forgets) steps_.clear();
   if (mode_ == Mode::off) return;
+  if (replaces) {
+    steps_.erase(steps_.begin() + 1, steps_.end());
+    steps_.front().number = number;
+    return;
+  }
   const int64_t ticks = now_ticks();
   std::vector<uint64_t> begins;
   for (const Cursor& cursor : cursors_) begins.push_back(cursor.log->position().end);

@@ -69,8 +69,9 @@ class Session {
   // same instant, so that each event belongs to exactly one. It begins, in `step` and not paused,
   // even if there is no memory for the view. If the session does not record: only the view.
   View end_window(bool history, uint32_t step);
-  // The events that follow belong to this step; 0: to none. Before start() too.
-  void begin_step(uint32_t number, bool forgets = false);  // `forgets`: the steps before
+  // The events that follow belong to this step; 0: to none. Before start() too. `replaces`: so do
+  // those before, instead of to the steps that have begun.
+  void begin_step(uint32_t number, bool replaces = false);
   void clear();
   // The table of its events' stack ids, pinned; null before start().
   std::shared_ptr<StackTable> stacks();

@@ -156,6 +156,7 @@ class TorchSession(Tracer):
             "output": None,
             "device": self._backend,
             **{name: OPTIONS[name].default for name in STEP_OPTIONS},
+            "step_from": "none",
         }
         if arguments.enabled == "state":  # the events so far stay
             given["trace_alloc_max_entries"] = self.max_entries

@@ -165,8 +165,9 @@ check_role = check_text(
     "cannot be part of a file name: give up to 100 letters, digits, _, . and -, or None",
 )
 check_step_from = check_text(
-    r"framework|optimizer(:[^\W\d]\w*)?",
-    'is unknown: give "framework", "optimizer", "optimizer:" and the name of its class, or None',
+    r"none|framework|optimizer(:[^\W\d]\w*)?",
+    'is unknown: give "framework", "optimizer", "optimizer:" and the name of its class, "none", or '
+    "None",
 )
 check_phases = check_text(
     "auto",

@@ -192,12 +192,14 @@ class TracerOptions:
         "step.",
     )
     step_from: Option[str | None, str | None] = Option(
-        *(None, "framework|optimizer[:CLASS]|none", form.parse_none, form.check_step_from),
+        *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
         "profiles; in a program that does not import verl's profiler, the same as "
-        '`"optimizer"`. `"optimizer"`: each step of one torch optimizer, the first that steps. '
-        '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. `None`: '
-        "only `step()`.",
+        '`"optimizer"`. Once the program calls `step()`, only that counts, unless steps are '
+        'selected. `"optimizer"`: each step of one torch optimizer, the first that steps. '
+        '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. '
+        '`"none"`: only `step()`. `None`: the same as `"framework"`; where steps are selected, as '
+        '`"none"`.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),

@@ -54,6 +54,8 @@ class StepRecording:
                     self._recording, self._save_occurrence, self._writer.fail
                 )
                 phases.listeners.add(self._discrete)
+            if step_from is None and not self.steps.are_selected:
+                step_from = "framework"
             self._source = step_sources.follow(step_from, self.enter, self._restart)
             self.started = True
             self._move_to(self._source.first_step)
@@ -62,17 +64,17 @@ class StepRecording:
         options = self._recording.options
         return Steps(options.steps, options.memory_snapshot_num_steps, options.schedule)
 
-    def _restart(self) -> None:
-        """Be in no step, as if no step had begun. Never raises."""
+    def _restart(self, step: int = 0) -> None:
+        """Be in this step, as if no other had begun. Never raises."""
         session = self._recording.session
         with self.changing:
             if not session.is_ours or not self.started:
                 return
             try:
                 self.steps = self._new_steps()
-                self._move_to(0)
+                self._move_to(step)
                 if session.recording:
-                    session.begin_step(0, forgets=True)
+                    session.begin_step(step, replaces=True)
                     session.start(self.steps.are_recorded)
             except Exception as failure:
                 self._writer.fail(f"steps are not recorded: {failure!r}", "a restart of steps")
@@ -153,7 +155,7 @@ class StepRecording:
                 return
             self._end_warning()
             if by_program:
-                self._source.program_steps()
+                self._yield_to_program()
             before = self.steps.current
             try:
                 ended = self._move_to(before + 1 if step is None else step)
@@ -164,6 +166,15 @@ class StepRecording:
                 return
         if ended is not None and view is not None:
             self._save_window(ended, before, view)
+
+    def _yield_to_program(self) -> None:
+        """Forget steps that nobody asked for, now that the program calls `step()`."""
+        if not self._source.yields or self.steps.are_selected:  # then files may be written
+            self._source.program_steps()
+            return
+        self._source.close()
+        self._source = step_sources.Source()
+        self._restart(self._source.first_step)
 
     def _move_to(self, step: int) -> Window | None:
         """Begin a step; return the window that ends."""

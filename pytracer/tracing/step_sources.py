@@ -39,10 +39,12 @@ class Source:
         name: The name of the source in a file.
         first_step: The step that a tracer begins in; 0: none.
         remedy: What to do if no step was reported.
+        yields: Whether the steps that the program reports replace those of this source.
     """
 
     name = "step()"
     first_step = 1
+    yields = False
     remedy = "call tracer.step() at the end of each step, or give step_from"
 
     @property
@@ -137,6 +139,10 @@ class _FrameworkSteps(_OptimizerSteps):
         return "framework" if self._is_verls else super().name
 
     @property
+    def yields(self) -> bool:  # type: ignore[override]
+        return not self._is_verls
+
+    @property
     def first_step(self) -> int:  # type: ignore[override]
         return int(self._begins_in_a_step)
 
@@ -181,7 +187,7 @@ def follow(step_from: str | None, enter: EnterStep, restart: Callable[[], None])
     try:
         if step_from == "framework":
             return _FrameworkSteps(enter, restart)
-        if step_from is not None:
+        if step_from not in (None, "none"):
             return _OptimizerSteps(enter, step_from.removeprefix("optimizer").removeprefix(":"))
     except Exception as error:  # for example, there is no torch
         warn_once(

@@ -91,7 +91,7 @@ class Tracer(LiveAnswers):
         if self._options.dump_signal is not None and not switched_off():
             on_demand.defuse(self._options.dump_signal)
         if self._recording.is_forbidden():
-            self._step_recording.begin(None)
+            self._step_recording.begin("none")
             return self
         self._writer.open()
         self._step_recording.begin(self._options.step_from)

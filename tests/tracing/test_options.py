@@ -51,7 +51,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("step_from", "framework", "framework"),
     ("step_from", "optimizer", "optimizer"),
     ("step_from", "optimizer:AdamW", "optimizer:AdamW"),
-    ("step_from", "none", None),
+    ("step_from", "none", "none"),
     ("phases", "auto", "auto"),
     ("phases", "none", None),
     ("discrete", "1", True),

@@ -67,10 +67,13 @@ def test_viewers_accept_a_training(training: Training) -> None:
 
 def test_every_part_is_written_once(training: Training) -> None:
     repeated = viewers.check_opcodes(training.data).repeated()
-    # The metadata has the names of the program's files again.
-    sources = pickle.loads(training.data)["pytracer"]["source_lines"]
+    # The metadata has the names of the program's files again, and each step begins and ends.
+    content = pickle.loads(training.data)
+    sources = content["pytracer"]["source_lines"]
     assert __file__ in sources
-    assert [text for text in repeated if text not in sources] == []
+    steps = {each["name"] for each in content["external_annotations"]}
+    assert "step 8" in steps
+    assert [text for text in repeated if text not in {*sources, *steps}] == []
 
 
 @pytest.mark.parametrize(

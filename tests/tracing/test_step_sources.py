@@ -255,6 +255,30 @@ def test_steps_are_those_of_the_first_optimizer_by_default(tmp_path: Path) -> No
     assert snapshot["pytracer"]["step_from"] == "optimizer AdamW"
 
 
+def test_the_steps_of_the_program_replace_those_of_optimizers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # GIVEN a loop with several optimizer steps in each step of the program, without an option
+    stepped = optimizer()
+    with Tracer(device="cpu") as tracer:
+        numbers = []
+        for step in range(1, 4):
+            for part in range(3):
+                torch.empty(1000 * step + part, dtype=torch.uint8)
+                stepped.step()
+                numbers.append(tracer.current_step)
+            tracer.step()
+            numbers.append(tracer.current_step)
+        events = tracer.events()
+    # THEN the steps of the optimizer count until the program reports one, and are then forgotten
+    assert numbers == [2, 3, 4, 2, *[2] * 3, 3, *[3] * 3, 4]
+    sizes = [1000 * step + part for step in range(1, 4) for part in range(3)]
+    step_of = dict(zip(*(events[name].tolist() for name in ("size_bytes", "step")), strict=True))
+    found = {size: step_of[size] for size in sizes}
+    assert found == {size: size // 1000 for size in sizes}
+    assert caplog.messages == []
+
+
 def test_the_steps_of_verl_replace_those_of_optimizers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,10 @@ def workspaces() -> tuple[list[tuple[int, int, bool]], int]: ...
 # The objects of these types, and of types that inherit from them, that the collector knows.
 def live_instances(*kinds: type) -> list[Any]: ...
 
+# Who holds each of these objects: "losses[41] of main()"; "": nobody was found. Nobody else may
+# refer to the list. Functions in files that begin with `ours` do not count.
+def holders_of(objects: list[Any], ours: str, seconds: float) -> list[str]: ...
+
 class Mark:
     """An instant of one device, from `Session.mark`."""
 
@@ -37,6 +41,8 @@ class Owners:
         unread: int,  # how many more owners there are
         unread_gradients: int,  # how many gradients this thread may not read
         has_all_modules: bool,  # whether all older modules and optimizers were looked for
+        holders: list[tuple[int, int, str]],  # of storages: address, device, who; "": not found
+        has_all_holders: bool,  # whether no Python tensor has the memory that is left
     ) -> None: ...
 
 class View:
@@ -101,7 +107,7 @@ class Session:
     # Returns the view of the window that ends; the next one, in `step`, begins at the same instant.
     def end_window(self, history: bool, step: int, owners: Owners | None = None) -> View: ...
     def mark(self) -> list[Mark]: ...  # before the owners of a view's blocks are read
-    def begin_step(self, number: int, forgets: bool = False) -> None: ...  # 0: no step
+    def begin_step(self, number: int, replaces: bool = False) -> None: ...  # 0: no step
     def events(self) -> npt.NDArray[np.void]: ...
     def frames(self, stack: int) -> list[tuple[str, str, int]]: ...  # raises IndexError
     def stats(self) -> dict[str, Any]: ...

@@ -1,9 +1,13 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "holders/search.h"
 #include "python/registers.h"
 
 namespace py = pybind11;
@@ -26,22 +30,30 @@ class NoCollection {
   const bool was_enabled_;
 };
 
-// The collector's list refers to all containers, and so to each tuple that another thread is making.
+// All objects of the collector.
+//
+// The list refers to all containers, and so to each tuple that another thread is making.
 // CPython raises SystemError in that thread if it finds such a reference when it resizes the tuple.
-// So the list exists within this call alone, which runs no Python code and keeps the GIL meanwhile.
+// So the list exists within one call of a function below alone, which runs no Python code and keeps
+// the GIL meanwhile.
+py::object all_objects() {
+  const py::object get_objects = py::module_::import("gc").attr("get_objects");
+  auto all = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_objects.ptr()));
+  if (!all) throw py::error_already_set();
+  if (!PyList_Check(all.ptr())) throw py::type_error("gc.get_objects() returned no list");
+  return all;
+}
+
 py::list live_instances(const py::args& kinds) {
   std::vector<PyTypeObject*> wanted;
   for (const py::handle& kind : kinds) {
     if (!PyType_Check(kind.ptr())) throw py::type_error("not a type");
     wanted.push_back(reinterpret_cast<PyTypeObject*>(kind.ptr()));
   }
-  const py::object get_objects = py::module_::import("gc").attr("get_objects");
   std::unordered_map<PyTypeObject*, bool> known;
   py::list found;
   const NoCollection guard;
-  const auto all = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(get_objects.ptr()));
-  if (!all) throw py::error_already_set();
-  if (!PyList_Check(all.ptr())) throw py::type_error("gc.get_objects() returned no list");
+  const py::object all = all_objects();
   const Py_ssize_t count = PyList_GET_SIZE(all.ptr());
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const object = PyList_GET_ITEM(all.ptr(), i);
@@ -57,8 +69,21 @@ py::list live_instances(const py::args& kinds) {
   return found;
 }
 
+// Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
+std::vector<std::string> holders_of(const py::list& objects, const std::string& ours,
+                                    double seconds) {
+  if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
+  const NoCollection guard;
+  const py::object all = all_objects();
+  const auto time = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  return find_holders(objects.ptr(), all.ptr(), ours, {time});
+}
+
 }  // namespace
 
-void register_objects(py::module_& core) { core.def("live_instances", &live_instances); }
+void register_objects(py::module_& core) {
+  core.def("live_instances", &live_instances);
+  core.def("holders_of", &holders_of, py::arg("objects"), py::arg("ours"), py::arg("seconds"));
+}
 
 }  // namespace pytracer

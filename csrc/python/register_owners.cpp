@@ -19,10 +19,16 @@ namespace pytracer {
 
 namespace {
 
-// Each of `owners` is (address, bytes, device, category, rule, name).
+std::string utf8(const py::handle& text) {
+  return text.attr("encode")("utf-8", "replace").cast<std::string>();
+}
+
+// Each of `owners` is (address, bytes, device, category, rule, name), and each of `holders` is
+// (address, device, text).
 std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py::list& owners,
                                     uint64_t unread, uint64_t unread_gradients,
-                                    bool has_all_modules) {
+                                    bool has_all_modules, const py::list& holders,
+                                    bool has_all_holders) {
   std::vector<Owner> made;
   made.reserve(owners.size());
   for (const py::handle& item : owners) {
@@ -32,10 +38,15 @@ std::shared_ptr<Owners> make_owners(std::vector<DeviceLog::Mark> marks, const py
     if (category >= kCategories || rule >= kRules) throw py::index_error("no such category or rule");
     made.push_back({owner[0].cast<uint64_t>(), owner[1].cast<uint64_t>(), owner[2].cast<int>(),
                     static_cast<Category>(category), static_cast<Rule>(rule),
-                    owner[5].attr("encode")("utf-8", "replace").cast<std::string>()});
+                    utf8(owner[5])});
   }
-  return std::make_shared<Owners>(std::move(marks), std::move(made),
-                                  Owners::Missing{unread, unread_gradients, !has_all_modules});
+  std::vector<Holder> held;
+  for (const py::handle& item : holders) {
+    const auto holder = py::reinterpret_borrow<py::tuple>(item);
+    held.push_back({holder[0].cast<uint64_t>(), holder[1].cast<int>(), utf8(holder[2])});
+  }
+  const Owners::Missing missing{unread, unread_gradients, !has_all_modules, !has_all_holders};
+  return std::make_shared<Owners>(std::move(marks), std::move(made), std::move(held), missing);
 }
 
 // What make_owners() needs of each workspace, without categories and names: (address, device, whether
@@ -72,7 +83,8 @@ void register_owners(py::module_& core) {
       .def_readonly("used", &DeviceLog::Mark::used);
   py::class_<Owners, std::shared_ptr<Owners>>(core, "Owners")
       .def(py::init(&make_owners), py::arg("marks"), py::arg("owners"), py::arg("unread"),
-           py::arg("unread_gradients"), py::arg("has_all_modules"));
+           py::arg("unread_gradients"), py::arg("has_all_modules"), py::arg("holders"),
+           py::arg("has_all_holders"));
 }
 
 }  // namespace pytracer

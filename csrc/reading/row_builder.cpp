@@ -120,7 +120,7 @@ Value RowBuilder::frame(const Items& items) {
 Value RowBuilder::block(const Items& items) {
   int64_t address = -1, size = 0, requested = -1, owners = 0;
   uint8_t state = kInactive;
-  uint32_t stack = 0, category = 0, rule = 0, owner = 0;
+  uint32_t stack = 0, category = 0, rule = 0, owner = 0, holder = 0;
   Value history;
   for (size_t i = 0; i < items.size(); i += 2) {
     const Value value = items[i + 1];
@@ -138,6 +138,7 @@ Value RowBuilder::block(const Items& items) {
       case kCategory: category = values_.text(value, "a block's category"); break;
       case kCategoryRule: rule = values_.text(value, "a block's category_rule"); break;
       case kOwner: owner = values_.text(value, "a block's owner"); break;
+      case kHolder: holder = values_.text(value, "a block's holder"); break;
       case kOwners: owners = values_.integer(value, "a block's owners"); break;
       default: note_unknown("block", items[i]);
     }
@@ -154,6 +155,7 @@ Value RowBuilder::block(const Items& items) {
   blocks.category.push_back(category);
   blocks.category_rule.push_back(rule);
   blocks.owner.push_back(owner);
+  blocks.holder.push_back(holder);
   blocks.owners.push_back(owners);
   return Value(Kind::block, blocks.size.size() - 1);
 }

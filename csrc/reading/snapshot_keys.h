@@ -51,6 +51,7 @@ enum Key : uint32_t {
   kCategoryRule,
   kOwner,
   kOwners,
+  kHolder,
   kHostSegments,
   kHostTraces,
   kKeys
@@ -67,7 +68,7 @@ constexpr const char* kKeyNames[kKeys] = {
     "is_expandable", "allocated_size",  "active_size",   "segments",
     "device_traces", "allocator_settings", "external_annotations", "pytracer",
     "category",      "category_rule",   "owner",         "owners",
-    "host_segments", "host_traces"};
+    "holder",        "host_segments",   "host_traces"};
 
 // The number of a key of a dict; kKeys if the key is no text. May be any text's number.
 inline uint32_t key_number(Value key) { return key.is(Kind::string) ? key.index() : kKeys; }

@@ -87,7 +87,9 @@ void SnapshotWriter::write_block(const pytracer_block& block, uint64_t address,
   write_stack(allocation_stack(live), parameter);
   if (view_.owners && block.state == PYTRACER_ACTIVE_ALLOCATED) {
     const DeviceLog::Capture& capture = device.capture;
-    write_owner(view_.owners->find(address, block.size, live, capture, device.device));
+    Owners::Found found = view_.owners->find(address, block.size, live, capture, device.device);
+    if (device.is_host()) found.holder = nullptr;  // tensors in pinned memory are not looked up
+    write_owner(found);
   }
   out_.set_items();
 }
@@ -97,6 +99,10 @@ void SnapshotWriter::write_owner(const Owners::Found& found) {
   out_.key(category_names_[static_cast<size_t>(found.category)]);
   out_.key(category_rule_);
   out_.key(rule_names_[static_cast<size_t>(found.rule)]);
+  if (found.holder != nullptr) {
+    out_.key(holder_);
+    write_label(*found.holder, no_metadata_);
+  }
   if (found.first == nullptr) return;
   out_.key(owner_);
   write_label(found.first->name, no_metadata_);

@@ -11,21 +11,37 @@ const char* const kCategoryNames[kCategories] = {
 const char* const kRuleNames[kRules] = {"no_owner", "too_new", "module", "optimizer",
                                         "grad",     "several", "cublas", "saved_by_node"};
 
-Owners::Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners, Missing missing)
-    : marks_(std::move(marks)), owners_(std::move(owners)), missing_(missing) {
-  std::stable_sort(owners_.begin(), owners_.end(), [](const Owner& a, const Owner& b) {
-    return std::pair(a.device, a.address) < std::pair(b.device, b.address);
+namespace {
+
+const std::string kNoHolder = "no Python tensor";
+
+constexpr auto by_place = [](const auto& a, const auto& b) {
+  return std::pair(a.device, a.address) < std::pair(b.device, b.address);
+};
+
+// The first owner or holder at an address or behind it.
+template <class Placed>
+auto first_from(const std::vector<Placed>& all, uint64_t address, int device) {
+  return std::partition_point(all.begin(), all.end(), [&](const Placed& each) {
+    return std::pair(each.device, each.address) < std::pair(device, address);
   });
+}
+
+}  // namespace
+
+Owners::Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners,
+               std::vector<Holder> holders, Missing missing)
+    : marks_(std::move(marks)), owners_(std::move(owners)), holders_(std::move(holders)),
+      missing_(missing) {
+  std::stable_sort(owners_.begin(), owners_.end(), by_place);
+  std::stable_sort(holders_.begin(), holders_.end(), by_place);
 }
 
 Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* live,
                            const DeviceLog::Capture& capture, int device) const {
   if (!was_live(live, capture, device)) return {Category::unknown, Rule::too_new};
   Found found;
-  auto owner = std::lower_bound(owners_.begin(), owners_.end(), std::pair(device, address),
-                                [](const Owner& each, const std::pair<int, uint64_t>& wanted) {
-                                  return std::pair(each.device, each.address) < wanted;
-                                });
+  auto owner = first_from(owners_, address, device);
   for (; owner != owners_.end() && owner->device == device && owner->address - address < size;
        ++owner) {
     if (owner->size > size - (owner->address - address)) continue;
@@ -41,13 +57,22 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
     if (found.first == nullptr || owner->size > found.first->size) found.first = &*owner;
     ++found.count;
   }
+  if (found.category == Category::unknown || found.category == Category::activation) {
+    found.holder = holder_in(address, size, device);
+  }
   return found;
 }
 
+const std::string* Owners::holder_in(uint64_t address, uint64_t size, int device) const {
+  const auto holder = first_from(holders_, address, device);
+  const bool is_in = holder != holders_.end() && holder->device == device &&
+                     holder->address - address < size;
+  if (!is_in) return missing_.holders ? nullptr : &kNoHolder;
+  return holder->text.empty() ? nullptr : &holder->text;
+}
+
 const Owner* Owners::parameter_at(uint64_t address, int device) const {
-  const auto first = std::partition_point(owners_.begin(), owners_.end(), [&](const Owner& each) {
-    return std::pair(each.device, each.address) < std::pair(device, address);
-  });
+  const auto first = first_from(owners_, address, device);
   const Owner* found = nullptr;
   for (auto owner = first; owner != owners_.end() && owner->device == device &&
                            owner->address == address; ++owner) {

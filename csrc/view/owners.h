@@ -57,20 +57,30 @@ struct Owner {
   std::string name;
 };
 
+// The Python object that holds a tensor without an owner, or a graph that keeps an activation.
+struct Holder {
+  uint64_t address;  // where the storage begins
+  int device;
+  std::string text;  // "losses[41] of main()"; "": nobody was found
+};
+
 class Owners {
  public:
   struct Missing {
     uint64_t tensors;    // that were not read
     uint64_t gradients;  // that this thread may not read
     bool modules;        // the search for older modules and optimizers was cut short
+    bool holders;        // some tensors were not looked at
   };
-  Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners, Missing missing);
+  Owners(std::vector<DeviceLog::Mark> marks, std::vector<Owner> owners,
+         std::vector<Holder> holders, Missing missing);
 
   struct Found {
     Category category = Category::unknown;
     Rule rule = Rule::no_owner;
     const Owner* first = nullptr;  // the largest one
     uint64_t count = 0;            // how many owners the block has
+    const std::string* holder = nullptr;  // of an unknown block or an activation
   };
   // `live`: the live table's entry of the block, or null.
   Found find(uint64_t address, uint64_t size, const LiveBlock* live,
@@ -84,7 +94,11 @@ class Owners {
 
  private:
   std::vector<DeviceLog::Mark> marks_;
-  std::vector<Owner> owners_;  // by device and address
+  // The text of the first holder in a block; null: there is none.
+  const std::string* holder_in(uint64_t address, uint64_t size, int device) const;
+
+  std::vector<Owner> owners_;    // by device and address
+  std::vector<Holder> holders_;  // by device and address
   const Missing missing_;
 };
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import IS_GARBAGE, is_of_exception
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
@@ -36,6 +37,9 @@ UNTESTED = "untested"
 
 _LEAST_PART = 0.05
 """The least part of the memory of which a remedy is suggested."""
+
+_HELD = {EXHAUSTED, TOO_LARGE}
+"""The verdicts after which only less memory helps."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
 _GENERAL = "PYTORCH_ALLOC_CONF"
@@ -115,7 +119,8 @@ def advise_after_oom(
     if has_leak or LEAK in kinds:
         suggestions = [_of_leak(path), *settings]
     else:
-        lower = _lowering(categories, is_needed=EXHAUSTED in kinds or TOO_LARGE in kinds)
+        lower = _dropping(held)
+        lower += _lowering(categories, is_needed=not lower and _HELD.intersection(kinds) != set())
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
     if LIMIT in kinds:
         suggestions.append(
@@ -215,6 +220,23 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
         if version >= (2, 9) and (version < (2, 12) or not own_settings):
             variable = _GENERAL
     return f"export {variable}={shlex.quote(settings)}"
+
+
+def _dropping(held: Sequence[Holder]) -> list[Suggestion]:
+    """Return how to drop what the program does not use any more."""
+    of_lines = [(one.kept_by or "", one.site.size_bytes) for one in held]
+    garbage = sum(bytes_ for name, bytes_ in of_lines if name.endswith(IS_GARBAGE))
+    failed = sum(bytes_ for name, bytes_ in of_lines if is_of_exception(name))
+    found = []
+    if garbage:
+        why = "objects that refer to each other keep them, and nothing else does."
+        found.append(Suggestion("", f"gc.collect() would free {size(garbage)}: {why}"))
+    if failed:
+        why = "the functions that have failed keep them until the exception is dropped."
+        found.append(
+            Suggestion("", f"Try again outside of `except`: {size(failed)} are kept, {why}")
+        )
+    return found
 
 
 def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[Suggestion]:

@@ -12,8 +12,16 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import chain_text
+from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
-from pytracer.analysis.leaks.results import DeviceLeaks, leaks_of, rate_text, since_text, where_text
+from pytracer.analysis.leaks.results import (
+    DeviceLeaks,
+    kept_text,
+    leaks_of,
+    rate_text,
+    since_text,
+    where_text,
+)
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
     FRAGMENTED,
@@ -155,7 +163,8 @@ def leak_lines(leaks: DeviceLeaks) -> list[Line]:
     """Return the lines about a leak: from where it is, and when memory runs out."""
     found = leaks_of(leaks)
     frames = found[0].frames
-    lines = [Line("from", where_text(found), frame=frames[0] if frames else None)]
+    where = where_text(found) + kept_text(found)
+    lines = [Line("from", where, frame=frames[0] if frames else None)]
     if leaks.oom_step is not None:
         lines.append(Line("from", f"memory ran out in step {leaks.oom_step:,}"))
     elif leaks.exhausted_step is not None:
@@ -211,7 +220,9 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     for holder in explanation.holders[:SHOWN_HOLDERS]:
         site = holder.site
         where = chain_text(site.call_site, holder.callers)
-        yield Line("lines", where, age_text(holder), site.size_bytes, site.call_site)
+        notes = age_text(holder), holder.kept_by and kept_by_text(holder.kept_by)
+        note = ", ".join(filter(None, notes))
+        yield Line("lines", where, note, site.size_bytes, site.call_site)
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

@@ -158,9 +158,11 @@ def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     return row
 
 
-def is_owned_at_end(snapshot: Snapshot, device: int, lives: Lifetimes, chosen: Column) -> Column:
-    """Return for each chosen block whether a model or an optimizer has it at the end: bool."""
-    row = rows_at_end(snapshot, device, lives)[chosen]
+def is_owned_at_end(snapshot: Snapshot, row: Column) -> Column:
+    """Return for each block whether a model or an optimizer has it at the end: bool.
+
+    The blocks are given as rows of the snapshot's blocks, -1 for those freed before the end.
+    """
     category, is_owned = snapshot.blocks.category[row[row >= 0]], np.zeros(len(row), bool)
     is_owned[row >= 0] = ~texts_matching(OF_NO_MODEL.__contains__, snapshot.strings, category)
     return is_owned

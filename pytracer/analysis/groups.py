@@ -7,7 +7,7 @@ from functools import partial
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
-from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, has_holders, held_memory, total_of
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Frame, Snapshot, Stacks
@@ -26,6 +26,9 @@ class Group:
         age: By "age": the age in steps; None if unknown.
         category: By "category" and "owner": what the blocks hold (see `CategoryUsage`).
         owner: By "owner": the name of the largest tensor in the blocks; None if none is known.
+        holder: By "holder": which Python object keeps the blocks' memory, as in "cache['k'] of
+            main()", or "losses[…] of main()" for several items; None if none is known, as for
+            blocks that were freed before the end of the file.
         stream: By "stream": the stream, as the allocator numbers it; None if unknown.
         pool: By "pool": the memory pool, as torch numbers it; (0, 0) is the default pool. None if
             unknown.
@@ -44,6 +47,7 @@ class Group:
     age: int | None = None
     category: str | None = None
     owner: str | None = None
+    holder: str | None = None
     module: str | None = None
     stream: int | None = None
     pool: tuple[int, int] | None = None
@@ -126,11 +130,16 @@ def groups_at(data: DeviceData, moment: Moment, by: str, depth: int) -> list[Gro
     """Return the blocks that are active at a moment, grouped as by `who_holds`.
 
     Raises:
-        PytracerError: The file lacks what the key needs: the trace, or the owners of blocks.
+        PytracerError: The file lacks what the key needs: the trace, or the owners or holders
+            of blocks.
     """
     path, held = data.snapshot.path, held_memory(data, moment.entry)
     if by in ("category", "owner") and not has_categories(data.snapshot):
         raise PytracerError(f"{path} has no owners of blocks, so no {by}")
+    if by == "holder" and not has_holders(data.snapshot):
+        raise PytracerError(
+            f"{path} has no holders of blocks: it does not say which Python objects keep memory"
+        )
     if by in ("phase", "step", "age") and held.entry is None:
         raise PytracerError(f"{path} has only the state at the end, without {by}s")
     if by in ("line", "caller", "stack"):

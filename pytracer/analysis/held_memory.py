@@ -4,7 +4,8 @@ A block is held from its allocation until its memory can serve another one (`fre
 memory_viz's timeline: the bytes of all rows add up to the moment's `active_bytes`.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,17 +17,26 @@ from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.modules import PREFIXES, modules_of
-from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
+from pytracer.reading.snapshot import PENDING_FREE, Column, Snapshot, Stacks
 from pytracer.reading.steps import step_at
 
 KEYS = (
-    *("line", "caller", "stack", "category", "owner", "module"),
+    *("line", "caller", "stack", "category", "owner", "holder", "module"),
     *("phase", "step", "age", "stream", "pool"),
 )
 """What memory can be grouped by; `groups` makes "line" and "caller" of the stacks."""
 
+NO_TENSOR = "no Python tensor"
+IS_GARBAGE = ", which gc.collect() would free"
+_OF_EXCEPTION = ", which the traceback of "
+_OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
+"""What files say of a block's holder: csrc/view/owners.cpp, and csrc/holders/search.cpp."""
+
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
+
+# An item is a number or a text in quotes, which may have brackets itself.
+_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]""")
 
 _Coded = tuple[int, Callable[[int], object], Column]
 """The values of a key: their number, a function from a code to its value, and a code a block."""
@@ -100,10 +110,10 @@ class HeldMemory:
 
         Args:
             keys: "stack": an index in `stacks`. "site": a number for `frame_at`. "category": as in
-                `CategoryUsage`. "owner" and "module": a name; None if none is known. "phase": that
-                of the allocation; "" for no phase, None if unknown. "step" and "age": the step of
-                the allocation, and how many steps ago this was; None if unknown. "stream": as the
-                allocator numbers it. "pool": as torch numbers it; None if unknown.
+                `CategoryUsage`. "owner", "holder" and "module": a name; None if none is known.
+                "phase": that of the allocation; "" for no phase, None if unknown. "step" and "age":
+                the step of the allocation, and how many steps ago this was; None if unknown.
+                "stream": as the allocator numbers it. "pool": as torch numbers it; None if unknown.
         """
         size_bytes = self.column("size_bytes")
         is_pending = self.column("free_requested_event") < (self.entry or 0)
@@ -127,6 +137,14 @@ class HeldMemory:
             Sum(key, *total)
             for key, *total in zip(zip(*keys_of, strict=True), *totals, strict=True)
         ]
+
+    @cached_property
+    def holder(self) -> Column:
+        """The Python object that keeps each active block: int64, an index in the `strings`.
+
+        Blocks that were freed before the end of the file have none, 0.
+        """
+        return file_holders(self.data.snapshot, self._row_at_end)
 
     @cached_property
     def _categories(self) -> BlockCategories:
@@ -159,6 +177,10 @@ class HeldMemory:
     def _by_owner(self) -> _Coded:
         strings = self.data.snapshot.strings
         return len(strings), lambda text: strings[text] or None, self._categories.owner
+
+    def _by_holder(self) -> _Coded:
+        names, name = holder_names(self.data.snapshot.strings, self.holder)
+        return len(names), names.__getitem__, name
 
     def _by_module(self) -> _Coded:
         phase = np.where(self.column("alloc_event") < 0, 0, self.column("user_metadata"))
@@ -273,3 +295,78 @@ def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
     result = np.zeros(groups, np.int64)
     np.add.at(result, group, values)
     return result
+
+
+def folded(holder: str) -> str:
+    """Return a holder without the items of its path, as in "losses[…] of main()"."""
+    return _ITEM.sub("[…]", holder)
+
+
+def is_of_exception(holder: str) -> bool:
+    """Return whether an exception that the program could drop keeps memory."""
+    return _OF_EXCEPTION in holder and not holder.endswith(_OF_PYTHON)
+
+
+def kept_by_text(holder: str) -> str:
+    """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
+    return f"{NO_TENSOR} keeps it" if holder == NO_TENSOR else f"kept by {holder}"
+
+
+def has_holders(snapshot: Snapshot) -> bool:
+    """Return whether a file says which Python objects keep blocks."""
+    return bool(snapshot.blocks.holder.any())
+
+
+def file_holders(snapshot: Snapshot, rows: Column) -> Column:
+    """Return the holders of blocks, given as rows of the snapshot's blocks, -1 for freed ones.
+
+    Returns:
+        int64, an index in the snapshot's `strings` for each block; 0: no holder is known.
+    """
+    holder = np.zeros(len(rows), np.int64)
+    holder[rows >= 0] = snapshot.blocks.holder[rows[rows >= 0]]
+    return holder
+
+
+def holder_names(strings: Sequence[str], holder: Column) -> tuple[list[str | None], Column]:
+    """Group holders that differ only in the items of their paths.
+
+    Args:
+        strings: The texts of holders.
+        holder: int64, an index in `strings` for each block.
+
+    Returns:
+        The name of each group: its only holder, or what its holders share, as in "losses[…]"; None
+        for blocks without a holder. And the group of each block, an index in the names.
+    """
+    groups: dict[str, set[str]] = {}
+    found, text = np.unique(holder, return_inverse=True)
+    for index in found.tolist():
+        groups.setdefault(folded(strings[index]), set()).add(strings[index])
+    numbers = {name: number for number, name in enumerate(groups)}
+    group = np.array([numbers[folded(strings[index])] for index in found.tolist()], np.int64)
+    return [_shared(each) or None for each in groups.values()], group[text]
+
+
+def _shared(holders: Collection[str]) -> str:
+    """Return the holders of a group as one, with the items that all of them have."""
+    items = [set(each) for each in zip(*map(_ITEM.findall, holders), strict=True)]
+    shown = iter(each.pop() if len(each) == 1 else "[…]" for each in items)
+    return _ITEM.sub(lambda _: next(shown), next(iter(holders)))
+
+
+def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
+    """Return the name of the holder of at least half of the bytes; None if there is none.
+
+    Args:
+        strings: The texts of holders.
+        holder: int64, an index in `strings` for each block.
+        size_bytes: int64, the bytes of each block.
+    """
+    names, group = holder_names(strings, holder)
+    sums = np.zeros(len(names), np.int64)
+    np.add.at(sums, group, size_bytes)
+    is_most = 2 * sums >= sums.sum()
+    return next(
+        (name for name, is_main in zip(names, is_most, strict=True) if name and is_main), None
+    )

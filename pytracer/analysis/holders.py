@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.held_memory import (
+    HeldMemory,
+    Sum,
+    has_holders,
+    held_memory,
+    main_holder,
+    total_of,
+)
 from pytracer.reading.snapshot import Frame
 
 MOST_CALLERS = 2
@@ -48,6 +55,8 @@ class Holder:
         oldest_age: The age of the site's oldest block in steps: 0 for a block of the current step.
             None if a block is older than the known steps, or the file has no steps.
         newest_age: The age of the site's newest block in steps; None if it is unknown.
+        kept_by: The Python object that keeps at least half of the site's bytes, as the `holder` of
+            `Group`; None if there is none, or if it is unknown.
     """
 
     site: Site
@@ -55,6 +64,7 @@ class Holder:
     callers: list[Frame]
     oldest_age: int | None
     newest_age: int | None
+    kept_by: str | None
 
 
 def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> list[Site]:
@@ -87,6 +97,7 @@ def holders_of(held: HeldMemory, top: int) -> list[Holder]:
                 callers=shared_callers(chains, parts, MOST_CALLERS),
                 oldest_age=oldest,
                 newest_age=newest,
+                kept_by=_kept_by(held, chains, total.key[0]),
             )
         )
     return holders
@@ -127,6 +138,15 @@ def _site(chains: CallChains, total: Sum, parts: list[Sum]) -> Site:
         count=total.count,
         frames=chains.stacks.frames(parts[0].key[-1]),
     )
+
+
+def _kept_by(held: HeldMemory, chains: CallChains, site: int) -> str | None:
+    """Return the Python object that keeps at least half of a call site's bytes."""
+    if not has_holders(held.data.snapshot):
+        return None
+    of_site = chains.sites[held.column("stack")] == site
+    size_bytes = held.column("size_bytes")[of_site]
+    return main_holder(held.data.snapshot.strings, held.holder[of_site], size_bytes)
 
 
 def _ages(held: HeldMemory) -> dict[int, tuple[int | None, int | None]]:

@@ -81,6 +81,8 @@ def _name(by: str, group: Group) -> str | Fitted:
         if by == "category":
             return category
         return f"({category})" if group.owner is None else printable(group.owner)
+    if by == "holder":
+        return "(not known)" if group.holder is None else printable(group.holder)
     if by == "module":
         return "(none)" if group.module is None else printable(group.module)
     if by == "pool":

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
+from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -132,6 +133,8 @@ def _growths_table(device: DeviceLeaks, top: int) -> Table:
 def _site(growth: Growth, is_mixed: bool) -> Fitted:
     callers = [frame for frame in growth.frames[1:] if frame.name != "<module>"]
     more = [f"phase {printable(growth.phase)}"] if growth.phase else []
+    if growth.kept_by:
+        more.append(kept_by_text(printable(growth.kept_by)))
     if growth.kind == "replaced":
         more.append("(each block is replaced by a larger one)")
     if is_mixed and growth.verdict == "unknown":

@@ -1,13 +1,14 @@
 """Reads which tensors, workspaces of cuBLAS and graphs of autograd own memory now."""
 
 import sys
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.gradients import GradientAccess
+from pytracer.owners.holders import Begin, HoldersNow
 from pytracer.owners.names import named_tensors
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
@@ -33,6 +34,9 @@ class OwnersNow:
         owners: The owners; of those with the same memory, the one that names it first.
         unread_gradients: Of how many parameters the gradient may not be read on this thread.
         unread: How many owners could not be read, or are beyond `MAX_OWNERS`.
+        holders: Addresses and devices of storages without an owner, or that a graph keeps, and who
+            holds them; "": nobody was found.
+        has_all_holders: Whether no Python tensor has the memory without an owner or a holder.
     """
 
     def __init__(self, devices: Collection[int], used: Collection[int] = ()) -> None:
@@ -45,6 +49,11 @@ class OwnersNow:
         self.owners: list[Owner] = []
         self.unread = 0
         self.unread_gradients = 0
+        self.holders: list[tuple[int, int, str]] = []
+        self.has_all_holders = False
+        self._graphs: dict[Begin, int] = {}  # the id of the tensor that keeps a saved one
+        self._later: dict[int, int] = {}
+        self._has_all_graphs = False
         self._devices, self._used = devices, used
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
@@ -52,7 +61,8 @@ class OwnersNow:
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with self._torch._C.DisableTorchFunction():
             self._read()
-        self._attempt(self._workspaces)
+            self._attempt(self._workspaces)
+            self._attempt(self._hold)
 
     def _read(self) -> None:
         parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
@@ -76,7 +86,7 @@ class OwnersNow:
         """
         begins = sorted((device, address) for address, _, device, *_ in self.owners)
         saved, known = SavedTensors(self._torch), set()
-        for name, tensor in saved.found():
+        for name, tensor, kept_by in saved.found():
             for memory in memory_of(self._torch, tensor):
                 begin = memory.device, memory.storage_address
                 if begin in known:
@@ -88,7 +98,34 @@ class OwnersNow:
                 if place == len(begins) or begins[place] >= end:
                     owner = memory.storage_address, size_bytes, memory.device
                     self._add_owner((*owner, _ACTIVATION, _SAVED, name))
+                    self._graphs[begin] = kept_by
         self.unread += saved.unread + (not saved.is_complete)
+        self._has_all_graphs, self._later = saved.is_complete, saved.later
+
+    def _hold(self) -> None:
+        """Find who holds what has no owner, and the graphs of autograd."""
+        named = sorted((device, address) for address, _, device, *_ in self.owners)
+        ends = {(device, address): address + size for address, size, device, *_ in self.owners}
+
+        def is_wanted(begin: Begin) -> bool:
+            """Return whether no owner is where a storage begins."""
+            place = bisect_right(named, begin) - 1
+            is_in = place >= 0 and named[place][0] == begin[0]
+            return begin[0] in self._devices and not (is_in and begin[1] < ends[named[place]])
+
+        graphs = {*self._graphs.values(), *self._later.values()}
+        now = HoldersNow(self._torch, is_wanted, graphs)
+        texts = now.of_tensors
+        for begin, tensor in self._graphs.items():
+            # Nobody may hold the tensor itself, but one that was computed from it.
+            path = []
+            while not texts.get(tensor) and tensor in self._later:
+                path.append(tensor)
+                tensor = self._later.pop(tensor)
+            now.found[begin] = texts.get(tensor, "")
+            texts.update(dict.fromkeys(path, now.found[begin]))
+        self.holders = [(address, device, text) for (device, address), text in now.found.items()]
+        self.has_all_holders = now.is_complete and self._has_all_graphs and not self.unread
 
     def _attempt(self, read: Any, *arguments: Any) -> None:
         try:
@@ -125,6 +162,7 @@ class OwnersNow:
     def _of_modules(self) -> Iterator[tuple[str, Any]]:
         """Add what modules have; yield the parameters."""
         named: list[Any] = []
+        self._attempt(REGISTRY.search)
         self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
         names: dict[int, str] = {}
         for name, tensor, is_buffer in named:
@@ -196,6 +234,8 @@ def read_owners(session: _core.Session) -> _core.Owners | None:
             now.owners,
             unread=now.unread + REGISTRY.dropped,
             unread_gradients=now.unread_gradients,
+            holders=now.holders,
+            has_all_holders=now.has_all_holders,
             has_all_modules=REGISTRY.is_complete,
         )
     except Exception as error:

@@ -1,7 +1,9 @@
 """The modules and optimizers of this process, found as they are made and used.
 
 Torch reports each parameter, buffer and submodule when a module gets it, and each optimizer when it
-steps. Modules and optimizers that are older than the first tracer are found once, when it starts.
+steps. Modules that were copied or unpickled, and those that are older than the first tracer, are
+found among all Python objects: when a tracer starts, before what models have is noted, and when a
+snapshot is written.
 """
 
 import contextlib
@@ -91,7 +93,7 @@ class Registry:
             self._handles.append(register(hook))
         self.is_complete = False  # also if a signal's handler ends the search
         if not _is_being_imported():
-            self._search(modules.Module, optimizers.Optimizer)
+            self.search()
         self.is_complete = True
 
     def _end(self) -> None:
@@ -135,6 +137,7 @@ class Registry:
         try:
             if self._noted_at != self._changes:
                 self._noted_at = self._changes
+                self.search()
                 note_modules(self.modules())
             note_optimizer(optimizer)
         except Exception:  # code of the program: a module or an optimizer that is not like torch's
@@ -156,15 +159,22 @@ class Registry:
                 return
         self.dropped += 1
 
-    def _search(self, module: type, optimizer: type) -> None:
-        # Only the types of objects are looked at, so hardly any code of the program runs.
-        self._changes += 1
-        for thing in _core.live_instances(module):
-            if id(thing) not in self._modules:
-                self._add(self._modules, id(thing), thing)
-        for thing in _core.live_instances(optimizer):
+    def search(self) -> None:
+        """Find the modules and optimizers that torch has not reported.
+
+        Only the types of objects are looked at, so hardly any code of the program runs.
+        """
+        modules = sys.modules.get("torch.nn.modules.module")
+        optimizers = sys.modules.get("torch.optim.optimizer")
+        if modules is None or optimizers is None:  # no torch
+            return
+        for thing in _core.live_instances(modules.Module, optimizers.Optimizer):
             try:
-                if thing not in self._optimizers:
+                if not isinstance(thing, optimizers.Optimizer):
+                    if id(thing) not in self._modules:
+                        self._changes += 1
+                        self._add(self._modules, id(thing), thing)
+                elif thing not in self._optimizers:
                     self._add(self._optimizers, thing, None)
             except Exception:  # code of the program: a hash
                 self.dropped += 1

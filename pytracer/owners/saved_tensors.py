@@ -30,17 +30,22 @@ class SavedTensors:
     Attributes:
         unread: How many nodes, and regions of checkpoints, could not be read.
         is_complete: Whether neither bound was reached.
+        later: Tensors that were computed from others, by the ids of the others: they keep what
+            these keep.
     """
 
     def __init__(self, torch: Any) -> None:
         """Read nothing yet."""
         self.unread = 0
         self.is_complete = True
+        self.later: dict[int, int] = {}
         self._torch = torch
         self._end = time.thread_time() + MAX_SECONDS
 
-    def found(self) -> Iterator[tuple[str, Any]]:
+    def found(self) -> Iterator[tuple[str, Any, int]]:
         """Yield names such as "MmBackward0.self", and the tensors; one tensor more than once.
+
+        The third is the id of a tensor that keeps the graph; 0: none is known.
 
         The caller must be a thread beside which no other one runs a backward pass, and must have
         switched off functions of the program that intercept those of tensors.
@@ -49,34 +54,46 @@ class SavedTensors:
         checkpoint = sys.modules.get("torch.utils.checkpoint")
         frame = getattr(checkpoint, "_CheckpointFrame", None)
         kinds = [torch.Tensor, torch._C._FunctionBase, *([frame] if frame else [])]
-        waiting, frames = [torch._C._current_autograd_node()], []
+        waiting: list[tuple[Any, int]] = [(torch._C._current_autograd_node(), 0)]
+        frames = []
+        made_by: dict[int, int] = {}  # tensors by nodes, both by id
         for thing in _core.live_instances(*kinds):
             if frame is not None and isinstance(thing, frame):
                 frames.append(thing)
             elif len(waiting) >= MAX_NODES:  # asking a tensor makes an object of its node too
                 self.is_complete = False
             elif isinstance(thing, torch.Tensor):
-                if (node := self._node_of(thing)) is not None:
-                    waiting.append(node)
+                if (node := self._node_of(thing)) is None:
+                    continue
+                if (first := made_by.setdefault(id(node), id(thing))) == id(thing):
+                    waiting.append((node, first))
+                else:  # another view of the same tensor
+                    self.later[id(thing)] = first
             else:
-                waiting.append(thing)
+                waiting.append((thing, 0))
         seen: dict[int, Any] = {}  # by id; the nodes stay alive meanwhile
         while waiting:
-            node = waiting.pop()
-            if node is None or id(node) in seen:
+            node, kept_by = waiting.pop()
+            if node is None:
+                continue
+            if (earlier := made_by.get(id(node), kept_by)) != kept_by:
+                self.later[earlier] = kept_by
+            if id(node) in seen:
                 continue
             if len(seen) >= MAX_NODES or time.thread_time() > self._end:
                 self.is_complete = False
                 break
             seen[id(node)] = node
             with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
-                waiting.extend(following for following, _ in node.next_functions)
+                waiting.extend((following, kept_by) for following, _ in node.next_functions)
             try:
-                yield from self._of_node(node)
+                for name, tensor in self._of_node(node):
+                    yield name, tensor, kept_by
             except Exception:  # attributes of a function of the program
                 self.unread += 1
         for thing in frames:
-            yield from self._of_checkpoint(thing)
+            for name, tensor in self._of_checkpoint(thing):
+                yield name, tensor, 0
 
     def _node_of(self, tensor: Any) -> Any:
         """Return the node that made a tensor; of a view, the one that made what it is a view of.

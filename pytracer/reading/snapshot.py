@@ -215,6 +215,8 @@ class Blocks(_Columns):
         category_rule: uint32, the fact that decided (docs/reference/snapshot-format.md).
         owner: uint32, the name of the largest tensor that has the block, or of the workspace, or
             of what the node calls the tensor that it keeps; "": none is known.
+        holder: uint32, which Python object keeps the block's memory alive, as in "cache[3] of
+            main()"; "": not searched, or not found.
         owners: int64, how many tensors have the block; 1 for a workspace.
     """
 
@@ -227,6 +229,7 @@ class Blocks(_Columns):
     category: Column
     category_rule: Column
     owner: Column
+    holder: Column
     owners: Column
 
 

@@ -174,6 +174,34 @@ def survived() -> None:
     del held
 
 
+def garbage() -> None:
+    """Leave objects that refer to each other; with REMEDY, do what pytracer says."""
+    gc.disable()
+    for _ in range(35):
+        attributes: dict[str, object] = {"kept": make(100)}
+        attributes["me"] = attributes
+        del attributes
+    if "REMEDY" in os.environ:
+        gc.collect()
+    make(1500)
+
+
+def retry() -> None:
+    """Try again with less while the exception is handled; with REMEDY, as pytracer says."""
+    try:
+        attempt(100)
+    except torch.OutOfMemoryError:
+        if "REMEDY" not in os.environ:
+            attempt(20)
+    attempt(20)
+
+
+def attempt(count: int) -> None:
+    kept = []
+    for _ in range(count):
+        kept.append(make(100))
+
+
 def random_program(seed: int) -> int:
     """Allocate and free at random; return the number of the allocation that failed."""
     rng = random.Random(seed)

@@ -129,6 +129,36 @@ def test_memory_of_others(backend: str, tmp_path: Path, is_silent: bool) -> None
     assert run(backend, tmp_path, "neighbour") == {"neighbour": "passed"}
 
 
+@pytest.mark.parametrize(
+    ("name", "kept_by", "advice"),
+    [
+        (
+            "garbage",
+            "a reference cycle of dict, which gc.collect() would free",
+            "gc.collect() would free 3.418 GiB: objects that refer to each other keep them",
+        ),
+        (
+            "retry",
+            "kept[…] of attempt(), which the traceback of the handled exception keeps",
+            "Try again outside of `except`: 3.906 GiB are kept",
+        ),
+    ],
+    ids=["garbage", "retry"],
+)
+def test_memory_that_nobody_uses(
+    backend: str, tmp_path: Path, name: str, kept_by: str, advice: str
+) -> None:
+    # WHEN the program fails because of memory that only garbage or an exception keeps
+    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}
+    path = sorted(tmp_path.glob(f"{name}/oom_*/*.pickle"))[-1]
+    (explanation,) = explain(load(path))
+    # THEN who keeps it is known, and the advice
+    assert explanation.holders[0].kept_by == kept_by
+    assert explanation.suggestions[0].why.startswith(advice)
+    # AND the program passes with it
+    assert run(backend, tmp_path, name, REMEDY="1") == {name: "passed"}
+
+
 def test_a_leak(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that keeps memory of each step, and one that keeps that of the last steps
     names = ("leaking", "not_leaking")

@@ -69,6 +69,35 @@ def test_the_lines_of_a_log() -> None:
 
 
 @pytest.mark.parametrize(
+    ("holders", "expected"),
+    [
+        (["losses[0] of main()", "losses[1] of main()"], "losses[…] of main()"),
+        (["losses[0] of main()", "", ""], None),
+        (["losses[0] of main()", ""], "losses[0] of main()"),
+        (["losses[0] of main()", "x of main()", "y of main()"], None),
+        (["", ""], None),
+    ],
+)
+def test_what_keeps_half_of_the_bytes_of_a_call_site(
+    holders: list[str], expected: str | None
+) -> None:
+    # GIVEN the blocks of a line, and more memory of another line with one holder
+    program = Program()
+    for item in range(8):
+        program.hold(program.alloc(KIB, ("train.py", "other", 1)), f"other[{item}] of main()")
+    for holder in holders:
+        address = program.alloc(KIB, MODEL)
+        if holder:
+            program.hold(address, holder)
+    (found,) = explain(program.snapshot())
+    other, model = found.holders
+    assert (other.kept_by, model.kept_by) == ("other[…] of main()", expected)
+    # AND the log has it
+    (lines,) = (line for line in log_lines(answer_of(found)) if line.startswith("lines: "))
+    assert lines.endswith(f"(kept by {expected})" if expected else "forward")
+
+
+@pytest.mark.parametrize(
     ("of_first", "callers"), [(8, ["first", "main"]), (7, []), (2, ["second", "main"])]
 )
 def test_callers_are_those_of_most_bytes(of_first: int, callers: list[str]) -> None:

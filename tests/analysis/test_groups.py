@@ -17,6 +17,7 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import who_holds
 from pytracer.analysis.groups import Group
+from pytracer.analysis.held_memory import folded
 from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json
@@ -115,6 +116,69 @@ def test_moments_that_do_not_exist(arguments: list[str], message: str) -> None:
     result = invoke(CUDA, *arguments)
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("holder", "expected"),
+    [
+        ("losses[41] of main()", "losses[…] of main()"),
+        ("self.cache['k']['a]b'] of Trainer.step()", "self.cache[…][…] of Trainer.step()"),
+        ("""x["it's ["].y[-1] of class train.X""", "x[…].y[…] of class train.X"),
+        (r"x['\\'] of f()", "x[…] of f()"),
+        ("no Python tensor", "no Python tensor"),
+        ("x[1 of f()", "x[1 of f()"),
+    ],
+)
+def test_items_are_folded(holder: str, expected: str) -> None:
+    assert folded(holder) == expected
+
+
+def test_items_that_holders_share_are_shown() -> None:
+    program = Program()
+    for item in range(3):
+        address = program.alloc(1000, ("train.py", "main", 1))
+        program.hold(address, f"kept['val'][{item}] of main()")
+    (held,) = who_holds(program.snapshot(), by="holder")
+    assert [group.holder for group in held.groups] == ["kept['val'][…] of main()"]
+
+
+def test_holders() -> None:
+    # GIVEN blocks that items of a list keep, a block of one item, a freed one, and others
+    program = Program()
+    for item in range(3):
+        program.hold(program.alloc(1024, ("a.py", "f", 1)), f"losses[{item}] of main()")
+    program.hold(program.alloc(512, ("a.py", "f", 2)), "cache['k'] of main()")
+    freed = program.alloc(2048, ("a.py", "f", 1))
+    program.hold(freed, "freed of main()")
+    program.alloc(1024, ("a.py", "f", 2))
+    program.free(freed)
+    snapshot = program.snapshot()
+    # THEN the items of the list are one group, and one item keeps its name
+    (end,) = who_holds(snapshot, at="end", by="holder")
+    assert [(group.holder, group.size_bytes, group.count) for group in end.groups] == [
+        ("losses[…] of main()", 3072, 3),
+        (None, 1024, 1),
+        ("cache['k'] of main()", 512, 1),
+    ]
+    # AND at an earlier moment, blocks that still exist at the end have theirs
+    (peak,) = who_holds(snapshot, at="peak", by="holder")
+    assert [(group.holder, group.size_bytes) for group in peak.groups] == [
+        (None, 3072),
+        ("losses[…] of main()", 3072),
+        ("cache['k'] of main()", 512),
+    ]
+
+
+def test_the_command_by_holder(tmp_path: Path) -> None:
+    program = Program()
+    program.hold(program.alloc(1024, ("a.py", "f", 1)), "x[1] of main()")
+    program.alloc(512, ("a.py", "f", 1))
+    rows = cells(invoke(program.write(tmp_path / "a.pickle"), "--by", "holder").output)
+    assert [row[-1] for row in rows[-2:]] == ["x[1] of main()", "(not known)"]
+    # AND a file of a recorder that does not search for holders is no answer
+    result = invoke(CUDA, "--by", "holder")
+    assert result.exit_code == 1
+    assert "has no holders of blocks: it does not say" in " ".join(result.stderr.split())
 
 
 def test_streams_and_pools() -> None:

@@ -141,6 +141,30 @@ def test_growth_of_an_owner(category: str, rule: str, verdict: str) -> None:
     assert observed(step).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"), [(1, "losses[…] of main()"), (2, "losses[…] of main()"), (3, None)]
+)
+def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
+    # GIVEN memory that grows, of which a list keeps one block of a few
+    def step(program: Program, number: int) -> None:
+        address = program.alloc(SIZE, LINE)
+        if number % every == 0:
+            program.hold(address, f"losses[{number}] of main()")
+
+    # THEN the answer names the list if it keeps at least half of the bytes
+    device = observed(step)
+    assert device.growths[0].kept_by == expected
+    assert ("train_step, kept by losses[…] of main()." in answer(device)) == (expected is not None)
+
+    # AND where lines leak, what keeps at least half of their memory
+    def several(program: Program, number: int) -> None:
+        step(program, number)
+        program.alloc(SIZE, MODEL)
+        program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
+
+    assert "2 other lines, kept by x of main()." in answer(observed(several))
+
+
 def test_a_step_that_ran_out_of_memory_does_not_count() -> None:
     # GIVEN a program that frees the memory of each step, and runs out of memory in a step
     def step(program: Program, number: int) -> None:

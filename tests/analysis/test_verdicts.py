@@ -142,6 +142,7 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
     for name in ("rate_text", "since_text", "where_text"):
         monkeypatch.setattr(module, name, lambda *_: "")
+    monkeypatch.setattr(module, "kept_text", lambda _: ", kept by x of main()")
     leaks = SimpleNamespace(
         verdict="leak",
         bytes_per_step=GIB,
@@ -149,7 +150,9 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     )
     failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
     # WHEN / THEN
-    assert kinds(failed, leaks=leaks) == expected
+    (verdict,) = verdicts(failed, replace(AROUND, leaks=leaks))
+    assert [verdict.kind] == expected
+    assert (", kept by x of main(), 2 GiB in all." in verdict.text) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts
     for requested, kind in ((GIB, LEAK), (2 * GIB, LEAK), (2 * GIB + 1, UNKNOWN)):
         refused = oom(requested, device_free_bytes=8 * GIB, available_bytes=8 * GIB)

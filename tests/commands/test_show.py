@@ -11,6 +11,7 @@ from typing import Any
 
 import commands
 import pytest
+from commands import cells
 from synthetic_snapshots import Program, file_metadata
 
 import pytracer
@@ -60,10 +61,12 @@ def write_fragmented(path: Path, **metadata: Any) -> Path:
     return path
 
 
-def training(*, leaks: bool, survives: bool = False, **metadata: Any) -> Program:
-    """Return a program of twelve steps that keeps 1 MiB of each, or not.
+def training(
+    *, leaks: bool, survives: bool = False, has_holders: bool = False, **metadata: Any
+) -> Program:
+    """Return a program of twelve steps that keeps 1 MiB of each in a list, or not.
 
-    If it survives one, memory runs out in step 2.
+    If it survives one, memory runs out in step 2. `has_holders`: the file names the list.
     """
     program, steps = Program(), []
     for step in range(1, 13):
@@ -71,6 +74,8 @@ def training(*, leaks: bool, survives: bool = False, **metadata: Any) -> Program
         if survives and step == 2:
             program.out_of_memory(400 * MIB, 150 * MIB)
         kept = program.alloc(MIB, TRAIN, MAIN)
+        if has_holders:
+            program.hold(kept, f"self.losses[{step}] of Trainer.main()")
         if not leaks:
             program.free(kept)
         program.free(program.alloc(MIB // 2, ("/job/model.py", "forward", 7), TRAIN))
@@ -156,6 +161,20 @@ def test_a_leak() -> None:
          more    pytracer show a.pickle --all
                  pytracer view a.pickle
         """)
+
+
+def test_what_keeps_a_leak() -> None:
+    # GIVEN a leak whose blocks are items of a list
+    path = training(leaks=True, has_holders=True).write(Path("a.pickle"))
+    # THEN the leak and the row of its line name the list, in lines of 80 characters
+    output = invoke(path).output
+    assert max(map(len, output.splitlines())) <= 80
+    text = " ".join(output.split())
+    assert "called from job/train.py:90 main, kept by self.losses[…] of Trainer.main() " in text
+    assert "(0-11 steps old, kept by self.losses[…] of Trainer.main())" in text
+    # AND so does the row of the search for leaks
+    rows = cells(invoke(path, "--leaks").output)
+    assert "kept by self.losses[…] of Trainer.main()" in " ".join(row[-1] for row in rows)
 
 
 def test_no_problem() -> None:

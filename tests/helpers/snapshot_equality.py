@@ -26,7 +26,7 @@ def contents(snapshot: Snapshot) -> dict[str, Any]:
         "pool": [tuple(pool) for pool in snapshot.pools.tolist()],
         "stack": stacks,
         **dict.fromkeys(("kind", "compile_context", "user_metadata"), strings),
-        **dict.fromkeys(("category", "category_rule", "owner"), strings),
+        **dict.fromkeys(("category", "category_rule", "owner", "holder"), strings),
     }
     # Index 0 is always the empty value.
     assert (strings[0], stacks[0], meanings["pool"][0]) == ("", ((), None), (0, 0))

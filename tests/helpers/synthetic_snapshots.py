@@ -79,6 +79,10 @@ class Program:
         about = {"category": category, "category_rule": rule, "owner": owner, "owners": 1}
         self._alive[address] |= about
 
+    def hold(self, address: int, holder: str) -> None:
+        """Name the Python object that keeps a live block."""
+        self._alive[address]["holder"] = holder
+
     def release_free_segments(self) -> None:
         """Release the segments without live blocks. The program must not allocate afterwards."""
         used = {address // SEGMENT for address in self._alive}

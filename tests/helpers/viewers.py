@@ -48,6 +48,7 @@ SEGMENT_TYPES = {
 BLOCK_TYPES = {"address": int, "size": int, "requested_size": int, "state": str, "frames": list}
 CATEGORY_TYPES = {"category": str, "category_rule": str}  # pytracer's own, as the next
 OWNER_TYPES = {"owner": str, "owners": int}
+HOLDER_TYPES = {"holder": str}
 EVENT_TYPES = {
     "action": str,
     "addr": int,
@@ -295,6 +296,7 @@ def _check_segment(segment: Any, where: str) -> None:
     for number, block in enumerate(segment["blocks"]):
         inside = f"{where} block {number}"
         types = BLOCK_TYPES | (CATEGORY_TYPES if "category" in block else {})
+        types |= HOLDER_TYPES if "holder" in block else {}
         _check_types(block, types | (OWNER_TYPES if "owner" in block else {}), inside)
         _check_range(block["address"], block["size"], inside)
         _require(block["address"] == address, f"{inside}: at {block['address']}, not {address}")

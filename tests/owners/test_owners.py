@@ -89,7 +89,7 @@ def test_a_search_keeps_nothing_alive() -> None:
         alive = [weakref.ref(model), weakref.ref(model.weight), weakref.ref(tensor)]
         # WHEN a search ends, THEN the program's objects are freed at once
         registry = Registry()
-        registry._search(nn.Module, torch.optim.Optimizer)
+        registry.search()
         assert any(model is module for module in registry.modules())
         del model, tensor
         assert [reference() for reference in alive] == [None, None, None]
@@ -101,7 +101,7 @@ def test_a_search_that_is_interrupted_is_incomplete(monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Registry, "_search", interrupt)
+    monkeypatch.setattr(Registry, "search", interrupt)
     registry = Registry()
     with pytest.raises(KeyboardInterrupt):
         registry.follow()
@@ -113,7 +113,7 @@ def test_nothing_is_searched_for_while_torch_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches = []
-    monkeypatch.setattr(Registry, "_search", lambda *_: not searches.append(1))
+    monkeypatch.setattr(Registry, "search", lambda *_: not searches.append(1))
     # WHEN a tracer starts at the end of torch's import, as with PYTRACER=1
     monkeypatch.setattr(torch.__spec__, "_initializing", True)
     registry = Registry()
@@ -337,7 +337,7 @@ def test_a_block_that_is_younger_than_the_owners_has_no_name() -> None:
         (tensor.data_ptr(), 4000, _core.CPU_DEVICE, 1, 2, name)
         for tensor, name in ((first, "first"), (second, "second"))
     ]
-    view = tracer._session.view(owners=_core.Owners(marks, owners, 0, 0, True))
+    view = tracer._session.view(owners=_core.Owners(marks, owners, 0, 0, True, [], True))
     blocks = blocks_in(pickle.loads(view.to_bytes({}, {})))
     tracer.stop()
     # THEN only the block that was live at the reading has its name
@@ -357,7 +357,7 @@ def test_marks_of_an_earlier_recording_name_nothing() -> None:
     # WHEN a block of the new recording has the address of an owner
     tensor = torch.ones(1000)
     owner = (tensor.data_ptr(), 4000, _core.CPU_DEVICE, 1, 2, "wrong")
-    view = tracer._session.view(owners=_core.Owners(marks, [owner], 0, 0, True))
+    view = tracer._session.view(owners=_core.Owners(marks, [owner], 0, 0, True, [], True))
     blocks = blocks_in(pickle.loads(view.to_bytes({}, {})))
     tracer.stop()
     # THEN it is not named

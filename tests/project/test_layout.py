@@ -48,11 +48,12 @@ BASE = ("child_process", "log", "text", "atomic_file", "variables", "errors")
 BASE_OF_READING = ("text", "atomic_file", "variables", "errors")
 
 INCLUDES = {
-    "python": ("session", "snapshot", "view", "record", "frames", "support", "hooks"),
+    "python": ("session", "snapshot", "view", "record", "holders", "frames", "support", "hooks"),
     "session": ("view", "record", "frames", "support", "hooks"),
     "snapshot": ("view", "record", "frames", "support", "hooks"),
     "view": ("record", "frames", "support", "hooks"),
     "record": ("frames", "support", "hooks"),
+    "holders": ("frames", "support", "hooks"),
     "frames": ("support", "hooks"),
     "simulator": ("reading", "support"),
     "reading": ("support",),

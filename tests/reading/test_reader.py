@@ -130,6 +130,22 @@ def test_missing_keys_have_defaults() -> None:
     assert snapshot.allocator_settings == {}
 
 
+def test_holders_of_blocks() -> None:
+    # GIVEN a file with the Python object that keeps one of its blocks
+    blocks = [{**BLOCKS[0], "holder": "losses[41] of main()"}, *BLOCKS[1:]]
+    content = {**SNAPSHOT, "segments": [{**SEGMENT, "blocks": blocks}]}
+    snapshot = load(pickle.dumps(content))
+    # THEN the other blocks have none
+    assert_same(snapshot, reference_reader.convert(content))
+    holders = [snapshot.strings[holder] for holder in snapshot.blocks.holder]
+    assert holders == ["losses[41] of main()", "", ""]
+    assert not snapshot.unknown_keys
+    # AND a holder that is no text is refused
+    blocks[0] |= {"holder": 3}
+    with pytest.raises(PytracerError, match="a block's holder has a wrong type"):
+        load(pickle.dumps(content))
+
+
 def test_lists_and_histories_of_old_versions() -> None:
     # GIVEN the format before torch 2.0: a list of segments, whose blocks have a history
     history = [{"addr": 4096, "real_size": 100, "frames": STACK}]

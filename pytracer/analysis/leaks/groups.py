@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from pytracer.analysis.held_memory import main_holder
 from pytracer.analysis.leaks.callers import Callers, by, divided, shared_frames
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
@@ -47,7 +48,7 @@ class Observation:
         volume_bytes: int64, the requested bytes of all allocations in each slot; None if unknown.
         older_death, older_bytes: int64, the slot of the release and the size of each block that is
             older than the first slot, whose stack is unknown.
-        phases: The names of the phases.
+        strings: The texts by the numbers of `Lives.phase` and `Lives.holder`.
     """
 
     lives: Lives
@@ -60,7 +61,7 @@ class Observation:
     volume_bytes: Column | None = None
     older_death: Column = field(default_factory=lambda: np.zeros(0, np.int64))
     older_bytes: Column = field(default_factory=lambda: np.zeros(0, np.int64))
-    phases: Sequence[str] = ("",)
+    strings: Sequence[str] = ("",)
 
 
 def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Release]]:
@@ -190,7 +191,7 @@ class _Search:
             reason=reason,
             kind=kind,
             frames=shared_frames(suspects, self.callers),
-            phase=self.seen.phases[int(phases[0])] if len(phases) == 1 else None,
+            phase=self.seen.strings[int(phases[0])] if len(phases) == 1 else None,
             bytes_per_step=line.slope,
             least_bytes_per_step=line.least,
             most_bytes_per_step=line.most,
@@ -200,6 +201,7 @@ class _Search:
             is_older=is_older,
             held_bytes=held_bytes,
             blocks=len(held),
+            kept_by=main_holder(self.seen.strings, held.holder, held.size_bytes),
         )
 
     def _grew_shortly(self, held_bytes: int, bytes_per_step: float) -> str:

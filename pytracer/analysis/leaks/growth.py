@@ -34,6 +34,7 @@ class Lives:
         stack: int64, a number that identifies the stack.
         phase: int64, a number that identifies the phase.
         is_freed_later: bool, whether the block was released after the end of the last slot.
+        holder: int64, a number that identifies the Python object that keeps the block; 0: unknown.
     """
 
     birth: Column
@@ -42,6 +43,7 @@ class Lives:
     stack: Column
     phase: Column
     is_freed_later: Column
+    holder: Column
 
     def __len__(self) -> int:
         """Return the number of blocks."""

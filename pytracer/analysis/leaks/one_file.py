@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.block_categories import is_owned_at_end
+from pytracer.analysis.block_categories import is_owned_at_end, rows_at_end
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import file_holders
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
@@ -199,6 +200,7 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
     # A block older than the first slot that was released has no stack: its allocation is missing.
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
     found = np.flatnonzero(is_carried & ~is_lost)
+    row = rows_at_end(data.snapshot, data.device, blocks)[found]
     lives = Lives(
         birth=birth[found],
         death=death[found],
@@ -207,11 +209,12 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         phase=blocks.user_metadata[found].astype(np.int64),
         is_freed_later=(death[found] == count)
         & (blocks.free_requested_event[found] < len(data.trace)),
+        holder=file_holders(data.snapshot, row),
     )
     has_steps = slots.unit == "step"
     return Observation(
         lives=lives,
-        is_owned=is_owned_at_end(data.snapshot, data.device, blocks, found),
+        is_owned=is_owned_at_end(data.snapshot, row),
         slots=count,
         position=slots.position,
         has_steps=has_steps,
@@ -220,5 +223,5 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         volume_bytes=volume,
         older_death=death[is_lost],
         older_bytes=blocks.size_bytes[is_lost],
-        phases=data.snapshot.strings,
+        strings=data.snapshot.strings,
     )

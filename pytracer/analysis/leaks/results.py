@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.held_memory import kept_by_text, main_holder
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, size
 
@@ -33,6 +36,8 @@ class Growth:
         is_older: Whether the growth began before the first event of the file.
         held_bytes: The bytes that these blocks held at the end of the last step.
         blocks: The number of these blocks.
+        kept_by: The Python object that keeps at least half of these bytes, as the `holder` of
+            `Group`; None if there is none, or if it is unknown.
     """
 
     verdict: Verdict
@@ -49,6 +54,7 @@ class Growth:
     is_older: bool
     held_bytes: int
     blocks: int
+    kept_by: str | None
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,17 @@ def where_text(growths: Sequence[Growth]) -> str:
     return text
 
 
+def kept_text(growths: Sequence[Growth]) -> str:
+    """Return what keeps at least half of the memory, as in ", kept by losses[…] of main()".
+
+    Returns "" if that is unknown.
+    """
+    names = [growth.kept_by or "" for growth in growths]
+    size_bytes = np.array([growth.held_bytes for growth in growths], np.int64)
+    name = main_holder(names, np.arange(len(names)), size_bytes)
+    return "" if name is None else f", {kept_by_text(name)}"
+
+
 def _caller(growths: Sequence[Growth]) -> Frame | None:
     """Return the innermost caller that the largest growths share, in the user's own code."""
     largest = growths[0]
@@ -192,7 +209,7 @@ def answer(device: DeviceLeaks) -> str:
     if device.verdict == "leak":
         leaks = leaks_of(device)
         text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
-        text += f"{where_text(leaks)}."
+        text += f"{where_text(leaks)}{kept_text(leaks)}."
         if device.oom_step is not None:
             text += f" Memory ran out in step {device.oom_step:,}."
         elif device.exhausted_step is not None:
@@ -207,7 +224,7 @@ def answer(device: DeviceLeaks) -> str:
     if device.growths:
         growth = device.growths[0]
         text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
-        text += f"from {where_text([growth])}."
+        text += f"from {where_text([growth])}{kept_text([growth])}."
     return text
 
 

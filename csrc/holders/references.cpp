@@ -1,0 +1,197 @@
+#include "holders/references.h"
+
+#include <structmember.h>
+
+#include <cstring>
+
+namespace pytracer {
+
+namespace {
+
+constexpr Py_ssize_t kMaxItems = 1'000'000;  // of a container, in which an index is looked for
+constexpr int kMaxTuple = 4;                 // elements of a tuple that is a key
+
+std::string key_text(PyObject* key, int nesting = 0) {
+  if (PyUnicode_Check(key)) return "'" + text_of(key) + "'";
+  if (key == Py_True) return "True";
+  if (key == Py_False) return "False";
+  if (key == Py_None) return "None";
+  if (PyLong_CheckExact(key)) {
+    int overflow = 0;
+    const long number = PyLong_AsLongAndOverflow(key, &overflow);
+    return overflow != 0 ? "..." : std::to_string(number);
+  }
+  if (PyTuple_CheckExact(key) && nesting < 2 && PyTuple_GET_SIZE(key) <= kMaxTuple) {
+    std::string text = "(";
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+      text += (i == 0 ? "" : ", ") + key_text(PyTuple_GET_ITEM(key, i), nesting + 1);
+    }
+    return text + (PyTuple_GET_SIZE(key) == 1 ? ",)" : ")");
+  }
+  return "<" + class_name(Py_TYPE(key)) + ">";
+}
+
+bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes) {
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  for (Py_ssize_t i = 0; i < kMaxItems && PyDict_Next(dict, &position, &key, &value); ++i) {
+    if (value == held) {
+      const bool is_name = is_attributes && PyUnicode_Check(key);
+      path += is_name ? "." + text_of(key) : "[" + key_text(key) + "]";
+      return true;
+    }
+    if (key == held) {
+      path += " (a key)";
+      return true;
+    }
+  }
+  return false;
+}
+
+template <PyObject* (*kItem)(PyObject*, Py_ssize_t)>
+bool append_index(std::string& path, PyObject* sequence, Py_ssize_t size, PyObject* held) {
+  for (Py_ssize_t i = 0; i < size && i < kMaxItems; ++i) {
+    if (kItem(sequence, i) == held) {
+      path += "[" + std::to_string(i) + "]";
+      return true;
+    }
+  }
+  return false;
+}
+
+PyObject* item_of_list(PyObject* list, Py_ssize_t i) { return PyList_GET_ITEM(list, i); }
+PyObject* item_of_tuple(PyObject* tuple, Py_ssize_t i) { return PyTuple_GET_ITEM(tuple, i); }
+
+// The attributes that are no members of their types.
+const char* known_attribute(PyObject* holder, PyObject* held) {
+  if (PyCell_Check(holder)) return ".cell_contents";
+  if (PyFunction_Check(holder)) {
+    auto* function = reinterpret_cast<PyFunctionObject*>(holder);
+    if (held == function->func_closure) return ".__closure__";
+    if (held == function->func_defaults) return ".__defaults__";
+    if (held == function->func_kwdefaults) return ".__kwdefaults__";
+  }
+  if (PyMethod_Check(holder)) return held == PyMethod_GET_SELF(holder) ? ".__self__" : ".__func__";
+  if (PyCFunction_Check(holder) && held == PyCFunction_GET_SELF(holder)) return ".__self__";
+  if (PyExceptionInstance_Check(holder)) {
+    auto* error = reinterpret_cast<PyBaseExceptionObject*>(holder);
+    if (held == error->traceback) return ".__traceback__";
+    if (held == error->context) return ".__context__";
+    if (held == error->cause) return ".__cause__";
+    if (held == error->args) return ".args";
+  }
+  return nullptr;
+}
+
+// Members of types in C, and __slots__.
+const char* member_name(PyObject* holder, PyObject* held) {
+  for (PyTypeObject* type = Py_TYPE(holder); type != nullptr; type = type->tp_base) {
+    for (PyMemberDef* member = type->tp_members; member != nullptr && member->name; ++member) {
+      if (member->type != T_OBJECT && member->type != T_OBJECT_EX) continue;
+      char* const place = reinterpret_cast<char*>(holder) + member->offset;
+      if (*reinterpret_cast<PyObject**>(place) == held) return member->name;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string text_of(PyObject* string, size_t most) {
+  if (string == nullptr || !PyUnicode_Check(string)) return "?";
+  const auto length = static_cast<size_t>(PyUnicode_GET_LENGTH(string));
+  PyObject* part = PyUnicode_Substring(string, 0, static_cast<Py_ssize_t>(most));
+  PyObject* bytes = part ? PyUnicode_AsEncodedString(part, "utf-8", "replace") : nullptr;
+  std::string text = "?";
+  if (bytes != nullptr) text.assign(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
+  Py_XDECREF(bytes);
+  Py_XDECREF(part);
+  PyErr_Clear();  // there is no memory
+  for (char& each : text) {
+    if (static_cast<unsigned char>(each) < ' ') each = '?';
+  }
+  return length > most ? text + "..." : text;
+}
+
+std::string class_name(PyTypeObject* type) {
+  if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+    return text_of(reinterpret_cast<PyHeapTypeObject*>(type)->ht_qualname);
+  }
+  const char* const dot = std::strrchr(type->tp_name, '.');
+  return dot != nullptr ? dot + 1 : type->tp_name;
+}
+
+std::string variable_name(PyCodeObject* code, int slot) {
+  PyObject* const names = names_of_variables(code, slot);
+  return names ? text_of(PyTuple_GET_ITEM(names, slot)) : "?";
+}
+
+std::string function_name(PyCodeObject* code) {
+#if PY_VERSION_HEX >= 0x030b0000
+  return text_of(code->co_qualname, 100);
+#else
+  return text_of(code->co_name, 100);
+#endif
+}
+
+int variable_of(PythonFrame* frame, PyObject* held) {
+  const int count = variable_count(frame);
+  for (int slot = 0; slot < count; ++slot) {
+    if (variables(frame)[slot] == held) return slot;
+  }
+  return -1;
+}
+
+PythonFrame* frame_in(PyObject* holder) {
+  if (PyFrame_Check(holder)) return frame_of_object(holder);
+  const bool is_generator =
+      PyGen_CheckExact(holder) || PyCoro_CheckExact(holder) || PyAsyncGen_CheckExact(holder);
+  return is_generator ? frame_of_generator(holder) : nullptr;
+}
+
+void append_reference(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes) {
+  const bool was_attributes = is_attributes;
+  is_attributes = false;
+  if (PyDict_Check(holder) && append_dict(path, holder, held, was_attributes)) return;
+  if (PyList_Check(holder) &&
+      append_index<item_of_list>(path, holder, PyList_GET_SIZE(holder), held)) {
+    return;
+  }
+  if (PyTuple_Check(holder) &&
+      append_index<item_of_tuple>(path, holder, PyTuple_GET_SIZE(holder), held)) {
+    return;
+  }
+  if (PyAnySet_Check(holder)) {
+    path += " (an element)";
+    return;
+  }
+  if (const char* name = known_attribute(holder, held)) {
+    path += name;
+    return;
+  }
+  if (PyModule_Check(holder)) {
+    is_attributes = held == PyModule_GetDict(holder);
+    if (is_attributes) return;
+  }
+  if (PyType_Check(holder)) {
+    is_attributes = held == reinterpret_cast<PyTypeObject*>(holder)->tp_dict;
+    if (is_attributes) return;
+  }
+  if (const char* name = member_name(holder, held)) {
+    is_attributes = std::strcmp(name, "__dict__") == 0;
+    if (!is_attributes) path += std::string(".") + name;
+    return;
+  }
+  // This makes the dict of an object that keeps its attributes without one. Nothing else tells their
+  // names in all versions of Python.
+  if (PyObject* attributes = PyObject_GenericGetDict(holder, nullptr)) {
+    is_attributes = attributes == held;
+    const bool is_found = is_attributes || append_dict(path, attributes, held, true);
+    Py_DECREF(attributes);
+    if (is_found) return;
+  }
+  PyErr_Clear();  // an object without attributes
+  path += " (inside a " + class_name(Py_TYPE(holder)) + ")";
+}
+
+}  // namespace pytracer

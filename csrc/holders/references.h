@@ -1,0 +1,36 @@
+// How one Python object refers to another, as the Python expression that leads from one to the other.
+//
+// No code of the program runs, and nothing is compared by value: objects are found by address alone.
+// The GIL is held, and the collector must not run.
+#pragma once
+
+#include <string>
+
+#include "holders/frame_variables.h"
+
+namespace pytracer {
+
+// At most `most` characters of a string, with replacements for what is no Unicode; "?": not a string.
+std::string text_of(PyObject* string, size_t most = 60);
+
+// The name of a class without its module, such as "Trainer" or "list".
+std::string class_name(PyTypeObject* type);
+
+// The name of the variable in a slot of a frame's local variables.
+std::string variable_name(PyCodeObject* code, int slot);
+
+// The name of a function, such as "Trainer.step"; before Python 3.11 without its class.
+std::string function_name(PyCodeObject* code);
+
+// The slot of a frame's local variables that refers to an object; -1: none does.
+int variable_of(PythonFrame* frame, PyObject* held);
+
+// The frame in a frame object, or in a generator or coroutine that waits; null: there is none.
+PythonFrame* frame_in(PyObject* holder);
+
+// Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache". `is_attributes`: whether
+// `holder` is the dict of attributes of what the path leads to; set to whether `held` is the one of
+// `holder`, which then adds nothing.
+void append_reference(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
+
+}  // namespace pytracer

@@ -1,0 +1,125 @@
+#include "holders/roots.h"
+
+#include "holders/references.h"
+
+namespace pytracer {
+
+namespace {
+
+// The result of a function of `sys` without arguments, a new reference; null if there is none.
+PyObject* ask_sys(const char* function) {
+  PyObject* const callable = PySys_GetObject(function);  // borrowed
+  PyObject* const result = callable ? PyObject_CallNoArgs(callable) : nullptr;
+  PyErr_Clear();
+  return result;
+}
+
+std::string module_name(PyObject* variables) {
+  return text_of(PyDict_GetItemString(variables, "__name__"), 100);
+}
+
+bool is_in(PyCodeObject* code, const std::string& folder) {
+  return !folder.empty() && text_of(code->co_filename, folder.size()).rfind(folder, 0) == 0;
+}
+
+}  // namespace
+
+Roots::Roots(const std::string& ours) {
+  if (PyObject* exceptions = ask_sys("_current_exceptions")) {
+    add_exceptions(exceptions);
+    Py_DECREF(exceptions);
+  }
+  if (PyObject* data = PyThreadState_GetDict()) add(data, {Kind::thread, 0, nullptr, 0});
+  if (PyObject* threads = ask_sys("_current_frames")) {
+    add_frames(threads, ours);
+    Py_DECREF(threads);
+  }
+  add_modules();
+}
+
+void Roots::add(PyObject* object, const Root& root) {
+  if (object == nullptr || object == Py_None) return;
+  const auto [place, is_new] = found_.try_emplace(object, root);
+  const size_t references = (is_new ? 0 : place->second.references) + root.references;
+  if (root.kind >= place->second.kind) place->second = root;
+  place->second.references = references;
+}
+
+void Roots::add_exceptions(PyObject* exceptions) {
+  PyObject *thread, *exception;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(exceptions, &position, &thread, &exception)) {
+    if (PyTuple_Check(exception) && PyTuple_GET_SIZE(exception) == 3) {  // before Python 3.12
+      exception = PyTuple_GET_ITEM(exception, 1);
+    }
+    add(exception, {Kind::exception, 0, nullptr, 0});
+  }
+}
+
+void Roots::add_frames(PyObject* threads, const std::string& ours) {
+  PyObject *thread, *innermost;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(threads, &position, &thread, &innermost)) {
+    if (!PyFrame_Check(innermost)) continue;
+    for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
+         frame = outer_frame(frame)) {
+      if (is_shim(frame) || is_in(code_object(frame), ours)) continue;
+      add_frame(frame);
+    }
+  }
+}
+
+void Roots::add_frame(PythonFrame* frame) {
+  PyCodeObject* const code = code_object(frame);
+  PyObject** const values = variables(frame);
+  const int count = variable_count(frame), all = count + temporary_count(frame);
+  for (int slot = 0; slot < all; ++slot) {
+    const Kind kind = slot < count ? Kind::variable : Kind::temporary;
+    add(values[slot], {kind, slot, code, 1});
+  }
+  PyObject* const globals = global_variables(frame);
+  if (globals != nullptr && PyDict_Check(globals)) {
+    add(globals, {Kind::module, 0, nullptr, 0});
+  }
+}
+
+void Roots::add_modules() {
+  PyObject *name, *module;
+  Py_ssize_t position = 0;
+  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
+  while (modules != nullptr && PyDict_Next(modules, &position, &name, &module)) {
+    if (PyModule_Check(module)) {
+      add(PyModule_GetDict(module), {Kind::module, 0, nullptr, 0});
+    }
+  }
+}
+
+size_t Roots::references(PyObject* object) const {
+  const auto place = found_.find(object);
+  return place == found_.end() ? 0 : place->second.references;
+}
+
+Roots::Name Roots::name_of(PyObject* object) const {
+  const auto place = found_.find(object);
+  if (place == found_.end()) {
+    if (!PyType_Check(object)) return {"", "module " + module_name(PyModule_GetDict(object))};
+    return {"", "class " + class_name(reinterpret_cast<PyTypeObject*>(object))};
+  }
+  const Root& root = place->second;
+  switch (root.kind) {
+    case Kind::variable:
+      return {variable_name(root.code, root.slot), function_name(root.code) + "()"};
+    case Kind::temporary: return {"a temporary value", function_name(root.code) + "()"};
+    case Kind::exception: return {"the handled exception", ""};
+    case Kind::thread: return {"the thread's own data", ""};
+    case Kind::module: break;
+  }
+  return {"", "module " + module_name(object)};
+}
+
+std::string Roots::Name::text() const {
+  if (path.empty()) return owner;
+  return (path[0] == '.' ? path.substr(1) : path) + (owner.empty() ? "" : " of " + owner);
+}
+
+}  // namespace pytracer

@@ -1,0 +1,58 @@
+// What keeps objects alive by itself: variables of running functions and of modules, exceptions that
+// are being handled, and the data of threads.
+//
+// Addresses are kept, no references: the roots are valid as long as the GIL is held and no code of the
+// program runs.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "holders/frame_variables.h"
+
+namespace pytracer {
+
+class Roots {
+ public:
+  // The roots of the interpreter, without variables of functions in files that begin with `ours`.
+  // Throws std::bad_alloc.
+  explicit Roots(const std::string& ours);
+
+  bool contains(PyObject* object) const { return found_.count(object) != 0; }
+  // How often the known frames refer to an object.
+  size_t references(PyObject* object) const;
+  struct Name {
+    std::string path;   // "losses"; of a module or class "", because its dict has the names
+    std::string owner;  // "main()", "module train"; "": nobody
+
+    std::string text() const;  // "losses of main()"
+  };
+  // The name of a root, or of a module or class.
+  Name name_of(PyObject* object) const;
+  // Whether an object is the dict of a module.
+  bool is_namespace(PyObject* object) const {
+    const auto place = found_.find(object);
+    return place != found_.end() && place->second.kind == Kind::module;
+  }
+
+ private:
+  // Of two roots of the same object, the one of the later kind counts, and the outer frame.
+  enum class Kind : uint8_t { exception, thread, temporary, variable, module };
+  struct Root {
+    Kind kind;
+    int slot;            // of a variable
+    PyCodeObject* code;  // of the function
+    size_t references;
+  };
+
+  void add(PyObject* object, const Root& root);
+  void add_frames(PyObject* threads, const std::string& ours);
+  void add_frame(PythonFrame* frame);
+  void add_exceptions(PyObject* exceptions);
+  void add_modules();
+
+  std::unordered_map<PyObject*, Root> found_;
+};
+
+}  // namespace pytracer

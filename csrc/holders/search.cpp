@@ -1,0 +1,235 @@
+#include "holders/search.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "holders/references.h"
+
+namespace pytracer {
+
+namespace {
+
+constexpr int kFar = 1 << 20;         // the distance from a root, if none was found
+constexpr size_t kMaxEdges = 16;      // how many holders of one object are kept
+constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before the clock is
+constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
+constexpr int kHashBits = 20;
+constexpr int kMaxPasses = 12;
+
+struct Node {
+  PyObject* object;
+  int depth;             // how many holders it is away from a target
+  int added;             // the pass in which it was found
+  int distance = kFar;   // from a root
+  size_t via = 0;        // the holder that is nearest to a root
+  bool is_cut = false;   // not all of its holders are known
+  Py_ssize_t references = 0;  // how many were seen
+  std::vector<size_t> holders;
+};
+
+class Search {
+ public:
+  Search(PyObject* targets, PyObject* objects, const std::string& ours, const SearchBounds& bounds)
+      : roots_(ours), targets_(targets), objects_(objects), bounds_(bounds),
+        end_(std::chrono::steady_clock::now() + bounds.time) {
+    const Py_ssize_t count = PyList_GET_SIZE(targets);
+    nodes_.reserve(count);
+    for (Py_ssize_t i = 0; i < count; ++i) add(PyList_GET_ITEM(targets, i), 0);
+  }
+
+  std::vector<std::string> run() {
+    const Py_ssize_t count = PyList_GET_SIZE(targets_);
+    while (passes_ < kMaxPasses && !is_late_) {
+      ++pass_;
+      const size_t before = nodes_.size();
+      walk();
+      if (is_late_) break;
+      passes_ = pass_;
+      measure();
+      if (nodes_.size() == before || has_all(count)) break;
+    }
+    measure();
+    std::vector<std::string> texts;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const size_t target = numbers_.at(PyList_GET_ITEM(targets_, i));
+      texts.push_back(nodes_[target].distance < kFar ? path_to(target) : cycle_of(target));
+    }
+    return texts;
+  }
+
+ private:
+  static size_t hash(PyObject* object) {
+    return (reinterpret_cast<uintptr_t>(object) * 0x9E3779B97F4A7C15u) >> (64 - kHashBits);
+  }
+
+  size_t add(PyObject* object, int depth) {
+    may_be_wanted_[hash(object)] = true;
+    const auto [place, is_new] = numbers_.try_emplace(object, nodes_.size());
+    if (!is_new) {
+      nodes_[place->second].depth = std::min(nodes_[place->second].depth, depth);
+      return place->second;
+    }
+    Node node{object, depth, pass_};
+    if (roots_.contains(object) || PyModule_Check(object) || PyType_Check(object)) node.distance = 0;
+    node.references = static_cast<Py_ssize_t>(roots_.references(object));
+    nodes_.push_back(std::move(node));
+    return place->second;
+  }
+
+  bool has_all(Py_ssize_t count) const {
+    return std::all_of(nodes_.begin(), nodes_.begin() + std::min<size_t>(count, nodes_.size()),
+                       [](const Node& each) { return each.distance < kFar; });
+  }
+
+  // Backwards first, because what holds an object is mostly older than it. A holder that is found is
+  // wanted at once, so that one walk may follow a whole path.
+  void walk() {
+    const Py_ssize_t count = PyList_GET_SIZE(objects_);
+    for (Py_ssize_t i = 0; i < count && !is_late_; ++i) {
+      asked_ = PyList_GET_ITEM(objects_, pass_ % 2 != 0 ? count - 1 - i : i);
+      asked_number_ = kNone;
+      if (traverseproc traverse = Py_TYPE(asked_)->tp_traverse) traverse(asked_, &visit, this);
+      if (i % kLookInterval == 0) is_late_ = std::chrono::steady_clock::now() > end_;
+    }
+  }
+
+  static int visit(PyObject* object, void* search) {
+    static_cast<Search*>(search)->meet(object);
+    return 0;
+  }
+
+  // Takes note that the object that is asked refers to this one.
+  void meet(PyObject* object) {
+    if (!may_be_wanted_[hash(object)]) return;
+    const auto place = numbers_.find(object);
+    if (place == numbers_.end()) return;
+    // A pass meets all holders of what was found in the one before.
+    const int whole = nodes_[place->second].added + 1;
+    if (pass_ > whole) return;
+    if (pass_ == whole) ++nodes_[place->second].references;
+    if (asked_ == targets_ || asked_ == object || is_running_generator(asked_)) return;
+    note_holder(place->second);
+  }
+
+  void note_holder(size_t number) {
+    if (nodes_[number].distance == 0) return;
+    if (nodes_[number].depth >= bounds_.depth || nodes_[number].holders.size() >= kMaxEdges ||
+        (asked_number_ == kNone && nodes_.size() >= bounds_.holders)) {
+      nodes_[number].is_cut = true;
+      return;
+    }
+    if (asked_number_ == kNone) {
+      // A dict counts as one with the object whose attributes it has.
+      asked_number_ = add(asked_, nodes_[number].depth + !PyDict_CheckExact(asked_));
+    }
+    std::vector<size_t>& holders = nodes_[number].holders;
+    if (std::find(holders.begin(), holders.end(), asked_number_) == holders.end()) {
+      holders.push_back(asked_number_);
+    }
+  }
+
+  // The variables of a running generator are roots.
+  static bool is_running_generator(PyObject* object) {
+#if PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000
+    if (!PyGen_CheckExact(object) && !PyCoro_CheckExact(object)) return false;
+    return reinterpret_cast<PyGenObject*>(object)->gi_frame_state == FRAME_EXECUTING;
+#else
+    (void)object;
+    return false;
+#endif
+  }
+
+  // Sets the distances from roots.
+  void measure() {
+    for (bool has_changed = true; has_changed;) {
+      has_changed = false;
+      for (size_t i = nodes_.size(); i-- > 0;) {
+        for (const size_t holder : nodes_[i].holders) {
+          const int distance = nodes_[holder].distance + 1;
+          if (distance >= nodes_[i].distance) continue;
+          nodes_[i].distance = distance;
+          nodes_[i].via = holder;
+          has_changed = true;
+        }
+      }
+    }
+  }
+
+  std::string path_to(size_t target) const {
+    std::vector<size_t> chain{target};
+    while (nodes_[chain.back()].distance > 0) chain.push_back(nodes_[chain.back()].via);
+    PyObject* const root = nodes_[chain.back()].object;
+    Roots::Name name = roots_.name_of(root);
+    bool is_attributes = roots_.is_namespace(root);
+    bool has_traceback = false;
+    std::string keeper;
+    for (size_t i = chain.size() - 1; i > 0; --i) {
+      PyObject *const holder = nodes_[chain[i]].object, *const held = nodes_[chain[i - 1]].object;
+      if (PyTraceBack_Check(holder)) continue;  // the exception or variable that has it names it
+      if (PyTraceBack_Check(held) && PyExceptionInstance_Check(holder)) {
+        has_traceback = true;
+      } else if (PythonFrame* const frame = frame_in(holder)) {
+        keeper = ", which " + std::string(has_traceback ? "the traceback of " : "") + name.text() +
+                 " keeps" + keeper;
+        has_traceback = false;
+        const int slot = variable_of(frame, held);
+        name.path = slot < 0 ? "a value" : variable_name(code_object(frame), slot);
+        name.owner = function_name(code_object(frame)) + "()";
+      } else if (i < chain.size() - 1 || !PyCell_Check(holder)) {
+        append_reference(name.path, holder, held, is_attributes);
+      }  // else: a variable that an inner function uses, too
+    }
+    return name.text() + keeper;
+  }
+
+  // Whether only objects that hold each other hold the target; "": something else may.
+  std::string cycle_of(size_t target) const {
+    std::vector<size_t> waiting{target}, seen{target};
+    std::vector<bool> is_seen(nodes_.size());
+    is_seen[target] = true;
+    while (!waiting.empty()) {
+      const Node& node = nodes_[waiting.back()];
+      waiting.pop_back();
+      const bool is_whole = passes_ > node.added;
+      const Py_ssize_t known = node.references + (PyObject_GC_IsTracked(node.object) ? kListed : 0);
+      if (node.is_cut || !is_whole || Py_REFCNT(node.object) != known) return "";
+      for (const size_t holder : node.holders) {
+        if (is_seen[holder]) continue;
+        is_seen[holder] = true;
+        seen.push_back(holder);
+        waiting.push_back(holder);
+      }
+    }
+    if (seen.size() == 1) return "";
+    // The object of a class of the program says most, else the first.
+    const auto instance = std::find_if(seen.begin() + 1, seen.end(), [this](size_t each) {
+      return PyType_HasFeature(Py_TYPE(nodes_[each].object), Py_TPFLAGS_HEAPTYPE);
+    });
+    PyObject* const named = nodes_[instance == seen.end() ? seen[1] : *instance].object;
+    return "a reference cycle of " + class_name(Py_TYPE(named)) + ", which gc.collect() would free";
+  }
+
+  static constexpr size_t kNone = SIZE_MAX;
+  Roots roots_;
+  PyObject* const targets_;
+  PyObject* const objects_;
+  const SearchBounds bounds_;
+  const std::chrono::steady_clock::time_point end_;
+  std::vector<Node> nodes_;                         // the targets come first
+  std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
+  std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash
+  int pass_ = 0;
+  int passes_ = 0;                                  // how many were not cut short
+  bool is_late_ = false;
+  PyObject* asked_ = nullptr;                       // what is asked for its references now
+  size_t asked_number_ = kNone;
+};
+
+}  // namespace
+
+std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, const std::string& ours,
+                                      const SearchBounds& bounds) {
+  return Search(targets, objects, ours, bounds).run();
+}
+
+}  // namespace pytracer

@@ -1,5 +1,7 @@
 #include "holders/roots.h"
 
+#include <algorithm>
+
 #include "holders/references.h"
 
 namespace pytracer {
@@ -18,20 +20,22 @@ std::string module_name(PyObject* variables) {
   return text_of(PyDict_GetItemString(variables, "__name__"), 100);
 }
 
-bool is_in(PyCodeObject* code, const std::string& folder) {
-  return !folder.empty() && text_of(code->co_filename, folder.size()).rfind(folder, 0) == 0;
+bool is_in(PyCodeObject* code, const std::vector<std::string>& folders) {
+  return std::any_of(folders.begin(), folders.end(), [code](const std::string& folder) {
+    return text_of(code->co_filename, folder.size()).rfind(folder, 0) == 0;
+  });
 }
 
 }  // namespace
 
-Roots::Roots(const std::string& ours) {
+Roots::Roots(const std::vector<std::string>& hidden) {
   if (PyObject* exceptions = ask_sys("_current_exceptions")) {
     add_exceptions(exceptions);
     Py_DECREF(exceptions);
   }
   if (PyObject* data = PyThreadState_GetDict()) add(data, {Kind::thread, 0, nullptr, 0});
   if (PyObject* threads = ask_sys("_current_frames")) {
-    add_frames(threads, ours);
+    add_frames(threads, hidden);
     Py_DECREF(threads);
   }
   add_modules();
@@ -56,14 +60,14 @@ void Roots::add_exceptions(PyObject* exceptions) {
   }
 }
 
-void Roots::add_frames(PyObject* threads, const std::string& ours) {
+void Roots::add_frames(PyObject* threads, const std::vector<std::string>& hidden) {
   PyObject *thread, *innermost;
   Py_ssize_t position = 0;
   while (PyDict_Next(threads, &position, &thread, &innermost)) {
     if (!PyFrame_Check(innermost)) continue;
     for (PythonFrame* frame = frame_of_object(innermost); frame != nullptr;
          frame = outer_frame(frame)) {
-      if (is_shim(frame) || is_in(code_object(frame), ours)) continue;
+      if (is_shim(frame) || is_in(code_object(frame), hidden)) continue;
       add_frame(frame);
     }
   }

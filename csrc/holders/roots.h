@@ -15,9 +15,9 @@ namespace pytracer {
 
 class Roots {
  public:
-  // The roots of the interpreter, without variables of functions in files that begin with `ours`.
+  // The roots of the interpreter, without variables of functions in files of the hidden folders.
   // Throws std::bad_alloc.
-  explicit Roots(const std::string& ours);
+  explicit Roots(const std::vector<std::string>& hidden);
 
   bool contains(PyObject* object) const { return found_.count(object) != 0; }
   // How often the known frames refer to an object.
@@ -47,7 +47,7 @@ class Roots {
   };
 
   void add(PyObject* object, const Root& root);
-  void add_frames(PyObject* threads, const std::string& ours);
+  void add_frames(PyObject* threads, const std::vector<std::string>& hidden);
   void add_frame(PythonFrame* frame);
   void add_exceptions(PyObject* exceptions);
   void add_modules();

@@ -29,8 +29,9 @@ struct Node {
 
 class Search {
  public:
-  Search(PyObject* targets, PyObject* objects, const std::string& ours, const SearchBounds& bounds)
-      : roots_(ours), targets_(targets), objects_(objects), bounds_(bounds),
+  Search(PyObject* targets, PyObject* objects, const std::vector<std::string>& hidden,
+         const SearchBounds& bounds)
+      : roots_(hidden), targets_(targets), objects_(objects), bounds_(bounds),
         end_(std::chrono::steady_clock::now() + bounds.time) {
     const Py_ssize_t count = PyList_GET_SIZE(targets);
     nodes_.reserve(count);
@@ -227,9 +228,10 @@ class Search {
 
 }  // namespace
 
-std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, const std::string& ours,
+std::vector<std::string> find_holders(PyObject* targets, PyObject* objects,
+                                      const std::vector<std::string>& hidden,
                                       const SearchBounds& bounds) {
-  return Search(targets, objects, ours, bounds).run();
+  return Search(targets, objects, hidden, bounds).run();
 }
 
 }  // namespace pytracer

@@ -70,20 +70,21 @@ py::list live_instances(const py::args& kinds) {
 }
 
 // Who holds each of `objects`, as in holders/search.h. Nobody else may refer to the list.
-std::vector<std::string> holders_of(const py::list& objects, const std::string& ours,
-                                    double seconds) {
+std::vector<std::string> holders_of(const py::list& objects,
+                                    const std::vector<std::string>& hidden, double seconds) {
   if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
   const NoCollection guard;
   const py::object all = all_objects();
   const auto time = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-  return find_holders(objects.ptr(), all.ptr(), ours, {time});
+  return find_holders(objects.ptr(), all.ptr(), hidden, {time});
 }
 
 }  // namespace
 
 void register_objects(py::module_& core) {
   core.def("live_instances", &live_instances);
-  core.def("holders_of", &holders_of, py::arg("objects"), py::arg("ours"), py::arg("seconds"));
+  core.def("holders_of", &holders_of, py::arg("objects"), py::arg("hidden"),
+           py::arg("seconds"));
 }
 
 }  // namespace pytracer

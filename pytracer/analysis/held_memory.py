@@ -26,6 +26,8 @@ KEYS = (
 )
 """What memory can be grouped by; `groups` makes "line" and "caller" of the stacks."""
 
+_VARIABLE = re.compile(r"\w+ of .*\(\)")  # of a function that runs
+
 NO_TENSOR = "no Python tensor"
 IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
@@ -145,6 +147,20 @@ class HeldMemory:
         Blocks that were freed before the end of the file have none, 0.
         """
         return file_holders(self.data.snapshot, self._row_at_end)
+
+    @cached_property
+    def unusual_holder(self) -> Column:
+        """The same, without variables of functions that keep the graph of the current step.
+
+        Those are what a forward pass keeps by itself. Without steps, all graphs count as such.
+        """
+        names, category = self._categories.categories()
+        steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
+        is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
+        is_activation = np.array([name == "activation" for name in names])[category]
+        strings = self.data.snapshot.strings
+        is_variable = [bool(_VARIABLE.fullmatch(strings[text])) for text in self.holder.tolist()]
+        return np.where(is_new & is_activation & is_variable, 0, self.holder)
 
     @cached_property
     def _categories(self) -> BlockCategories:

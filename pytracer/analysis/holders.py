@@ -146,7 +146,7 @@ def _kept_by(held: HeldMemory, chains: CallChains, site: int) -> str | None:
         return None
     of_site = chains.sites[held.column("stack")] == site
     size_bytes = held.column("size_bytes")[of_site]
-    return main_holder(held.data.snapshot.strings, held.holder[of_site], size_bytes)
+    return main_holder(held.data.snapshot.strings, held.unusual_holder[of_site], size_bytes)
 
 
 def _ages(held: HeldMemory) -> dict[int, tuple[int | None, int | None]]:

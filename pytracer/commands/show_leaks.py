@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
-from pytracer.analysis.held_memory import kept_by_text
+from pytracer.analysis.held_memory import IS_GARBAGE, NO_TENSOR, kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -16,6 +16,7 @@ from pytracer.analysis.leaks.results import (
     LeakReport,
     Release,
     answer,
+    holder_of,
     is_users,
     leaks_of,
     where_text,
@@ -166,11 +167,18 @@ def _advice(report: LeakReport) -> Iterator[str]:
     device = verdicts[0]
     path = shlex.quote(device.path)
     if device.verdict == "leak":
-        yield (
-            "What to do: find what stores the memory that these lines allocate and outlives the "
-            "step: a list, a cache, a closure, or a loss that keeps its graph. All memory held at "
-            "the end, by stack:"
-        )
+        holder = holder_of(leaks_of(device))
+        if holder is None or holder == NO_TENSOR:
+            what = (
+                "find what stores the memory that these lines allocate and outlives the step: a "
+                "list, a cache, a closure, or a loss that keeps its graph"
+            )
+        elif holder.endswith(IS_GARBAGE):
+            what = "call gc.collect(), or let these objects not refer to each other"
+        else:
+            what = f"look at {printable(holder)}, which keeps the memory. A loss, for example, "
+            what += "keeps its graph, and loss.item() does not"
+        yield f"What to do: {what}. All memory held at the end, by stack:"
         yield f"    pytracer export {path} --to collapsed --at end"
         return
     if device.verdict == "none":

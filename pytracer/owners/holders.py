@@ -12,7 +12,6 @@ MAX_TENSORS = 10_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
 
 MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread runs Python
-_OURS = f"{Path(pytracer.__file__).parent}/"
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -28,18 +27,24 @@ class HoldersNow:
     """
 
     def __init__(
-        self, torch: Any, is_wanted: Callable[[Begin], bool], graphs: Collection[int]
+        self,
+        torch: Any,
+        tensors: list[Any],
+        is_wanted: Callable[[Begin], bool],
+        graphs: Collection[int],
     ) -> None:
         """Search the holders.
 
         Args:
             torch: The module.
+            tensors: All tensors, of which those without a holder that is wanted are dropped. No
+                other object of pytracer may refer to them, because references are counted.
             is_wanted: Whether the holder of a storage is wanted.
             graphs: The ids of the tensors that keep graphs of autograd.
         """
-        chosen, tensors, self.is_complete = _chosen(torch, is_wanted, graphs)
-        # No other object may refer to the tensors, because references are counted.
-        texts = _core.holders_of(tensors, _OURS, MAX_SECONDS)
+        chosen, self.is_complete = _choose(torch, tensors, is_wanted, graphs)
+        hidden = [f"{Path(str(module.__file__)).parent}/" for module in (pytracer, torch)]
+        texts = _core.holders_of(tensors, hidden, MAX_SECONDS)
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
         for (begin, tensor), text in zip(chosen, texts, strict=True):
@@ -47,12 +52,11 @@ class HoldersNow:
             self.of_tensors[tensor] = text
 
 
-def _chosen(
-    torch: Any, is_wanted: Callable[[Begin], bool], graphs: Collection[int]
-) -> tuple[list[tuple[Begin, int]], list[Any], bool]:
-    """Return the storages and the ids of the chosen tensors, these, and whether they are all."""
+def _choose(
+    torch: Any, tensors: list[Any], is_wanted: Callable[[Begin], bool], graphs: Collection[int]
+) -> tuple[list[tuple[Begin, int]], bool]:
+    """Drop other tensors; return the storages and ids of the rest, and whether none had no room."""
     sizes: list[tuple[bool, int, int, Begin]] = []
-    tensors = _core.live_instances(torch.Tensor)
     for number, tensor in enumerate(tensors):
         try:
             for memory in memory_of(torch, tensor):
@@ -63,8 +67,6 @@ def _chosen(
             continue
     sizes.sort()
     chosen = sizes[:MAX_TENSORS]
-    return (
-        [(begin, id(tensors[number])) for _, _, number, begin in chosen],
-        [tensors[number] for _, _, number, _ in chosen],
-        len(chosen) == len(sizes),
-    )
+    tensors[:] = [tensors[number] for _, _, number, _ in chosen]
+    storages = [begin for *_, begin in chosen]
+    return list(zip(storages, map(id, tensors), strict=True)), len(chosen) == len(sizes)

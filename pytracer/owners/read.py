@@ -58,13 +58,18 @@ class OwnersNow:
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
             return
+        saved = SavedTensors(self._torch)
+        things: list[Any] = []
+        self._attempt(lambda: things.extend(REGISTRY.search(*saved.kinds)))
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with self._torch._C.DisableTorchFunction():
-            self._read()
+            self._read(saved, things)
             self._attempt(self._workspaces)
-            self._attempt(self._hold)
+            tensor = self._torch.Tensor
+            things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
+            self._attempt(self._hold, things)
 
-    def _read(self) -> None:
+    def _read(self, saved: SavedTensors, things: list[Any]) -> None:
         parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
         for name, parameter in self._of_modules():
             parameters.setdefault(id(parameter), (name, parameter))
@@ -77,16 +82,16 @@ class OwnersNow:
         for optimizer in optimizers:
             self._attempt(self._state_of, optimizer, parameters)
         if access.may_read_graphs(self._used):
-            self._attempt(self._saved)
+            self._attempt(self._saved, saved, things)
 
-    def _saved(self) -> None:
+    def _saved(self, saved: SavedTensors, things: list[Any]) -> None:
         """Add the memory that graphs keep, unless a tensor with an owner has a part of it.
 
         The weights of a layer are kept too, and all parameters of FSDP1 are in one storage.
         """
         begins = sorted((device, address) for address, _, device, *_ in self.owners)
-        saved, known = SavedTensors(self._torch), set()
-        for name, tensor, kept_by in saved.found():
+        known = set()
+        for name, tensor, kept_by in saved.found(things):
             for memory in memory_of(self._torch, tensor):
                 begin = memory.device, memory.storage_address
                 if begin in known:
@@ -102,7 +107,7 @@ class OwnersNow:
         self.unread += saved.unread + (not saved.is_complete)
         self._has_all_graphs, self._later = saved.is_complete, saved.later
 
-    def _hold(self) -> None:
+    def _hold(self, tensors: list[Any]) -> None:
         """Find who holds what has no owner, and the graphs of autograd."""
         named = sorted((device, address) for address, _, device, *_ in self.owners)
         ends = {(device, address): address + size for address, size, device, *_ in self.owners}
@@ -114,7 +119,7 @@ class OwnersNow:
             return begin[0] in self._devices and not (is_in and begin[1] < ends[named[place]])
 
         graphs = {*self._graphs.values(), *self._later.values()}
-        now = HoldersNow(self._torch, is_wanted, graphs)
+        now = HoldersNow(self._torch, tensors, is_wanted, graphs)
         texts = now.of_tensors
         for begin, tensor in self._graphs.items():
             # Nobody may hold the tensor itself, but one that was computed from it.
@@ -162,7 +167,6 @@ class OwnersNow:
     def _of_modules(self) -> Iterator[tuple[str, Any]]:
         """Add what modules have; yield the parameters."""
         named: list[Any] = []
-        self._attempt(REGISTRY.search)
         self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
         names: dict[int, str] = {}
         for name, tensor, is_buffer in named:

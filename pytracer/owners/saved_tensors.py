@@ -9,10 +9,9 @@ the backward pass fail.
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pytracer import _core
 from pytracer.owners.tensors import tensors_in
 
 MAX_NODES = 8_000
@@ -30,6 +29,7 @@ class SavedTensors:
     Attributes:
         unread: How many nodes, and regions of checkpoints, could not be read.
         is_complete: Whether neither bound was reached.
+        kinds: The types of the objects that lead to the nodes.
         later: Tensors that were computed from others, by the ids of the others: they keep what
             these keep.
     """
@@ -40,29 +40,31 @@ class SavedTensors:
         self.is_complete = True
         self.later: dict[int, int] = {}
         self._torch = torch
+        checkpoint = sys.modules.get("torch.utils.checkpoint")
+        frame = getattr(checkpoint, "_CheckpointFrame", None)
+        self._checkpoint_frames = (frame,) if frame else ()
+        self.kinds = (torch.Tensor, torch._C._FunctionBase, *self._checkpoint_frames)
         self._end = time.thread_time() + MAX_SECONDS
 
-    def found(self) -> Iterator[tuple[str, Any, int]]:
+    def found(self, things: Iterable[Any]) -> Iterator[tuple[str, Any, int]]:
         """Yield names such as "MmBackward0.self", and the tensors; one tensor more than once.
 
-        The third is the id of a tensor that keeps the graph; 0: none is known.
+        The third is the id of a tensor that keeps the graph; 0: none is known. `things` are all
+        objects of the types `kinds`.
 
         The caller must be a thread beside which no other one runs a backward pass, and must have
         switched off functions of the program that intercept those of tensors.
         """
         torch = self._torch
-        checkpoint = sys.modules.get("torch.utils.checkpoint")
-        frame = getattr(checkpoint, "_CheckpointFrame", None)
-        kinds = [torch.Tensor, torch._C._FunctionBase, *([frame] if frame else [])]
         waiting: list[tuple[Any, int]] = [(torch._C._current_autograd_node(), 0)]
         frames = []
         made_by: dict[int, int] = {}  # tensors by nodes, both by id
-        for thing in _core.live_instances(*kinds):
-            if frame is not None and isinstance(thing, frame):
+        for thing in things:
+            if issubclass(type(thing), self._checkpoint_frames):
                 frames.append(thing)
             elif len(waiting) >= MAX_NODES:  # asking a tensor makes an object of its node too
                 self.is_complete = False
-            elif isinstance(thing, torch.Tensor):
+            elif issubclass(type(thing), torch.Tensor):
                 if (node := self._node_of(thing)) is None:
                     continue
                 if (first := made_by.setdefault(id(node), id(thing))) == id(thing):

@@ -98,6 +98,25 @@ def test_what_keeps_half_of_the_bytes_of_a_call_site(
 
 
 @pytest.mark.parametrize(
+    ("category", "holder", "is_shown"),
+    [
+        ("activation", "x of Block.forward()", False),
+        ("activation", "outputs[3] of main()", True),
+        ("unknown", "x of main()", True),
+    ],
+)
+def test_what_a_forward_pass_keeps_by_itself_is_not_shown(
+    category: str, holder: str, is_shown: bool
+) -> None:
+    program = Program()
+    address = program.alloc(KIB, MODEL)
+    program.own(address, category, "rule", "name")
+    program.hold(address, holder)
+    (found,) = explain(program.snapshot())
+    assert found.holders[0].kept_by == (holder if is_shown else None)
+
+
+@pytest.mark.parametrize(
     ("of_first", "callers"), [(8, ["first", "main"]), (7, []), (2, ["second", "main"])]
 )
 def test_callers_are_those_of_most_bytes(of_first: int, callers: list[str]) -> None:

@@ -65,17 +65,35 @@ def test_no_innocent_is_accused(
     assert result.exit_code == 0
 
 
-def training(steps: int, **metadata: object) -> Program:
+def training(steps: int, holder: str = "", **metadata: object) -> Program:
     """Return a program that keeps 1 MiB of each step, and frees 512 KiB in each step."""
     program = Program()
     boundaries = []
     for step in range(1, steps + 1):
         boundaries.append([step, len(program.events)])
-        program.alloc(MIB, TRAIN, MAIN)
+        address = program.alloc(MIB, TRAIN, MAIN)
+        if holder:
+            program.hold(address, holder)
         program.free(program.alloc(MIB // 2, ("/home/me/model.py", "forward", 7), TRAIN, MAIN))
     program.metadata = file_metadata(current_step=steps + 1, **metadata)
     program.metadata["devices"][0]["steps"] = boundaries
     return program
+
+
+@pytest.mark.parametrize(
+    ("holder", "advice"),
+    [
+        ("", "find what stores the memory"),
+        ("no Python tensor", "find what stores the memory"),
+        ("log['x'] of main()", "look at log['x'] of main(), which keeps the memory"),
+        ("a reference cycle of A, which gc.collect() would free", "call gc.collect(), or"),
+    ],
+)
+def test_the_advice_follows_from_what_keeps_the_memory(
+    tmp_path: Path, holder: str, advice: str
+) -> None:
+    path = training(30, holder).write(tmp_path / "a.pickle")
+    assert f"What to do: {advice}" in invoke("show", "--leaks", path).output
 
 
 def test_the_answer_comes_first(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ _wanted: list[Any] = []
 
 def holder(seconds: float = 10.0) -> str:
     """Return who holds the tensor that `wanted` has made."""
-    found = _core.holders_of([_wanted.pop()()], "", seconds)
+    found = _core.holders_of([_wanted.pop()()], [], seconds)
     return found[0]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pytracer
+from pytracer import _core
 from pytracer.owners import saved_tensors
 
 pytestmark = pytest.mark.usefixtures("no_collector")
@@ -224,13 +225,14 @@ def test_few_tensors_are_asked_for_their_nodes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(saved_tensors.SavedTensors, "_node_of", node_of)
     x = torch.ones(300, requires_grad=True)
     kept = [x.sin() for _ in range(20)]
-    assert len(list(saved_tensors.SavedTensors(torch).found())) >= len(kept)
+    saved = saved_tensors.SavedTensors(torch)
+    assert len(list(saved.found(_core.live_instances(*saved.kinds)))) >= len(kept)
     assert len(asked) >= len(kept)
     # WHEN there are more tensors than nodes may be read
     monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
     asked.clear()
     saved = saved_tensors.SavedTensors(torch)
-    list(saved.found())
+    list(saved.found(_core.live_instances(*saved.kinds)))
     # THEN torch makes no objects of the nodes of the others
     assert len(asked) <= 10
     assert not saved.is_complete

@@ -183,14 +183,16 @@ def where_text(growths: Sequence[Growth]) -> str:
     return text
 
 
-def kept_text(growths: Sequence[Growth]) -> str:
-    """Return what keeps at least half of the memory, as in ", kept by losses[…] of main()".
-
-    Returns "" if that is unknown.
-    """
+def holder_of(growths: Sequence[Growth]) -> str | None:
+    """Return the Python object that keeps at least half of the memory; None if it is unknown."""
     names = [growth.kept_by or "" for growth in growths]
     size_bytes = np.array([growth.held_bytes for growth in growths], np.int64)
-    name = main_holder(names, np.arange(len(names)), size_bytes)
+    return main_holder(names, np.arange(len(names)), size_bytes)
+
+
+def kept_text(growths: Sequence[Growth]) -> str:
+    """Return this object, as in ", kept by losses[…] of main()"; "" if it is unknown."""
+    name = holder_of(growths)
     return "" if name is None else f", {kept_by_text(name)}"
 
 

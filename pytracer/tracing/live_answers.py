@@ -82,8 +82,8 @@ class LiveAnswers:
         """Return who holds memory now, or at another moment, for each device.
 
         Args:
-            by: What to group by: "line", "caller", "stack", "category", "owner", "module",
-                "phase", "step", "age", "stream" or "pool".
+            by: What to group by: "line", "caller", "stack", "category", "owner", "holder",
+                "module", "phase", "step", "age", "stream" or "pool".
             at: "end" (now), "peak", "oom", the index of an event, or "+SECONDS" after the first.
             depth: How many callers distinguish groups by "line" and "caller".
 

@@ -8,8 +8,8 @@ namespace pytracer {
 
 namespace {
 
-constexpr Py_ssize_t kMaxItems = 1'000'000;  // of a container, in which an index is looked for
-constexpr int kMaxTuple = 4;                 // elements of a tuple that is a key
+constexpr int kMaxTuple = 4;  // elements of a tuple that is a key
+constexpr const char* kSomeItem = "[\xE2\x80\xA6]";
 
 std::string key_text(PyObject* key, int nesting = 0) {
   if (PyUnicode_Check(key)) return "'" + text_of(key) + "'";
@@ -31,37 +31,6 @@ std::string key_text(PyObject* key, int nesting = 0) {
   return "<" + class_name(Py_TYPE(key)) + ">";
 }
 
-bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes) {
-  PyObject *key, *value;
-  Py_ssize_t position = 0;
-  for (Py_ssize_t i = 0; i < kMaxItems && PyDict_Next(dict, &position, &key, &value); ++i) {
-    if (value == held) {
-      const bool is_name = is_attributes && PyUnicode_Check(key);
-      path += is_name ? "." + text_of(key) : "[" + key_text(key) + "]";
-      return true;
-    }
-    if (key == held) {
-      path += " (a key)";
-      return true;
-    }
-  }
-  return false;
-}
-
-template <PyObject* (*kItem)(PyObject*, Py_ssize_t)>
-bool append_index(std::string& path, PyObject* sequence, Py_ssize_t size, PyObject* held) {
-  for (Py_ssize_t i = 0; i < size && i < kMaxItems; ++i) {
-    if (kItem(sequence, i) == held) {
-      path += "[" + std::to_string(i) + "]";
-      return true;
-    }
-  }
-  return false;
-}
-
-PyObject* item_of_list(PyObject* list, Py_ssize_t i) { return PyList_GET_ITEM(list, i); }
-PyObject* item_of_tuple(PyObject* tuple, Py_ssize_t i) { return PyTuple_GET_ITEM(tuple, i); }
-
 // The attributes that are no members of their types.
 const char* known_attribute(PyObject* holder, PyObject* held) {
   if (PyCell_Check(holder)) return ".cell_contents";
@@ -81,6 +50,14 @@ const char* known_attribute(PyObject* holder, PyObject* held) {
     if (held == error->args) return ".args";
   }
   return nullptr;
+}
+
+bool is_element(PyObject* set, PyObject* object) {
+  const auto* const elements = reinterpret_cast<PySetObject*>(set);
+  for (Py_ssize_t i = 0; i <= elements->mask; ++i) {
+    if (elements->table[i].key == object) return true;
+  }
+  return false;
 }
 
 // Members of types in C, and __slots__.
@@ -149,19 +126,72 @@ PythonFrame* frame_in(PyObject* holder) {
   return is_generator ? frame_of_generator(holder) : nullptr;
 }
 
-void append_reference(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes) {
+std::string module_name(PyObject* variables) {
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  // Not by PyDict_GetItemString(), which may compare the name with keys of the program.
+  while (PyDict_Next(variables, &position, &key, &value)) {
+    if (PyUnicode_CheckExact(key) && PyUnicode_CompareWithASCIIString(key, "__name__") == 0) {
+      return text_of(value, 100);
+    }
+  }
+  return "?";
+}
+
+bool ReferenceTexts::append_dict(std::string& path, PyObject* dict, PyObject* held,
+                                 bool is_attributes) {
+  PyObject *key, *value;
+  Py_ssize_t position = last_ == dict ? next_ : 0;
+  for (bool is_second = position == 0;; is_second = true) {
+    while (PyDict_Next(dict, &position, &key, &value)) {
+      if (--items_left_ < 0) {
+        path += kSomeItem;
+        return true;
+      }
+      if (value != held && key != held) continue;
+      last_ = dict;
+      next_ = position;
+      const bool is_name = is_attributes && PyUnicode_Check(key);
+      if (key == held) {
+        path += " (a key)";
+      } else {
+        path += is_name ? "." + text_of(key) : "[" + key_text(key) + "]";
+      }
+      return true;
+    }
+    if (is_second) return false;
+    position = 0;
+  }
+}
+
+bool ReferenceTexts::append_index(std::string& path, PyObject* holder, PyObject* const* items,
+                                  Py_ssize_t size, PyObject* held) {
+  const Py_ssize_t begin = last_ == holder && next_ < size ? next_ : 0;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const Py_ssize_t index = begin + i < size ? begin + i : begin + i - size;
+    if (--items_left_ < 0) {
+      path += kSomeItem;
+      return true;
+    }
+    if (items[index] != held) continue;
+    last_ = holder;
+    next_ = index + 1;
+    path += "[" + std::to_string(index) + "]";
+    return true;
+  }
+  return false;
+}
+
+void ReferenceTexts::append(std::string& path, PyObject* holder, PyObject* held,
+                            bool& is_attributes) {
   const bool was_attributes = is_attributes;
   is_attributes = false;
   if (PyDict_Check(holder) && append_dict(path, holder, held, was_attributes)) return;
-  if (PyList_Check(holder) &&
-      append_index<item_of_list>(path, holder, PyList_GET_SIZE(holder), held)) {
+  if ((PyList_Check(holder) || PyTuple_Check(holder)) &&
+      append_index(path, holder, PySequence_Fast_ITEMS(holder), Py_SIZE(holder), held)) {
     return;
   }
-  if (PyTuple_Check(holder) &&
-      append_index<item_of_tuple>(path, holder, PyTuple_GET_SIZE(holder), held)) {
-    return;
-  }
-  if (PyAnySet_Check(holder)) {
+  if (PyAnySet_Check(holder) && is_element(holder, held)) {
     path += " (an element)";
     return;
   }

@@ -28,9 +28,27 @@ int variable_of(PythonFrame* frame, PyObject* held);
 // The frame in a frame object, or in a generator or coroutine that waits; null: there is none.
 PythonFrame* frame_in(PyObject* holder);
 
-// Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache". `is_attributes`: whether
-// `holder` is the dict of attributes of what the path leads to; set to whether `held` is the one of
-// `holder`, which then adds nothing.
-void append_reference(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
+// The name of a module, by the dict of its variables; "?": it has none.
+std::string module_name(PyObject* variables);
+
+// Writes how objects refer to each other, and remembers what it looked for last.
+class ReferenceTexts {
+ public:
+  // Adds to `path` how `holder` refers to `held`: "['eval']", "[3]", ".cache". `is_attributes`:
+  // whether `holder` is the dict of attributes of what the path leads to; set to whether `held` is the
+  // one of `holder`, which then adds nothing.
+  void append(std::string& path, PyObject* holder, PyObject* held, bool& is_attributes);
+
+ private:
+  bool append_dict(std::string& path, PyObject* dict, PyObject* held, bool is_attributes);
+  bool append_index(std::string& path, PyObject* holder, PyObject* const* items, Py_ssize_t size,
+                    PyObject* held);
+
+  // The next object that is looked for is often the next item of the same container.
+  PyObject* last_ = nullptr;
+  Py_ssize_t next_ = 0;
+  // How many more items are looked at, for all texts together. Then an item is "[…]".
+  int64_t items_left_ = 5'000'000;
+};
 
 }  // namespace pytracer

@@ -8,18 +8,6 @@ namespace pytracer {
 
 namespace {
 
-// The result of a function of `sys` without arguments, a new reference; null if there is none.
-PyObject* ask_sys(const char* function) {
-  PyObject* const callable = PySys_GetObject(function);  // borrowed
-  PyObject* const result = callable ? PyObject_CallNoArgs(callable) : nullptr;
-  PyErr_Clear();
-  return result;
-}
-
-std::string module_name(PyObject* variables) {
-  return text_of(PyDict_GetItemString(variables, "__name__"), 100);
-}
-
 bool is_in(PyCodeObject* code, const std::vector<std::string>& folders) {
   return std::any_of(folders.begin(), folders.end(), [code](const std::string& folder) {
     return text_of(code->co_filename, folder.size()).rfind(folder, 0) == 0;
@@ -28,16 +16,10 @@ bool is_in(PyCodeObject* code, const std::vector<std::string>& folders) {
 
 }  // namespace
 
-Roots::Roots(const std::vector<std::string>& hidden) {
-  if (PyObject* exceptions = ask_sys("_current_exceptions")) {
-    add_exceptions(exceptions);
-    Py_DECREF(exceptions);
-  }
+Roots::Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden) {
+  add_exceptions(exceptions);
   if (PyObject* data = PyThreadState_GetDict()) add(data, {Kind::thread, 0, nullptr, 0});
-  if (PyObject* threads = ask_sys("_current_frames")) {
-    add_frames(threads, hidden);
-    Py_DECREF(threads);
-  }
+  add_frames(frames, hidden);
   add_modules();
 }
 
@@ -118,7 +100,8 @@ Roots::Name Roots::name_of(PyObject* object) const {
     case Kind::thread: return {"the thread's own data", ""};
     case Kind::module: break;
   }
-  return {"", "module " + module_name(object)};
+  const std::string name = module_name(object);
+  return {"", name == "?" ? "a namespace" : "module " + name};
 }
 
 std::string Roots::Name::text() const {

@@ -15,9 +15,9 @@ namespace pytracer {
 
 class Roots {
  public:
-  // The roots of the interpreter, without variables of functions in files of the hidden folders.
-  // Throws std::bad_alloc.
-  explicit Roots(const std::vector<std::string>& hidden);
+  // `frames` and `exceptions`: of all threads, by sys._current_frames() and _current_exceptions().
+  // Without variables of functions in files of the hidden folders. Throws std::bad_alloc.
+  Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden);
 
   bool contains(PyObject* object) const { return found_.count(object) != 0; }
   // How often the known frames refer to an object.

@@ -29,9 +29,8 @@ struct Node {
 
 class Search {
  public:
-  Search(PyObject* targets, PyObject* objects, const std::vector<std::string>& hidden,
-         const SearchBounds& bounds)
-      : roots_(hidden), targets_(targets), objects_(objects), bounds_(bounds),
+  Search(PyObject* targets, PyObject* objects, Roots roots, const SearchBounds& bounds)
+      : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
         end_(std::chrono::steady_clock::now() + bounds.time) {
     const Py_ssize_t count = PyList_GET_SIZE(targets);
     nodes_.reserve(count);
@@ -53,7 +52,9 @@ class Search {
     std::vector<std::string> texts;
     for (Py_ssize_t i = 0; i < count; ++i) {
       const size_t target = numbers_.at(PyList_GET_ITEM(targets_, i));
-      texts.push_back(nodes_[target].distance < kFar ? path_to(target) : cycle_of(target));
+      const bool is_over = std::chrono::steady_clock::now() > end_;
+      texts.push_back(is_over ? "" : nodes_[target].distance < kFar ? path_to(target)
+                                                                    : cycle_of(target));
     }
     return texts;
   }
@@ -108,7 +109,11 @@ class Search {
     const int whole = nodes_[place->second].added + 1;
     if (pass_ > whole) return;
     if (pass_ == whole) ++nodes_[place->second].references;
-    if (asked_ == targets_ || asked_ == object || is_running_generator(asked_)) return;
+    if (asked_ == targets_ || asked_ == object) return;
+    if (is_running_generator(asked_)) {
+      nodes_[place->second].is_cut = true;  // its function may be hidden
+      return;
+    }
     note_holder(place->second);
   }
 
@@ -156,7 +161,7 @@ class Search {
     }
   }
 
-  std::string path_to(size_t target) const {
+  std::string path_to(size_t target) {
     std::vector<size_t> chain{target};
     while (nodes_[chain.back()].distance > 0) chain.push_back(nodes_[chain.back()].via);
     PyObject* const root = nodes_[chain.back()].object;
@@ -177,14 +182,14 @@ class Search {
         name.path = slot < 0 ? "a value" : variable_name(code_object(frame), slot);
         name.owner = function_name(code_object(frame)) + "()";
       } else if (i < chain.size() - 1 || !PyCell_Check(holder)) {
-        append_reference(name.path, holder, held, is_attributes);
+        texts_.append(name.path, holder, held, is_attributes);
       }  // else: a variable that an inner function uses, too
     }
     return name.text() + keeper;
   }
 
   // Whether only objects that hold each other hold the target; "": something else may.
-  std::string cycle_of(size_t target) const {
+  std::string cycle_of(size_t target) {
     std::vector<size_t> waiting{target}, seen{target};
     std::vector<bool> is_seen(nodes_.size());
     is_seen[target] = true;
@@ -194,6 +199,7 @@ class Search {
       const bool is_whole = passes_ > node.added;
       const Py_ssize_t known = node.references + (PyObject_GC_IsTracked(node.object) ? kListed : 0);
       if (node.is_cut || !is_whole || Py_REFCNT(node.object) != known) return "";
+      if (--cycles_left_ < 0) return "";
       for (const size_t holder : node.holders) {
         if (is_seen[holder]) continue;
         is_seen[holder] = true;
@@ -212,6 +218,8 @@ class Search {
 
   static constexpr size_t kNone = SIZE_MAX;
   Roots roots_;
+  ReferenceTexts texts_;
+  int cycles_left_ = 1'000'000;                     // how many more objects of cycles are looked at
   PyObject* const targets_;
   PyObject* const objects_;
   const SearchBounds bounds_;
@@ -228,10 +236,10 @@ class Search {
 
 }  // namespace
 
-std::vector<std::string> find_holders(PyObject* targets, PyObject* objects,
-                                      const std::vector<std::string>& hidden,
+std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
+                                      PyObject* exceptions, const std::vector<std::string>& hidden,
                                       const SearchBounds& bounds) {
-  return Search(targets, objects, hidden, bounds).run();
+  return Search(targets, objects, Roots(frames, exceptions, hidden), bounds).run();
 }
 
 }  // namespace pytracer

@@ -24,10 +24,11 @@ struct SearchBounds {
 // Returns who holds each target: "losses[41] of main()"; "": nobody was found. Throws std::bad_alloc.
 //
 // `objects`: a list with all objects of the collector. `targets`: a list; it holds none of them.
+// `frames` and `exceptions`: as for Roots.
 // `hidden`: the folders of functions whose variables do not count. The collector must not run
 // meanwhile.
-std::vector<std::string> find_holders(PyObject* targets, PyObject* objects,
-                                      const std::vector<std::string>& hidden,
+std::vector<std::string> find_holders(PyObject* targets, PyObject* objects, PyObject* frames,
+                                      PyObject* exceptions, const std::vector<std::string>& hidden,
                                       const SearchBounds& bounds);
 
 }  // namespace pytracer

@@ -74,9 +74,13 @@ std::vector<std::string> holders_of(const py::list& objects,
                                     const std::vector<std::string>& hidden, double seconds) {
   if (!kVariablesAreKnown) return std::vector<std::string>(objects.size());
   const NoCollection guard;
+  // Before the list of all objects is made, because an audit hook of the program may run.
+  const py::module_ sys = py::module_::import("sys");
+  const py::dict frames = sys.attr("_current_frames")();
+  const py::dict exceptions = sys.attr("_current_exceptions")();
   const py::object all = all_objects();
   const auto time = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-  return find_holders(objects.ptr(), all.ptr(), hidden, {time});
+  return find_holders(objects.ptr(), all.ptr(), frames.ptr(), exceptions.ptr(), hidden, {time});
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 """Who holds memory that nothing else explains: the Python objects that keep its tensors."""
 
+import gc
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ MAX_TENSORS = 10_000
 """For how many tensors holders are searched at most: those that keep graphs, then the largest."""
 
 MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread runs Python
+
+_MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
+IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.cpp
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -47,26 +52,56 @@ class HoldersNow:
         texts = _core.holders_of(tensors, hidden, MAX_SECONDS)
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
-        for (begin, tensor), text in zip(chosen, texts, strict=True):
-            self.found[begin] = self.found.get(begin) or text
-            self.of_tensors[tensor] = text
+        garbage: dict[Begin, tuple[str, list[Any]]] = {}
+        for (begin, number), text, tensor in zip(chosen, texts, tensors, strict=True):
+            if text.endswith(IS_GARBAGE):
+                garbage.setdefault(begin, (text, []))[1].append(tensor)
+                self.found.setdefault(begin, "")
+            else:
+                self.found[begin] = self.found.get(begin) or text
+                self.of_tensors[number] = text
+        for begin, (text, kept) in garbage.items():
+            if not self.found[begin] and _are_all(torch, kept):
+                self.found[begin] = text
+
+
+def _are_all(torch: Any, tensors: list[Any]) -> bool:
+    """Return whether nothing but these tensors has the memory of their storage."""
+    uses = getattr(torch._C.TensorBase, "_use_count", None)
+    storage_uses = getattr(torch._C, "_storage_Use_Count", None)
+    if uses is None or storage_uses is None:
+        return False
+    try:
+        storage = tensors[0].untyped_storage()  # which is one more use
+        # References of this variable, of the question, and of torch.
+        is_alone = sys.getrefcount(storage) <= 3
+        is_alone = is_alone and storage_uses(storage._cdata) == len(tensors) + 1
+        return is_alone and all(uses(tensor) == 1 for tensor in tensors)
+    except Exception:  # code of the program: subclasses of tensors
+        return False
 
 
 def _choose(
     torch: Any, tensors: list[Any], is_wanted: Callable[[Begin], bool], graphs: Collection[int]
 ) -> tuple[list[tuple[Begin, int]], bool]:
-    """Drop other tensors; return the storages and ids of the rest, and whether none had no room."""
+    """Drop other tensors; return the storages and ids of the rest, and whether these are all."""
     sizes: list[tuple[bool, int, int, Begin]] = []
+    # Objects that gc.freeze() has hidden are not found.
+    are_all = len(tensors) <= _MAX_LOOKED and not gc.get_freeze_count()
+    del tensors[:-_MAX_LOOKED]
     for number, tensor in enumerate(tensors):
         try:
-            for memory in memory_of(torch, tensor):
-                begin = memory.device, memory.storage_address
-                if id(tensor) in graphs or is_wanted(begin):
-                    sizes.append((id(tensor) not in graphs, -memory.size_bytes, number, begin))
+            parts = list(memory_of(torch, tensor))
+            are_all = are_all and bool(parts or tensor.is_meta or not tensor.numel())
         except Exception:  # code of the program: subclasses of tensors
+            are_all = False
             continue
+        for memory in parts:
+            begin = memory.device, memory.storage_address
+            if id(tensor) in graphs or is_wanted(begin):
+                sizes.append((id(tensor) not in graphs, -memory.size_bytes, number, begin))
     sizes.sort()
     chosen = sizes[:MAX_TENSORS]
     tensors[:] = [tensors[number] for _, _, number, _ in chosen]
     storages = [begin for *_, begin in chosen]
-    return list(zip(storages, map(id, tensors), strict=True)), len(chosen) == len(sizes)
+    return list(zip(storages, map(id, tensors), strict=True)), are_all and len(chosen) == len(sizes)

@@ -8,7 +8,7 @@ from typing import Any
 from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.gradients import GradientAccess
-from pytracer.owners.holders import Begin, HoldersNow
+from pytracer.owners.holders import IS_GARBAGE, Begin, HoldersNow
 from pytracer.owners.names import named_tensors
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
@@ -127,8 +127,11 @@ class OwnersNow:
             while not texts.get(tensor) and tensor in self._later:
                 path.append(tensor)
                 tensor = self._later.pop(tensor)
-            now.found[begin] = texts.get(tensor, "")
-            texts.update(dict.fromkeys(path, now.found[begin]))
+            text = texts.get(tensor, "")
+            texts.update(dict.fromkeys(path, text))
+            # The tensor itself may be in a variable, too. Another graph may keep what garbage does.
+            own = now.found.get(begin, "")
+            now.found[begin] = text or ("" if own.endswith(IS_GARBAGE) else own)
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
         self.has_all_holders = now.is_complete and self._has_all_graphs and not self.unread
 

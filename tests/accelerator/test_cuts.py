@@ -26,6 +26,8 @@ from accelerator.extension import Churn, Extension
 from amount import amount
 
 from pytracer import Tracer
+from pytracer.owners.read import OwnersNow
+from pytracer.owners.registry import Registry
 
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
 CUTS = amount(20, 50)  # in each test that takes many
@@ -34,6 +36,13 @@ PAGE = 2 << 20  # the unit of expandable segments
 
 Frames = tuple[tuple[str, str, int], ...]
 Entry = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at no Python objects, which would take longer than a burst: no cut would be in one."""
+    monkeypatch.setattr(Registry, "search", lambda *_: [])
+    monkeypatch.setattr(OwnersNow, "_hold", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,13 @@ def changing_threads() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             multiply()
 
+    def clear_now_and_then() -> None:
+        torch._C._cuda_clearCublasWorkspaces()
+        time.sleep(0.2)  # longer than the owners are read, so that some workspaces live as long
+
     threads = [
         threading.Thread(target=repeat, args=(change,))
-        for change in (on_a_stream, on_a_stream, torch._C._cuda_clearCublasWorkspaces)
+        for change in (on_a_stream, on_a_stream, clear_now_and_then)
     ]
     with pytracer.Tracer(device="cuda") as tracer:
         for thread in threads:

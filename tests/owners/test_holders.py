@@ -379,6 +379,44 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
     assert len(losses) == len(kept)
 
 
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda tensor: tensor.detach(),
+        lambda tensor: tensor.numpy(),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: tensor * torch.ones(1003, requires_grad=True),  # saves the tensor
+    ],
+    ids=["detached", "numpy", "storage", "graph"],
+)
+def test_nothing_is_garbage_that_something_else_keeps(
+    tmp_path: Path, keep: Callable[[torch.Tensor], object]
+) -> None:
+    def make() -> object:
+        trainer = Trainer()
+        trainer.state.me, trainer.state.kept = trainer, torch.ones(1003)
+        return keep(trainer.state.kept)
+
+    with Tracer(device="cpu") as tracer:
+        kept = make()
+        tracer.dump(tmp_path / "file")
+        snapshot = load(tmp_path / "file")
+    assert kept is not None
+    assert not any("gc.collect()" in text for text in snapshot.strings)
+
+
+def test_a_large_dict_is_looked_through_within_the_bound() -> None:
+    kept: dict[int, object] = dict.fromkeys(range(300_000))
+    kept |= {-number: torch.zeros(1) for number in range(1, 3001)}
+    targets = [value for value in kept.values() if value is not None]
+    texts = _core.holders_of(targets, [], 10.0)
+    name = "kept[-{}] of test_a_large_dict_is_looked_through_within_the_bound()"
+    assert texts == [name.format(number) for number in range(1, 3001)]
+    # AND where too many items would have to be looked at, the item is left out
+    targets = [value for value in kept.values() if value is not None][::-1]
+    assert _core.holders_of(targets, [], 10.0)[-1] == name.replace("-{}", "\N{HORIZONTAL ELLIPSIS}")
+
+
 def _make_garbage() -> None:
     trainer = Trainer()
     trainer.state.me, trainer.state.kept = trainer, torch.ones(1003)

@@ -100,8 +100,17 @@ def _choose(
             begin = memory.device, memory.storage_address
             if id(tensor) in graphs or is_wanted(begin):
                 sizes.append((id(tensor) not in graphs, -memory.size_bytes, number, begin))
+        if len(sizes) > 2 * MAX_TENSORS:
+            are_all = _drop_small(sizes)
+    are_all = _drop_small(sizes) and are_all
+    tensors[:] = [tensors[number] for _, _, number, _ in sizes]
+    storages = [begin for *_, begin in sizes]
+    return list(zip(storages, map(id, tensors), strict=True)), are_all
+
+
+def _drop_small(sizes: list[Any]) -> bool:
+    """Keep the first `MAX_TENSORS` in their order; return whether these are all."""
     sizes.sort()
-    chosen = sizes[:MAX_TENSORS]
-    tensors[:] = [tensors[number] for _, _, number, _ in chosen]
-    storages = [begin for *_, begin in chosen]
-    return list(zip(storages, map(id, tensors), strict=True)), are_all and len(chosen) == len(sizes)
+    are_all = len(sizes) <= MAX_TENSORS
+    del sizes[MAX_TENSORS:]
+    return are_all

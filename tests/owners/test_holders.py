@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from pytracer import Tracer, _core
+from pytracer.owners import holders
 from pytracer.reading.reader import load
 
 HERE = __name__
@@ -403,6 +404,21 @@ def test_nothing_is_garbage_that_something_else_keeps(
         snapshot = load(tmp_path / "file")
     assert kept is not None
     assert not any("gc.collect()" in text for text in snapshot.strings)
+
+
+def test_the_largest_tensors_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a bound of two tensors, without those of other tests
+    gc.collect()
+    monkeypatch.setattr(holders, "MAX_TENSORS", 2)
+    with Tracer(device="cpu") as tracer:
+        kept = [torch.ones(100_000_000 + size, device="meta") for size in range(3)]
+        kept += [torch.ones(1_000_001 + size) for size in range(7)]
+        tracer.dump(tmp_path / "file")
+        snapshot = load(tmp_path / "file")
+    found = {snapshot.strings[index] for index in snapshot.blocks.holder.tolist()}
+    # THEN the holders of these are known, and nothing is said of the others
+    here = "test_the_largest_tensors_come_first()"
+    assert found == {"", f"kept[8] of {here}", f"kept[9] of {here}"}
 
 
 def test_a_large_dict_is_looked_through_within_the_bound() -> None:

@@ -58,18 +58,16 @@ class OwnersNow:
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
             return
-        saved = SavedTensors(self._torch)
-        things: list[Any] = []
-        self._attempt(lambda: things.extend(REGISTRY.search(*saved.kinds)))
+        self._attempt(REGISTRY.search)
         # Classes and modes of the program that intercept functions of tensors are not asked.
         with self._torch._C.DisableTorchFunction():
-            self._read(saved, things)
+            may_read_graphs = self._read()
             self._attempt(self._workspaces)
-            tensor = self._torch.Tensor
-            things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
-            self._attempt(self._hold, things)
+            if may_read_graphs:
+                self._attempt(self._graphs_and_holders)
 
-    def _read(self, saved: SavedTensors, things: list[Any]) -> None:
+    def _read(self) -> bool:
+        """Read what models and optimizers have; return whether graphs may be read, too."""
         parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
         for name, parameter in self._of_modules():
             parameters.setdefault(id(parameter), (name, parameter))
@@ -81,8 +79,19 @@ class OwnersNow:
             self._attempt(self._gradient_of, name, parameter, access)
         for optimizer in optimizers:
             self._attempt(self._state_of, optimizer, parameters)
-        if access.may_read_graphs(self._used):
-            self._attempt(self._saved, saved, things)
+        return access.may_read_graphs(self._used)
+
+    def _graphs_and_holders(self) -> None:
+        """Read what graphs keep, and who holds tensors.
+
+        The list refers to all tensors meanwhile: those that other threads drop would die later.
+        """
+        saved = SavedTensors(self._torch)
+        things = _core.live_instances(*saved.kinds)
+        self._attempt(self._saved, saved, things)
+        tensor = self._torch.Tensor
+        things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
+        self._attempt(self._hold, things)
 
     def _saved(self, saved: SavedTensors, things: list[Any]) -> None:
         """Add the memory that graphs keep, unless a tensor with an owner has a part of it.

@@ -159,32 +159,25 @@ class Registry:
                 return
         self.dropped += 1
 
-    def search(self, *kinds: type) -> list[Any]:
+    def search(self) -> None:
         """Find the modules and optimizers that torch has not reported.
 
         Only the types of objects are looked at, so hardly any code of the program runs.
-
-        Returns:
-            The objects of other types, which are looked for by the way.
         """
         modules = sys.modules.get("torch.nn.modules.module")
         optimizers = sys.modules.get("torch.optim.optimizer")
         if modules is None or optimizers is None:  # no torch
-            return []
-        others = []
-        for thing in _core.live_instances(modules.Module, optimizers.Optimizer, *kinds):
+            return
+        for thing in _core.live_instances(modules.Module, optimizers.Optimizer):
             try:
                 if issubclass(type(thing), modules.Module):
                     if id(thing) not in self._modules:
                         self._changes += 1
                         self._add(self._modules, id(thing), thing)
-                elif not issubclass(type(thing), optimizers.Optimizer):
-                    others.append(thing)
                 elif thing not in self._optimizers:
                     self._add(self._optimizers, thing, None)
             except Exception:  # code of the program: a hash
                 self.dropped += 1
-        return others
 
     def modules(self) -> list[Any]:
         """Return the modules that exist, in the order in which they were found."""

@@ -16,6 +16,8 @@ inline PyObject* global_variables(PythonFrame*) noexcept { return nullptr; }
 inline PyObject* names_of_variables(PyCodeObject*, int&) noexcept { return nullptr; }
 inline PythonFrame* frame_of_object(PyObject*) noexcept { return nullptr; }
 inline PythonFrame* frame_of_generator(PyObject*) noexcept { return nullptr; }
+inline bool is_executing(PyObject*) noexcept { return false; }
+inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_name; }
 
 #elif PY_VERSION_HEX < 0x030b0000
 
@@ -42,6 +44,8 @@ inline PythonFrame* frame_of_object(PyObject* frame) noexcept {
   return reinterpret_cast<PyFrameObject*>(frame);
 }
 inline PythonFrame* frame_of_generator(PyObject*) noexcept { return nullptr; }  // it has an object
+inline bool is_executing(PyObject*) noexcept { return false; }  // its frame is asked, too
+inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_name; }
 
 #else
 
@@ -68,6 +72,11 @@ inline PythonFrame* frame_of_generator(PyObject* generator) noexcept {
   if (object->gi_frame_state >= FRAME_CLEARED) return nullptr;
   return reinterpret_cast<PythonFrame*>(object->gi_iframe);
 }
+// Whether a generator or coroutine runs.
+inline bool is_executing(PyObject* generator) noexcept {
+  return reinterpret_cast<PyGenObject*>(generator)->gi_frame_state == FRAME_EXECUTING;
+}
+inline PyObject* qualified_name(PyCodeObject* code) noexcept { return code->co_qualname; }
 
 #endif
 

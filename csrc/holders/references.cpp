@@ -104,11 +104,7 @@ std::string variable_name(PyCodeObject* code, int slot) {
 }
 
 std::string function_name(PyCodeObject* code) {
-#if PY_VERSION_HEX >= 0x030b0000
-  return text_of(code->co_qualname, 100);
-#else
-  return text_of(code->co_name, 100);
-#endif
+  return text_of(qualified_name(code), 100);
 }
 
 int variable_of(PythonFrame* frame, PyObject* held) {

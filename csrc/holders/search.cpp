@@ -39,16 +39,15 @@ class Search {
 
   std::vector<std::string> run() {
     const Py_ssize_t count = PyList_GET_SIZE(targets_);
-    while (passes_ < kMaxPasses && !is_late_) {
+    while (passes_ < kMaxPasses) {
       ++pass_;
       const size_t before = nodes_.size();
       walk();
+      measure();
       if (is_late_) break;
       passes_ = pass_;
-      measure();
       if (nodes_.size() == before || has_all(count)) break;
     }
-    measure();
     std::vector<std::string> texts;
     for (Py_ssize_t i = 0; i < count; ++i) {
       const size_t target = numbers_.at(PyList_GET_ITEM(targets_, i));
@@ -136,13 +135,7 @@ class Search {
 
   // The variables of a running generator are roots.
   static bool is_running_generator(PyObject* object) {
-#if PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000
-    if (!PyGen_CheckExact(object) && !PyCoro_CheckExact(object)) return false;
-    return reinterpret_cast<PyGenObject*>(object)->gi_frame_state == FRAME_EXECUTING;
-#else
-    (void)object;
-    return false;
-#endif
+    return (PyGen_CheckExact(object) || PyCoro_CheckExact(object)) && is_executing(object);
   }
 
   // Sets the distances from roots.

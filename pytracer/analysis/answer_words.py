@@ -16,11 +16,10 @@ from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
-    kept_text,
     leaks_of,
     rate_text,
     since_text,
-    where_text,
+    source_text,
 )
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
@@ -163,8 +162,7 @@ def leak_lines(leaks: DeviceLeaks) -> list[Line]:
     """Return the lines about a leak: from where it is, and when memory runs out."""
     found = leaks_of(leaks)
     frames = found[0].frames
-    where = where_text(found) + kept_text(found)
-    lines = [Line("from", where, frame=frames[0] if frames else None)]
+    lines = [Line("from", source_text(found), frame=frames[0] if frames else None)]
     if leaks.oom_step is not None:
         lines.append(Line("from", f"memory ran out in step {leaks.oom_step:,}"))
     elif leaks.exhausted_step is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, Rule, file_categories, rows_at_end
-from pytracer.analysis.call_sites import call_sites
+from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.modules import PREFIXES, modules_of
@@ -154,12 +154,10 @@ class HeldMemory:
 
         Those are what a forward pass keeps by itself. Without steps, all graphs count as such.
         """
-        names, category = self._categories.categories()
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
-        is_activation = np.array([name == "activation" for name in names])[category]
-        strings = self.data.snapshot.strings
-        is_variable = [bool(_VARIABLE.fullmatch(strings[text])) for text in self.holder.tolist()]
+        is_activation = self._categories.are(lambda category, _: category == "activation")
+        is_variable = texts_matching(_VARIABLE.fullmatch, self.data.snapshot.strings, self.holder)
         return np.where(is_new & is_activation & is_variable, 0, self.holder)
 
     @cached_property
@@ -380,8 +378,7 @@ def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> s
         size_bytes: int64, the bytes of each block.
     """
     names, group = holder_names(strings, holder)
-    sums = np.zeros(len(names), np.int64)
-    np.add.at(sums, group, size_bytes)
+    sums = sum_by_group(group, size_bytes, len(names))
     is_most = 2 * sums >= sums.sum()
     return next(
         (name for name, is_main in zip(names, is_most, strict=True) if name and is_main), None

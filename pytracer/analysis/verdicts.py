@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pytracer.analysis.allocator_rules import PAGE_BYTES
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
-    kept_text,
     leaks_of,
     rate_text,
     since_text,
-    where_text,
+    source_text,
 )
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
@@ -129,8 +128,7 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     yield Verdict(
         LEAK,
         f"{rate_text(around.leaks, around.leaks.bytes_per_step)} are kept"
-        f"{since_text(leaks, around.leaks)}, from {where_text(leaks)}{kept_text(leaks)}, "
-        f"{size(held)} in all. "
+        f"{since_text(leaks, around.leaks)}, from {source_text(leaks)}, {size(held)} in all. "
         f"Without this memory, the {size(oom.requested_bytes)} would have fitted.",
     )
 

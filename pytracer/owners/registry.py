@@ -136,8 +136,8 @@ class Registry:
         self._unnoted.discard(id(optimizer))
         try:
             if self._noted_at != self._changes:
-                self._noted_at = self._changes
                 self.search()
+                self._noted_at = self._changes  # with those that the search has found
                 note_modules(self.modules())
             note_optimizer(optimizer)
         except Exception:  # code of the program: a module or an optimizer that is not like torch's

@@ -140,9 +140,9 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
     missing: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
-    for name in ("rate_text", "since_text", "where_text"):
+    for name in ("rate_text", "since_text"):
         monkeypatch.setattr(module, name, lambda *_: "")
-    monkeypatch.setattr(module, "kept_text", lambda _: ", kept by x of main()")
+    monkeypatch.setattr(module, "source_text", lambda _: ", kept by x of main()")
     leaks = SimpleNamespace(
         verdict="leak",
         bytes_per_step=GIB,

@@ -190,10 +190,10 @@ def holder_of(growths: Sequence[Growth]) -> str | None:
     return main_holder(names, np.arange(len(names)), size_bytes)
 
 
-def kept_text(growths: Sequence[Growth]) -> str:
-    """Return this object, as in ", kept by losses[…] of main()"; "" if it is unknown."""
+def source_text(growths: Sequence[Growth]) -> str:
+    """Return where the memory comes from, and what keeps it, if that is known."""
     name = holder_of(growths)
-    return "" if name is None else f", {kept_by_text(name)}"
+    return where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
 
 
 def _caller(growths: Sequence[Growth]) -> Frame | None:
@@ -211,7 +211,7 @@ def answer(device: DeviceLeaks) -> str:
     if device.verdict == "leak":
         leaks = leaks_of(device)
         text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
-        text += f"{where_text(leaks)}{kept_text(leaks)}."
+        text += f"{source_text(leaks)}."
         if device.oom_step is not None:
             text += f" Memory ran out in step {device.oom_step:,}."
         elif device.exhausted_step is not None:
@@ -226,7 +226,7 @@ def answer(device: DeviceLeaks) -> str:
     if device.growths:
         growth = device.growths[0]
         text += f" The largest growth is {rate_text(device, growth.bytes_per_step)}, "
-        text += f"from {where_text([growth])}{kept_text([growth])}."
+        text += f"from {source_text([growth])}."
     return text
 
 

@@ -93,10 +93,10 @@ class Owners {
   const Missing& missing() const noexcept { return missing_; }
 
  private:
-  std::vector<DeviceLog::Mark> marks_;
   // The text of the first holder in a block; null: there is none.
   const std::string* holder_in(uint64_t address, uint64_t size, int device) const;
 
+  std::vector<DeviceLog::Mark> marks_;
   std::vector<Owner> owners_;    // by device and address
   std::vector<Holder> holders_;  // by device and address
   const Missing missing_;

@@ -201,8 +201,12 @@ class FileMetadata:
         models, paths = (frozenset(_texts(found.get(kind))) for kind in ("models", "paths"))
         owners = found.get("paths_of_owners")
         if isinstance(owners, dict):
-            texts = ((path, name) for path, name in owners.items() if isinstance(path, str))
-            owners = {path: name for path, name in texts if name in models | paths}
+            names = models | paths
+            owners = {
+                path: name
+                for path, name in owners.items()
+                if isinstance(path, str) and isinstance(name, str) and name in names
+            }
         return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
 
     @property

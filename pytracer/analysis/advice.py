@@ -12,15 +12,18 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import IS_GARBAGE, is_of_exception
+from pytracer.analysis.held_memory import is_garbage, is_of_exception
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
     FRAGMENTED,
+    LARGER_INPUT,
     LEAK,
     LIMIT,
+    OTHER_POOL,
     OTHERS,
+    REPLACED,
     TOO_LARGE,
     UNKNOWN,
     Verdict,
@@ -38,7 +41,7 @@ UNTESTED = "untested"
 _LEAST_PART = 0.05
 """The least part of the memory of which a remedy is suggested."""
 
-_HELD = {EXHAUSTED, TOO_LARGE}
+_HELD = {EXHAUSTED, TOO_LARGE, LARGER_INPUT, REPLACED}
 """The verdicts after which only less memory helps."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
@@ -120,12 +123,9 @@ def advise_after_oom(
         suggestions = [_of_leak(path), *settings]
     else:
         lower = _dropping(held)
+        lower += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
         lower += _lowering(categories, is_needed=not lower and _HELD.intersection(kinds) != set())
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
-    if LIMIT in kinds:
-        suggestions.append(
-            Suggestion("", "Raise or remove the limit, torch's set_per_process_memory_fraction.")
-        )
     if OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
@@ -139,11 +139,14 @@ def advise_at_peak(
     categories: Sequence[CategoryUsage],
     *,
     has_leak: bool,
+    has_idle_streams: bool,
 ) -> list[Suggestion]:
-    """Return what to try to lower a peak."""
+    """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
     suggestions = [_of_leak(path)] if has_leak else []
-    if is_much_unallocated(sample):
+    if has_idle_streams:
+        suggestions.append(Suggestion("", "Make streams once, and use the same ones in each step."))
+    elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
     return [*suggestions, *_lowering(categories, is_needed=False), *_for_next_run(data, held)]
 
@@ -225,7 +228,7 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
 def _dropping(held: Sequence[Holder]) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
     of_lines = [(one.kept_by or "", one.site.size_bytes) for one in held]
-    garbage = sum(bytes_ for name, bytes_ in of_lines if name.endswith(IS_GARBAGE))
+    garbage = sum(bytes_ for name, bytes_ in of_lines if is_garbage(name))
     failed = sum(bytes_ for name, bytes_ in of_lines if is_of_exception(name))
     found = []
     if garbage:
@@ -259,6 +262,14 @@ def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[S
         return [Suggestion("", why)]
     return []
 
+
+_OF_KIND = {
+    LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
+    OTHER_POOL: "Let both lines allocate in the same pool, or drop the CUDA graph or the MemPool "
+    "of the other pool before this line.",
+    LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
+    REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
+}
 
 _REMEDIES = (
     ("activation", "activations", "checkpointing"),

@@ -11,7 +11,7 @@ from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.frame_text import chain_text
+from pytracer.analysis.frame_text import call_site_text, chain_text
 from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
 from pytracer.analysis.leaks.results import (
@@ -22,11 +22,16 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.verdicts import (
+    EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    GARBAGE,
+    LARGER_INPUT,
     LEAK,
     LIMIT,
+    OTHER_POOL,
     OTHERS,
+    REPLACED,
     TOO_LARGE,
     UNKNOWN,
 )
@@ -38,9 +43,14 @@ SHOWN_RUNS = 3
 
 REASONS = {
     LEAK: "a leak",
+    GARBAGE: "garbage that gc.collect() would free",
+    EXCEPTION: "an exception keeps the memory of a failed attempt",
     FRAGMENTED: "fragmented",
     LIMIT: "the process's memory limit",
     OTHERS: "memory outside of torch's allocator",
+    OTHER_POOL: "free memory in another pool",
+    LARGER_INPUT: "this step needs more than those before",
+    REPLACED: "one line's blocks become larger and larger",
     EXHAUSTED: "nearly all memory is in use",
     TOO_LARGE: "the request is too large",
     UNKNOWN: "can't tell why",
@@ -82,7 +92,9 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
         answer.lines.append(_peak(explanation))
     else:
-        answer = Answer("none", "NO PROBLEM FOUND", "", [_peak(explanation)])
+        idle = explanation.idle_streams
+        verdict = "NO PROBLEM FOUND" if idle is None else f"CACHED ON {idle.streams} IDLE STREAMS"
+        answer = Answer("none", verdict, "", [_peak(explanation), *_reserved(explanation)])
         answer.lines.append(Line("leak", _no_leak(explanation)))
     gaps = [] if explanation.oom is not None else explanation.gaps
     lost = [Line("lost", gap) for gap in gaps]
@@ -187,6 +199,25 @@ def _peak(explanation: Explanation) -> Line:
     if is_much_unallocated(sample):
         text += f", of which {size(sample.fragmentation_bytes)} were cached or fragmented"
     return Line("peak", text)
+
+
+def _reserved(explanation: Explanation) -> Iterator[Line]:
+    """Yield what was reserved far above the peak, and on which streams."""
+    most, idle = explanation.most_reserved, explanation.idle_streams
+    if most is not None:
+        text = f"reserved {size(most.reserved_bytes)}"
+        if most.step is not None and explanation.has_steps:
+            text += f" in step {most.step}"
+        text += f", of which {size(most.fragmentation_bytes)} were cached or fragmented"
+        yield Line("peak", text)
+    if idle is not None:
+        by = "" if idle.call_site is None else f", most of it for {call_site_text(idle.call_site)}"
+        yield Line(
+            "why",
+            f"{size(idle.cached_bytes)} are cached on {idle.streams} streams that the program does "
+            f"not use any more{by}. Other streams cannot use this memory.",
+            frame=idle.call_site,
+        )
 
 
 def _no_leak(explanation: Explanation) -> str:

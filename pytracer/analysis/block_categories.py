@@ -26,6 +26,7 @@ from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
+OF_MODEL = ("parameter", "buffer")
 OF_NO_MODEL = ("", UNKNOWN, "workspace", "activation")
 """The categories in a file of blocks that no model and no optimizer has: those that torch keeps for
 cuBLAS, those that a node keeps, and others."""
@@ -158,14 +159,15 @@ def rows_at_end(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     return row
 
 
-def is_owned_at_end(snapshot: Snapshot, row: Column) -> Column:
-    """Return for each block whether a model or an optimizer has it at the end: bool.
+def are_of_category(snapshot: Snapshot, row: Column, is_wanted: Callable[[str], object]) -> Column:
+    """Return for each block whether its category in the file is a wanted one: bool.
 
-    The blocks are given as rows of the snapshot's blocks, -1 for those freed before the end.
+    The blocks are given as rows of the snapshot's blocks, -1 for those freed before the end, which
+    have none.
     """
-    category, is_owned = snapshot.blocks.category[row[row >= 0]], np.zeros(len(row), bool)
-    is_owned[row >= 0] = ~texts_matching(OF_NO_MODEL.__contains__, snapshot.strings, category)
-    return is_owned
+    category, found = snapshot.blocks.category[row[row >= 0]], np.zeros(len(row), bool)
+    found[row >= 0] = texts_matching(is_wanted, snapshot.strings, category)
+    return found
 
 
 def _shows_lives(snapshot: Snapshot) -> bool:

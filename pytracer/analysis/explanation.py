@@ -17,8 +17,15 @@ from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, ali
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
-from pytracer.analysis.held_memory import HeldMemory, held_memory
+from pytracer.analysis.earlier_requests import earlier_requests
+from pytracer.analysis.held_memory import (
+    HeldMemory,
+    held_memory,
+    is_garbage,
+    is_of_exception,
+)
 from pytracer.analysis.holders import Holder, holders_of
+from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
 from pytracer.analysis.ooms import (
     OutOfMemory,
@@ -58,6 +65,10 @@ class Explanation:
             file does not have the owners of blocks.
         suggestions: What to do next.
         sample: The usage at that moment.
+        most_reserved: The usage when most memory was reserved, if that is far more than at that
+            moment; else None, and after an out-of-memory.
+        idle_streams: The memory that was cached on unused streams at that time; None if it is
+            little, or unknown.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -90,6 +101,8 @@ class Explanation:
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
     sample: UsageSample
+    most_reserved: UsageSample | None
+    idle_streams: IdleStreams | None
     is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
@@ -154,17 +167,29 @@ def explain_device(
     found: list[Verdict] = []
     if oom is not None:
         moment, entry = "oom", oom.event + 1 if history.is_replayed else None
-        found = verdicts(oom, _surroundings(data, oom))
         trials = None if try_settings is None else try_settings(data)
     held = held_memory(data, entry)
+    if oom is not None:
+        found = verdicts(oom, _surroundings(data, oom, held))
     holders = holders_of(held, TOP)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
         sample = oom.sample
     else:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
+    reserved, idle = None, None
     if oom is None:
-        suggestions = advise_at_peak(data, sample, holders, categories, has_leak=has_leak)
+        at = _most_reserved(data, sample)
+        reserved = None if at is None else sample_at(data, at)
+        idle = idle_streams(data, at or entry or 0) if history.is_replayed else None
+        suggestions = advise_at_peak(
+            data,
+            reserved or sample,
+            holders,
+            categories,
+            has_leak=has_leak,
+            has_idle_streams=idle is not None,
+        )
     else:
         suggestions = advise_after_oom(data, found, holders, categories, trials, has_leak=has_leak)
     fitting = None
@@ -186,6 +211,8 @@ def explain_device(
         categories=categories,
         suggestions=suggestions,
         sample=sample,
+        most_reserved=reserved,
+        idle_streams=idle,
         is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
@@ -197,6 +224,16 @@ def explain_device(
         leaks=leaks,
         fitting_settings=fitting,
     )
+
+
+def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:
+    """Return the entry with most reserved bytes; None if they are hardly more than at the peak."""
+    if not data.history.is_replayed or data.is_cpu:
+        return None
+    reserved = data.history.usage.reserved_bytes
+    entry = int(reserved.argmax())
+    more = int(reserved[entry]) - peak.reserved_bytes
+    return entry if more > max(int(reserved[entry]) // 5, 256 * 2**20) else None
 
 
 def _limit(data: DeviceData) -> int | None:
@@ -246,7 +283,7 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     return _leaks(data)
 
 
-def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
+def _surroundings(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     return Surroundings(
@@ -255,6 +292,9 @@ def _surroundings(data: DeviceData, oom: OutOfMemory) -> Surroundings:
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=_leaks(data) if may_leak else None,
+        garbage_bytes=held.bytes_kept_by(is_garbage),
+        exception_bytes=held.bytes_kept_by(is_of_exception),
+        earlier=earlier_requests(data, oom.event) if why is None else None,
     )
 
 

@@ -29,7 +29,7 @@ KEYS = (
 _VARIABLE = re.compile(r"\w+ of .*\(\)")  # of a function that runs
 
 NO_TENSOR = "no Python tensor"
-IS_GARBAGE = ", which gc.collect() would free"
+_IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
 """What files say of a block's holder: csrc/view/owners.cpp, and csrc/holders/search.cpp."""
@@ -37,8 +37,9 @@ _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
 
-# An item is a number or a text in quotes, which may have brackets itself.
-_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]""")
+# An item is a number or a text in quotes, which may have brackets itself; or in the name of a
+# parameter the number of a module.
+_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.)""")
 
 _Coded = tuple[int, Callable[[int], object], Column]
 """The values of a key: their number, a function from a code to its value, and a code a block."""
@@ -102,6 +103,11 @@ class HeldMemory:
         """Return the bytes of unknown blocks that modules allocated in the forward pass."""
         of_forward = self._categories.are(lambda *kind: kind == Rule.FROM_FORWARD.value)
         return int(self.column("size_bytes")[of_forward].sum())
+
+    def bytes_kept_by(self, is_wanted: Callable[[str], object]) -> int:
+        """Return the bytes that Python objects keep whose text is a wanted one."""
+        is_kept = texts_matching(is_wanted, self.data.snapshot.strings, self.holder)
+        return int(self.column("size_bytes")[is_kept].sum())
 
     def unsized(self) -> "HeldMemory":
         """Return the blocks whose size is not exact."""
@@ -314,6 +320,11 @@ def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
 def folded(holder: str) -> str:
     """Return a holder without the items of its path, as in "losses[…] of main()"."""
     return _ITEM.sub("[…]", holder)
+
+
+def is_garbage(holder: str) -> bool:
+    """Return whether memory is kept by objects that nothing but each other refers to."""
+    return holder.endswith(_IS_GARBAGE)
 
 
 def is_of_exception(holder: str) -> bool:

@@ -3,6 +3,7 @@
 An out-of-memory has what was requested, what was free, and whether the free memory was enough.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +28,21 @@ from pytracer.reading.snapshot import (
     Trace,
 )
 from pytracer.reading.steps import step_at
+
+
+@dataclass(frozen=True)
+class FreePool:
+    """A memory pool that has segments without a block in use.
+
+    Attributes:
+        name: The pool as torch numbers it, as in "(0, 3)".
+        segment_bytes: The bytes of these segments.
+        call_site: The line that allocated the largest block of the pool; None if it is unknown.
+    """
+
+    name: str
+    segment_bytes: int
+    call_site: Frame | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,8 @@ class OutOfMemory:
             file, or `sample` is not exact.
         own_pool_segments: The number of these segments that have free memory.
         own_pool_streams: The number of streams of these segments.
+        other_pool: The pool with most free segments of those that the allocation could not use,
+            such as a CUDA graph's; None if no other pool has one.
         fits_in_largest_block: Whether the largest free block is as large as the request.
         fits_in_free_blocks: Whether all free blocks together are as large as the request.
         fits_if_joined: Whether all free blocks and `available_bytes` together are as large as the
@@ -90,6 +108,7 @@ class OutOfMemory:
     own_pool_free_bytes: int | None
     own_pool_segments: int | None
     own_pool_streams: int | None
+    other_pool: FreePool | None
     fits_in_largest_block: bool | None
     fits_in_free_blocks: bool | None
     fits_if_joined: bool | None
@@ -125,7 +144,8 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 final_sample(data), event=event, time_us=time_us, step=step, phase=phase
             )
         is_last_and_exact = event == events[-1] and sample is not None and sample.is_exact
-        own = _own_pool(data, event, is_at_end=event == at_end) if is_last_and_exact else None
+        free_of = _free_segments(data, event, event == at_end) if is_last_and_exact else None
+        own = None if free_of is None else _own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
         available = free
         if limit is not None and reserved is not None:
@@ -145,6 +165,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 own_pool_free_bytes=None if own is None else sum(own.values()),
                 own_pool_segments=None if own is None else len(own),
                 own_pool_streams=None if own is None else len({each.stream for each in own}),
+                other_pool=None if free_of is None else _other_pool(data, event, free_of, chains),
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
                 fits_if_joined=None
@@ -164,10 +185,10 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     return found
 
 
-def _own_pool(data: DeviceData, event: int, *, is_at_end: bool) -> dict[Segment, int] | None:
-    """Return the segments that could serve the request of an event, with their free bytes.
+def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segment, int] | None:
+    """Return the segments at an event that are not full, with their free bytes.
 
-    Without those that are full; None if the segments are unknown.
+    None if the segments are unknown.
     """
     try:
         layout = (
@@ -178,12 +199,44 @@ def _own_pool(data: DeviceData, event: int, *, is_at_end: bool) -> dict[Segment,
     except PytracerError:
         return None
     used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
-    pool, is_small = data.trace.pool[event], data.trace.size_bytes[event] <= SMALL_BYTES
     return {
         segment: segment.size_bytes - in_use
         for segment, in_use in zip(layout.segments, used.tolist(), strict=True)
-        if segment.size_bytes > in_use and segment.pool == pool and segment.is_small == is_small
+        if segment.size_bytes > in_use
     }
+
+
+def _own_pool(trace: Trace, event: int, free_of: dict[Segment, int]) -> dict[Segment, int]:
+    """Return the segments that could serve the request of an event, with their free bytes."""
+    pool, is_small = trace.pool[event], trace.size_bytes[event] <= SMALL_BYTES
+    return {
+        segment: free
+        for segment, free in free_of.items()
+        if segment.pool == pool and segment.is_small == is_small
+    }
+
+
+def _other_pool(
+    data: DeviceData, event: int, free_of: dict[Segment, int], chains: CallChains
+) -> FreePool | None:
+    """Return the pool with most free segments of those that the request of an event cannot use."""
+    others: dict[int, int] = defaultdict(int)
+    for segment, free in free_of.items():
+        if segment.pool != data.trace.pool[event] and free == segment.size_bytes:
+            others[segment.pool] += free
+    if not others:
+        return None
+    pool = max(others, key=others.__getitem__)
+    blocks = data.history.blocks
+    rows = np.flatnonzero((blocks.pool == pool) & (blocks.alloc_event >= 0))
+    high, low = data.snapshot.pools[pool].tolist()
+    return FreePool(
+        name=f"({high}, {low})",
+        segment_bytes=others[pool],
+        call_site=chains.site(int(blocks.stack[rows[blocks.size_bytes[rows].argmax()]]))
+        if len(rows)
+        else None,
+    )
 
 
 def _event_at_end(trace: Trace) -> int:

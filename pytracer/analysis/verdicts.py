@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
+from pytracer.analysis.earlier_requests import EarlierRequests
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     leaks_of,
@@ -18,12 +20,17 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
-from pytracer.text import size
+from pytracer.text import number, size
 
 LEAK = "leak"
+GARBAGE = "garbage"
+EXCEPTION = "exception"
 FRAGMENTED = "fragmented"
 LIMIT = "limit"
 OTHERS = "others"
+OTHER_POOL = "other pool"
+LARGER_INPUT = "larger input"
+REPLACED = "replaced by larger"
 EXHAUSTED = "nearly exhausted"
 TOO_LARGE = "too large"
 UNKNOWN = "can't tell"
@@ -53,15 +60,21 @@ class Verdict:
 
     Attributes:
         kind: "leak": memory that is kept from step to step, and the allocation would have fitted
-            without it. "fragmented": the allocation would have fitted if the free memory of its
-            pool and of the device were one piece. "limit": a limit of the process
-            (`set_per_process_memory_fraction`) leaves memory of the device unused, and the
-            allocation would have fitted without it. "others": memory outside the allocator, of
-            other processes or of libraries, and the allocation would have fitted without it.
-            "nearly exhausted": the program had nearly all memory allocated, and more than ever
-            before, so it may need more than this allocation. "too large": no allocator could have
-            served the allocation next to the memory that the program held. "can't tell": none of
-            these is certain.
+            without it. "garbage": objects that refer to each other keep memory that
+            `gc.collect()` would free, and "exception": an exception keeps the functions that have
+            failed; the allocation would have fitted without this memory. "fragmented": the
+            allocation would have fitted if the free memory of its pool and of the device were one
+            piece. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves memory
+            of the device unused, and the allocation would have fitted without it. "others": memory
+            outside the allocator, of other processes or of libraries, and the allocation would have
+            fitted without it.
+            "other pool": the same of the free memory of another memory pool, such as a CUDA
+            graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
+            ever before, so it may need more than this allocation. "too large": no allocator could
+            have served the allocation next to the memory that the program held. In place of these
+            two, "larger input" if the line has requested less in each earlier step, and "replaced
+            by larger" if the line replaces its blocks by larger ones within the step. "can't tell":
+            none of these is certain.
         text: The figures that decided, as sentences.
     """
 
@@ -79,6 +92,9 @@ class Surroundings:
         outside_bytes: The bytes that the process held on the device outside the allocator.
         why_no_history: Why the usage at the out-of-memory is unknown; None if it is known.
         leaks: The leaks until the out-of-memory; None if there was none, or if nobody looked.
+        garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
+        exception_bytes: The bytes that functions keep which have failed.
+        earlier: What the line of the allocation has requested before; None if it is unknown.
     """
 
     is_cpu: bool
@@ -86,6 +102,9 @@ class Surroundings:
     outside_bytes: int | None
     why_no_history: str | None
     leaks: DeviceLeaks | None = None
+    garbage_bytes: int = 0
+    exception_bytes: int = 0
+    earlier: EarlierRequests | None = None
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
@@ -94,9 +113,9 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     A leak comes first: with it, the program runs out of memory whatever else is changed. The others
     follow, the cheapest remedy first.
     """
-    leak = list(_leak(oom, around))
+    kept = [*_leak(oom, around), *_dropped(oom, around)]
     if around.is_cpu:
-        return leak or [_of_cpu(oom)]
+        return kept or [_of_cpu(oom, around)]
     sample = oom.sample
     if sample is None or sample.uncertain_bytes is None:
         reason = around.why_no_history or "the file has the events of one phase only"
@@ -105,12 +124,15 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         return [_of_enough_memory(oom)]
     exhausted = list(_exhausted(oom, sample))
     pieces = () if exhausted else _fragmented(oom, around)
-    found = [*leak, *pieces, *_limit(oom), *_others(oom, around)] or exhausted
+    found = [*kept, *pieces, *_limit(oom), *_others(oom, around)]
+    if not exhausted:
+        found += _other_pool(oom)
     if found:
         return found
-    most = _most_available(oom, sample)
-    if oom.requested_bytes > most:
-        return [_too_large(oom, sample)]
+    if not exhausted and oom.requested_bytes > _most_available(oom, sample):
+        exhausted = [_too_large(oom, sample)]
+    if exhausted:
+        return [_with_growth(exhausted[0], oom, around)]
     return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
 
 
@@ -119,11 +141,7 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     if around.leaks is None or not leaks:
         return
     held = sum(growth.held_bytes for growth in leaks)
-    if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
-        most = held  # an unknown limit left less than the request, maybe nothing
-    else:
-        most = oom.available_bytes + held // 2  # freed blocks may leave free memory in pieces
-    if oom.segment_bytes > most:
+    if not _fits_without(oom, around, held):
         return
     yield Verdict(
         LEAK,
@@ -133,10 +151,36 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     )
 
 
-def _of_cpu(oom: OutOfMemory) -> Verdict:
+def _fits_without(oom: OutOfMemory, around: Surroundings, held: int) -> bool:
+    """Return whether the allocation would have fitted if some bytes had not been held."""
+    if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
+        return oom.segment_bytes <= held  # an unknown limit left less than the request
+    # Freed blocks may leave free memory in pieces.
+    return oom.segment_bytes <= oom.available_bytes + held // 2
+
+
+def _dropped(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+    """Yield the verdicts on memory that the program does not use any more."""
+    asked = size(oom.requested_bytes)
+    if around.garbage_bytes and _fits_without(oom, around, around.garbage_bytes):
+        yield Verdict(
+            GARBAGE,
+            f"objects that refer to each other, and that nothing else refers to, keep "
+            f"{size(around.garbage_bytes)}. After gc.collect(), the {asked} would have fitted.",
+        )
+    if around.exception_bytes and _fits_without(oom, around, around.exception_bytes):
+        yield Verdict(
+            EXCEPTION,
+            f"an exception keeps the functions that have failed, and they keep "
+            f"{size(around.exception_bytes)}. Without this memory, the {asked} would have fitted.",
+        )
+
+
+def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
     asked, free = size(oom.requested_bytes), size(oom.device_free_bytes)
     if oom.requested_bytes > oom.device_free_bytes:
-        return Verdict(TOO_LARGE, f"{asked} were requested, and {free} were free in the system.")
+        text = f"{asked} were requested, and {free} were free in the system."
+        return _with_growth(Verdict(TOO_LARGE, text), oom, around)
     return Verdict(
         UNKNOWN,
         f"the system refused {asked}, although {free} were free. A limit of the process or of its "
@@ -247,6 +291,48 @@ def _elsewhere(oom: OutOfMemory, around: Surroundings) -> tuple[int | None, int 
         return elsewhere, None
     own = min(around.outside_bytes, elsewhere)
     return own, elsewhere - own
+
+
+def _other_pool(oom: OutOfMemory) -> Iterator[Verdict]:
+    """Yield the verdict on memory that is free in a pool that the request cannot use."""
+    pool = oom.other_pool
+    # Other segments of the pool cannot be given back, and have their free memory in pieces.
+    if pool is None or oom.segment_bytes > oom.available_bytes + pool.segment_bytes:
+        return
+    by = "" if pool.call_site is None else f", which {call_site_text(pool.call_site)} filled"
+    yield Verdict(
+        OTHER_POOL,
+        f"{size(pool.segment_bytes)} are free in the memory pool {pool.name}{by}: only what "
+        f"allocates in this pool can use them. With them, the {size(oom.requested_bytes)} would "
+        "have fitted.",
+    )
+
+
+def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Verdict:
+    """Return a verdict on too little memory as one on the growth of the line's requests, if any."""
+    earlier, asked = around.earlier, size(oom.requested_bytes)
+    if earlier is None:
+        return verdict
+    if earlier.are_smaller(oom.requested_bytes):
+        return Verdict(
+            LARGER_INPUT,
+            f"this line has requested at most {size(earlier.most_bytes)} at once in the "
+            f"{number(earlier.steps, 'step')} before, and {asked} now, as for a longer sequence or "
+            f"a larger batch. {_sentence(verdict.text)}",
+        )
+    if earlier.replaced:
+        span = "in this step" if earlier.has_steps else "since the recording began"
+        return Verdict(
+            REPLACED,
+            f"this line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
+            f"from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. "
+            f"{_sentence(verdict.text)}",
+        )
+    return verdict
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
-from pytracer.analysis.held_memory import IS_GARBAGE, NO_TENSOR, kept_by_text
+from pytracer.analysis.held_memory import NO_TENSOR, is_garbage, kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
+    OF_MODEL,
     DeviceLeaks,
     Growth,
     LeakReport,
@@ -173,8 +174,11 @@ def _advice(report: LeakReport) -> Iterator[str]:
                 "find what stores the memory that these lines allocate and outlives the step: a "
                 "list, a cache, a closure, or a loss that keeps its graph"
             )
-        elif holder.endswith(IS_GARBAGE):
+        elif is_garbage(holder):
             what = "call gc.collect(), or let these objects not refer to each other"
+        elif holder.startswith(OF_MODEL):
+            what = "find where the program makes a module, a parameter or a larger buffer in each "
+            what += "step, and keeps it"
         else:
             what = f"look at {printable(holder)}, which keeps the memory. A loss, for example, "
             what += "keeps its graph, and loss.item() does not"

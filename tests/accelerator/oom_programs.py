@@ -202,6 +202,53 @@ def attempt(count: int) -> None:
         kept.append(make(100))
 
 
+def cached_pool() -> None:
+    """Leave all of a memory pool free; with REMEDY, allocate in the same pool."""
+    pool = api.MemPool()
+    with api.use_mem_pool(pool, device=0):
+        make(2000)
+    with api.use_mem_pool(pool, device=0) if "REMEDY" in os.environ else nullcontext():
+        held = make(1000)
+        make(1500)
+        del held
+
+
+def longest_batch() -> None:
+    """Need far more in one step than in those before; with REMEDY, as much as in those."""
+    for length in (8, 5, 9, 7, 9 if "REMEDY" in os.environ else 90):
+        activations = [batch(length) for _ in range(12)]
+        del activations
+        if tracer is not None:
+            tracer.step()
+
+
+def batch(length: int) -> torch.Tensor:
+    return make(5 * length)
+
+
+def concatenated() -> None:
+    """Replace a tensor by a longer one for each token; with REMEDY, write into one of full size."""
+    tokens = 70
+    if "REMEDY" in os.environ:
+        kept = make(40 * tokens)
+        for token in range(tokens):
+            kept[token * 40 * MIB : (token + 1) * 40 * MIB].fill_(0)
+        return
+    kept = make(0)
+    for _ in range(tokens):
+        kept = torch.cat([kept, make(40)])
+
+
+def streams_of_steps() -> None:
+    """Make a stream for each step; with REMEDY, use the same ones."""
+    streams = [api.Stream(device=device) for _ in range(8)]
+    for step in range(8):
+        with api.stream(streams[step % 2 if "REMEDY" in os.environ else step]):
+            make(300)
+        if tracer is not None:
+            tracer.step()
+
+
 def random_program(seed: int) -> int:
     """Allocate and free at random; return the number of the allocation that failed."""
     rng = random.Random(seed)

@@ -130,15 +130,57 @@ def test_memory_released_after_the_last_step() -> None:
 
 @pytest.mark.parametrize(
     ("category", "rule", "verdict"),
-    [("optimizer_state", "optimizer", "none"), ("workspace", "cublas", "leak")],
+    [
+        ("optimizer_state", "optimizer", "none"),
+        ("gradient", "grad", "none"),
+        ("workspace", "cublas", "leak"),
+        ("parameter", "module", "leak"),
+        ("buffer", "module", "leak"),
+    ],
 )
 def test_growth_of_an_owner(category: str, rule: str, verdict: str) -> None:
-    # GIVEN memory that grows, and that has an owner at the end: a model's part is no leak, but a
-    # program that makes streams without end has ever more workspaces
+    # GIVEN memory that grows, and that has an owner at the end: gradients and states come late, but
+    # a program that makes streams without end has ever more workspaces, and a model can grow
     def step(program: Program, number: int) -> None:
-        program.own(program.alloc(SIZE, LINE), category, rule, "name")
+        program.own(program.alloc(SIZE, LINE), category, rule, f"adapters.{number}.weight")
 
-    assert observed(step).verdict == verdict
+    device = observed(step)
+    assert device.verdict == verdict
+    # AND the parameters are named
+    kept_by = "kept by the model's adapters.[…].weight."
+    assert (kept_by in answer(device)) == (rule == "module")
+
+
+def test_parameters_that_are_replaced_by_turns() -> None:
+    # GIVEN a model of 80 parameters, of which each step replaces another one, as weights are synced
+    parameters: list[int] = []
+
+    def begin(program: Program) -> None:
+        parameters.extend(program.alloc(SIZE, MODEL) for _ in range(80))
+
+    def step(program: Program, number: int) -> None:
+        program.free(parameters[number])
+        parameters[number] = program.alloc(SIZE, LINE)
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(parameters):
+            program.own(address, "parameter", "module", f"layers.{number}.weight")
+
+    # THEN it does not grow
+    assert observed(step, begin=begin, end=end).verdict == "none"
+
+
+def test_growth_of_no_single_line() -> None:
+    # GIVEN 60 lines, of which each keeps a block of one step
+    def step(program: Program, number: int) -> None:
+        program.alloc(SIZE, ("/home/me/train.py", "train_step", 100 + number))
+
+    # THEN it is not said that nothing grew
+    device = observed(step)
+    assert device.verdict == "unknown"
+    assert device.reason == (
+        "memory grew from 1.25 MiB to 2.562 MiB, but that of no single line kept growing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import verdicts as module
-from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
+from pytracer.analysis.ooms import FreePool, OutOfMemory
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
+    EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    GARBAGE,
+    LARGER_INPUT,
     LEAK,
     LIMIT,
+    OTHER_POOL,
     OTHERS,
+    REPLACED,
     TOO_LARGE,
     UNKNOWN,
     USUAL_CONTEXT_BYTES,
@@ -45,8 +53,13 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
         **{"requested_bytes": requested, "segment_bytes": requested, "limit_bytes": 12 * GIB},
         **{"device_free_bytes": 2 * GIB, "available_bytes": 2 * GIB, "own_pool_segments": 3},
         **{"free_in_segments_bytes": 3 * GIB, "own_pool_free_bytes": 3 * GIB},
-        **{"own_pool_streams": 1, "fits_in_largest_block": None, "fits_in_free_blocks": None},
-        **{"fits_if_joined": None, "is_one_pool": True, "elsewhere_bytes": 0},
+        **{"own_pool_streams": 1, "other_pool": None, "fits_in_largest_block": None},
+        **{
+            "fits_in_free_blocks": None,
+            "fits_if_joined": None,
+            "is_one_pool": True,
+            "elsewhere_bytes": 0,
+        },
         **{"is_at_end": True, "sample": sample(), "callers": []},
         **{"earlier_peak_bytes": 12 * GIB},  # the program had all of it before
     }
@@ -72,7 +85,17 @@ def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
     return [verdict.kind for verdict in verdicts(failed, replace(AROUND, **around))]
 
 
+def earlier(**changes: int) -> EarlierRequests:
+    """Return that a line has requested 1 GiB at most in three steps."""
+    values = {"steps": 3, "most_bytes": GIB, "replaced": 0, "first_bytes": MIB, "has_steps": True}
+    return EarlierRequests(**{**values, **changes})
+
+
 GROWS = {"earlier_peak_bytes": 8 * GIB}
+POOL: dict[str, Any] = {
+    "own_pool_free_bytes": 0,
+    "other_pool": FreePool("(0, 3)", segment_bytes=2 * GIB, call_site=None),
+}
 LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": False}
 
 
@@ -122,6 +145,24 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2 - 1), {}, [FRAGMENTED]),
         (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2), {}, [UNKNOWN]),
         (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2 - 1), {}, [EXHAUSTED]),
+        # Nothing else uses the memory.
+        (oom(3 * GIB), {"garbage_bytes": 2 * GIB, "expands": True}, [GARBAGE]),
+        (oom(3 * GIB + 1), {"garbage_bytes": 2 * GIB, "expands": True}, [UNKNOWN]),
+        (oom(3 * GIB), {"exception_bytes": 2 * GIB, "expands": True}, [EXCEPTION]),
+        (full(5 * GIB // 4, **GROWS), {"garbage_bytes": GIB}, [GARBAGE]),
+        (oom(3 * GIB), {"is_cpu": True, "garbage_bytes": 2 * GIB}, [GARBAGE]),
+        # Free segments belong to another pool.
+        (oom(4 * GIB, **POOL), {}, [OTHER_POOL]),
+        (oom(4 * GIB + 1, **POOL), {}, [UNKNOWN]),
+        (full(5 * GIB // 4, **GROWS, other_pool=POOL["other_pool"]), {}, [EXHAUSTED]),
+        # The line has requested less before.
+        (oom(5 * GIB + 1), {"earlier": earlier(most_bytes=4 * GIB)}, [LARGER_INPUT]),
+        (oom(5 * GIB + 1), {"earlier": earlier(most_bytes=4 * GIB + 2)}, [TOO_LARGE]),
+        (oom(5 * GIB + 1), {"earlier": earlier(steps=2)}, [TOO_LARGE]),
+        (oom(5 * GIB), {"earlier": earlier()}, [UNKNOWN]),
+        (full(5 * GIB // 4 + 1, **GROWS), {"earlier": earlier()}, [LARGER_INPUT]),
+        (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
+        (oom(3 * GIB), {"is_cpu": True, "earlier": earlier()}, [LARGER_INPUT]),
         # No usage at all.
         (oom(GIB, sample=None), {"why_no_history": "reason"}, [UNKNOWN]),
         (oom(GIB, sample=sample(uncertain_bytes=None)), {}, [UNKNOWN]),
@@ -186,3 +227,44 @@ def test_a_limit_bounds_what_others_could_give_back() -> None:
     failed = oom(5 * GIB, elsewhere_bytes=8 * GIB, limit_bytes=14 * GIB, own_pool_free_bytes=0)
     assert kinds(failed) == [UNKNOWN]
     assert kinds(replace(failed, limit_bytes=15 * GIB)) == [OTHERS]
+
+
+LINE = ("train.py", "attention", 7)
+UNIT = 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("in_steps", "expected"),
+    [
+        ([[4], [8, 2], [4], [9]], (3, 8 * UNIT, 0)),
+        ([[4], [], [4], []], (2, 4 * UNIT, 0)),
+        ([[*range(1, 20)]], (0, 0, 18)),
+        ([[9], [*range(1, 20)]], (1, 9 * UNIT, 18)),
+        ([[each for size in range(1, 20) for each in (size, 0.25)]], (0, 0, 19)),  # with parts
+        ([[*range(1, 15)]], (0, 0, 0)),  # too few
+        ([[*range(20, 1, -1)]], (0, 0, 0)),
+        ([[10] * 20], (0, 0, 0)),
+    ],
+)
+def test_what_a_line_has_requested_before(
+    in_steps: list[list[float]], expected: tuple[int, int, int]
+) -> None:
+    # GIVEN a line that replaces its block by each next one, in steps, until it asks for 20 units
+    program, boundaries, kept = Program(), [], None
+    for step, sizes in enumerate(in_steps, 1):
+        boundaries.append([step, len(program.events)])
+        for size in sizes:
+            new = program.alloc(int(size * UNIT), LINE)
+            if kept is not None:
+                program.free(kept)
+            kept = new
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    program.metadata = file_metadata(current_step=len(in_steps))
+    program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": 0}
+    # THEN its requests of the earlier steps are known, and whether they grew in the last one
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert (found.steps, found.most_bytes, found.replaced) == expected
+    # AND nothing of a line that is unknown
+    program.out_of_memory(20 * UNIT, 0)
+    assert earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1) is None

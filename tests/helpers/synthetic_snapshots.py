@@ -1,6 +1,7 @@
 """Synthetic snapshots: a test writes a program's allocations and frees, on one device."""
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ from pytracer.analysis.history import History
 from pytracer.reading.snapshot import Snapshot
 
 SEGMENT = 1 << 21
+Place = tuple[str, str, int]
+"""A frame: its file, function and line."""
 BEGIN = 1 << 40
+
+
+def _stack(frames: Iterable[Place]) -> list[dict[str, Any]]:
+    return [{"filename": f, "name": n, "line": line} for f, n, line in frames]
 
 
 class Program:
@@ -37,9 +44,7 @@ class Program:
         """Let `elapsed_us` microseconds pass before the next event."""
         self._now_us += elapsed_us
 
-    def alloc(
-        self, requested: int, *frames: tuple[str, str, int], phase: str = "", events: bool = True
-    ) -> int:
+    def alloc(self, requested: int, *frames: Place, phase: str = "", events: bool = True) -> int:
         """Allocate a block and return its address.
 
         Args:
@@ -56,7 +61,7 @@ class Program:
             self._segments.append(self._end)
             if events:
                 self._event("segment_alloc", self._end, SEGMENT, [], phase)
-        stack = [{"filename": f, "name": n, "line": line} for f, n, line in frames]
+        stack = _stack(frames)
         address, self._end = self._end, self._end + size
         if events:
             self._event("alloc", address, requested, stack, phase)
@@ -90,8 +95,8 @@ class Program:
             self._segments.remove(begin)
             self._event("segment_free", begin, SEGMENT, [], "")
 
-    def out_of_memory(self, requested: int, free: int) -> None:
-        self._event("oom", free, requested, [], "")
+    def out_of_memory(self, requested: int, free: int, *frames: Place) -> None:
+        self._event("oom", free, requested, _stack(frames), "")
         self.events[-1]["device_free"] = self.events[-1].pop("addr")
 
     def annotate(self, name: str, stage: str) -> None:

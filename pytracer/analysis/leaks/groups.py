@@ -1,6 +1,6 @@
 """The search for groups of blocks that grow, in the blocks of one device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from pytracer.analysis.leaks.growth import (
     steadiness,
     theil_sen,
 )
-from pytracer.analysis.leaks.results import Growth, Release, in_order
+from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
 from pytracer.reading.snapshot import Column
 
 _LEAST_OLDER = 8
@@ -38,8 +38,9 @@ class Observation:
 
     Attributes:
         lives: The blocks that outlived a slot.
-        is_owned: bool, whether a model or an optimizer has the block at the end: such blocks, as
-            those of an optimizer's state that is made late, are no leak.
+        is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
+            states of an optimizer that are made late are no leak: the parameters bound them.
+        is_of_model: bool, whether the block is a parameter or a buffer at the end.
         slots: The number of slots.
         position: float64, the position of each slot: its step, or its time in seconds.
         has_steps: Whether the slots are steps.
@@ -53,6 +54,7 @@ class Observation:
 
     lives: Lives
     is_owned: Column
+    is_of_model: Column
     slots: int
     position: Column
     has_steps: bool
@@ -66,13 +68,11 @@ class Observation:
 
 def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Release]]:
     """Return the memory that grew, leaks and the largest first, and memory that is no leak."""
-    found = _Search(seen, callers)
-    lives = seen.lives.of(~seen.is_owned)
-    for group in by(lives, callers.site[lives.stack]):
-        if found.may_grow(group):
-            found.examine(group)
-    releases = sorted(found.releases, key=lambda release: -release.most_bytes)
-    return in_order(found.growths), releases[:5]
+    others, of_model = _Search(seen, callers), _Search(seen, callers)
+    others.examine_all(~seen.is_owned)
+    of_model.examine_all(seen.is_of_model)
+    releases = sorted(others.releases, key=lambda release: -release.most_bytes)
+    return in_order([*others.growths, *of_model.growths_of_model()]), releases[:5]
 
 
 class _Search:
@@ -87,6 +87,25 @@ class _Search:
         self._background_freed = int(
             lives.size_bytes[self._is_background & lives.is_freed_later].sum()
         )
+
+    def examine_all(self, chosen: Column) -> None:
+        """Examine the chosen blocks by their call sites."""
+        lives = self.seen.lives.of(chosen)
+        for group in by(lives, self.callers.site[lives.stack]):
+            if self.may_grow(group):
+                self.examine(group)
+
+    def growths_of_model(self) -> Iterator[Growth]:
+        """Yield the leaks among what was found in parameters and buffers.
+
+        All else is no doubt: a model is built in several parts, and its parameters may be replaced
+        in turns. Then the memory that outlives the steps does not grow as a whole.
+        """
+        level = levels(self.seen.lives, self.seen.slots)
+        for growth in self.growths:
+            if growth.verdict == "leak" and 2 * (level[-1] - level[0]) >= growth.held_bytes:
+                names = "" if growth.kept_by is None else f"'s {growth.kept_by}"
+                yield replace(growth, kept_by=OF_MODEL + names)
 
     def examine(self, group: Lives, divisions: int = 0) -> bool:
         """Add what is found in a group; return whether a leak was.

@@ -34,7 +34,8 @@ class Lives:
         stack: int64, a number that identifies the stack.
         phase: int64, a number that identifies the phase.
         is_freed_later: bool, whether the block was released after the end of the last slot.
-        holder: int64, a number that identifies the Python object that keeps the block; 0: unknown.
+        holder: int64, a number that identifies the Python object that keeps the block, or the
+            parameter or buffer that has it; 0: unknown.
     """
 
     birth: Column

@@ -7,21 +7,31 @@ from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.block_categories import is_owned_at_end, rows_at_end
+from pytracer.analysis.block_categories import (
+    OF_MODEL,
+    OF_NO_MODEL,
+    are_of_category,
+    rows_at_end,
+)
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import file_holders
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Verdict, bytes_per_step
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
 from pytracer.reading.snapshot import OOM, Column, Frame, Snapshot, Trace, has_events
 from pytracer.reading.steps import step_at
+from pytracer.text import size
 
 TIME_SLICES = 24
 """The number of slices of a file without steps."""
+
+_GREW = 1.25
+"""Memory has grown as a whole if the last third of the steps always had so many times the most of
+the first third."""
 
 _MOST_SLOTS = 2048
 """Of more steps, several consecutive ones are one slot."""
@@ -106,8 +116,8 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
     sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
     growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites), files))
     allocated = history.usage.allocated_bytes
-    begin, end = int(allocated[slots.edges[1]]), int(allocated[slots.edges[-1]])
-    verdict, reason = judged(growths, seen, end)
+    at_ends = allocated[slots.edges[1:]]
+    verdict, reason = judged(growths, releases, seen, at_ends)
     has_steps = slots.unit == "step"
     limit, available = limit_bytes_of(snapshot, device, history), None
     if has_steps and limit is not None:
@@ -119,8 +129,8 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         first=int(slots.position[0]) if has_steps else None,
         last=int(slots.position[-1]) if has_steps else None,
         observed=slots.slots,
-        begin_bytes=begin,
-        end_bytes=end,
+        begin_bytes=int(at_ends[0]),
+        end_bytes=int(at_ends[-1]),
         releases=releases,
         available_bytes=available,
         oom_step=_oom_step(data, slots),
@@ -148,11 +158,19 @@ def _oom_step(data: DeviceData, slots: Timeline) -> int | None:
     return step_at(data.boundaries, int(ooms[-1]))
 
 
-def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tuple[Verdict, str]:
-    """Return the verdict and its reason, from what was found."""
+def judged(
+    growths: Sequence[Growth], releases: Sequence[Release], seen: Observation, at_ends: Column
+) -> tuple[Verdict, str]:
+    """Return the verdict and its reason, from what was found.
+
+    Args:
+        growths, releases: As `search` returns them.
+        seen: What was searched.
+        at_ends: The allocated bytes at the end of each slot.
+    """
     if any(growth.verdict == "leak" for growth in growths):
         return "leak", ""
-    notable = [growth for growth in growths if growth.held_bytes >= end_bytes / 100]
+    notable = [growth for growth in growths if growth.held_bytes >= at_ends[-1] / 100]
     if seen.doubt:
         return "unknown", seen.doubt
     if notable:
@@ -160,6 +178,14 @@ def judged(growths: Sequence[Growth], seen: Observation, end_bytes: int) -> tupl
     if seen.slots < LEAST_SLOTS:
         few = f"only {seen.slots} complete steps were observed; {LEAST_SLOTS} are needed"
         return "unknown", few
+    third = len(at_ends) // 3
+    least, most = int(at_ends[-third:].min()), int(at_ends[:third].max())
+    lives = seen.lives
+    is_made_late = seen.is_owned & (lives.birth > 0)
+    known = sum(each.most_bytes for each in releases) + int(lives.size_bytes[is_made_late].sum())
+    if least - known > _GREW * most:
+        grew = f"memory grew from {size(most)} to {size(least)}"
+        return "unknown", f"{grew}, but that of no single line kept growing"
     return "none", "no memory that outlived a step kept growing"
 
 
@@ -201,6 +227,8 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
     is_lost = is_carried & (blocks.alloc_event < 0) & (death < count)
     found = np.flatnonzero(is_carried & ~is_lost)
     row = rows_at_end(data.snapshot, data.device, blocks)[found]
+    is_of_model = are_of_category(data.snapshot, row, OF_MODEL.__contains__)
+    owner = np.where(is_of_model, data.snapshot.blocks.owner[np.where(is_of_model, row, 0)], 0)
     lives = Lives(
         birth=birth[found],
         death=death[found],
@@ -209,12 +237,13 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         phase=blocks.user_metadata[found].astype(np.int64),
         is_freed_later=(death[found] == count)
         & (blocks.free_requested_event[found] < len(data.trace)),
-        holder=file_holders(data.snapshot, row),
+        holder=np.where(is_of_model, owner, file_holders(data.snapshot, row)),
     )
     has_steps = slots.unit == "step"
     return Observation(
         lives=lives,
-        is_owned=is_owned_at_end(data.snapshot, row),
+        is_owned=~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0),
+        is_of_model=is_of_model,
         slots=count,
         position=slots.position,
         has_steps=has_steps,

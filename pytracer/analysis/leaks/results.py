@@ -13,6 +13,9 @@ from pytracer.text import number, size
 
 Verdict = Literal["leak", "none", "unknown"]
 
+OF_MODEL = "the model"
+"""`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -37,7 +40,7 @@ class Growth:
         held_bytes: The bytes that these blocks held at the end of the last step.
         blocks: The number of these blocks.
         kept_by: The Python object that keeps at least half of these bytes, as the `holder` of
-            `Group`; None if there is none, or if it is unknown.
+            `Group`, or `OF_MODEL`; None if there is none, or if it is unknown.
     """
 
     verdict: Verdict

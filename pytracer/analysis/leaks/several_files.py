@@ -196,8 +196,8 @@ def _compare_ends(
     program = common_files(file.program_files for file in files)
     seen, callers = _observation(ends, stacks, program, position, has_steps)
     growths, releases = search(seen, callers)
-    totals = [int(end.size_bytes.sum()) for end in (ends[0], ends[-1])]
-    verdict, reason = judged(growths, seen, totals[1])
+    totals = np.array([int(end.size_bytes.sum()) for end in ends], np.int64)
+    verdict, reason = judged(growths, releases, seen, totals[1:])
     return replace(
         found[-1],
         verdict=verdict,
@@ -207,8 +207,8 @@ def _compare_ends(
         first=known[0] if has_steps else None,
         last=known[-1] if has_steps else None,
         observed=slots,
-        begin_bytes=totals[0],
-        end_bytes=totals[1],
+        begin_bytes=int(totals[0]),
+        end_bytes=int(totals[-1]),
         releases=releases,
     ).with_growths(growths)
 
@@ -263,6 +263,7 @@ def _observation(
     seen = Observation(
         lives=lives,
         is_owned=np.zeros(len(lives.birth), bool),
+        is_of_model=np.zeros(len(lives.birth), bool),
         slots=slots,
         position=position,
         has_steps=has_steps,

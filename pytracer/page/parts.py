@@ -5,9 +5,14 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from pytracer.analysis.block_categories import UNKNOWN, BlockCategories, file_categories
+from pytracer.analysis.block_categories import (
+    UNKNOWN,
+    BlockCategories,
+    file_categories,
+    rows_at_end,
+)
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import blocks_at_end
+from pytracer.analysis.held_memory import blocks_at_end, file_holders
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.errors import PytracerError
@@ -25,10 +30,12 @@ class Blocks(Lifetimes):
     Attributes:
         kind: int64, an index in the part's `kinds`.
         owner: int64, an index in the snapshot's `strings`.
+        holder: int64, the Python object that keeps the block, an index in `strings`.
     """
 
     kind: Column
     owner: Column
+    holder: Column
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +130,7 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
-    blocks = _blocks(lives, found, first)
+    blocks = _blocks(lives, found, first, rows_at_end(data.snapshot, data.device, lives), data)
     kept = np.flatnonzero(lives.free_event >= first)
     part = Part(
         name=name,
@@ -140,12 +147,15 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     return _bounded(part, MOST_OLDER)
 
 
-def _blocks(lives: Lifetimes, found: BlockCategories, first: int) -> Blocks:
-    """Return blocks, with events counted from `first`."""
+def _blocks(
+    lives: Lifetimes, found: BlockCategories, first: int, rows: Column, data: DeviceData
+) -> Blocks:
+    """Return blocks, with events counted from `first`; `rows`: theirs in the snapshot's blocks."""
     columns = {field.name: getattr(lives, field.name) for field in fields(lives)}
     for name in ("alloc_event", "free_requested_event", "free_event"):
         columns[name] = np.maximum(columns[name].astype(np.int64) - first, -1)
-    return Blocks(**columns, kind=found.kind, owner=found.owner)
+    holder = file_holders(data.snapshot, rows)
+    return Blocks(**columns, kind=found.kind, owner=found.owner, holder=holder)
 
 
 def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
@@ -159,7 +169,7 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
         first=len(data.trace),
         events=0,
         has_history=True,
-        blocks=_blocks(blocks_at_end(data), found, 0),
+        blocks=_blocks(blocks_at_end(data), found, 0, rows, data),
         left_out=[],
         kinds=(*found.kinds, (UNKNOWN, "")),
         segments=segments_at_end(snapshot, device),

@@ -15,7 +15,7 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.held_memory import folded, held_memory
 from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError
@@ -80,13 +80,17 @@ def check_moment(
         text = call_site_text(found.call_site)
         expected[text] = expected.get(text, 0) + found.size_bytes
     assert held == expected
-    # The categories
+    # The categories, and what keeps blocks
     by_category: dict[str, int] = {}
+    by_holder: dict[str, int] = {}
     for row in rows.tolist():
         name = file["categories"][file["kinds"][blocks["kind"][row]][0]]
         by_category[name] = by_category.get(name, 0) + int(blocks["size_bytes"][row])
-    held = held_memory(data, there).group("category")
-    assert by_category == {each.key[0]: each.size_bytes for each in held}
+        holder = folded(file["strings"][blocks["holder"][row]])
+        by_holder[holder] = by_holder.get(holder, 0) + int(blocks["size_bytes"][row])
+    memory = held_memory(data, there)
+    assert by_category == {one.key[0]: one.size_bytes for one in memory.group("category")}
+    assert by_holder == {folded(one.key[0] or ""): one.size_bytes for one in memory.group("holder")}
 
 
 def frames_of(file: dict[str, Any], stack: int) -> list[tuple[str, str, int]]:

@@ -1,7 +1,7 @@
 /** The columns of the table of blocks, and how its rows are filtered. */
 
 import {
-  allocatedText, blockSize, categoryText, freedText, lifeText, stateText,
+  allocatedText, blockSize, categoryText, freedText, lifeText, ownerText, stateText,
 } from "./block_texts.ts";
 import { valueOf } from "./filter_terms.ts";
 import { isUnreleased, lifeInSteps, stateAt } from "./lives.ts";
@@ -57,9 +57,9 @@ export function blockColumns(model: Model, entry: () => number): Column[] {
       value: (block) => lifeInSteps(blocks, block, steps, events.count)?.steps ?? NaN,
     }, {
       id: "owner", title: "Owner", width: 16, isNumber: false,
-      hint: "The name of the largest tensor in the block, if it is known.",
-      text: (block) => file.strings[blocks.owner[block]!]!,
-      value: (block) => byName[blocks.owner[block]!]!,
+      hint: "The name of the largest tensor in the block, or else what keeps it, if it is known.",
+      text: (block) => ownerText(model, block),
+      value: (block) => byName[blocks.owner[block]! || blocks.holder[block]!]!,
     }, {
       id: "allocated", title: "Allocated by event", width: 12, isNumber: true,
       hint: "The event of the allocation, and its time since the first event.",
@@ -93,6 +93,7 @@ export function blockSource({ file, device }: Model, state: Readonly<State>): Fi
   };
   const phase: TextColumn = { texts: file.phases, index: (block) => blocks.phase[block]! };
   const owner: TextColumn = { texts: file.strings, index: (block) => blocks.owner[block]! };
+  const holder: TextColumn = { texts: file.strings, index: (block) => blocks.holder[block]! };
   const inRange: TextColumn = {
     texts: ["", UNRELEASED],
     index: (block) => (range && isUnreleased(blocks, block, range[0], range[1]) ? 1 : 0),
@@ -111,6 +112,6 @@ export function blockSource({ file, device }: Model, state: Readonly<State>): Fi
       state: () => (valueOf(filter, "state") === UNRELEASED ? inRange : atEntry),
       stream: () => textsOfNumbers(blocks.count, (block) => blocks.stream[block]!),
     },
-    searched: [category, phase, owner],
+    searched: [category, phase, owner, holder],
   };
 }

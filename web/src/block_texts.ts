@@ -61,10 +61,16 @@ export function categoryText({ file, device }: Model, block: number): string {
   return file.categories[file.kinds[device.blocks.kind[block]!]![0]]!;
 }
 
+/** Return the name of what has or keeps a block; "": unknown. */
+export function ownerText({ file, device }: Model, block: number): string {
+  const holder = file.strings[device.blocks.holder[block]!];
+  return file.strings[device.blocks.owner[block]!]! || (holder ? `kept by ${holder}` : "");
+}
+
 /** Return the important facts of a block, for a tooltip. */
 export function tooltipLines(model: Model, block: number): string[] {
   const { file, device } = model;
-  const owner = file.strings[device.blocks.owner[block]!];
+  const owner = ownerText(model, block);
   const life = longLifeText(model, block);
   return [
     `${blockSize(model, block)} · ${categoryText(model, block)}${owner ? ` · ${owner}` : ""}`,

@@ -1,7 +1,7 @@
 /**
  * The language of the filter field: terms that must all hold.
  *
- *     attention.py            a word in the call stack, the owner, the category or the phase
+ *     attention.py            a word in the call stack, the category, the phase, or what has the block
  *     0x7f3a00                an address: of blocks that begin with it or contain it
  *     size>=1MiB size<1GiB    the size
  *     category:activation     a column's value; "…" around a value with spaces

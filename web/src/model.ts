@@ -175,6 +175,8 @@ export interface Blocks {
   kind: Uint8Array;
   /** The name of the largest tensor in the block, an index in `FileData.strings`; 0: unknown. */
   owner: Uint32Array;
+  /** The Python object that keeps the block, an index in `FileData.strings`; 0: unknown. */
+  holder: Uint32Array;
 }
 
 export interface Segments {

@@ -180,6 +180,8 @@ function fileOf(recorder: Recorder, name: string): FileData {
       is_sized: new Uint8Array(blocks.length).fill(1),
       kind: Uint8Array.from(blocks, (block) => block.kind),
       owner: new Uint32Array(blocks.length),
+      // Every third block without an owner is kept by an object, of which only the name counts.
+      holder: Uint32Array.from(blocks, (_, block) => (block % 3 ? 0 : 1)),
     },
     segments: {
       count: 0,

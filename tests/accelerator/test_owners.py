@@ -8,8 +8,6 @@ import owner_programs
 import pytest
 from owner_programs import Moments, Program
 
-import pytracer
-
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch_npu's copies
 @pytest.mark.parametrize("make", owner_programs.PROGRAMS, ids=lambda make: make.__name__)
@@ -19,17 +17,7 @@ def test_no_block_has_a_wrong_category(
     if backend == "npu" and make is owner_programs.sparse_gradients:
         pytest.skip("the simulated NPU has no operators of sparse tensors")
     gc.collect()  # the models of other tests: with several models, the names begin with the class
-    program = Program(backend)
-    seen: list[dict[str, int]] = []
-    with pytracer.Tracer(device=backend) as tracer:
-
-        def look() -> None:
-            seen.append(owner_programs.check(tracer.snapshot(), program))
-
-        program.look = look
-        for _ in make(program):
-            look()
-    program.end()
+    seen = owner_programs.checked(make, backend)
     assert len(seen) >= 3
     assert not any(sizes.pop("missing") for sizes in seen)
     assert any(sizes.get("parameter") for sizes in seen)

@@ -6,6 +6,7 @@ many moments.
 """
 
 import gc
+import itertools
 import pickle
 import sys
 from collections import Counter
@@ -509,10 +510,14 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
         of each category at the peak, while the model still exists.
     """
     index = 0
-    program(device, lambda *_: None)  # what is allocated once, such as workspaces
+    looks: list[object] = []
+    program(device, lambda *_: looks.append(None))  # with what is allocated once, as workspaces
+    last = len(looks)  # the look after the program
+    compared = {*range(0, last, last // amount(7, 20) + 1), last - 1, last}
     sizes, facts = _known_facts(program, device, index)
     parameters = {size for size, known in zip(sizes, facts, strict=True) if "parameter" in known}
     snapshots: list[bytes] = []
+    places = itertools.count()
     with (
         no_collection(),
         pytracer.Tracer(
@@ -525,14 +530,14 @@ def check(program: Callable[[str, Look], None], device: str) -> dict[str, Counte
     ):
 
         def look(*_: object) -> None:
-            snapshots.append(pickle.dumps(tracer.snapshot(), protocol=4))
+            if next(places) in compared:
+                snapshots.append(pickle.dumps(tracer.snapshot(), protocol=4))
 
         program(device, look)
         look()  # the model is gone
     rules: Counter[Any] = Counter()
-    evenly = snapshots[:: -(len(snapshots) // -amount(7, 20))]
-    chosen = [*evenly, snapshots[-1], snapshots[-2]]
-    for content in chosen:
+    assert len(snapshots) == len(compared)
+    for content in [snapshots[-1], *snapshots[:-1]]:
         snapshot = load(content)
         data = device_data(snapshot, index)
         found, history = data.block_categories, data.history

@@ -4,13 +4,17 @@ A program yields at many moments. It gives `Program` its modules and optimizers 
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from amount import amount
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+
+import pytracer
 
 Moments = Iterator[None]
 Blocks = list[dict[str, Any]]
@@ -277,6 +281,28 @@ PROGRAMS: list[Callable[[Program], Moments]] = [
     flat_buffers,
     lazy_and_unusual,
 ]
+
+
+def checked(make: Callable[[Program], Moments], device: str) -> list[dict[str, int]]:
+    """Check a program at its moments, in the short form at the first four and each third one.
+
+    Returns:
+        The bytes by category at each, as `check` returns them.
+    """
+    program, moments = Program(device), itertools.count()
+    seen: list[dict[str, int]] = []
+    with pytracer.Tracer(device=device) as tracer:
+
+        def look() -> None:
+            moment = next(moments)
+            if moment < 4 or moment % amount(3, 1) == 0:
+                seen.append(check(tracer.snapshot(), program))
+
+        program.look = look
+        for _ in make(program):
+            look()
+    program.end()
+    return seen
 
 
 def blocks_in(snapshot: dict[str, Any]) -> Blocks:

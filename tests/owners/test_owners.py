@@ -26,28 +26,12 @@ def free_other_models() -> None:
     gc.collect()
 
 
-def run(make: Callable[[Program], Moments]) -> list[dict[str, int]]:
-    """Check a program at all of its moments; return the bytes by category at each."""
-    program = Program("cpu")
-    seen: list[dict[str, int]] = []
-    with pytracer.Tracer(device="cpu") as tracer:
-
-        def look() -> None:
-            seen.append(owner_programs.check(tracer.snapshot(), program))
-
-        program.look = look
-        for _ in make(program):
-            look()
-    program.end()
-    return seen
-
-
 @pytest.mark.parametrize("make", owner_programs.PROGRAMS, ids=lambda make: make.__name__)
 def test_no_block_has_a_wrong_category(make: Callable[[Program], Moments]) -> None:
     # GIVEN a training, from before its model is made
     # WHEN a snapshot is taken at many moments, in backward too
     # THEN each block has the category and the owner that the program knows
-    seen = run(make)
+    seen = owner_programs.checked(make, "cpu")
     # AND no tensor of the program is missing
     assert len(seen) >= 3
     assert not any(sizes.pop("missing") for sizes in seen)
@@ -58,7 +42,10 @@ def test_no_block_has_a_wrong_category(make: Callable[[Program], Moments]) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 def test_shards_of_fsdp2() -> None:
-    assert any(sizes.get("optimizer_state") for sizes in run(owner_programs.fsdp2))
+    assert any(
+        sizes.get("optimizer_state")
+        for sizes in owner_programs.checked(owner_programs.fsdp2, "cpu")
+    )
 
 
 def test_a_model_that_is_older_than_the_tracer() -> None:

@@ -107,8 +107,8 @@ def requested(path: Path) -> int:
     return int(load(path)["pytracer"]["oom"]["requested_bytes"]) - HUGE
 
 
-@pytest.mark.parametrize(("most", "kept"), [(1, [49]), (3, [0, 1, 49])])
-def test_fifty_leave_the_first_files_and_the_last(
+@pytest.mark.parametrize(("most", "kept"), [(1, [11]), (3, [0, 1, 11])])
+def test_a_dozen_leaves_the_first_files_and_the_last(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -119,14 +119,14 @@ def test_fifty_leave_the_first_files_and_the_last(
     reported: list[str] = []
     options = {"max_oom_snapshots": most, "on_snapshot": reported.append}
     with Tracer(tmp_path, device="cpu", **options) as tracer:  # type: ignore[arg-type]
-        # WHEN it runs out of memory fifty times
-        for number in range(50):
+        # WHEN it runs out of memory twelve times
+        for number in range(12):
             ask_for_too_much(HUGE + number)
         # THEN the first snapshots are kept, and the last, which may be of the error that ends a job
         assert [requested(path) for path in written(tmp_path)] == kept
         assert len([*tmp_path.glob("oom_*")]) == most
-        assert tracer.stats()["oom_snapshots"] == len(reported) == 50
-        assert [ACTIONS[action] for action in tracer.events()["action"]] == ["oom"] * 50
+        assert tracer.stats()["oom_snapshots"] == len(reported) == 12
+        assert [ACTIONS[action] for action in tracer.events()["action"]] == ["oom"] * 12
     # AND one message names the snapshot from which on files are replaced
     *earlier, last = [message for message in caplog.messages if "out of memory" in message]
     assert len(earlier) == most
@@ -134,7 +134,7 @@ def test_fifty_leave_the_first_files_and_the_last(
     assert ("the first 2 stay" in last) == (most == 3)
     # AND the end says how many there were
     at_end = capsys.readouterr().err
-    assert f"out of memory 50 times; the snapshot of the last time is {reported[49]}" in at_end
+    assert f"out of memory 12 times; the snapshot of the last time is {reported[11]}" in at_end
 
 
 def test_options_of_several_tracers(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_tracers_come_and_go_while_threads_allocate() -> None:
     def trace() -> None:
         try:
             wait_for_work()
-            for turn in range(amount(1000, 5000)):
+            for turn in range(amount(300, 5000)):
                 tracer = Tracer(trace_alloc_max_entries=1 + turn).start()
                 if turn % 3:
                     tracer.stop()

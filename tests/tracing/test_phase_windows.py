@@ -15,7 +15,7 @@ from files_left import load
 from processes import run
 
 from pytracer import Tracer, _core, annotate
-from pytracer.tracing import phases
+from pytracer.tracing import phase_windows, phases
 
 Snapshot = dict[str, Any]
 Events = list[dict[str, Any]]
@@ -450,20 +450,21 @@ def test_a_rank_that_is_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_more_files_than_a_step_may_have(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(phase_windows, "MAX_OCCURRENCES", 10)
     with Tracer(tmp_path, device="cpu", steps=[1, 2], discrete=["load"]) as tracer:
-        for _ in range(130):
+        for _ in range(13):
             with annotate("load"):
                 torch.empty(100, dtype=BYTE)
         tracer.step()
         with annotate("load"):
             torch.empty(100, dtype=BYTE)
         tracer.step()
-        assert tracer.stats()["failures"] == 30
-    assert len(read(tmp_path / "step1")) == 100 + 1
+        assert tracer.stats()["failures"] == 3
+    assert len(read(tmp_path / "step1")) == 10 + 1
     assert len(read(tmp_path / "step2")) == 1 + 1
-    assert caplog.text.count("discrete: more than 100 phases occurred in a step") == 1
+    assert caplog.text.count("discrete: more than 10 phases occurred in a step") == 1
 
 
 def test_threads_that_end_within_a_phase_record_no_longer(tmp_path: Path) -> None:

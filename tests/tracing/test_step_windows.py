@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from amount import amount
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerAction, schedule
@@ -32,7 +33,7 @@ cycles = st.fixed_dictionaries(
     }
 )
 counts = st.integers(1, 12)
-runs = settings(max_examples=200, deadline=None)
+runs = settings(max_examples=amount(50, 200), deadline=None)
 
 
 def torch_schedule(numbers: dict[str, int]) -> Callable[[int], ProfilerAction]:

@@ -84,7 +84,7 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
     leaks = explanation.leaks
     if explanation.oom is not None:
         answer = _of_oom(explanation)
-    elif leaks is not None and leaks.verdict == "leak":
+    elif leaks is not None and leaks.matters:
         answer = Answer("leak", leak_verdict(leaks), "", leak_lines(leaks))
         answer.lines.append(_peak(explanation))
     elif explanation.why_unknown is not None:
@@ -153,11 +153,14 @@ def _of_oom(explanation: Explanation) -> Answer:
         why = "the free memory would be enough if it were in one piece" if is_told else one.text
         lines.append(Line("why", f"because {why}" if one.kind == UNKNOWN else why))
     if explanation.ooms > 1:
-        lines.append(Line("why", f"the last of {explanation.ooms:,} such errors in the file"))
+        text = f"the last of {explanation.ooms:,} such errors in the file"
+        if explanation.held_before_bytes:
+            text += f"; {size(explanation.held_before_bytes)} were held at the one before, too"
+        lines.append(Line("why", text))
     leaks = explanation.leaks
     if leaks is not None:
         lines.append(Line("why", "the program continued with further steps"))
-        if leaks.verdict == "leak":
+        if leaks.matters:
             lines.append(Line("leak", leak_verdict(leaks).removeprefix("LEAK: ")))
             lines += leak_lines(leaks)
     elif explanation.ooms == 1 and not oom.is_at_end and explanation.why_unknown is None:
@@ -226,6 +229,9 @@ def _no_leak(explanation: Explanation) -> str:
         return NO_STEPS
     if leaks is None:
         return f"can't tell, because the recording has fewer than {LEAST_STEPS} steps"
+    if leaks.verdict == "leak":
+        kept, source = leak_verdict(leaks).removeprefix("LEAK: "), source_text(leaks_of(leaks))
+        return f"harmless: {kept}, from {source}"
     if leaks.verdict == "none":
         return f"none in steps {leaks.first} to {leaks.last}"
     return f"can't tell, because {leaks.reason}"

@@ -148,7 +148,7 @@ def answer_of_files(files: Sequence[AnsweredFile], leaks: LeakReport | None = No
     """
     first, *others = in_order(files)
     devices = [] if leaks is None or True in _urgency(first) else leaks.devices
-    leak = next((device for device in devices if device.verdict == "leak"), None)
+    leak = next((device for device in devices if device.matters), None)
     if leak is not None:
         first = next(file for file in files if file.path == leak.path)
         others = [file for file in in_order(files) if file is not first]

@@ -60,6 +60,8 @@ class Explanation:
         held_at: The moment of `holders`: "oom", "peak", or "end" if the usage before the end is
             unknown.
         held_bytes: The active bytes at that moment, which the shares of `holders` refer to.
+        held_before_bytes: The part of `held_bytes` that was held at the out-of-memory before, too;
+            None if there was none.
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
@@ -97,6 +99,7 @@ class Explanation:
     verdicts: list[Verdict]
     held_at: str
     held_bytes: int
+    held_before_bytes: int | None
     holders: list[Holder]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
@@ -116,8 +119,8 @@ class Explanation:
 
     @property
     def has_leak(self) -> bool:
-        """Whether memory is kept from step to step."""
-        return self.leaks is not None and self.leaks.verdict == "leak"
+        """Whether memory is kept from step to step, enough to matter."""
+        return self.leaks is not None and self.leaks.matters
 
     def leak_sentence(self) -> str:
         """Return the sentence about memory that is kept from step to step; "" without a leak."""
@@ -162,7 +165,7 @@ def explain_device(
     ooms = out_of_memories(data) if ooms is None else ooms
     oom = ooms[-1] if ooms else None
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
-    has_leak = leaks is not None and leaks.verdict == "leak"
+    has_leak = leaks is not None and leaks.matters
     moment, entry, trials = "peak", history.peak, None
     found: list[Verdict] = []
     if oom is not None:
@@ -207,6 +210,9 @@ def explain_device(
         verdicts=found,
         held_at="end" if entry is None else moment,
         held_bytes=held.active_bytes,
+        held_before_bytes=held.bytes_older_than(ooms[-2].event)
+        if len(ooms) > 1 and entry is not None
+        else None,
         holders=holders,
         categories=categories,
         suggestions=suggestions,

@@ -104,6 +104,10 @@ class HeldMemory:
         of_forward = self._categories.are(lambda *kind: kind == Rule.FROM_FORWARD.value)
         return int(self.column("size_bytes")[of_forward].sum())
 
+    def bytes_older_than(self, event: int) -> int:
+        """Return the bytes of blocks that were allocated before an event."""
+        return int(self.column("size_bytes")[self.column("alloc_event") < event].sum())
+
     def bytes_kept_by(self, is_wanted: Callable[[str], object]) -> int:
         """Return the bytes that Python objects keep whose text is a wanted one."""
         is_kept = texts_matching(is_wanted, self.data.snapshot.strings, self.holder)

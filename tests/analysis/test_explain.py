@@ -54,6 +54,25 @@ def test_who_holds_memory_and_for_how_long() -> None:
     assert answer_of(found).where == "cuda:0, step 4"
 
 
+def test_what_was_held_at_the_out_of_memory_before() -> None:
+    # GIVEN a program that runs out of memory twice, and keeps one of two blocks of the first time
+    program = Program()
+    program.alloc(300 * KIB, MODEL)
+    dropped = program.alloc(400 * KIB, MODEL)
+    program.out_of_memory(40 * MIB, 10 * MIB)
+    (first,) = explain(program.snapshot())
+    program.free(dropped)
+    program.alloc(500 * KIB, MODEL)
+    program.out_of_memory(40 * MIB, 10 * MIB)
+    (second,) = explain(program.snapshot())
+    # THEN the second time names what was kept
+    assert (first.held_before_bytes, second.held_before_bytes) == (None, 300 * KIB)
+    assert (
+        "the last of 2 such errors in the file; 300 KiB were held at the one before, too"
+        in answer_of(second).texts("why")
+    )
+
+
 def test_the_lines_of_a_log() -> None:
     (found,) = explain(program_of_steps().snapshot())
     verdict, asked, free, why, held, lines, do = log_lines(answer_of(found))

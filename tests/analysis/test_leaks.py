@@ -11,7 +11,8 @@ import pytest
 from generated_leaks import Part
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis import find_leaks
+from pytracer.analysis import explain, find_leaks
+from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.leaks.growth import steadiness, theil_sen
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, answer
 from pytracer.reading import load
@@ -205,6 +206,52 @@ def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
         program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
 
     assert "2 other lines, kept by x of main()." in answer(observed(several))
+
+
+@pytest.mark.parametrize(("has_holders", "expected"), [(True, SIZE / 2), (False, SIZE)])
+def test_the_rate_of_a_line_that_serves_a_bounded_cache_too(
+    has_holders: bool, expected: float
+) -> None:
+    # GIVEN a line whose blocks are in a cache of 20 steps, and every second one in a list for ever
+    blocks: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        blocks.append(program.alloc(SIZE, LINE))
+        if len(blocks) > 20 and len(blocks) % 2:
+            program.free(blocks[len(blocks) - 21])
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(blocks):
+            if has_holders and (number % 2 or number >= len(blocks) - 20):
+                name = "kept" if number % 2 else "cache"
+                program.hold(address, f"{name}[{number}] of main()")
+
+    # THEN the growth is that of the list, if it is known
+    device = observed(step, steps=30, end=end)
+    assert device.verdict == "leak"
+    assert device.bytes_per_step == expected
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kept_bytes", "is_harmless"),
+    [(10**9, 512, True), (4 * 10**8, 512, False), (None, 512, True), (None, 1024, False)],
+)
+def test_a_leak_that_will_never_matter(
+    free_bytes: int | None, kept_bytes: int, is_harmless: bool
+) -> None:
+    # GIVEN a leak, and memory for more or fewer than a million further steps
+    program = recorded(lambda program, number: program.alloc(kept_bytes, LINE))
+    if free_bytes is not None:
+        program.metadata["devices"][0] |= {"free_bytes": free_bytes, "reserved_bytes": 0}
+    snapshot = program.snapshot()
+    (device,) = find_leaks(snapshot).devices
+    # THEN it is a leak all the same, but the file has no problem
+    assert device.verdict == "leak"
+    assert device.is_harmless == is_harmless
+    assert answer(device).startswith("Harmless leak: " if is_harmless else "Leak: ")
+    shown = answer_of(explain(snapshot)[0])
+    assert shown.kind == ("none" if is_harmless else "leak")
+    assert is_harmless == any("harmless: " in text for text in shown.texts("leak"))
 
 
 def test_a_step_that_ran_out_of_memory_does_not_count() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.held_memory import main_holder
+from pytracer.analysis.held_memory import holder_names, main_holder
 from pytracer.analysis.leaks.callers import Callers, by, divided, shared_frames
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
@@ -187,7 +187,19 @@ class _Search:
         kind: Literal["kept", "replaced"] = (
             "kept" if len(np.unique(alive.birth)) > 2 else "replaced"
         )
-        return self._growth(kind, reason, growths, floor[growths], alive, born, False)
+        level = floor[growths]
+        part = self._of_main_holder(alive.of(alive.birth >= 0))
+        births = np.unique(part.birth)
+        if kind == "kept" and len(births) > 2:  # what else has blocks of the line may be bounded
+            growths, alive, born = births, part, part
+            level = np.cumsum(np.bincount(part.birth, part.size_bytes, slots))[growths]
+        return self._growth(kind, reason, growths, level, alive, born, False)
+
+    def _of_main_holder(self, lives: Lives) -> Lives:
+        """Return the blocks of the holder that has at least half of the bytes; none without one."""
+        names, group = holder_names(self.seen.strings, lives.holder)
+        main = main_holder(self.seen.strings, lives.holder, lives.size_bytes)
+        return lives.of((group == names.index(main)) if main else np.zeros(len(lives), bool))
 
     def _growth(
         self,

@@ -6,12 +6,16 @@ from typing import Literal
 
 import numpy as np
 
+from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.held_memory import kept_by_text, main_holder
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, size
 
 Verdict = Literal["leak", "none", "unknown"]
+
+_FAR = 1_000_000
+"""A leak is harmless that takes all memory only after so many steps, longer than a training."""
 
 OF_MODEL = "the model"
 """`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
@@ -123,6 +127,22 @@ class DeviceLeaks:
     exhausted_step: int | None = None
     oom_step: int | None = None
 
+    @property
+    def matters(self) -> bool:
+        """Whether there is a leak that is not harmless."""
+        return self.verdict == "leak" and not self.is_harmless
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether all leaks together will not take the memory in `_FAR` further steps.
+
+        If it is unknown how much is left, they must be as small as a single number in each step.
+        """
+        per_step, available = self.bytes_per_step, self.available_bytes
+        if self.unit != "step" or self.oom_step is not None or available is None or available < 0:
+            return self.unit == "step" and per_step <= MIN_BLOCK_BYTES
+        return per_step * _FAR <= available
+
     def with_growths(self, growths: list[Growth]) -> "DeviceLeaks":
         """Return the result with these growths, and with what follows from them."""
         per_step, exhausted = bytes_per_step(growths), None
@@ -213,7 +233,8 @@ def answer(device: DeviceLeaks) -> str:
     """Return the verdict on a device in one or two sentences."""
     if device.verdict == "leak":
         leaks = leaks_of(device)
-        text = f"Leak: {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
+        text = "Harmless leak" if device.is_harmless else "Leak"
+        text += f": {rate_text(device, device.bytes_per_step)}{since_text(leaks, device)}, from "
         text += f"{source_text(leaks)}."
         if device.oom_step is not None:
             text += f" Memory ran out in step {device.oom_step:,}."

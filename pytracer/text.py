@@ -76,6 +76,11 @@ def number(count: int, singular: str, plural: str = "") -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
+def sentence(text: str) -> str:
+    """Return a text that is not empty with a capital letter."""
+    return f"{text[0].upper()}{text[1:]}"
+
+
 def utc_time(time_us: int) -> str:
     """Return a time in microseconds since the Unix epoch as a date and time in UTC."""
     import numpy as np  # `datetime` ends with the year 9999, a damaged file's times do not

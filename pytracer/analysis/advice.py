@@ -14,12 +14,12 @@ from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import is_garbage, is_of_exception
 from pytracer.analysis.holders import Holder
+from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
     FRAGMENTED,
     LARGER_INPUT,
-    LEAK,
     LIMIT,
     OTHER_POOL,
     OTHERS,
@@ -29,7 +29,7 @@ from pytracer.analysis.verdicts import (
     Verdict,
 )
 from pytracer.errors import ConfigError
-from pytracer.text import size
+from pytracer.text import sentence, size
 from pytracer.variables import VARIABLE, format_settings, parse_settings
 
 LEAST_STEPS = 3
@@ -66,7 +66,7 @@ class Suggestion:
 
     def note(self) -> str:
         """Return the evidence and the reason, as sentences."""
-        evidence = f"{self.evidence[0].upper()}{self.evidence[1:]}. " if self.evidence else ""
+        evidence = f"{sentence(self.evidence)}. " if self.evidence else ""
         return f"{evidence}{self.why}"
 
 
@@ -103,8 +103,7 @@ def advise_after_oom(
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
     trials: list[Trial] | None,
-    *,
-    has_leak: bool,
+    leaks: DeviceLeaks | None,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory.
 
@@ -114,13 +113,13 @@ def advise_after_oom(
         held: Who held memory.
         categories: What the memory was for.
         trials: The simulated settings; None if none could be simulated.
-        has_leak: Whether memory was kept from step to step after the program had survived it.
+        leaks: The leaks that are one of the reasons, or that the program had after it; else None.
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
     settings = _of_settings(data, path, kinds, trials)
-    if has_leak or LEAK in kinds:
-        suggestions = [_of_leak(path), *settings]
+    if leaks is not None:
+        suggestions = [*_of_leak(path, leaks), *settings]
     else:
         lower = _dropping(held)
         lower += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
@@ -137,13 +136,13 @@ def advise_at_peak(
     sample: UsageSample,
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
+    leaks: DeviceLeaks | None,
     *,
-    has_leak: bool,
     has_idle_streams: bool,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
-    suggestions = [_of_leak(path)] if has_leak else []
+    suggestions = [] if leaks is None else _of_leak(path, leaks)
     if has_idle_streams:
         suggestions.append(Suggestion("", "Make streams once, and use the same ones in each step."))
     elif is_much_unallocated(sample):
@@ -151,9 +150,11 @@ def advise_at_peak(
     return [*suggestions, *_lowering(categories, is_needed=False), *_for_next_run(data, held)]
 
 
-def _of_leak(path: str) -> Suggestion:
+def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
-    return Suggestion(f"pytracer show {path} --leaks", why)
+    found = leaks_of(leaks)
+    by_name = [] if holder_of(found) is None else [Suggestion("", f"{sentence(remedy(found))}.")]
+    return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 
 
 def _of_settings(

@@ -165,7 +165,7 @@ def explain_device(
     ooms = out_of_memories(data) if ooms is None else ooms
     oom = ooms[-1] if ooms else None
     leaks = leaks_of(data) if oom is None or _is_survived(data, oom) else None
-    has_leak = leaks is not None and leaks.matters
+    to_mend = leaks if leaks is not None and leaks.matters else None
     moment, entry, trials = "peak", history.peak, None
     found: list[Verdict] = []
     if oom is not None:
@@ -173,7 +173,10 @@ def explain_device(
         trials = None if try_settings is None else try_settings(data)
     held = held_memory(data, entry)
     if oom is not None:
-        found = verdicts(oom, _surroundings(data, oom, held))
+        around = _surroundings(data, oom, held)
+        found = verdicts(oom, around)
+        if any(verdict.kind == LEAK for verdict in found):
+            to_mend = around.leaks
     holders = holders_of(held, TOP)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
@@ -190,11 +193,11 @@ def explain_device(
             reserved or sample,
             holders,
             categories,
-            has_leak=has_leak,
+            to_mend,
             has_idle_streams=idle is not None,
         )
     else:
-        suggestions = advise_after_oom(data, found, holders, categories, trials, has_leak=has_leak)
+        suggestions = advise_after_oom(data, found, holders, categories, trials, to_mend)
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]

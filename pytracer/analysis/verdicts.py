@@ -20,7 +20,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
-from pytracer.text import number, size
+from pytracer.text import number, sentence, size
 
 LEAK = "leak"
 GARBAGE = "garbage"
@@ -318,7 +318,7 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
             LARGER_INPUT,
             f"this line has requested at most {size(earlier.most_bytes)} at once in the "
             f"{number(earlier.steps, 'step')} before, and {asked} now, as for a longer sequence or "
-            f"a larger batch. {_sentence(verdict.text)}",
+            f"a larger batch. {sentence(verdict.text)}",
         )
     if earlier.replaced:
         span = "in this step" if earlier.has_steps else "since the recording began"
@@ -326,13 +326,9 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
             REPLACED,
             f"this line has replaced {number(earlier.replaced, 'block')} by larger ones {span}, "
             f"from {size(earlier.first_bytes)} to {asked}, as `torch.cat` in a loop does. "
-            f"{_sentence(verdict.text)}",
+            f"{sentence(verdict.text)}",
         )
     return verdict
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
 
 
 def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:

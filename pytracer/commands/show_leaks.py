@@ -8,18 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
-from pytracer.analysis.held_memory import NO_TENSOR, is_garbage, kept_by_text
+from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
-    OF_MODEL,
     DeviceLeaks,
     Growth,
     LeakReport,
     Release,
     answer,
-    holder_of,
     is_users,
     leaks_of,
+    remedy,
     where_text,
 )
 from pytracer.commands.table import Columns, Fitted, call_chain, make_table
@@ -168,20 +167,7 @@ def _advice(report: LeakReport) -> Iterator[str]:
     device = verdicts[0]
     path = shlex.quote(device.path)
     if device.verdict == "leak":
-        holder = holder_of(leaks_of(device))
-        if holder is None or holder == NO_TENSOR:
-            what = (
-                "find what stores the memory that these lines allocate and outlives the step: a "
-                "list, a cache, a closure, or a loss that keeps its graph"
-            )
-        elif is_garbage(holder):
-            what = "call gc.collect(), or let these objects not refer to each other"
-        elif holder.startswith(OF_MODEL):
-            what = "find where the program makes a module, a parameter or a larger buffer in each "
-            what += "step, and keeps it"
-        else:
-            what = f"look at {printable(holder)}, which keeps the memory. A loss, for example, "
-            what += "keeps its graph, and loss.item() does not"
+        what = printable(remedy(leaks_of(device)))
         yield f"What to do: {what}. All memory held at the end, by stack:"
         yield f"    pytracer export {path} --to collapsed --at end"
         return

@@ -11,7 +11,7 @@ from pytracer.analysis.answer import one_line
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.device_data import why_empty
 from pytracer.page.open_file import OpenFile, Summary
-from pytracer.text import printable
+from pytracer.text import printable, sentence
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
     """
     if not file.devices:
         text = why_empty(file.snapshot.metadata)
-        return Verdict(f"{text[0].upper()}{text[1:]}.", [], [])
+        return Verdict(f"{sentence(text)}.", [], [])
     explanation = file.explanations[0]
     answer = answer_of(explanation, is_saved=is_saved)
     lines = [

@@ -172,6 +172,7 @@ def test_what_keeps_a_leak() -> None:
     text = " ".join(output.split())
     assert "called from job/train.py:90 main, kept by self.losses[…] of Trainer.main() " in text
     assert "(0-11 steps old, kept by self.losses[…] of Trainer.main())" in text
+    assert "do Look at self.losses[…] of Trainer.main(), which keeps the memory." in text
     # AND so does the row of the search for leaks
     rows = cells(invoke(path, "--leaks").output)
     assert "kept by self.losses[…] of Trainer.main()" in " ".join(row[-1] for row in rows)

@@ -8,7 +8,12 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.held_memory import kept_by_text, main_holder
+from pytracer.analysis.held_memory import (
+    NO_TENSOR,
+    is_garbage,
+    kept_by_text,
+    main_holder,
+)
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, size
 
@@ -217,6 +222,27 @@ def source_text(growths: Sequence[Growth]) -> str:
     """Return where the memory comes from, and what keeps it, if that is known."""
     name = holder_of(growths)
     return where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
+
+
+def remedy(growths: Sequence[Growth]) -> str:
+    """Return what to do against leaks, as a sentence without a capital letter and a full stop."""
+    holder = holder_of(growths)
+    if holder is None or holder == NO_TENSOR:
+        return (
+            "find what stores the memory that these lines allocate and outlives the step: a list, "
+            "a cache, a closure, or a loss that keeps its graph"
+        )
+    if is_garbage(holder):
+        return "call gc.collect(), or let these objects not refer to each other"
+    if holder.startswith(OF_MODEL):
+        return (
+            "find where the program makes a module, a parameter or a larger buffer in each step, "
+            "and keeps it"
+        )
+    return (
+        f"look at {holder}, which keeps the memory. A loss, for example, keeps its graph, and "
+        "loss.item() does not"
+    )
 
 
 def _caller(growths: Sequence[Growth]) -> Frame | None:

@@ -39,7 +39,7 @@ _MOST_COUNTED = 2**20
 
 # An item is a number or a text in quotes, which may have brackets itself; or in the name of a
 # parameter the number of a module.
-_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.)""")
+_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.|$)""")
 
 _Coded = tuple[int, Callable[[int], object], Column]
 """The values of a key: their number, a function from a code to its value, and a code a block."""

@@ -130,26 +130,25 @@ def test_memory_released_after_the_last_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("category", "rule", "verdict"),
+    ("category", "rule", "name", "kept_by"),
     [
-        ("optimizer_state", "optimizer", "none"),
-        ("gradient", "grad", "none"),
-        ("workspace", "cublas", "leak"),
-        ("parameter", "module", "leak"),
-        ("buffer", "module", "leak"),
+        ("optimizer_state", "optimizer", "exp_avg of layers.{}.weight", None),
+        ("gradient", "grad", "grad of layers.{}.weight", None),
+        ("workspace", "cublas", "cuBLAS workspace", ""),
+        ("parameter", "module", "adapters.{}.weight", "the model's adapters.[…].weight"),
+        ("buffer", "module", "memories.{}", "the model's memories.[…]"),
     ],
 )
-def test_growth_of_an_owner(category: str, rule: str, verdict: str) -> None:
+def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | None) -> None:
     # GIVEN memory that grows, and that has an owner at the end: gradients and states come late, but
     # a program that makes streams without end has ever more workspaces, and a model can grow
     def step(program: Program, number: int) -> None:
-        program.own(program.alloc(SIZE, LINE), category, rule, f"adapters.{number}.weight")
+        program.own(program.alloc(SIZE, LINE), category, rule, name.format(number))
 
     device = observed(step)
-    assert device.verdict == verdict
+    assert device.verdict == ("none" if kept_by is None else "leak")
     # AND the parameters are named
-    kept_by = "kept by the model's adapters.[…].weight."
-    assert (kept_by in answer(device)) == (rule == "module")
+    assert (f"kept by {kept_by}." in answer(device)) == bool(kept_by)
 
 
 def test_parameters_that_are_replaced_by_turns() -> None:

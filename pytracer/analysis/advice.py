@@ -14,7 +14,7 @@ from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import is_garbage, is_of_exception
 from pytracer.analysis.holders import Holder
-from pytracer.analysis.leaks.results import DeviceLeaks, holder_of, leaks_of, remedy
+from pytracer.analysis.leaks.results import DeviceLeaks, has_name, holder_of, leaks_of, remedy
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
@@ -153,7 +153,7 @@ def advise_at_peak(
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
     found = leaks_of(leaks)
-    by_name = [] if holder_of(found) is None else [Suggestion("", f"{sentence(remedy(found))}.")]
+    by_name = [Suggestion("", f"{sentence(remedy(found))}.")] if has_name(holder_of(found)) else []
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 
 

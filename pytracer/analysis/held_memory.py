@@ -29,10 +29,11 @@ KEYS = (
 _VARIABLE = re.compile(r"\w+ of .*\(\)")  # of a function that runs
 
 NO_TENSOR = "no Python tensor"
+TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
-"""What files say of a block's holder: csrc/view/owners.cpp, and csrc/holders/search.cpp."""
+"""What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.held_memory import (
     NO_TENSOR,
+    TEMPORARY,
     is_garbage,
     kept_by_text,
     main_holder,
@@ -224,10 +225,15 @@ def source_text(growths: Sequence[Growth]) -> str:
     return where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
 
 
+def has_name(holder: str | None) -> TypeGuard[str]:
+    """Return whether the text of a holder tells where in the program to look."""
+    return holder is not None and holder != NO_TENSOR and not holder.startswith(TEMPORARY)
+
+
 def remedy(growths: Sequence[Growth]) -> str:
     """Return what to do against leaks, as a sentence without a capital letter and a full stop."""
     holder = holder_of(growths)
-    if holder is None or holder == NO_TENSOR:
+    if not has_name(holder):
         return (
             "find what stores the memory that these lines allocate and outlives the step: a list, "
             "a cache, a closure, or a loss that keeps its graph"

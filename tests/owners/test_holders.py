@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pytracer import Tracer, _core
-from pytracer.owners import holders
+from pytracer.owners import holders, saved_tensors
 from pytracer.reading.reader import load
 
 HERE = __name__
@@ -334,6 +334,13 @@ PATHS: dict[Callable[[], str], str] = {
 
 if sys.version_info < (3, 11):
     PATHS[for_a_loop] = ""  # what is on the stack of a function that runs is not known
+
+
+@pytest.fixture(autouse=True)
+def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches end: the other tests of the process may have left millions of objects."""
+    monkeypatch.setattr(holders, "MAX_SECONDS", 30)
+    monkeypatch.setattr(saved_tensors, "MAX_SECONDS", 30)
 
 
 @pytest.mark.parametrize("program", PATHS, ids=lambda program: program.__name__)

@@ -238,7 +238,11 @@ def _dropping(held: Sequence[Holder]) -> list[Suggestion]:
     if failed:
         why = "the functions that have failed keep them until the exception is dropped."
         found.append(
-            Suggestion("", f"Try again outside of `except`: {size(failed)} are kept, {why}")
+            Suggestion(
+                "",
+                f"Try again outside of `except`, without the exception: {size(failed)} are kept, "
+                f"{why}",
+            )
         )
     return found
 
@@ -266,8 +270,8 @@ def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[S
 
 _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
-    OTHER_POOL: "Let both lines allocate in the same pool, or drop the CUDA graph or the MemPool "
-    "of the other pool before this line.",
+    OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
+    "drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default pool.",
     LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
     REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
 }

@@ -14,6 +14,9 @@ _LEAST_STEPS = 3
 _LARGER = 1.25
 """Requests of more than this many times the largest earlier one are unusual."""
 
+_SMALL_PART = 64
+"""Requests are small of less than this part of the one that failed."""
+
 _LEAST_REPLACED = 16
 """The least number of blocks that a line has to replace by larger ones."""
 
@@ -23,10 +26,12 @@ class EarlierRequests:
     """The requests of one line before one of them failed.
 
     Attributes:
-        steps: The number of earlier steps in which the line requested memory.
+        steps: The number of earlier steps in which the line requested memory; 0 if the other lines
+            of the step request no more than in those: then the line is used for something else.
         most_bytes: The largest request of these steps; 0 without such a step.
         replaced: How many blocks of the line were freed, in the step that failed, while its
-            requests grew from `first_bytes` on; 0 if they did not grow, or if the blocks were kept.
+            requests grew little by little from `first_bytes` on, each next to the one before; 0 if
+            they did not, or if the blocks were kept.
         first_bytes: The first request of that step; 0 without one.
         has_steps: Whether the program marked steps; else all events count as one step.
     """
@@ -56,15 +61,39 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
     size, replaced = trace.size_bytes[np.append(now, event)], 0
     if len(now) >= _LEAST_REPLACED and _grows(size):
         blocks = data.history.blocks
-        is_freed = np.isin(blocks.alloc_event, now) & (blocks.free_requested_event < event)
-        replaced = int(np.count_nonzero(is_freed))
+        freed = blocks.free_requested_event[np.isin(blocks.alloc_event, now)]
+        if np.count_nonzero(freed[:-1] > now[1:]) >= 0.9 * (len(now) - 1):
+            replaced = int(np.count_nonzero(freed < event))
+    steps = np.unique(step[step < len(begins)])
     return EarlierRequests(
-        steps=len(np.unique(step[step < len(begins)])),
+        steps=len(steps) if _is_larger_step(data, sites, event, begins) else 0,
         most_bytes=int(trace.size_bytes[earlier].max(initial=0)),
         replaced=replaced if 2 * replaced >= len(now) else 0,
         first_bytes=int(size[0]) if len(now) else 0,
         has_steps=data.has_marked_steps,
     )
+
+
+def _is_larger_step(data: DeviceData, sites: Column, event: int, begins: Column) -> bool:
+    """Return whether half of the lines of the step have had more than in any earlier one.
+
+    Lines that are new in this step do not count, and neither do those of small requests.
+    """
+    if not len(begins):
+        return False
+    trace = data.trace
+    most: list[dict[int, int]] = []
+    for begin, end in ((0, int(begins[-1])), (int(begins[-1]), event)):
+        events = begin + np.flatnonzero(trace.action[begin:end] == ALLOC)
+        found, site = np.unique(sites[trace.stack[events]], return_inverse=True)
+        largest = np.zeros(len(found), np.int64)
+        np.maximum.at(largest, site, trace.size_bytes[events])
+        most.append(dict(zip(found.tolist(), largest.tolist(), strict=True)))
+    earlier, now = most
+    known = [(now[site], earlier[site]) for site in now if site in earlier]
+    large = [pair for pair in known if _SMALL_PART * max(pair) >= trace.size_bytes[event]]
+    larger = [pair for pair in large if pair[0] > _LARGER * pair[1]]
+    return len(large) > 0 and 2 * len(larger) >= len(large)
 
 
 def _without_small(size_bytes: Column, alloc: Column) -> Column:
@@ -78,4 +107,5 @@ def _grows(size: Column) -> bool:
     """Return whether requests become larger and larger, also if several lists grow by turns."""
     is_steady = np.count_nonzero(size[1:] >= size[:-1]) >= 0.9 * (len(size) - 1)
     early, late = size[len(size) // 4], size[3 * len(size) // 4]
-    return bool(is_steady and late >= _LARGER * early and size[-1] >= 2 * size[0])
+    is_little = np.median(size[1:] / np.maximum(size[:-1], 1)) <= _LARGER
+    return bool(is_steady and is_little and late >= _LARGER * early and size[-1] >= 2 * size[0])

@@ -50,6 +50,10 @@ ALL_BUT_PIECES = 0.95
 As much as a twentieth is lost in pieces under any settings.
 """
 
+MUCH_UNUSED = 0.2
+"""The part of the memory that garbage and exceptions hold at least, where they alone are a reason
+although nearly all memory is in use."""
+
 SPARE_PAGES = 10
 """How many pages of each stream must be to spare for a verdict of fragmentation."""
 
@@ -113,9 +117,9 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     A leak comes first: with it, the program runs out of memory whatever else is changed. The others
     follow, the cheapest remedy first.
     """
-    kept = [*_leak(oom, around), *_dropped(oom, around)]
+    kept, dropped = list(_leak(oom, around)), list(_dropped(oom, around))
     if around.is_cpu:
-        return kept or [_of_cpu(oom, around)]
+        return kept + dropped or [_of_cpu(oom, around)]
     sample = oom.sample
     if sample is None or sample.uncertain_bytes is None:
         reason = around.why_no_history or "the file has the events of one phase only"
@@ -123,6 +127,10 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     if oom.segment_bytes <= oom.available_bytes:
         return [_of_enough_memory(oom)]
     exhausted = list(_exhausted(oom, sample))
+    # If little of the memory is of no use, the program soon needs more than that.
+    unused = around.garbage_bytes + around.exception_bytes
+    if not exhausted or unused >= MUCH_UNUSED * sample.allocated_bytes:
+        kept += dropped
     pieces = () if exhausted else _fragmented(oom, around)
     found = [*kept, *pieces, *_limit(oom), *_others(oom, around)]
     if not exhausted:

@@ -14,7 +14,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import explain, find_leaks
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.leaks.growth import steadiness, theil_sen
-from pytracer.analysis.leaks.results import DeviceLeaks, Growth, answer
+from pytracer.analysis.leaks.results import DeviceLeaks, Growth, answer, leaks_of
 from pytracer.reading import load
 
 SEEDS = 60
@@ -168,6 +168,72 @@ def test_parameters_that_are_replaced_by_turns() -> None:
 
     # THEN it does not grow
     assert observed(step, begin=begin, end=end).verdict == "none"
+
+
+@pytest.mark.parametrize("verdict", ["none", "leak"])
+def test_a_collection_of_modules(verdict: str) -> None:
+    # GIVEN modules that are made in each step, of which the last 20 are kept, or all
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        kept.append(program.alloc(SIZE, LINE))
+        if verdict == "none" and len(kept) > 20:
+            program.free(kept.pop(0))
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(kept):
+            program.own(address, "parameter", "module", f"Linear#{number}.weight")
+
+    # THEN only the second is a leak
+    assert observed(step, end=end).verdict == verdict
+
+
+def test_a_buffer_that_is_replaced_by_larger_ones() -> None:
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        kept.append(program.alloc(number * 4096, LINE))
+        if len(kept) > 1:
+            program.free(kept[-2])
+
+    def end(program: Program) -> None:
+        program.own(kept[-1], "buffer", "module", "bank")
+
+    device = observed(step, end=end)
+    assert (device.verdict, device.growths[0].kind) == ("leak", "replaced")
+    assert device.growths[0].kept_by == "the model's bank"
+
+
+def test_a_leak_next_to_parameters_that_are_replaced() -> None:
+    # GIVEN a list that grows, and a model of which each step replaces another parameter
+    parameters: list[int] = []
+
+    def begin(program: Program) -> None:
+        parameters.extend(program.alloc(SIZE, MODEL) for _ in range(80))
+
+    def step(program: Program, number: int) -> None:
+        program.free(parameters[number])
+        parameters[number] = program.alloc(SIZE, OTHER)
+        program.alloc(SIZE, LINE)
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(parameters):
+            program.own(address, "parameter", "module", f"layers.{number}.weight")
+
+    # THEN the list alone is the leak
+    device = observed(step, begin=begin, end=end)
+    assert device.bytes_per_step == SIZE
+    (leak,) = leaks_of(device)
+    assert leak.frames[0] == LINE
+
+
+def test_what_is_loaded_once_does_not_grow() -> None:
+    # GIVEN a large block of one step in the first half
+    def step(program: Program, number: int) -> None:
+        if number in (1, 20):
+            program.alloc(2**20, ("/home/me/train.py", "load", number))
+
+    assert observed(step).verdict == "none"
 
 
 def test_growth_of_no_single_line() -> None:

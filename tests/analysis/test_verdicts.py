@@ -149,7 +149,8 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(3 * GIB), {"garbage_bytes": 2 * GIB, "expands": True}, [GARBAGE]),
         (oom(3 * GIB + 1), {"garbage_bytes": 2 * GIB, "expands": True}, [UNKNOWN]),
         (oom(3 * GIB), {"exception_bytes": 2 * GIB, "expands": True}, [EXCEPTION]),
-        (full(5 * GIB // 4, **GROWS), {"garbage_bytes": GIB}, [GARBAGE]),
+        (full(5 * GIB // 4, **GROWS), {"garbage_bytes": 2 * GIB}, [GARBAGE]),
+        (full(5 * GIB // 4, **GROWS), {"garbage_bytes": 18 * GIB // 10}, [EXHAUSTED]),
         (oom(3 * GIB), {"is_cpu": True, "garbage_bytes": 2 * GIB}, [GARBAGE]),
         # Free segments belong to another pool.
         (oom(4 * GIB, **POOL), {}, [OTHER_POOL]),
@@ -236,11 +237,14 @@ UNIT = 64 * 1024
 @pytest.mark.parametrize(
     ("in_steps", "expected"),
     [
-        ([[4], [8, 2], [4], [9]], (3, 8 * UNIT, 0)),
-        ([[4], [], [4], []], (2, 4 * UNIT, 0)),
+        ([[4], [8, 2], [4], [11]], (3, 8 * UNIT, 0)),
+        ([[4], [8, 2], [4], [9]], (0, 8 * UNIT, 0)),  # no larger step, so far
+        ([[4], [], [4], [6]], (2, 4 * UNIT, 0)),
+        ([[4], [], [4], []], (0, 4 * UNIT, 0)),
         ([[*range(1, 20)]], (0, 0, 18)),
         ([[9], [*range(1, 20)]], (1, 9 * UNIT, 18)),
-        ([[each for size in range(1, 20) for each in (size, 0.25)]], (0, 0, 19)),  # with parts
+        ([[each for size in range(1, 20) for each in (0.25, size)]], (0, 0, 19)),  # with parts
+        ([[1.4**power for power in range(9)] * 2], (0, 0, 0)),  # not steadily
         ([[*range(1, 15)]], (0, 0, 0)),  # too few
         ([[*range(20, 1, -1)]], (0, 0, 0)),
         ([[10] * 20], (0, 0, 0)),
@@ -255,6 +259,9 @@ def test_what_a_line_has_requested_before(
         boundaries.append([step, len(program.events)])
         for size in sizes:
             new = program.alloc(int(size * UNIT), LINE)
+            if size < 1:  # a part, which is appended to the next block
+                program.free(new)
+                continue
             if kept is not None:
                 program.free(kept)
             kept = new
@@ -268,3 +275,33 @@ def test_what_a_line_has_requested_before(
     # AND nothing of a line that is unknown
     program.out_of_memory(20 * UNIT, 0)
     assert earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1) is None
+
+
+@pytest.mark.parametrize(("others", "steps"), [(9, 4), (5, 0), (4, 0)])
+def test_a_line_that_is_used_for_something_else(others: int, steps: int) -> None:
+    # GIVEN a line that asks for more than in 4 earlier steps, one that asks for as much as before,
+    # and one that asks for more than before or not
+    program, boundaries = Program(), []
+    for step in range(1, 6):
+        boundaries.append([step, len(program.events)])
+        for line, size in ((1, 4), (2, 4 if step < 5 else others)):
+            program.alloc(size * 128 * 1024, ("model.py", "forward", line))
+        if step < 5:
+            program.alloc(UNIT, LINE)
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    program.metadata = file_metadata(current_step=5)
+    program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": 0}
+    # THEN the step is larger if half of its lines are
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert found.steps == steps
+
+
+def test_blocks_that_are_freed_before_the_next_larger_one() -> None:
+    program = Program()
+    for size in range(1, 20):
+        program.free(program.alloc(size * UNIT, LINE))
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert found.replaced == 0

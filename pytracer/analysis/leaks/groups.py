@@ -70,7 +70,12 @@ def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Rele
     """Return the memory that grew, leaks and the largest first, and memory that is no leak."""
     others, of_model = _Search(seen, callers), _Search(seen, callers)
     others.examine_all(~seen.is_owned)
-    of_model.examine_all(seen.is_of_model)
+    # Whether a released block was a part of a model is unknown: its line decides. A bounded
+    # collection of modules is no leak, and a buffer may be replaced by a larger one.
+    site, is_released = callers.site[seen.lives.stack], seen.lives.death < seen.slots
+    of_model.examine_all(
+        seen.is_of_model | (is_released & np.isin(site, np.unique(site[seen.is_of_model])))
+    )
     releases = sorted(others.releases, key=lambda release: -release.most_bytes)
     return in_order([*others.growths, *of_model.growths_of_model()]), releases[:5]
 
@@ -99,11 +104,17 @@ class _Search:
         """Yield the leaks among what was found in parameters and buffers.
 
         All else is no doubt: a model is built in several parts, and its parameters may be replaced
-        in turns. Then the memory that outlives the steps does not grow as a whole.
+        in turns by those of another line. Then what the steps release balances what they keep.
         """
-        level = levels(self.seen.lives, self.seen.slots)
+        lives, slots = self.seen.lives, self.seen.slots
+        parts = lives.of(self.seen.is_of_model | (lives.death < slots))
+        grown = np.diff(levels(parts, slots))
         for growth in self.growths:
-            if growth.verdict == "leak" and 2 * (level[-1] - level[0]) >= growth.held_bytes:
+            if growth.verdict != "leak":
+                continue
+            per_growth = growth.bytes_per_step * growth.period_steps
+            births = np.unique(lives.birth[self.seen.is_of_model & (lives.birth > 0)])
+            if 2 * np.median(grown[births - 1]) >= min(per_growth, growth.held_bytes):
                 names = "" if growth.kept_by is None else f"'s {growth.kept_by}"
                 yield replace(growth, kept_by=OF_MODEL + names)
 

@@ -180,10 +180,13 @@ def judged(
         return "unknown", few
     third = len(at_ends) // 3
     least, most = int(at_ends[-third:].min()), int(at_ends[:third].max())
+    between = int(at_ends[third:-third].max())
     lives = seen.lives
-    is_made_late = seen.is_owned & (lives.birth > 0)
+    is_made_late = seen.is_owned & ~seen.is_of_model & (lives.birth > 0)
     known = sum(each.most_bytes for each in releases) + int(lives.size_bytes[is_made_late].sum())
-    if least - known > _GREW * most:
+    # What is loaded once does not go on growing.
+    goes_on = int(np.median(at_ends[-third:])) - between > (least - most) // 8
+    if goes_on and least - known > _GREW * most:
         grew = f"memory grew from {size(most)} to {size(least)}"
         return "unknown", f"{grew}, but that of no single line kept growing"
     return "none", "no memory that outlived a step kept growing"

@@ -158,7 +158,11 @@ bench: .venv/build-tools .venv-cuda-2.12.1/torch .venv-npu-2.13.0/torch
 # On a machine with a GPU, without a network: with the torch that is installed for PYTHON, and the tools that build
 # pytracer. Within 25 minutes, into bench/results/hardware.md. PROGRAMS is a folder of further programs.
 hardware:
-	$(PYTHON) -m venv --system-site-packages .venv-hardware
+	$(PYTHON) -m venv .venv-hardware
+	# The packages of PYTHON: --system-site-packages would give those of its base, if it is of an environment itself.
+	$(PYTHON) -c "import site; print(*(f'import site; site.addsitedir({p!r})' for p in site.getsitepackages()), sep='\n')" \
+		> .venv-hardware/packages.pth
+	mv .venv-hardware/packages.pth .venv-hardware/lib/python*/site-packages
 	.venv-hardware/bin/pip $(INSTALL) --no-build-isolation --no-deps --no-index .
 	.venv-hardware/bin/python tests/hardware.py $(if $(PROGRAMS),--programs $(PROGRAMS))
 

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 Snapshot = dict[str, Any]
 Event = dict[str, Any]
 Frames = list[dict[str, Any]]
 
-COMMON = ("action", "size", "stream", "pool_id")
+# Events have their pool from torch 2.12 on. pytracer always writes it.
+HAS_POOLS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 12)
+COMMON = ("action", "size", "stream", *(["pool_id"] if HAS_POOLS else []))
 LABELS = ("compile_context", "user_metadata", "internal_metadata")
 NO_LABELS = {"compile_context": "N/A", "user_metadata": ""}
 SEGMENT = (
@@ -111,10 +115,18 @@ def _check_trace(
             allocated[native_event["addr"]] = native_event.get("frames", [])
             strangers.discard(native_event["addr"])
         if action != "snapshot":
+            _mend_lines(native_event)
             _check_frames(where, native_event, event, rules, allocated)
         if action == "free_completed":
             allocated.pop(native_event["addr"], None)
     require_same(f"{place}, events", len(native), len(traced))
+
+
+def _mend_lines(native_event: Event) -> None:
+    """Give frames without a line the number -1, which torch before 2.12 writes without its sign."""
+    for frame in native_event.get("frames", []):
+        if frame["line"] == 2**64 - 1:
+            frame["line"] = -1
 
 
 def _check_frames(
@@ -204,7 +216,7 @@ class Seen:
         action, frames = event["action"], event.get("frames", [])
         self.actions[action] += 1
         self.streams.add(event["stream"])
-        self.pools.add(event["pool_id"])
+        self.pools.update([event["pool_id"]] if HAS_POOLS else [])
         for key in LABELS:
             self.labels[key].add(event.get(key, NO_LABELS.get(key)))
         places = tuple((frame["name"], frame["line"]) for frame in frames)
@@ -245,7 +257,8 @@ def normalised(snapshot: Snapshot, *, same_device: bool) -> Snapshot:
         return pages[value >> 21] << 21 | (value & (2**21 - 1))
 
     def event(from_: Event) -> Event:
-        new = {**from_, "stream": streams[from_["stream"]], "pool_id": pools[from_["pool_id"]]}
+        new = {**from_, "stream": streams[from_["stream"]]}
+        new["pool_id"] = pools[from_["pool_id"]] if HAS_POOLS else 0
         if "addr" in new:
             new["addr"] = address(new["addr"])
         elif not same_device:

@@ -16,6 +16,7 @@ from typing import Any
 import processes
 import pytest
 import simulated
+from accelerator import parity
 from accelerator.parity import DifferenceError, Rules, Seen, Snapshot, check_parity, normalised
 from processes import HANG_S
 
@@ -84,7 +85,7 @@ def test_pytracer_alone_writes_the_record_of_pytorch_alone(recorded: Recorded) -
     seen = Seen().add(recorded.native_alone)
     assert {"alloc", "segment_map", "segment_unmap", "oom"} <= seen.actions.keys()
     assert len(seen.streams) >= 4
-    assert len(seen.pools) > 10
+    assert len(seen.pools) > 10 or not parity.HAS_POOLS
     assert len(seen.stacks) > (500 if recorded.rules.context == "all" else 200)
     if simulated.active():
         assert seen.delayed_frees > 100

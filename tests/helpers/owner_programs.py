@@ -368,7 +368,7 @@ def check(snapshot: dict[str, Any], program: Program) -> dict[str, int]:
     expected = truth(program)
     unnamed = [("unknown", "no_owner", None)]
     if program.device != "cpu":  # tests/accelerator/test_workspaces.py tests which blocks these are
-        unnamed.append(("workspace", "cublas", "cuBLAS workspace"))
+        unnamed += [("workspace", "cublas", f"{name} workspace") for name in ("cuBLAS", "cuBLASLt")]
     index = torch.device(program.device).index or 0
     by_category: dict[str, int] = {}
     for segment in snapshot["segments"]:

@@ -95,7 +95,10 @@ Roots::Name Roots::name_of(PyObject* object) const {
   switch (root.kind) {
     case Kind::variable:
       return {variable_name(root.code, root.slot), function_name(root.code) + "()"};
-    case Kind::temporary: return {"a temporary value", function_name(root.code) + "()"};
+    case Kind::temporary: {
+      const bool is_handled = PyExceptionInstance_Check(object);
+      return {is_handled ? "the handled exception" : "a temporary value", function_name(root.code) + "()"};
+    }
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};
     case Kind::module: break;

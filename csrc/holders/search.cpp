@@ -124,8 +124,10 @@ class Search {
       return;
     }
     if (asked_number_ == kNone) {
-      // A dict counts as one with the object whose attributes it has.
-      asked_number_ = add(asked_, nodes_[number].depth + !PyDict_CheckExact(asked_));
+      // A dict counts as one with the object whose attributes it has, and all tracebacks of an
+      // exception as one with it: there is one for each function that has failed.
+      const bool counts = !PyDict_CheckExact(asked_) && !PyTraceBack_Check(asked_);
+      asked_number_ = add(asked_, nodes_[number].depth + counts);
     }
     std::vector<size_t>& holders = nodes_[number].holders;
     if (std::find(holders.begin(), holders.end(), asked_number_) == holders.end()) {

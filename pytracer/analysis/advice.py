@@ -12,14 +12,22 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import is_garbage, is_of_exception
-from pytracer.analysis.holders import Holder
-from pytracer.analysis.leaks.results import DeviceLeaks, has_name, holder_of, leaks_of, remedy
+from pytracer.analysis.held_memory import ITEM, is_garbage, is_of_exception
+from pytracer.analysis.holders import Holder, Keeper
+from pytracer.analysis.leaks.results import (
+    DeviceLeaks,
+    has_name,
+    holder_of,
+    leaks_of,
+    look_at,
+    remedy,
+)
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXHAUSTED,
     FRAGMENTED,
     LARGER_INPUT,
+    LIBRARY,
     LIMIT,
     OTHER_POOL,
     OTHERS,
@@ -101,6 +109,7 @@ def advise_after_oom(
     data: DeviceData,
     found: Sequence[Verdict],
     held: Sequence[Holder],
+    keepers: Sequence[Keeper],
     categories: Sequence[CategoryUsage],
     trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
@@ -111,6 +120,7 @@ def advise_after_oom(
         data: The device.
         found: The verdicts.
         held: Who held memory.
+        keepers: All Python objects that keep memory.
         categories: What the memory was for.
         trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
@@ -121,7 +131,9 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = [*_of_leak(path, leaks), *settings]
     else:
-        lower = _dropping(held)
+        lower = _dropping(keepers)
+        if EXHAUSTED in kinds or TOO_LARGE in kinds:
+            lower += _of_items(keepers, sum(each.size_bytes for each in categories))
         lower += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
         lower += _lowering(categories, is_needed=not lower and _HELD.intersection(kinds) != set())
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
@@ -226,11 +238,19 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
     return f"export {variable}={shlex.quote(settings)}"
 
 
-def _dropping(held: Sequence[Holder]) -> list[Suggestion]:
+def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
+    """Return where to look if the items of one object, such as a list, keep most of the memory."""
+    most = next(iter(keepers), None)
+    if most is None or ITEM not in most.name or not has_name(most.name):
+        return []
+    is_most = 2 * most.size_bytes >= held_bytes and not is_of_exception(most.name)
+    return [Suggestion("", f"{sentence(look_at(most.name, size(most.size_bytes)))}.")] * is_most
+
+
+def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    of_lines = [(one.kept_by or "", one.site.size_bytes) for one in held]
-    garbage = sum(bytes_ for name, bytes_ in of_lines if is_garbage(name))
-    failed = sum(bytes_ for name, bytes_ in of_lines if is_of_exception(name))
+    garbage = sum(each.size_bytes for each in keepers if is_garbage(each.name))
+    failed = sum(each.size_bytes for each in keepers if is_of_exception(each.name))
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."
@@ -272,6 +292,8 @@ _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
     "drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default pool.",
+    LIBRARY: "Leave room for libraries: call torch.cuda.empty_cache() before this line, or limit "
+    "the allocator at the start, as by torch.cuda.set_per_process_memory_fraction(0.95).",
     LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
     REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
 }

@@ -16,6 +16,7 @@ from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.holders import MOST_CALLERS, Holder
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
+    has_name,
     leaks_of,
     rate_text,
     since_text,
@@ -28,6 +29,7 @@ from pytracer.analysis.verdicts import (
     GARBAGE,
     LARGER_INPUT,
     LEAK,
+    LIBRARY,
     LIMIT,
     OTHER_POOL,
     OTHERS,
@@ -49,6 +51,7 @@ REASONS = {
     LIMIT: "the process's memory limit",
     OTHERS: "memory outside of torch's allocator",
     OTHER_POOL: "free memory in another pool",
+    LIBRARY: "a library got no memory of the device",
     LARGER_INPUT: "this step needs more than those before",
     REPLACED: "one line's blocks become larger and larger",
     EXHAUSTED: "nearly all memory is in use",
@@ -61,6 +64,9 @@ NO_STEPS = "can't tell, because the recording has no steps"
 
 LEAST_SHARE = 0.01
 """The least part of the memory that an answer names a category for."""
+
+MUCH_KEPT = 0.1
+"""The least part of the memory without a category that an answer names the Python object for."""
 
 _WORDS = {
     "activation": "activations",
@@ -130,6 +136,8 @@ def _of_oom(explanation: Explanation) -> Answer:
     verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
     asked = chain_text(oom.call_site, oom.callers[:MOST_CALLERS])
     lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
+    if oom.library_error is not None:
+        lines = [Line("asked", f"by a library: {oom.library_error}")]
     place = "in the system" if explanation.is_cpu else "on the device"
     free = f"{size(oom.device_free_bytes)} {place}"
     if oom.available_bytes < oom.device_free_bytes:
@@ -244,13 +252,17 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
         text += f", of which {size(waiting)} are freed and wait for a stream"
     if any(usage.category != NO_CATEGORY for usage in explanation.categories):
-        shown = [one for one in explanation.categories if one.size_bytes >= LEAST_SHARE * total]
         parts = [
-            f"{_WORDS.get(one.category, one.category)} {size(one.size_bytes)}" for one in shown
+            (f"{_WORDS.get(one.category, one.category)}", one.size_bytes)
+            for one in explanation.categories
         ]
-        if others := sum(one.size_bytes for one in explanation.categories if one not in shown):
-            parts.append(f"other {size(others)}")
-        text += f": {' · '.join(parts)}"
+        if unknown := [number for number, one in enumerate(parts) if one[0] == NO_CATEGORY]:
+            parts[unknown[0] : unknown[0] + 1] = _unknown(explanation, parts[unknown[0]][1])
+        parts.sort(key=lambda part: -part[1])
+        shown = [part for part in parts if part[1] >= LEAST_SHARE * total]
+        if others := sum(size_bytes for _, size_bytes in parts) - sum(part[1] for part in shown):
+            shown.append(("other", others))
+        text += ": " + " · ".join(f"{name} {size(size_bytes)}" for name, size_bytes in shown)
     yield Line("held", text)
     for holder in explanation.holders[:SHOWN_HOLDERS]:
         site = holder.site
@@ -258,6 +270,17 @@ def _held(explanation: Explanation) -> Iterator[Line]:
         notes = age_text(holder), holder.kept_by and kept_by_text(holder.kept_by)
         note = ", ".join(filter(None, notes))
         yield Line("lines", where, note, site.size_bytes, site.call_site)
+
+
+def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[str, int]]:
+    """Return the parts of the memory without a category: what objects keep, and the rest."""
+    named = [
+        (kept_by_text(each.name), each.unknown_bytes)
+        for each in explanation.keepers
+        if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and has_name(each.name)
+    ]
+    rest = unknown_bytes - sum(size_bytes for _, size_bytes in named)
+    return [*named, (NO_CATEGORY, rest)]
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

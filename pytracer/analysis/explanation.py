@@ -24,7 +24,7 @@ from pytracer.analysis.held_memory import (
     is_garbage,
     is_of_exception,
 )
-from pytracer.analysis.holders import Holder, holders_of
+from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
 from pytracer.analysis.ooms import (
@@ -63,6 +63,8 @@ class Explanation:
         held_before_bytes: The part of `held_bytes` that was held at the out-of-memory before, too;
             None if there was none.
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
+        keepers: The Python objects that kept most at that moment, the largest first, at most `TOP`;
+            [] if they are unknown.
         categories: What the memory was for at that moment, the largest category first; [] if the
             file does not have the owners of blocks.
         suggestions: What to do next.
@@ -101,6 +103,7 @@ class Explanation:
     held_bytes: int
     held_before_bytes: int | None
     holders: list[Holder]
+    keepers: list[Keeper]
     categories: list[CategoryUsage]
     suggestions: list[Suggestion]
     sample: UsageSample
@@ -177,7 +180,7 @@ def explain_device(
         found = verdicts(oom, around)
         if any(verdict.kind == LEAK for verdict in found):
             to_mend = around.leaks
-    holders = holders_of(held, TOP)
+    holders, keepers = holders_of(held, TOP), keepers_of(held)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
         sample = oom.sample
@@ -197,7 +200,7 @@ def explain_device(
             has_idle_streams=idle is not None,
         )
     else:
-        suggestions = advise_after_oom(data, found, holders, categories, trials, to_mend)
+        suggestions = advise_after_oom(data, found, holders, keepers, categories, trials, to_mend)
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]
@@ -217,6 +220,7 @@ def explain_device(
         if len(ooms) > 1 and entry is not None
         else None,
         holders=holders,
+        keepers=keepers[:TOP],
         categories=categories,
         suggestions=suggestions,
         sample=sample,

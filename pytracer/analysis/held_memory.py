@@ -29,6 +29,7 @@ KEYS = (
 _VARIABLE = re.compile(r"\w+ of .*\(\)")  # of a function that runs
 
 NO_TENSOR = "no Python tensor"
+ITEM = "[…]"  # any item of a list or dict
 TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
@@ -324,7 +325,7 @@ def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
 
 def folded(holder: str) -> str:
     """Return a holder without the items of its path, as in "losses[…] of main()"."""
-    return _ITEM.sub("[…]", holder)
+    return _ITEM.sub(ITEM, holder)
 
 
 def is_garbage(holder: str) -> bool:

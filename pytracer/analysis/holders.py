@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import (
@@ -65,6 +66,33 @@ class Holder:
     oldest_age: int | None
     newest_age: int | None
     kept_by: str | None
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A Python object that keeps memory at one moment.
+
+    Attributes:
+        name: The object, as the `holder` of `Group`.
+        size_bytes: The bytes that the allocator gave the blocks that it keeps.
+        unknown_bytes: The part of `size_bytes` in blocks of the category "unknown".
+    """
+
+    name: str
+    size_bytes: int
+    unknown_bytes: int
+
+
+def keepers_of(held: HeldMemory) -> list[Keeper]:
+    """Return the Python objects that keep memory, those that keep most first."""
+    sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for part in held.group("category", "holder"):
+        category, name = part.key
+        if name is not None:
+            sizes[name][0] += part.size_bytes
+            sizes[name][1] += part.size_bytes * (category == UNKNOWN)
+    found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
+    return sorted(found, key=lambda each: (-each.size_bytes, each.name))
 
 
 def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> list[Site]:

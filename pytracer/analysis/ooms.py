@@ -93,6 +93,9 @@ class OutOfMemory:
         earlier_peak_bytes: The most bytes that were allocated at any time before; None without a
             history.
         sample: The usage of the device at that time; None without a history.
+        library_error: The error of the library that asked the device for memory, without the
+            allocator, and the line of the program; None if the allocator asked. The sizes of such
+            a request are 0, for unknown.
     """
 
     event: int
@@ -119,6 +122,7 @@ class OutOfMemory:
     is_at_end: bool
     earlier_peak_bytes: int | None
     sample: UsageSample | None
+    library_error: str | None
 
 
 def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
@@ -180,6 +184,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 if is_known
                 else None,
                 sample=sample,
+                library_error=record.library_error if record and event == events[-1] else None,
             )
         )
     return found

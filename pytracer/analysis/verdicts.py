@@ -28,6 +28,7 @@ EXCEPTION = "exception"
 FRAGMENTED = "fragmented"
 LIMIT = "limit"
 OTHERS = "others"
+LIBRARY = "library"
 OTHER_POOL = "other pool"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
@@ -44,6 +45,12 @@ They take several hundred MiB on current devices, and the program cannot give th
 NEARLY_ALL = 0.85
 """The part of the memory that the program has allocated when it is nearly exhausted."""
 
+UNUSABLE_PART = 2**-10
+"""The part of the device that its driver may refuse although it reports it as free.
+
+An H200 refused 32 MiB of 41 MiB that were free of its 140 GiB.
+"""
+
 ALL_BUT_PIECES = 0.95
 """The part of the memory, the request included, from which the free pieces alone are no reason.
 
@@ -53,6 +60,9 @@ As much as a twentieth is lost in pieces under any settings.
 MUCH_UNUSED = 0.2
 """The part of the memory that garbage and exceptions hold at least, where they alone are a reason
 although nearly all memory is in use."""
+
+LITTLE = 0.05
+"""The part of the device up to which others are no reason if the program has nearly all of it."""
 
 SPARE_PAGES = 10
 """How many pages of each stream must be to spare for a verdict of fragmentation."""
@@ -71,7 +81,8 @@ class Verdict:
             piece. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves memory
             of the device unused, and the allocation would have fitted without it. "others": memory
             outside the allocator, of other processes or of libraries, and the allocation would have
-            fitted without it.
+            fitted without it. "library": not the allocator, but a library such as cuBLAS got no
+            memory of the device.
             "other pool": the same of the free memory of another memory pool, such as a CUDA
             graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
@@ -124,16 +135,21 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     if sample is None or sample.uncertain_bytes is None:
         reason = around.why_no_history or "the file has the events of one phase only"
         return [Verdict(UNKNOWN, f"{reason}.")]
-    if oom.segment_bytes <= oom.available_bytes:
+    if oom.library_error is not None:
+        return [_of_library(oom, sample, around)]
+    is_free = oom.segment_bytes <= oom.available_bytes
+    if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
     exhausted = list(_exhausted(oom, sample))
     # If little of the memory is of no use, the program soon needs more than that.
     unused = around.garbage_bytes + around.exception_bytes
     if not exhausted or unused >= MUCH_UNUSED * sample.allocated_bytes:
         kept += dropped
-    pieces = () if exhausted else _fragmented(oom, around)
-    found = [*kept, *pieces, *_limit(oom), *_others(oom, around)]
-    if not exhausted:
+    pieces = () if exhausted or is_free else _fragmented(oom, around)
+    found = [*kept, *pieces]
+    if not is_free:
+        found += [*_limit(oom), *_others(oom, around, is_exhausted=exhausted != [])]
+    if not is_free and not exhausted:
         found += _other_pool(oom)
     if found:
         return found
@@ -141,7 +157,9 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         exhausted = [_too_large(oom, sample)]
     if exhausted:
         return [_with_growth(exhausted[0], oom, around)]
-    return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
+    return [
+        _of_enough_memory(oom) if is_free else Verdict(UNKNOWN, _why_unknown(oom, sample, around))
+    ]
 
 
 def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
@@ -193,6 +211,19 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
         UNKNOWN,
         f"the system refused {asked}, although {free} were free. A limit of the process or of its "
         "container (ulimit -v, cgroup), or the kernel's overcommit policy, may be the reason.",
+    )
+
+
+def _of_library(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
+    unused = sample.reserved_bytes - sample.allocated_bytes
+    _, others = _elsewhere(oom, around)
+    elsewhere = f" Other processes hold {size(others)} of it." if others else _held_outside(oom)
+    return Verdict(
+        LIBRARY,
+        "a library such as cuBLAS asked the device for memory, without torch's allocator, and "
+        f"{size(oom.device_free_bytes)} were free. The allocator has reserved "
+        f"{size(sample.reserved_bytes)} of the device, of which {size(unused)} are not in use."
+        f"{elsewhere}",
     )
 
 
@@ -259,7 +290,7 @@ def _limit(oom: OutOfMemory) -> Iterator[Verdict]:
         )
 
 
-def _others(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
+def _others(oom: OutOfMemory, around: Surroundings, *, is_exhausted: bool) -> Iterator[Verdict]:
     own, others = _elsewhere(oom, around)
     if oom.sample is None or own is None:
         return
@@ -267,7 +298,9 @@ def _others(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     room = oom.device_free_bytes + blamed
     if oom.limit_bytes is not None:
         room = min(room, oom.limit_bytes - oom.sample.reserved_bytes)
-    if blamed == 0 or oom.segment_bytes > room:
+    total = oom.sample.reserved_bytes + oom.device_free_bytes + (oom.elsewhere_bytes or 0)
+    # A program that has nearly all memory soon needs more than a little that others have.
+    if blamed <= (LITTLE * total if is_exhausted else 0) or oom.segment_bytes > room:
         return
     if others is None:
         held = (

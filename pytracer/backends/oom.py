@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,15 +22,21 @@ class OutOfMemory:
         requested_bytes: The size of the allocation, as the allocator rounded it; 0: unknown.
         total_bytes: How much of the device the process may use.
         free_bytes: How much the device's driver, or the system, had left.
+        library_error: The error of the library that asked without the allocator, as in
+            "CUBLAS_STATUS_ALLOC_FAILED", and the line of the program; None: the allocator asked.
     """
 
     device: int
     requested_bytes: int
     total_bytes: int
     free_bytes: int
+    library_error: str | None = None
 
 
-_HIDDEN = ("NVML_SUCCESS", "INTERNAL ASSERT FAILED", "CUDACachingAllocator")
+_ASSERTION = ("NVML_SUCCESS", "INTERNAL ASSERT FAILED", "CUDACachingAllocator")
+_OF_LIBRARIES = re.compile(r"\w+_ALLOC_FAILED|CUDA (driver )?error: out of memory|'out of memory'")
+"""What exceptions say when CUDA or a library, such as cuBLAS, gets no memory of the device."""
+
 _MAX_CAUSES = 10
 
 Listener = Callable[[OutOfMemory], None]
@@ -92,12 +99,13 @@ def adopt(backend: str, observer: OomObserver) -> None:
 def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
     """Report an out-of-memory for which torch raised another exception; each once. Never raises.
 
-    Where NVML fails, as in some containers, CUDA's allocator fails an assertion while it writes the
-    message of an out-of-memory, before it reports the out-of-memory to anybody. `error` has ended a
-    part of the program, and `indices` are the CUDA devices that are recorded and in use.
+    A library takes memory of the device without the allocator. And where NVML fails, as in some
+    containers, CUDA's allocator fails an assertion while it writes the message of an out-of-memory,
+    before it reports the out-of-memory to anybody. `error` has ended a part of the program, and
+    `indices` are the CUDA devices that are recorded and in use.
     """
     try:
-        hidden = _hidden(error)
+        hidden, library_error = _hidden(error)
         if hidden is None or hasattr(hidden, "_pytracer"):
             return
         hidden._pytracer = True  # type: ignore[attr-defined]
@@ -109,24 +117,34 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
             place = ""
             for frame, line in traceback.walk_tb(hidden.__traceback__):  # the innermost is the last
                 place = f" at {frame.f_code.co_filename}:{line}"
-            report_once(
-                f"memory ran out{place}: torch raised an internal assertion instead of "
-                "torch.OutOfMemoryError, because NVML fails. How much was requested is unknown"
-            )
+            if library_error is None:
+                report_once(
+                    f"memory ran out{place}: torch raised an internal assertion instead of "
+                    "torch.OutOfMemoryError, because NVML fails. How much was requested is unknown"
+                )
+            else:
+                library_error += place
             free, total, index = min(sizes)  # the exception does not name the device
             _core.record_oom(index, 0, free)
-            _notify(OutOfMemory(index, 0, total, free))
+            _notify(OutOfMemory(index, 0, total, free, library_error))
     except Exception as failure:
         warn_once(f"an out-of-memory was not recorded: {failure!r}")
 
 
-def _hidden(error: BaseException | None) -> BaseException | None:
-    """Return the exception that hides an out-of-memory, among an exception and its causes."""
+def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | None]:
+    """Return the exception that hides an out-of-memory, among an exception and its causes.
+
+    Also return what it says of a library; None if the allocator failed.
+    """
     for _ in range(_MAX_CAUSES):
-        if isinstance(error, RuntimeError) and all(part in str(error) for part in _HIDDEN):
-            return error
+        if isinstance(error, RuntimeError):
+            text = str(error)
+            if all(part in text for part in _ASSERTION):
+                return error, None
+            if found := _OF_LIBRARIES.search(text):
+                return error, found[0]
         error = None if error is None else error.__cause__ or error.__context__
-    return None
+    return None, None
 
 
 def mark_snapshot() -> None:

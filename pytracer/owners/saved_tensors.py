@@ -15,12 +15,40 @@ from typing import Any
 from pytracer.owners.tensors import tensors_in
 
 MAX_NODES = 8_000
-"""How many nodes are read at most. torch 2.13 keeps the Python object of each node that was asked
-for; freeing a chain of 42,000 of them overflows the stack."""
+"""How many nodes of connected graphs are read at most, and how many tensors are asked for theirs.
+
+torch 2.13 keeps the Python object of each node that was asked for; freeing a chain of 42,000 of
+them overflows the stack.
+"""
 
 MAX_SECONDS = 0.2  # the processor time in which graphs are read at most
 _RAW = "_raw_saved_"
 _attributes_by_type: dict[type, tuple[str, ...]] = {}
+
+
+class _Connected:
+    """How many nodes the graphs have that share some: the graphs of one tensor each, by its id."""
+
+    def __init__(self) -> None:
+        self._joined: dict[int, int] = {}
+        self._nodes: dict[int, int] = {}
+
+    def count(self, graph: int) -> int:
+        """Count one more node, and return how many the graphs have that are connected with one."""
+        first = self._first(graph)
+        self._nodes[first] = self._nodes.get(first, 0) + 1
+        return self._nodes[first]
+
+    def join(self, one: int, other: int) -> None:
+        one, other = self._first(one), self._first(other)
+        if one != other:
+            self._joined[other] = one
+            self._nodes[one] = self._nodes.get(one, 0) + self._nodes.pop(other, 0)
+
+    def _first(self, graph: int) -> int:
+        while (before := self._joined.get(graph, graph)) != graph:
+            self._joined[graph] = graph = self._joined.get(before, before)
+        return graph
 
 
 class SavedTensors:
@@ -73,7 +101,8 @@ class SavedTensors:
                     self.later[id(thing)] = first
             else:
                 waiting.append((thing, 0))
-        seen: dict[int, Any] = {}  # by id; the nodes stay alive meanwhile
+        seen: dict[int, tuple[Any, int]] = {}  # by id; the nodes stay alive meanwhile
+        connected = _Connected()
         while waiting:
             node, kept_by = waiting.pop()
             if node is None:
@@ -81,11 +110,13 @@ class SavedTensors:
             if (earlier := made_by.get(id(node), kept_by)) != kept_by:
                 self.later[earlier] = kept_by
             if id(node) in seen:
+                if node.next_functions:  # else it ends the graphs, as the node of a parameter does
+                    connected.join(seen[id(node)][1], kept_by)
                 continue
-            if len(seen) >= MAX_NODES or time.thread_time() > self._end:
+            if connected.count(kept_by) > MAX_NODES or time.thread_time() > self._end:
                 self.is_complete = False
                 break
-            seen[id(node)] = node
+            seen[id(node)] = node, kept_by
             with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
                 waiting.extend((following, kept_by) for following, _ in node.next_functions)
             try:

@@ -123,6 +123,7 @@ class OomRecord:
     requested_bytes: int | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
+    library_error: str | None = None
 
 
 @dataclass(frozen=True)

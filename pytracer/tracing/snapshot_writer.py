@@ -237,7 +237,8 @@ class SnapshotWriter:
             return
         self._latest_oom = path, event.device
         # After an out-of-memory of the CPU, reading might fail too.
-        is_explained, answer = event.device >= 0 and event.requested_bytes > 0, None
+        is_known = event.requested_bytes > 0 or event.library_error is not None
+        is_explained, answer = event.device >= 0 and is_known, None
         if not self.files.replaced_oom_snapshots:
             oom_answer.report(f"out of memory: wrote {path}; `pytracer show` shows the reason")
             if is_explained:

@@ -28,6 +28,13 @@ def device(backend: str) -> ModuleType:
     return module
 
 
+@pytest.fixture
+def two_devices(device: ModuleType) -> None:
+    """Skip a test on a machine with one device."""
+    if device.device_count() < 2:
+        pytest.skip("needs two devices")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_other_modules_memory(backend: str) -> None:
     """Free what other modules' tests left in the allocator, such as the workspaces of cuBLAS.

@@ -72,6 +72,7 @@ def recorded(tracer: Tracer, device: int) -> int:
     return number
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_a_cpp_thread_continues_while_the_gil_is_held(
     backend: str,
     device: ModuleType,
@@ -226,6 +227,7 @@ print("done", done, f"{len(read)} of {len(traces)} traces")
 """
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_no_deadlock(backend: str, tmp_path: Path) -> None:
     # WHEN snapshots are taken while threads allocate, some without the GIL and some that hold it
     try:

@@ -1,4 +1,7 @@
-"""Is an out-of-memory recorded for which torch raises another exception, because NVML fails?"""
+"""Is an out-of-memory recorded for which torch raises another exception?
+
+NVML fails, or a library has asked for the memory.
+"""
 
 import threading
 from pathlib import Path
@@ -9,7 +12,11 @@ import torch
 
 import pytracer
 from pytracer import log
+from pytracer.analysis import explain
+from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.verdicts import LIBRARY
 from pytracer.reading import load
+from pytracer.text import size
 from pytracer.tracing import process
 
 ASSERTION = (
@@ -51,6 +58,7 @@ def test_the_file_of_an_assertion(
     oom = snapshot.metadata.oom_of(0)
     assert oom is not None
     assert oom.free_bytes == device.mem_get_info()[0]
+    assert oom.library_error is None
     assert (snapshot.traces[0].action == pytracer.ACTIONS.index("oom")).sum() == 1
     assert any(text.startswith(f"memory ran out at {__file__}:") for text in log._logged)
     assert any(text.startswith(f"out of memory: wrote {file}") for text in log._logged)
@@ -95,3 +103,38 @@ def test_an_assertion_that_ends_a_thread(
     assert (load(file).traces[0].action == pytracer.ACTIONS.index("oom")).sum() == 1
     # AND the program's own hook was called
     assert shown == [RuntimeError, RuntimeError]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+        ("CUDA error: out of memory\nCompile with", "CUDA error: out of memory"),
+        ("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'", "'out of memory'"),
+    ],
+)
+def test_a_library_that_got_no_memory(
+    device: ModuleType, tmp_path: Path, text: str, error: str
+) -> None:
+    def train() -> None:
+        with pytracer.Tracer(tmp_path, device="cuda"):
+            held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+            raise RuntimeError(text)
+
+    held: list[torch.Tensor] = []
+    # WHEN the body ends by the exception of a library
+    with pytest.raises(RuntimeError):
+        train()
+    # THEN the file of an out-of-memory names the library's error and its line
+    (file,) = tmp_path.glob("oom_*/*.pickle")
+    (found,) = explain(load(file))
+    (verdict,) = found.verdicts
+    assert verdict.kind == LIBRARY
+    line = train.__code__.co_firstlineno + 3
+    (asked,) = answer_of(found).texts("asked")
+    assert asked == f"by a library: {error} at {__file__}:{line}"
+    assert size(device.mem_get_info()[0]) in verdict.text

@@ -148,9 +148,9 @@ def test_levels_equal_the_allocators(
     # THEN both recordings have the sampled levels
     for snapshot in snapshots:
         compared, exact = check(snapshot, workload.samples)
-        assert compared > 300
+        assert compared > 150 * len(workload.samples)
         if options.get("expandable") == "toggled":
-            assert exact > 100
+            assert exact > 50 * len(workload.samples)
         else:
             assert exact == compared
             devices = range(len(workload.samples))
@@ -179,8 +179,9 @@ def test_a_ring_that_lost_its_first_events(
     # THEN exact levels are right, and with expandable segments all levels are exact
     for snapshot in snapshots:
         compared, exact = check(snapshot, workload.samples)
-        assert compared > 50
-        assert exact >= {"off": 30, "on": compared, "toggled": 10}[expandable]
+        devices = len(workload.samples)
+        assert compared > 20 * devices
+        assert exact >= {"off": 15 * devices, "on": compared, "toggled": 5 * devices}[expandable]
 
 
 @pytest.mark.parametrize("expandable", ["off", "on"])
@@ -209,7 +210,7 @@ def test_other_rules_of_rounding_and_splitting(
             change_settings(device, f"max_split_size_mb:{2**40},roundup_power2_divisions:1")
     # THEN the file has the settings, and all levels are exact
     compared, exact = check(snapshot, workload.samples)
-    assert compared == exact > 300
+    assert compared == exact > 150 * len(workload.samples)
 
 
 def change_settings(device: ModuleType, settings: str) -> None:

@@ -12,7 +12,7 @@ import torch
 IMPORT
 kept = []
 
-@pytest.mark.max_device_memory("64 MiB")
+@pytest.mark.max_device_memory("256 MiB")
 @pytest.mark.no_device_leak
 def test_training():
     model = torch.nn.Linear(256, 256, device="BACKEND")

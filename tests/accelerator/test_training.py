@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import processes
 import pytest
-import torch
 import viewers
 
 from pytracer.analysis.history import replay
@@ -144,15 +143,15 @@ def test_call_sites_have_function_names(trained: Trained) -> None:
     check_sites(trained, 0)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_the_other_device_is_not_touched(trained: Trained) -> None:
     assert trained.torch[1]["reserved"] == 0
     assert blocks(trained.snapshot, 1) == []
     assert {event["action"] for event in trained.snapshot["device_traces"][1]} <= {"snapshot"}
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_two_models_on_two_devices_by_two_threads(backend: str, tmp_path: Path) -> None:
-    if getattr(torch, backend).device_count() < 2:
-        pytest.skip("needs two devices")
     # WHEN two threads train at the same time, each on a device
     trained = train(tmp_path, f"{backend}:0,{backend}:1")
     # THEN each device has a complete and consistent trace of its own

@@ -24,6 +24,7 @@ def check(name: str, *arguments: object, folder: Path, **variables: str) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("cache", ["1", pytest.param("0", marks=pytest.mark.long)])
 def test_workspaces_are_those_that_torch_frees(tmp_path: Path, cache: str) -> None:
     check("streams_threads_and_devices", folder=tmp_path, TORCH_CUBLAS_WORKSPACE_CACHE=cache)

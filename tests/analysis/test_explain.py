@@ -135,6 +135,31 @@ def test_what_a_forward_pass_keeps_by_itself_is_not_shown(
     assert found.holders[0].kept_by == (holder if is_shown else None)
 
 
+@pytest.mark.parametrize(("of_cache", "is_most"), [(4, True), (3, False)])
+def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
+    # GIVEN a program that has memory in a list, memory of no category in a dict, and other memory
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    for block in range(8):
+        address = program.alloc(4 * KIB, MODEL)
+        if block < of_cache:
+            program.own(address, "activation", "saved_by_node", "MmBackward0.self")
+            program.hold(address, f"losses[{block}] of main()")
+        elif block == 7:
+            program.hold(address, "cache['x'] of main()")
+    program.out_of_memory(40 * MIB, MIB)
+    (found,) = explain(program.snapshot())
+    assert [verdict.kind for verdict in found.verdicts] == ["too large"]
+    # THEN what has no category has the name of what keeps it
+    (held,) = answer_of(found).texts("held")
+    parts = [f"activations {4 * of_cache} KiB", f"unknown {28 - 4 * of_cache} KiB"]
+    parts = [*(parts if is_most else parts[::-1]), "kept by cache['x'] of main() 4 KiB"]
+    assert held == f"32 KiB at that moment: {' · '.join(parts)}"
+    # AND the object that keeps half of all is where to look first
+    look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph, "
+    assert (found.suggestions[0].why == f"{look}and loss.item() does not.") == is_most
+
+
 @pytest.mark.parametrize(
     ("of_first", "callers"), [(8, ["first", "main"]), (7, []), (2, ["second", "main"])]
 )

@@ -19,6 +19,7 @@ from pytracer.analysis.verdicts import (
     GARBAGE,
     LARGER_INPUT,
     LEAK,
+    LIBRARY,
     LIMIT,
     OTHER_POOL,
     OTHERS,
@@ -62,6 +63,7 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
         },
         **{"is_at_end": True, "sample": sample(), "callers": []},
         **{"earlier_peak_bytes": 12 * GIB},  # the program had all of it before
+        **{"library_error": None},
     }
     return OutOfMemory(**{**values, **changes})
 
@@ -125,6 +127,14 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         # The device had enough.
         (oom(GIB), {}, [UNKNOWN]),
         (oom(2 * GIB), {}, [UNKNOWN]),
+        # The driver refuses a little of what it reports as free: here 12 MiB of the device.
+        (full(GIB - 11 * MIB, **GROWS), {}, [EXHAUSTED]),
+        (full(GIB - 13 * MIB, **GROWS), {}, [UNKNOWN]),
+        (full(GIB - 11 * MIB, **GROWS, elsewhere_bytes=8 * GIB), {}, [EXHAUSTED]),
+        (oom(2 * GIB - 11 * MIB, own_pool_free_bytes=0), {}, [UNKNOWN]),
+        # Not the allocator asked.
+        (oom(0, segment_bytes=2 * MIB, library_error="x"), {}, [LIBRARY]),
+        (oom(0, segment_bytes=2 * MIB), {}, [UNKNOWN]),
         # A limit.
         (oom(2 * GIB, available_bytes=GIB, own_pool_free_bytes=0), {}, [LIMIT]),
         (oom(2 * GIB, available_bytes=GIB), {}, [FRAGMENTED, LIMIT]),
@@ -222,6 +232,14 @@ def test_memory_of_others(elsewhere: int | None, outside: int | None, expected: 
     failed = replace(failed, sample=replace(failed.sample, allocated_bytes=10 * GIB))
     # THEN others are blamed if their memory alone would have been enough
     assert kinds(failed, outside_bytes=outside) == expected
+
+
+@pytest.mark.parametrize(("others", "expected"), [(512 * MIB, EXHAUSTED), (GIB, OTHERS)])
+def test_a_little_memory_of_others(others: int, expected: str) -> None:
+    # GIVEN a program that has nearly all memory, and misses 256 MiB
+    failed = full(5 * GIB // 4, **GROWS, elsewhere_bytes=others, limit_bytes=13 * GIB)
+    # THEN others are blamed from a twentieth of the device on
+    assert kinds(failed, outside_bytes=0) == [expected]
 
 
 def test_a_limit_bounds_what_others_could_give_back() -> None:

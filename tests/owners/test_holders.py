@@ -279,6 +279,30 @@ def in_an_exception_that_is_handled() -> str:
     return ""
 
 
+def in_an_exception_of_many_functions() -> str:
+    def fail(functions: int) -> None:
+        if functions:
+            fail(functions - 1)
+        else:
+            _fail()
+
+    try:
+        fail(30)
+    except ValueError:
+        return holder()
+    return ""
+
+
+def in_an_exception_while_another_is_handled() -> str:
+    try:
+        _fail()
+    except ValueError:
+        try:
+            raise KeyError from None
+        except KeyError:
+            return holder()
+
+
 def in_a_reference_cycle() -> str:
     trainer = Trainer()
     trainer.state.me = trainer
@@ -327,12 +351,17 @@ PATHS: dict[Callable[[], str], str] = {
     in_an_exception: "lost of _fail(), which the traceback of error of in_an_exception() keeps",
     in_an_exception_that_is_handled: "lost of _fail(), which the traceback of the handled "
     "exception keeps",
+    in_an_exception_of_many_functions: "lost of _fail(), which the traceback of the handled "
+    "exception keeps",
+    in_an_exception_while_another_is_handled: "lost of _fail(), which the traceback of the handled "
+    "exception of in_an_exception_while_another_is_handled() keeps",
     in_a_reference_cycle: "a reference cycle of Trainer, which gc.collect() would free",
     in_a_cycle_that_is_held: "kept[0].kept of in_a_cycle_that_is_held()",
 }
 
 
 if sys.version_info < (3, 11):
+    del PATHS[in_an_exception_while_another_is_handled]
     PATHS[for_a_loop] = ""  # what is on the stack of a function that runs is not known
 
 

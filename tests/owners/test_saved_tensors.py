@@ -236,3 +236,21 @@ def test_few_tensors_are_asked_for_their_nodes(monkeypatch: pytest.MonkeyPatch) 
     # THEN torch makes no objects of the nodes of the others
     assert len(asked) <= 10
     assert not saved.is_complete
+
+
+def test_the_bound_is_one_of_connected_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_tensors, "MAX_NODES", 10)
+    x = torch.ones(300, requires_grad=True)
+
+    def is_complete(tensors: list[Tensor]) -> bool:
+        saved = saved_tensors.SavedTensors(torch)
+        read = {tensor.data_ptr() for _, tensor, _ in saved.found(tensors)}
+        assert saved.is_complete == (len(read) == 1 + 2 * len(tensors))
+        return saved.is_complete
+
+    # Graphs that share a parameter alone are freed one by one, and those of a chain together.
+    assert is_complete([x.sin().sin().sin() for _ in range(6)])
+    chain = [x]
+    for _ in range(6):
+        chain.append(chain[-1].sin().sin())
+    assert not is_complete(chain[1:])

@@ -245,8 +245,13 @@ def remedy(growths: Sequence[Growth]) -> str:
             "find where the program makes a module, a parameter or a larger buffer in each step, "
             "and keeps it"
         )
+    return look_at(holder, "the memory")
+
+
+def look_at(holder: str, what: str) -> str:
+    """Return the remedy against memory that an object keeps, as `remedy` does."""
     return (
-        f"look at {holder}, which keeps the memory. A loss, for example, keeps its graph, and "
+        f"look at {holder}, which keeps {what}. A loss, for example, keeps its graph, and "
         "loss.item() does not"
     )
 

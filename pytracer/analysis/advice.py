@@ -113,6 +113,7 @@ def advise_after_oom(
     categories: Sequence[CategoryUsage],
     trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
+    loss_bytes: int,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory.
 
@@ -124,6 +125,7 @@ def advise_after_oom(
         categories: What the memory was for.
         trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
+        loss_bytes: The bytes of the scores of a loss, with the request; 0: unknown, or little.
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
@@ -134,6 +136,9 @@ def advise_after_oom(
         lower = _dropping(keepers)
         if EXHAUSTED in kinds or TOO_LARGE in kinds:
             lower += _of_items(keepers, sum(each.size_bytes for each in categories))
+        if loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
+            why = f"blocks of the size of its scores take {size(loss_bytes)}, with this request."
+            lower.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
         lower += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
         lower += _lowering(categories, is_needed=not lower and _HELD.intersection(kinds) != set())
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
@@ -176,7 +181,8 @@ def _of_settings(
     kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
     version = data.snapshot.metadata.torch_version(kind)
     fitting = next((trial for trial in trials or [] if trial.fits), None)
-    if fitting is not None:
+    # A setting with which this allocation succeeds moves the failure of a program that needs more.
+    if fitting is not None and not _HELD.issuperset(kinds):
         why = "What the program would have allocated next is unknown."
         command = command_of(fitting.settings, kind, version, own)
         how = "simulated" if fitting.is_exact else "simulated, with some deviation"
@@ -275,6 +281,10 @@ def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[S
         is_needed: Whether only less memory helps. Then one kind is enough, or none.
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
+    for usage in categories:
+        # What checkpoints keep is needed, and they are there already.
+        kept = (each.size_bytes for each in usage.owners if each.name.startswith(_OF_CHECKPOINTS))
+        sizes[usage.category] -= sum(kept)
     least = max(_LEAST_PART * sum(sizes.values()), 1)
     found = [one for one in _REMEDIES if sizes.get(one[0], 0) >= least]
     if len(found) == len(_REMEDIES) or (found and is_needed):
@@ -292,11 +302,15 @@ _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
     "drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default pool.",
-    LIBRARY: "Leave room for libraries: call torch.cuda.empty_cache() before this line, or limit "
-    "the allocator at the start, as by torch.cuda.set_per_process_memory_fraction(0.95).",
+    LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before this line "
+    "if much is cached, or limit the allocator at the start, as by "
+    "torch.cuda.set_per_process_memory_fraction(0.95).",
     LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
     REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
 }
+
+_OF_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
+"""The names of what torch.utils.checkpoint keeps for a region."""
 
 _REMEDIES = (
     ("activation", "activations", "checkpointing"),

@@ -27,6 +27,7 @@ from pytracer.analysis.held_memory import (
 from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
+from pytracer.analysis.loss_memory import loss_bytes
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_oom_snapshot,
@@ -42,6 +43,9 @@ from pytracer.text import number
 
 TOP = 5
 """How many call sites an explanation has."""
+
+_INNERMOST = 4
+"""How many functions may tell what a request is for, as cross_entropy() does."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,16 @@ def explain_device(
             has_idle_streams=idle is not None,
         )
     else:
-        suggestions = advise_after_oom(data, found, holders, keepers, categories, trials, to_mend)
+        suggestions = advise_after_oom(
+            data,
+            found,
+            holders,
+            keepers,
+            categories,
+            trials,
+            to_mend,
+            loss_bytes(held, _functions(data, oom), oom.requested_bytes),
+        )
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
         fitting = [trial.name for trial in trials if trial.fits]
@@ -237,6 +250,14 @@ def explain_device(
         leaks=leaks,
         fitting_settings=fitting,
     )
+
+
+def _functions(data: DeviceData, oom: OutOfMemory) -> Iterator[str]:
+    """Yield the innermost functions that have requested the memory, those of torch too."""
+    frames = data.snapshot.stacks.frames(int(data.trace.stack[oom.event]))
+    yield from (frame.name for frame in frames[:_INNERMOST])
+    if oom.call_site is not None:
+        yield oom.call_site.name
 
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:

@@ -34,6 +34,7 @@ TEMPORARY = "a temporary value"  # of an expression that is computed, without a 
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
+_OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
 _MOST_COUNTED = 2**20
@@ -114,6 +115,16 @@ class HeldMemory:
         """Return the bytes that Python objects keep whose text is a wanted one."""
         is_kept = texts_matching(is_wanted, self.data.snapshot.strings, self.holder)
         return int(self.column("size_bytes")[is_kept].sum())
+
+    def requested_bytes_of(self, owner: str) -> Column:
+        """Return the requested bytes of the blocks of one owner."""
+        is_owners = texts_matching(owner.__eq__, self.data.snapshot.strings, self._categories.owner)
+        found: Column = self.column("requested_bytes")[is_owners]
+        return found
+
+    def is_in(self, categories: Collection[str]) -> Column:
+        """Return for each block whether it has one of the categories: bool."""
+        return self._categories.are(lambda category, _: category in categories)
 
     def unsized(self) -> "HeldMemory":
         """Return the blocks whose size is not exact."""
@@ -340,7 +351,9 @@ def is_of_exception(holder: str) -> bool:
 
 def kept_by_text(holder: str) -> str:
     """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
-    return f"{NO_TENSOR} keeps it" if holder == NO_TENSOR else f"kept by {holder}"
+    if holder == NO_TENSOR:
+        return f"{NO_TENSOR} keeps it"
+    return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
 
 
 def has_holders(snapshot: Snapshot) -> bool:

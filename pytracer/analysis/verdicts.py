@@ -217,7 +217,10 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
 def _of_library(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
     unused = sample.reserved_bytes - sample.allocated_bytes
     _, others = _elsewhere(oom, around)
-    elsewhere = f" Other processes hold {size(others)} of it." if others else _held_outside(oom)
+    is_much = others is not None and others > USUAL_CONTEXT_BYTES
+    elsewhere = (
+        f" Other processes hold {size(others or 0)} of it." if is_much else _held_outside(oom)
+    )
     return Verdict(
         LIBRARY,
         "a library such as cuBLAS asked the device for memory, without torch's allocator, and "

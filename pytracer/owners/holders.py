@@ -37,6 +37,7 @@ class HoldersNow:
         tensors: list[Any],
         is_wanted: Callable[[Begin], bool],
         graphs: Collection[int],
+        patience: float = 1,
     ) -> None:
         """Search the holders.
 
@@ -46,10 +47,11 @@ class HoldersNow:
                 other object of pytracer may refer to them, because references are counted.
             is_wanted: Whether the holder of a storage is wanted.
             graphs: The ids of the tensors that keep graphs of autograd.
+            patience: A factor of `MAX_SECONDS`.
         """
         chosen, self.is_complete = _choose(torch, tensors, is_wanted, graphs)
         hidden = [f"{Path(str(module.__file__)).parent}/" for module in (pytracer, torch)]
-        texts = _core.holders_of(tensors, hidden, MAX_SECONDS)
+        texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
         garbage: dict[Begin, tuple[str, list[Any]]] = {}

@@ -39,12 +39,15 @@ class OwnersNow:
         has_all_holders: Whether no Python tensor has the memory without an owner or a holder.
     """
 
-    def __init__(self, devices: Collection[int], used: Collection[int] = ()) -> None:
+    def __init__(
+        self, devices: Collection[int], used: Collection[int] = (), patience: float = 1
+    ) -> None:
         """Read the owners of memory on these devices; -1: the CPU. Never raises.
 
         Args:
             devices: The devices that are recorded.
             used: Those that have had an event.
+            patience: How many times longer graphs and holders may take than usual.
         """
         self.owners: list[Owner] = []
         self.unread = 0
@@ -54,7 +57,7 @@ class OwnersNow:
         self._graphs: dict[Begin, int] = {}  # the id of the tensor that keeps a saved one
         self._later: dict[int, int] = {}
         self._has_all_graphs = False
-        self._devices, self._used = devices, used
+        self._devices, self._used, self._patience = devices, used, patience
         self._torch: Any = sys.modules.get("torch")
         if self._torch is None:
             return
@@ -86,7 +89,7 @@ class OwnersNow:
 
         The list refers to all tensors meanwhile: those that other threads drop would die later.
         """
-        saved = SavedTensors(self._torch)
+        saved = SavedTensors(self._torch, self._patience)
         things = _core.live_instances(*saved.kinds)
         self._attempt(self._saved, saved, things)
         tensor = self._torch.Tensor
@@ -128,7 +131,7 @@ class OwnersNow:
             return begin[0] in self._devices and not (is_in and begin[1] < ends[named[place]])
 
         graphs = {*self._graphs.values(), *self._later.values()}
-        now = HoldersNow(self._torch, tensors, is_wanted, graphs)
+        now = HoldersNow(self._torch, tensors, is_wanted, graphs, self._patience)
         texts = now.of_tensors
         for begin, tensor in self._graphs.items():
             # Nobody may hold the tensor itself, but one that was computed from it.
@@ -239,12 +242,15 @@ class OwnersNow:
                         self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named)
 
 
-def read_owners(session: _core.Session) -> _core.Owners | None:
-    """Read the owners of what the next view of a session has; None if that fails. Never raises."""
+def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | None:
+    """Read the owners of what the next view of a session has; None if that fails. Never raises.
+
+    `patience`: as for `OwnersNow`.
+    """
     try:
         marks = session.mark()
         used = [mark.device for mark in marks if mark.used]
-        now = OwnersNow({mark.device for mark in marks}, used)
+        now = OwnersNow({mark.device for mark in marks}, used, patience)
         return _core.Owners(
             marks,
             now.owners,

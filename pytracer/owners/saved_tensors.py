@@ -62,8 +62,8 @@ class SavedTensors:
             these keep.
     """
 
-    def __init__(self, torch: Any) -> None:
-        """Read nothing yet."""
+    def __init__(self, torch: Any, patience: float = 1) -> None:
+        """Read nothing yet. `patience`: a factor of `MAX_SECONDS`."""
         self.unread = 0
         self.is_complete = True
         self.later: dict[int, int] = {}
@@ -72,7 +72,7 @@ class SavedTensors:
         frame = getattr(checkpoint, "_CheckpointFrame", None)
         self._checkpoint_frames = (frame,) if frame else ()
         self.kinds = (torch.Tensor, torch._C._FunctionBase, *self._checkpoint_frames)
-        self._end = time.thread_time() + MAX_SECONDS
+        self._end = time.thread_time() + MAX_SECONDS * patience
 
     def found(self, things: Iterable[Any]) -> Iterator[tuple[str, Any, int]]:
         """Yield names such as "MmBackward0.self", and the tensors; one tensor more than once.

@@ -171,14 +171,19 @@ class DeviceRecording:
             self._final_memory = self._memory_now(self.session.view())
 
     def view(
-        self, session: _core.Session | None = None, phase: int = 0, history: bool = True
+        self,
+        session: _core.Session | None = None,
+        phase: int = 0,
+        history: bool = True,
+        patience: float = 1,
     ) -> _core.View:
         """Return what a session of these devices sees now, with the owners of its blocks.
 
         None: the recording's own session. With a `phase`, only events of this phase are shown.
+        `patience`: as for `read_owners`.
         """
         session = self.session if session is None else session
-        owners = read_owners(session) if self.session.recording else self._final_owners
+        owners = read_owners(session, patience) if self.session.recording else self._final_owners
         return session.view(history, phase, owners)
 
     def end_window(self, history: bool, step: int) -> _core.View:

@@ -33,6 +33,10 @@ from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 11)
+OOM_PATIENCE = 5
+"""How many times longer the search for who holds memory may take when it has run out: mostly the
+program ends then."""
+
 """The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
@@ -174,7 +178,8 @@ class SnapshotWriter:
         Raises:
             OSError: The file cannot be written.
         """
-        view = self._recording.view() if view is None else view
+        if view is None:
+            view = self._recording.view(patience=OOM_PATIENCE if "oom" in more else 1)
         parts = self._parts(view, more)
         path = path if isinstance(path, int) else Path(os.fsdecode(path))
         with open_atomically(path) as file:

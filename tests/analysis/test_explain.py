@@ -1,6 +1,7 @@
 """Test the explanation of a file: what happened, who holds memory and for how long, what to try."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic_snapshots import Program, file_metadata
@@ -9,6 +10,7 @@ from pytracer.analysis import explain
 from pytracer.analysis.answer import log_lines
 from pytracer.analysis.answer_words import answer_of
 from pytracer.reading import load
+from pytracer.text import size
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MIB = 2**20
@@ -158,6 +160,58 @@ def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     # AND the object that keeps half of all is where to look first
     look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph, "
     assert (found.suggestions[0].why == f"{look}and loss.item() does not.") == is_most
+
+
+SCORES = 300 * KIB
+CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
+LOSS_IN_PARTS = (
+    "Compute the loss in parts, as of some tokens: blocks of the size of its scores take "
+)
+
+
+@pytest.mark.parametrize(
+    ("requested", "functions", "owner", "expected"),
+    [
+        # Half of the size, the size, and the request, but not the parameter and the other block.
+        (SCORES, [CROSS_ENTROPY, ("train.py", "main", 1)], "", (1 + 2 + 2) * SCORES // 2),
+        (SCORES, [("loss.py", "ForCausalLMLoss", 1)], "", (1 + 2 + 2) * SCORES // 2),
+        (SCORES, [MODEL], "", 0),
+        (SCORES, [MODEL], "LogSoftmaxBackward0.result", (1 + 2 + 2) * SCORES // 2),
+        (40 * MIB, [MODEL], "LogSoftmaxBackward0.result", 0),  # little of 41 MiB
+        (40 * MIB, [CROSS_ENTROPY], "", 40 * MIB),
+    ],
+)
+def test_the_scores_of_a_loss(
+    requested: int, functions: list[Any], owner: str, expected: int
+) -> None:
+    # GIVEN a program that is out of memory, with scores of 16 and of 32 bits
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": requested})
+    program.own(program.alloc(SCORES, MODEL), "parameter", "module", "embedding")
+    program.alloc(SCORES // 4, MODEL)
+    for size_bytes in (SCORES // 2, SCORES):
+        address = program.alloc(size_bytes, MODEL)
+    program.own(address, "activation", "saved_by_node", owner or "MmBackward0.self")
+    program.out_of_memory(requested, 0, *functions)
+    # WHEN / THEN
+    (found,) = explain(program.snapshot())
+    texts = [each.why for each in found.suggestions]
+    if expected:
+        assert f"{LOSS_IN_PARTS}take {size(expected)}, with this request." in texts
+    else:
+        assert not any("loss" in text for text in texts)
+
+
+def test_what_checkpoints_keep_is_no_reason_for_checkpointing() -> None:
+    # GIVEN the inputs of checkpointed regions, and a smaller other activation
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    for name in ("_NoopSaveInputsBackward.tensors", "checkpoint.argument", "MmBackward0.self"):
+        address = program.alloc(100 * KIB, MODEL)
+        program.own(address, "activation", "saved_by_node", name)
+    program.out_of_memory(40 * MIB, 0, MODEL)
+    (found,) = explain(program.snapshot())
+    assert "checkpointing applies to 100 KiB (activations)." in found.suggestions[0].why
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,25 @@ def startup() -> str:
     return table(["case", "ms of", *DEVICES.values()], rows)
 
 
-TABLES = {make.__name__: make for make in (environment, overhead, ring, goals, startup)}
+def gpu() -> str:
+    """Make the table of a real GPU for performance.md."""
+    found = pairs("cuda_h200", "raw")
+    rows = [
+        [
+            NAMES[name],
+            *(spread(found[name, frames]["added_ns"], ".0f") for frames in (5, 40)),
+            *(
+                spread(found[name, frames]["of_native"], ".2f") if name in OURS else ""
+                for frames in (5, 40)
+            ),
+        ]
+        for name in ("off", "empty tracker", "attached", *OURS, *NATIVE)
+    ]
+    head = ["5 Python frames", "40", "5, relative to torch's recorder", "40"]
+    return table(["ns added to an allocation and its free", *head], rows)
+
+
+TABLES = {make.__name__: make for make in (environment, overhead, ring, goals, startup, gpu)}
 DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
 PAGES = tuple(
     ROOT / "docs/explanation" / name for name in ("performance.md", "performance-tables.md")

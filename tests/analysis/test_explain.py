@@ -197,7 +197,7 @@ def test_the_scores_of_a_loss(
     (found,) = explain(program.snapshot())
     texts = [each.why for each in found.suggestions]
     if expected:
-        assert f"{LOSS_IN_PARTS}take {size(expected)}, with this request." in texts
+        assert f"{LOSS_IN_PARTS}{size(expected)}, with this request." in texts
     else:
         assert not any("loss" in text for text in texts)
 

@@ -11,9 +11,9 @@ from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.frame_text import call_site_text, chain_text
+from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
 from pytracer.analysis.held_memory import kept_by_text
-from pytracer.analysis.holders import MOST_CALLERS, Holder
+from pytracer.analysis.holders import Holder
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     has_name,
@@ -134,7 +134,7 @@ def _of_oom(explanation: Explanation) -> Answer:
     oom, kinds = explanation.oom, [verdict.kind for verdict in explanation.verdicts]
     assert oom is not None
     verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
-    asked = chain_text(oom.call_site, oom.callers[:MOST_CALLERS])
+    asked = chain_text(oom.call_site, shown_callers(oom.call_site, oom.callers))
     lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
     if oom.library_error is not None:
         lines = [Line("asked", f"by a library: {oom.library_error}")]

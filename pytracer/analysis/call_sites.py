@@ -206,19 +206,21 @@ class CallChains:
         """Return `callers` as frames."""
         return [frame for index in self.callers(stack) if (frame := frame_at(self.stacks, index))]
 
-    def shared_callers(self, sizes: Iterable[tuple[int, int]], most: int) -> list[Frame]:
+    def shared_callers(
+        self, sizes: Iterable[tuple[int, int]], most: int | None = None
+    ) -> list[Frame]:
         """Return the callers of a call site that most of its bytes have, innermost first.
 
         The chain ends before the first caller that less than `LEAST_SHARED` of the bytes have.
 
         Args:
             sizes: Stacks with the call site, each with its bytes.
-            most: The largest number of callers.
+            most: The largest number of callers; None: all.
         """
         paths = [(self.callers(stack), size_bytes) for stack, size_bytes in sizes]
         total = sum(size_bytes for _, size_bytes in paths)
         found: list[int] = []
-        for depth in range(most):
+        for depth in range(max((len(path) for path, _ in paths), default=0))[:most]:
             by_caller: dict[int, int] = defaultdict(int)
             for path, size_bytes in paths:
                 if path[:depth] == found and len(path) > depth:

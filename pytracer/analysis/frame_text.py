@@ -32,6 +32,27 @@ def call_site_text(frame: Frame | None, width: int | None = None) -> str:
     return f"{file}\n{_shortened(function, width)}"
 
 
+MOST_CALLERS = 2
+"""How many callers of a call site are shown."""
+
+
+def is_users(frame: Frame) -> bool:
+    """Return whether a frame is of the user's own code, not of an installed package."""
+    return "site-packages" not in frame.filename and "dist-packages" not in frame.filename
+
+
+def shown_callers(frame: Frame | None, callers: Sequence[Frame]) -> list[Frame]:
+    """Return the first callers of a call site, at most `MOST_CALLERS`.
+
+    If all frames are of installed packages, the last is the first one of the user's own code.
+    """
+    shown = list(callers[:MOST_CALLERS])
+    if frame is None or any(map(is_users, (frame, *shown))):
+        return shown
+    users = [caller for caller in callers if is_users(caller)]
+    return [*shown[: MOST_CALLERS - 1], *users[:1]] if users else shown
+
+
 def chain_text(frame: Frame | None, callers: Sequence[Frame]) -> str:
     """Return a call site and its callers, as in "models/llama.py:123 forward ← :98 train".
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import (
     HeldMemory,
     Sum,
@@ -16,8 +17,6 @@ from pytracer.analysis.held_memory import (
     total_of,
 )
 from pytracer.reading.snapshot import Frame
-
-MOST_CALLERS = 2
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Holder:
     Attributes:
         site: The call site and its blocks.
         share: The site's part of all active bytes, from 0 to 1.
-        callers: The program's frames that called the call site, innermost first, at most
-            `MOST_CALLERS`, as far as most of the site's bytes have them (`LEAST_SHARED`).
+        callers: The program's frames that called the call site, as `shown_callers` chooses them
+            from those that most of the site's bytes have (`LEAST_SHARED`), innermost first.
         oldest_age: The age of the site's oldest block in steps: 0 for a block of the current step.
             None if a block is older than the known steps, or the file has no steps.
         newest_age: The age of the site's newest block in steps; None if it is unknown.
@@ -122,7 +121,7 @@ def holders_of(held: HeldMemory, top: int) -> list[Holder]:
             Holder(
                 site=site,
                 share=site.size_bytes / active_bytes if active_bytes else 0.0,
-                callers=shared_callers(chains, parts, MOST_CALLERS),
+                callers=shown_callers(site.call_site, shared_callers(chains, parts)),
                 oldest_age=oldest,
                 newest_age=newest,
                 kept_by=_kept_by(held, chains, total.key[0]),
@@ -151,7 +150,9 @@ def by_site(held: HeldMemory, *keys: str, chains: CallChains) -> list[tuple[Sum,
     return sorted(found, key=lambda each: (-each[0].size_bytes, each[0].key[0]))
 
 
-def shared_callers(chains: CallChains, parts: Iterable[Sum], most: int) -> list[Frame]:
+def shared_callers(
+    chains: CallChains, parts: Iterable[Sum], most: int | None = None
+) -> list[Frame]:
     """Return the callers of a call site that most of its bytes have, from `by_site`'s stacks."""
     sizes = ((part.key[-1], part.size_bytes) for part in parts)
     return chains.shared_callers(sizes, most)

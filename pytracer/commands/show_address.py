@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytracer.analysis.addresses import AddressedBlock
-from pytracer.analysis.holders import MOST_CALLERS
+from pytracer.analysis.frame_text import shown_callers
 from pytracer.commands.table import Columns, call_chain, make_table
 from pytracer.text import number, printable
 
@@ -46,7 +46,7 @@ def show(files: Sequence[Sequence[AddressedBlock]], top: int) -> None:
             "allocated": lambda block: _when(block.alloc_event, block.alloc_step, "before"),
             "freed": lambda block: _when(block.free_event, block.free_step, "not"),
             "call site ← callers": lambda block: call_chain(
-                block.call_site, block.callers[:MOST_CALLERS]
+                block.call_site, shown_callers(block.call_site, block.callers)
             ),
         }
         console.print(make_table(blocks[-top:], columns, text=-1))

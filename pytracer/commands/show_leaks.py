@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
+from pytracer.analysis.frame_text import is_users
 from pytracer.analysis.held_memory import kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
@@ -16,7 +17,6 @@ from pytracer.analysis.leaks.results import (
     LeakReport,
     Release,
     answer,
-    is_users,
     leaks_of,
     remedy,
     where_text,

@@ -137,6 +137,39 @@ def test_what_a_forward_pass_keeps_by_itself_is_not_shown(
     assert found.holders[0].kept_by == (holder if is_shown else None)
 
 
+MLP = ("/venv/lib/python3.11/site-packages/llama/model.py", "mlp", 3)
+LAYER = ("/venv/lib/python3.11/site-packages/llama/model.py", "layer", 2)
+WRAPPER = ("/venv/lib/python3.11/site-packages/llama/wrapper.py", "call", 1)
+STEP, MAIN = ("train.py", "step", 7), ("train.py", "main", 9)
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ([MLP, LAYER, WRAPPER, STEP, MAIN], "llama/model.py:3 mlp ← :2 layer ← train.py:7 step"),
+        ([MLP, LAYER, WRAPPER], "llama/model.py:3 mlp ← :2 layer ← llama/wrapper.py:1 call"),
+        (
+            [MLP, STEP, LAYER, MAIN],
+            "llama/model.py:3 mlp ← train.py:7 step ← llama/model.py:2 layer",
+        ),
+        (
+            [STEP, WRAPPER, LAYER, MAIN],
+            "train.py:7 step ← llama/wrapper.py:1 call ← llama/model.py:2 layer",
+        ),
+    ],
+)
+def test_a_line_of_the_users_code_is_shown(stack: list[Any], expected: str) -> None:
+    # GIVEN memory of a package's line, and an out-of-memory at it
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    program.alloc(KIB, *stack)
+    program.out_of_memory(40 * MIB, 0, *stack)
+    (found,) = explain(program.snapshot())
+    # THEN the chain has the innermost line of the user's own code, if there is any
+    (asked,), (line,) = answer_of(found).texts("asked"), answer_of(found).texts("lines")
+    assert (asked, line) == (expected, expected)
+
+
 @pytest.mark.parametrize(("of_cache", "is_most"), [(4, True), (3, False)])
 def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     # GIVEN a program that has memory in a list, memory of no category in a dict, and other memory

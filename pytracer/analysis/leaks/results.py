@@ -7,7 +7,7 @@ from typing import Literal, TypeGuard
 import numpy as np
 
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
-from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.frame_text import call_site_text, is_users
 from pytracer.analysis.held_memory import (
     NO_TENSOR,
     TEMPORARY,
@@ -294,8 +294,3 @@ def answer(device: DeviceLeaks) -> str:
 def leaks_of(device: DeviceLeaks) -> list[Growth]:
     """Return the growths that are leaks."""
     return [growth for growth in device.growths if growth.verdict == "leak"]
-
-
-def is_users(frame: Frame) -> bool:
-    """Return whether a frame is of the user's own code, not of an installed package."""
-    return "site-packages" not in frame.filename and "dist-packages" not in frame.filename

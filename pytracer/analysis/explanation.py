@@ -329,6 +329,7 @@ def _surroundings(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Surro
         garbage_bytes=held.bytes_kept_by(is_garbage),
         exception_bytes=held.bytes_kept_by(is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
+        has_step=sum(first <= oom.event for _, first in data.boundaries) > 1,
     )
 
 

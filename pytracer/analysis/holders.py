@@ -9,6 +9,7 @@ from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import (
+    ITEM,
     HeldMemory,
     Sum,
     has_holders,
@@ -72,7 +73,8 @@ class Keeper:
     """A Python object that keeps memory at one moment.
 
     Attributes:
-        name: The object, as the `holder` of `Group`.
+        name: The object, as the `holder` of `Group`, without what its items have: "cache[…] of
+            main()" for "cache[…].keys of main()".
         size_bytes: The bytes that the allocator gave the blocks that it keeps.
         unknown_bytes: The part of `size_bytes` in blocks of the category "unknown".
     """
@@ -88,6 +90,8 @@ def keepers_of(held: HeldMemory) -> list[Keeper]:
     for part in held.group("category", "holder"):
         category, name = part.key
         if name is not None:
+            path, item, rest = name.partition(ITEM)
+            name = path + item + rest[max(rest.find(" of "), 0) :] if item else name
             sizes[name][0] += part.size_bytes
             sizes[name][1] += part.size_bytes * (category == UNKNOWN)
     found = [Keeper(name, *of_name) for name, of_name in sizes.items()]

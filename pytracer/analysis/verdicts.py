@@ -64,6 +64,9 @@ although nearly all memory is in use."""
 LITTLE = 0.05
 """The part of the device up to which others are no reason if the program has nearly all of it."""
 
+MUCH_IN_PIECES = 0.2
+"""The part of the memory that is free in pieces if this alone is a reason, whatever comes next."""
+
 SPARE_PAGES = 10
 """How many pages of each stream must be to spare for a verdict of fragmentation."""
 
@@ -78,11 +81,12 @@ class Verdict:
             `gc.collect()` would free, and "exception": an exception keeps the functions that have
             failed; the allocation would have fitted without this memory. "fragmented": the
             allocation would have fitted if the free memory of its pool and of the device were one
-            piece. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves memory
-            of the device unused, and the allocation would have fitted without it. "others": memory
-            outside the allocator, of other processes or of libraries, and the allocation would have
-            fitted without it. "library": not the allocator, but a library such as cuBLAS got no
-            memory of the device.
+            piece; and a step of the program had ended before, or it had had as much memory, or much
+            is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
+            memory of the device unused, and the allocation would have fitted without it. "others":
+            memory outside the allocator, of other processes or of libraries, and the allocation
+            would have fitted without it. "library": not the allocator, but a library such as cuBLAS
+            got no memory of the device.
             "other pool": the same of the free memory of another memory pool, such as a CUDA
             graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
@@ -110,6 +114,7 @@ class Surroundings:
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
         earlier: What the line of the allocation has requested before; None if it is unknown.
+        has_step: Whether a step of the program had ended before.
     """
 
     is_cpu: bool
@@ -120,6 +125,7 @@ class Surroundings:
     garbage_bytes: int = 0
     exception_bytes: int = 0
     earlier: EarlierRequests | None = None
+    has_step: bool = False
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
@@ -244,6 +250,8 @@ def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     own, streams = oom.own_pool_free_bytes, oom.own_pool_streams
     if own is None or streams is None or around.expands:
         return
+    if not _is_known(oom, around):
+        return
     # Expandable segments join free memory only as far as no block in use is in the same page.
     lost = max(own // 2, SPARE_PAGES * PAGE_BYTES * max(streams, 1))
     if oom.segment_bytes + lost > oom.available_bytes + own:
@@ -258,12 +266,30 @@ def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     )
 
 
+def _is_known(oom: OutOfMemory, around: Surroundings) -> bool:
+    """Return whether what the program needs next is known, or so much is free that it may need it.
+
+    A first step may need any amount.
+    """
+    own, sample = oom.own_pool_free_bytes, oom.sample
+    if around.has_step or _had_as_much(oom) or own is None or sample is None:
+        return True
+    return own >= MUCH_IN_PIECES * (sample.reserved_bytes + oom.available_bytes)
+
+
+def _had_as_much(oom: OutOfMemory) -> bool:
+    """Return whether the program has had as much memory as with the allocation that failed."""
+    if oom.sample is None or oom.earlier_peak_bytes is None:
+        return False
+    return oom.sample.allocated_bytes + oom.requested_bytes <= oom.earlier_peak_bytes
+
+
 def _exhausted(oom: OutOfMemory, sample: UsageSample) -> Iterator[Verdict]:
     total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
-    wanted, peak = held + oom.requested_bytes, oom.earlier_peak_bytes or 0
+    wanted = held + oom.requested_bytes
     # A program that has had as much before can go on, if only the memory were in one piece. And a
     # request for more than half of the memory is too large by itself.
-    if wanted <= peak or oom.requested_bytes > total // 2:
+    if _had_as_much(oom) or oom.requested_bytes > total // 2:
         return
     unsure = sample.uncertain_bytes or 0
     is_full = held - unsure >= NEARLY_ALL * total
@@ -436,8 +462,11 @@ def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) ->
             f"request could use. {other} more were free in other memory pools, such as a CUDA "
             "graph's, or in segments for blocks of other sizes."
         )
+    doubt = "too little is to spare to be sure that expandable segments would join enough of it."
+    if not _is_known(oom, around):
+        doubt = "the program has never had as much before, and may need more than this allocation."
     return (
         f"{asked} would fit into the {size(oom.available_bytes + own)} that are free, "
         f"{available} on the device and {size(own)} inside segments, if they were one piece. But "
-        "too little is to spare to be sure that expandable segments would join enough of it."
+        f"{doubt}"
     )

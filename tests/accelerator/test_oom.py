@@ -83,6 +83,7 @@ def test_the_snapshot_is_written_before_the_exception(
         "requested_bytes": requested,
         "total_bytes": total,
         "free_bytes": free,
+        "library_error": None,
     }
     assert requested >= HUGE > total >= free
     oom = snapshot["device_traces"][index][-1]

@@ -191,8 +191,10 @@ def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     parts = [*(parts if is_most else parts[::-1]), "kept by cache['x'] of main() 4 KiB"]
     assert held == f"32 KiB at that moment: {' · '.join(parts)}"
     # AND the object that keeps half of all is where to look first
-    look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph, "
-    assert (found.suggestions[0].why == f"{look}and loss.item() does not.") == is_most
+    look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph "
+    assert (
+        found.suggestions[0].why == f"{look}until backward(), and loss.item() does not."
+    ) == is_most
 
 
 SCORES = 300 * KIB

@@ -150,7 +150,11 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (full(5 * GIB // 4, **GROWS), {}, [EXHAUSTED]),
         (full(3 * GIB // 2 + 1, **GROWS), {}, [EXHAUSTED]),
         (full(11 * GIB // 2 + 1, **GROWS), {}, [TOO_LARGE]),
-        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {}, [FRAGMENTED]),
+        (full(5 * GIB // 4, uncertain_bytes=900 * MIB, **GROWS), {}, [UNKNOWN]),
+        (full(5 * GIB // 4, 900 * MIB, **GROWS), {"has_step": True}, [FRAGMENTED]),
+        # More than ever, in the first step: a fifth of the 12 GiB has to be free in pieces.
+        (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5 + 1, **GROWS), {}, [FRAGMENTED]),
+        (oom(5 * GIB // 2, own_pool_free_bytes=12 * GIB // 5, **GROWS), {}, [UNKNOWN]),
         (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2), {}, [FRAGMENTED]),
         (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2 - 1), {}, [FRAGMENTED]),
         (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2), {}, [UNKNOWN]),

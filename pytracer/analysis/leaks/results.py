@@ -251,8 +251,8 @@ def remedy(growths: Sequence[Growth]) -> str:
 def look_at(holder: str, what: str) -> str:
     """Return the remedy against memory that an object keeps, as `remedy` does."""
     return (
-        f"look at {holder}, which keeps {what}. A loss, for example, keeps its graph, and "
-        "loss.item() does not"
+        f"look at {holder}, which keeps {what}. A loss, for example, keeps its graph until "
+        "backward(), and loss.item() does not"
     )
 
 

@@ -96,8 +96,9 @@ Roots::Name Roots::name_of(PyObject* object) const {
     case Kind::variable:
       return {variable_name(root.code, root.slot), function_name(root.code) + "()"};
     case Kind::temporary: {
-      const bool is_handled = PyExceptionInstance_Check(object);
-      return {is_handled ? "the handled exception" : "a temporary value", function_name(root.code) + "()"};
+      const bool is_exception = PyExceptionInstance_Check(object);  // mostly one that is handled
+      return {is_exception ? "an exception" : "a temporary value",
+              function_name(root.code) + "()"};
     }
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};

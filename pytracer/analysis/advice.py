@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import ITEM, is_garbage, is_of_exception
+from pytracer.analysis.held_memory import ITEM, is_garbage, is_of_exception, is_of_forward
 from pytracer.analysis.holders import Holder, Keeper
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
@@ -247,10 +247,16 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
 def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
     """Return where to look if the items of one object, such as a list, keep most of the memory."""
     most = next(iter(keepers), None)
-    if most is None or ITEM not in most.name or not has_name(most.name):
+    if most is None or 2 * most.size_bytes < held_bytes:
         return []
-    is_most = 2 * most.size_bytes >= held_bytes and not is_of_exception(most.name)
-    return [Suggestion("", f"{sentence(look_at(most.name, size(most.size_bytes)))}.")] * is_most
+    if ITEM not in most.name or not has_name(most.name) or ", which " in most.name:
+        return []
+    if is_of_forward(most.name):
+        return []
+    text = f"Look at {most.name}, which keeps {size(most.size_bytes)}."
+    if 2 * most.unknown_bytes < most.size_bytes:  # most is saved by nodes
+        text = f"{sentence(look_at(most.name, size(most.size_bytes)))}."
+    return [Suggestion("", text)]
 
 
 def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
@@ -281,11 +287,11 @@ def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[S
         is_needed: Whether only less memory helps. Then one kind is enough, or none.
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
+    least = max(_LEAST_PART * sum(sizes.values()), 1)
     for usage in categories:
         # What checkpoints keep is needed, and they are there already.
         kept = (each.size_bytes for each in usage.owners if each.name.startswith(_OF_CHECKPOINTS))
         sizes[usage.category] -= sum(kept)
-    least = max(_LEAST_PART * sum(sizes.values()), 1)
     found = [one for one in _REMEDIES if sizes.get(one[0], 0) >= least]
     if len(found) == len(_REMEDIES) or (found and is_needed):
         parts = [f"to {size(sizes[category])} ({name})" for category, name, _ in found]

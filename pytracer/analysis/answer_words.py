@@ -66,7 +66,7 @@ LEAST_SHARE = 0.01
 """The least part of the memory that an answer names a category for."""
 
 MUCH_KEPT = 0.1
-"""The least part of the memory without a category that an answer names the Python object for."""
+"""The least part of all memory, without a category, that an answer names the Python object for."""
 
 _WORDS = {
     "activation": "activations",
@@ -135,8 +135,9 @@ def _of_oom(explanation: Explanation) -> Answer:
     assert oom is not None
     verdict = f"OUT OF MEMORY: {' and '.join(REASONS[kind] for kind in kinds)}"
     asked = chain_text(oom.call_site, shown_callers(oom.call_site, oom.callers))
-    lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
-    if oom.library_error is not None:
+    if oom.library_error is None:
+        lines = [Line("asked", asked, size_bytes=oom.requested_bytes, frame=oom.call_site)]
+    else:
         lines = [Line("asked", f"by a library: {oom.library_error}")]
     place = "in the system" if explanation.is_cpu else "on the device"
     free = f"{size(oom.device_free_bytes)} {place}"
@@ -252,17 +253,17 @@ def _held(explanation: Explanation) -> Iterator[Line]:
     if waiting := explanation.sample.active_bytes - explanation.sample.allocated_bytes:
         text += f", of which {size(waiting)} are freed and wait for a stream"
     if any(usage.category != NO_CATEGORY for usage in explanation.categories):
-        parts = [
-            (f"{_WORDS.get(one.category, one.category)}", one.size_bytes)
-            for one in explanation.categories
-        ]
-        if unknown := [number for number, one in enumerate(parts) if one[0] == NO_CATEGORY]:
-            parts[unknown[0] : unknown[0] + 1] = _unknown(explanation, parts[unknown[0]][1])
-        parts.sort(key=lambda part: -part[1])
-        shown = [part for part in parts if part[1] >= LEAST_SHARE * total]
-        if others := sum(size_bytes for _, size_bytes in parts) - sum(part[1] for part in shown):
-            shown.append(("other", others))
-        text += ": " + " · ".join(f"{name} {size(size_bytes)}" for name, size_bytes in shown)
+        parts: list[tuple[int, str]] = []
+        for one in explanation.categories:
+            if one.category == NO_CATEGORY:
+                parts += _unknown(explanation, one.size_bytes)
+            else:
+                parts.append((one.size_bytes, _WORDS.get(one.category, one.category)))
+        parts.sort(key=lambda part: -part[0])
+        shown = [part for part in parts if part[0] >= LEAST_SHARE * total]
+        if others := sum(part[0] for part in parts) - sum(part[0] for part in shown):
+            shown.append((others, "other"))
+        text += ": " + " · ".join(f"{name} {size(size_bytes)}" for size_bytes, name in shown)
     yield Line("held", text)
     for holder in explanation.holders[:SHOWN_HOLDERS]:
         site = holder.site
@@ -272,15 +273,14 @@ def _held(explanation: Explanation) -> Iterator[Line]:
         yield Line("lines", where, note, site.size_bytes, site.call_site)
 
 
-def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[str, int]]:
+def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, str]]:
     """Return the parts of the memory without a category: what objects keep, and the rest."""
     named = [
-        (kept_by_text(each.name), each.unknown_bytes)
+        (each.unknown_bytes, f"{kept_by_text(each.name)}:")
         for each in explanation.keepers
         if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and has_name(each.name)
     ]
-    rest = unknown_bytes - sum(size_bytes for _, size_bytes in named)
-    return [*named, (NO_CATEGORY, rest)]
+    return [*named, (unknown_bytes - sum(size_bytes for size_bytes, _ in named), NO_CATEGORY)]
 
 
 _MOMENTS = {"oom": "at that moment", "peak": "at the peak", "end": "at the end"}

@@ -15,7 +15,7 @@ _LARGER = 1.25
 """Requests of more than this many times the largest earlier one are unusual."""
 
 _SMALL_PART = 64
-"""Requests are small of less than this part of the one that failed."""
+"""A request is small if it is less than this part, 1/64, of the one that failed."""
 
 _LEAST_REPLACED = 16
 """The least number of blocks that a line has to replace by larger ones."""

@@ -253,11 +253,11 @@ def explain_device(
 
 
 def _functions(data: DeviceData, oom: OutOfMemory) -> Iterator[str]:
-    """Yield the innermost functions that have requested the memory, those of torch too."""
+    """Yield the innermost functions that have requested the memory, torch's and nodes too."""
     frames = data.snapshot.stacks.frames(int(data.trace.stack[oom.event]))
     yield from (frame.name for frame in frames[:_INNERMOST])
-    if oom.call_site is not None:
-        yield oom.call_site.name
+    if oom.call_site is not None:  # "backward of FUNCTION (NODE)"
+        yield oom.call_site.name.rpartition("(")[2]
 
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:

@@ -34,6 +34,7 @@ TEMPORARY = "a temporary value"  # of an expression that is computed, without a 
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
+_OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
 _OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
@@ -347,6 +348,11 @@ def is_garbage(holder: str) -> bool:
 def is_of_exception(holder: str) -> bool:
     """Return whether an exception that the program could drop keeps memory."""
     return _OF_EXCEPTION in holder and not holder.endswith(_OF_PYTHON)
+
+
+def is_of_forward(holder: str) -> bool:
+    """Return whether a forward pass that runs keeps memory, in a variable or in its items."""
+    return _OF_FORWARD.search(holder) is not None
 
 
 def kept_by_text(holder: str) -> str:

@@ -7,7 +7,9 @@ import numpy as np
 
 from pytracer.analysis.held_memory import HeldMemory
 
-_OF_LOSS = re.compile("loss|cross_entropy|log_softmax", re.IGNORECASE)
+_OF_LOSS = re.compile(
+    r"(?:\w*cross_entropy|nll_loss|log_softmax|ForCausalLMLoss)$|LogSoftmaxBackward|NllLossBackward"
+)
 _SAVED = "LogSoftmaxBackward0.result"
 _LEAST_PART = 0.25
 _OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
@@ -25,7 +27,7 @@ def loss_bytes(held: HeldMemory, functions: Iterable[str], requested_bytes: int)
         The bytes, with the request; 0 if no loss is known, or if they are little of the memory.
     """
     scores = requested_bytes
-    if not any(map(_OF_LOSS.search, functions)):
+    if not any(map(_OF_LOSS.match, functions)):
         scores = int(held.requested_bytes_of(_SAVED).max(initial=0))
     if not scores:
         return 0

@@ -142,7 +142,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         reason = around.why_no_history or "the file has the events of one phase only"
         return [Verdict(UNKNOWN, f"{reason}.")]
     if oom.library_error is not None:
-        return [_of_library(oom, sample, around)]
+        return [*kept, *dropped, _of_library(oom, sample, around)]
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
@@ -179,32 +179,42 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
         LEAK,
         f"{rate_text(around.leaks, around.leaks.bytes_per_step)} are kept"
         f"{since_text(leaks, around.leaks)}, from {source_text(leaks)}, {size(held)} in all. "
-        f"Without this memory, the {size(oom.requested_bytes)} would have fitted.",
+        f"Without this memory, {_asked(oom)} would have fitted.",
     )
+
+
+def _asked(oom: OutOfMemory) -> str:
+    asked = f"the {size(oom.requested_bytes)}"
+    return asked if oom.library_error is None else "what the library needs"
 
 
 def _fits_without(oom: OutOfMemory, around: Surroundings, held: int) -> bool:
     """Return whether the allocation would have fitted if some bytes had not been held."""
     if around.is_cpu and oom.segment_bytes <= oom.available_bytes:
         return oom.segment_bytes <= held  # an unknown limit left less than the request
+    if oom.library_error is not None and oom.sample is not None:  # how much it asked is unknown
+        return held >= MUCH_UNUSED * oom.sample.allocated_bytes
+    available = oom.available_bytes
+    if oom.segment_bytes <= available:  # the driver has refused a part of it
+        available -= int(UNUSABLE_PART * (oom.limit_bytes or 0))
     # Freed blocks may leave free memory in pieces.
-    return oom.segment_bytes <= oom.available_bytes + held // 2
+    return oom.segment_bytes <= available + held // 2
 
 
 def _dropped(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     """Yield the verdicts on memory that the program does not use any more."""
-    asked = size(oom.requested_bytes)
+    asked = _asked(oom)
     if around.garbage_bytes and _fits_without(oom, around, around.garbage_bytes):
         yield Verdict(
             GARBAGE,
             f"objects that refer to each other, and that nothing else refers to, keep "
-            f"{size(around.garbage_bytes)}. After gc.collect(), the {asked} would have fitted.",
+            f"{size(around.garbage_bytes)}. After gc.collect(), {asked} would have fitted.",
         )
     if around.exception_bytes and _fits_without(oom, around, around.exception_bytes):
         yield Verdict(
             EXCEPTION,
             f"an exception keeps the functions that have failed, and they keep "
-            f"{size(around.exception_bytes)}. Without this memory, the {asked} would have fitted.",
+            f"{size(around.exception_bytes)}. Without this memory, {asked} would have fitted.",
         )
 
 
@@ -221,16 +231,18 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
 
 
 def _of_library(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
-    unused = sample.reserved_bytes - sample.allocated_bytes
+    unused, free = sample.reserved_bytes - sample.allocated_bytes, size(oom.device_free_bytes)
+    if oom.device_free_bytes > USUAL_CONTEXT_BYTES:
+        why = f"a library got no memory of the device, although {free} were free"
+        return Verdict(UNKNOWN, f"{why}: {oom.library_error}.")
     _, others = _elsewhere(oom, around)
-    is_much = others is not None and others > USUAL_CONTEXT_BYTES
-    elsewhere = (
-        f" Other processes hold {size(others or 0)} of it." if is_much else _held_outside(oom)
-    )
+    elsewhere = _held_outside(oom)
+    if others is not None and others > USUAL_CONTEXT_BYTES:
+        elsewhere = f" Other processes hold {size(others)} of it."
     return Verdict(
         LIBRARY,
         "a library such as cuBLAS asked the device for memory, without torch's allocator, and "
-        f"{size(oom.device_free_bytes)} were free. The allocator has reserved "
+        f"{free} were free. The allocator has reserved "
         f"{size(sample.reserved_bytes)} of the device, of which {size(unused)} are not in use."
         f"{elsewhere}",
     )

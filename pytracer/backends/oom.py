@@ -34,7 +34,11 @@ class OutOfMemory:
 
 
 _ASSERTION = ("NVML_SUCCESS", "INTERNAL ASSERT FAILED", "CUDACachingAllocator")
-_OF_LIBRARIES = re.compile(r"\w+_ALLOC_FAILED|CUDA (driver )?error: out of memory|'out of memory'")
+_OF_LIBRARIES = re.compile(
+    r"^(?:\w+ error: (\w+_ALLOC_FAILED)|(CUDA (?:driver )?error: out of memory)"
+    r"|(Cuda failure \d* ?'out of memory'))",
+    re.MULTILINE,
+)
 """What exceptions say when CUDA or a library, such as cuBLAS, gets no memory of the device."""
 
 _MAX_CAUSES = 10
@@ -106,11 +110,15 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
     """
     try:
         hidden, library_error = _hidden(error)
-        if hidden is None or hasattr(hidden, "_pytracer"):
+        if hidden is None:
             return
         hidden._pytracer = True  # type: ignore[attr-defined]
         known = [(devices.memory("cuda", index), index) for index in indices]
-        sizes = [(memory["free_bytes"] or 0, memory["total_bytes"] or 0, i) for memory, i in known]
+        sizes = [
+            (memory["free_bytes"], memory["total_bytes"] or 0, index)
+            for memory, index in known
+            if memory["free_bytes"] is not None  # unknown as after a failed assertion of a kernel
+        ]
         if sizes:
             from pytracer import _core  # most of the package can be imported without the core
 
@@ -134,17 +142,25 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
 def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | None]:
     """Return the exception that hides an out-of-memory, among an exception and its causes.
 
-    Also return what it says of a library; None if the allocator failed.
+    None if none does, or if it was reported. Also return what it says of a library; None if the
+    allocator failed. What a program has handled, and has not raised again `from`, is no library's.
     """
+    hidden: tuple[BaseException | None, str | None] = None, None
+    was_handled = False
     for _ in range(_MAX_CAUSES):
+        if error is None or hasattr(error, "_pytracer"):
+            break
         if isinstance(error, RuntimeError):
             text = str(error)
             if all(part in text for part in _ASSERTION):
                 return error, None
-            if found := _OF_LIBRARIES.search(text):
-                return error, found[0]
-        error = None if error is None else error.__cause__ or error.__context__
-    return None, None
+            if not was_handled and (found := _OF_LIBRARIES.search(text)):
+                hidden = error, next(filter(None, found.groups()))
+        was_handled = was_handled or error.__cause__ is None
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    else:
+        return hidden
+    return hidden if error is None else (None, None)
 
 
 def mark_snapshot() -> None:

@@ -39,11 +39,13 @@ class _Connected:
         self._nodes[first] = self._nodes.get(first, 0) + 1
         return self._nodes[first]
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, one: int, other: int) -> int:
+        """Take note that two graphs are connected; return how many nodes they have together."""
         one, other = self._first(one), self._first(other)
         if one != other:
             self._joined[other] = one
             self._nodes[one] = self._nodes.get(one, 0) + self._nodes.pop(other, 0)
+        return self._nodes.get(one, 0)
 
     def _first(self, graph: int) -> int:
         while (before := self._joined.get(graph, graph)) != graph:
@@ -110,12 +112,16 @@ class SavedTensors:
             if (earlier := made_by.get(id(node), kept_by)) != kept_by:
                 self.later[earlier] = kept_by
             if id(node) in seen:
-                if node.next_functions:  # else it ends the graphs, as the node of a parameter does
-                    connected.join(seen[id(node)][1], kept_by)
-                continue
-            if connected.count(kept_by) > MAX_NODES or time.thread_time() > self._end:
+                # A node without others ends the graphs, as that of a parameter does.
+                others = node.next_functions
+                nodes = connected.join(seen[id(node)][1], kept_by) if others else 0
+            else:
+                nodes = connected.count(kept_by)
+            if nodes > MAX_NODES or time.thread_time() > self._end:
                 self.is_complete = False
                 break
+            if id(node) in seen:
+                continue
             seen[id(node)] = node, kept_by
             with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
                 waiting.extend((following, kept_by) for following, _ in node.next_functions)

@@ -33,11 +33,11 @@ from pytracer.tracing.source_lines import GeneratedCode, generated_code, source_
 from pytracer.tracing.training_phases import MODULE_PHASES
 
 FORMAT_VERSION = (1, 11)
+"""The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
+
 OOM_PATIENCE = 5
 """How many times longer the search for who holds memory may take when it has run out: mostly the
 program ends then."""
-
-"""The version of the `pytracer` dict. Minor: keys were added. Major: a key's meaning changed."""
 
 Metadata = dict[str, Any]
 
@@ -179,7 +179,9 @@ class SnapshotWriter:
             OSError: The file cannot be written.
         """
         if view is None:
-            view = self._recording.view(patience=OOM_PATIENCE if "oom" in more else 1)
+            # A program that runs out of memory again and again is not stopped so long each time.
+            is_rare = self.files is not None and not self.files.replaced_oom_snapshots
+            view = self._recording.view(patience=OOM_PATIENCE if "oom" in more and is_rare else 1)
         parts = self._parts(view, more)
         path = path if isinstance(path, int) else Path(os.fsdecode(path))
         with open_atomically(path) as file:

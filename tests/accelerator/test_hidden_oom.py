@@ -14,7 +14,6 @@ import pytracer
 from pytracer import log
 from pytracer.analysis import explain
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.verdicts import LIBRARY
 from pytracer.reading import load
 from pytracer.text import size
 from pytracer.tracing import process
@@ -105,25 +104,13 @@ def test_an_assertion_that_ends_a_thread(
     assert shown == [RuntimeError, RuntimeError]
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "CUBLAS_STATUS_ALLOC_FAILED",
-        ),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
-        ("CUDA error: out of memory\nCompile with", "CUDA error: out of memory"),
-        ("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'", "'out of memory'"),
-    ],
-)
-def test_a_library_that_got_no_memory(
-    device: ModuleType, tmp_path: Path, text: str, error: str
-) -> None:
+def test_a_library_that_got_no_memory(device: ModuleType, tmp_path: Path) -> None:
+    error = "CUBLAS_STATUS_ALLOC_FAILED"
+
     def train() -> None:
         with pytracer.Tracer(tmp_path, device="cuda"):
             held.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
-            raise RuntimeError(text)
+            raise RuntimeError(f"CUDA error: {error} when calling `cublasCreate(handle)`")
 
     held: list[torch.Tensor] = []
     # WHEN the body ends by the exception of a library
@@ -132,9 +119,10 @@ def test_a_library_that_got_no_memory(
     # THEN the file of an out-of-memory names the library's error and its line
     (file,) = tmp_path.glob("oom_*/*.pickle")
     (found,) = explain(load(file))
-    (verdict,) = found.verdicts
-    assert verdict.kind == LIBRARY
-    line = train.__code__.co_firstlineno + 3
     (asked,) = answer_of(found).texts("asked")
+    line = train.__code__.co_firstlineno + 3
     assert asked == f"by a library: {error} at {__file__}:{line}"
-    assert size(device.mem_get_info()[0]) in verdict.text
+    # AND its answer has what was free, which is much here
+    (verdict,) = found.verdicts
+    free = size(device.mem_get_info()[0])
+    assert f"got no memory of the device, although {free} were free" in verdict.text

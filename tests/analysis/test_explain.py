@@ -137,6 +137,7 @@ def test_what_a_forward_pass_keeps_by_itself_is_not_shown(
     assert found.holders[0].kept_by == (holder if is_shown else None)
 
 
+LOOK = "Look at losses[…] of main(), which keeps 4 KiB"
 MLP = ("/venv/lib/python3.11/site-packages/llama/model.py", "mlp", 3)
 LAYER = ("/venv/lib/python3.11/site-packages/llama/model.py", "layer", 2)
 WRAPPER = ("/venv/lib/python3.11/site-packages/llama/wrapper.py", "call", 1)
@@ -188,13 +189,39 @@ def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     # THEN what has no category has the name of what keeps it
     (held,) = answer_of(found).texts("held")
     parts = [f"activations {4 * of_cache} KiB", f"unknown {28 - 4 * of_cache} KiB"]
-    parts = [*(parts if is_most else parts[::-1]), "kept by cache['x'] of main() 4 KiB"]
+    parts = [*(parts if is_most else parts[::-1]), "kept by cache['x'] of main(): 4 KiB"]
     assert held == f"32 KiB at that moment: {' · '.join(parts)}"
     # AND the object that keeps half of all is where to look first
     look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph "
     assert (
         found.suggestions[0].why == f"{look}until backward(), and loss.item() does not."
     ) == is_most
+
+
+@pytest.mark.parametrize(
+    ("holder", "category", "expected"),
+    [
+        ("losses[0] of main()", "activation", f"{LOOK}. A loss, for example"),
+        ("losses[0].keys of main()", "unknown", f"{LOOK}."),
+        ("losses of main()", "activation", None),
+        ("losses[0] of UNet.forward()", "activation", None),  # a forward pass that runs
+        ("losses[0] of f(), which the traceback of error of main() keeps", "activation", None),
+    ],
+)
+def test_where_to_look(holder: str, category: str, expected: str | None) -> None:
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    for item in range(2):
+        address = program.alloc(2 * KIB, MODEL)
+        program.own(address, category, "rule", "name")
+        program.hold(address, holder.replace("[0]", f"[{item}]"))
+    program.out_of_memory(40 * MIB, 0)
+    (found,) = explain(program.snapshot())
+    looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
+    assert len(looks) == (expected is not None)
+    if expected is not None:
+        assert looks[0].startswith(expected)
+        assert len(looks[0]) == len(expected) or category == "activation"
 
 
 SCORES = 300 * KIB
@@ -210,6 +237,8 @@ LOSS_IN_PARTS = (
         # Half of the size, the size, and the request, but not the parameter and the other block.
         (SCORES, [CROSS_ENTROPY, ("train.py", "main", 1)], "", (1 + 2 + 2) * SCORES // 2),
         (SCORES, [("loss.py", "ForCausalLMLoss", 1)], "", (1 + 2 + 2) * SCORES // 2),
+        (SCORES, [MODEL, ("train.py", "compute_loss", 1)], "", 0),
+        (SCORES, [("functional.py", "mse_loss", 1)], "", 0),
         (SCORES, [MODEL], "", 0),
         (SCORES, [MODEL], "LogSoftmaxBackward0.result", (1 + 2 + 2) * SCORES // 2),
         (40 * MIB, [MODEL], "LogSoftmaxBackward0.result", 0),  # little of 41 MiB

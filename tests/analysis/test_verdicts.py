@@ -98,6 +98,7 @@ POOL: dict[str, Any] = {
     "own_pool_free_bytes": 0,
     "other_pool": FreePool("(0, 3)", segment_bytes=2 * GIB, call_site=None),
 }
+LIBRARYS: dict[str, Any] = {"segment_bytes": 2 * MIB, "library_error": "x"}
 LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": False}
 
 
@@ -130,10 +131,15 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         # The driver refuses a little of what it reports as free: here 12 MiB of the device.
         (full(GIB - 11 * MIB, **GROWS), {}, [EXHAUSTED]),
         (full(GIB - 13 * MIB, **GROWS), {}, [UNKNOWN]),
+        (oom(2 * GIB - 11 * MIB, own_pool_free_bytes=0), {"garbage_bytes": MIB}, [UNKNOWN]),
+        (oom(2 * GIB - 11 * MIB, own_pool_free_bytes=0), {"garbage_bytes": 2 * MIB}, [GARBAGE]),
         (full(GIB - 11 * MIB, **GROWS, elsewhere_bytes=8 * GIB), {}, [EXHAUSTED]),
         (oom(2 * GIB - 11 * MIB, own_pool_free_bytes=0), {}, [UNKNOWN]),
         # Not the allocator asked.
-        (oom(0, segment_bytes=2 * MIB, library_error="x"), {}, [LIBRARY]),
+        (oom(0, **LIBRARYS, device_free_bytes=GIB), {}, [LIBRARY]),
+        (oom(0, **LIBRARYS, device_free_bytes=GIB + 1), {}, [UNKNOWN]),
+        (oom(0, **LIBRARYS, device_free_bytes=GIB), {"garbage_bytes": GIB}, [LIBRARY]),
+        (oom(0, **LIBRARYS, device_free_bytes=GIB), {"garbage_bytes": 2 * GIB}, [GARBAGE, LIBRARY]),
         (oom(0, segment_bytes=2 * MIB), {}, [UNKNOWN]),
         # A limit.
         (oom(2 * GIB, available_bytes=GIB, own_pool_free_bytes=0), {}, [LIMIT]),

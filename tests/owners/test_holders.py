@@ -353,7 +353,7 @@ PATHS: dict[Callable[[], str], str] = {
     "exception keeps",
     in_an_exception_of_many_functions: "lost of _fail(), which the traceback of the handled "
     "exception keeps",
-    in_an_exception_while_another_is_handled: "lost of _fail(), which the traceback of the handled "
+    in_an_exception_while_another_is_handled: "lost of _fail(), which the traceback of an "
     "exception of in_an_exception_while_another_is_handled() keeps",
     in_a_reference_cycle: "a reference cycle of Trainer, which gc.collect() would free",
     in_a_cycle_that_is_held: "kept[0].kept of in_a_cycle_that_is_held()",

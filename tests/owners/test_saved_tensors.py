@@ -246,6 +246,7 @@ def test_the_bound_is_one_of_connected_graphs(monkeypatch: pytest.MonkeyPatch) -
         saved = saved_tensors.SavedTensors(torch)
         read = {tensor.data_ptr() for _, tensor, _ in saved.found(tensors)}
         assert saved.is_complete == (len(read) == 1 + 2 * len(tensors))
+        assert saved.is_complete or len(read) <= 2 * 10
         return saved.is_complete
 
     # Graphs that share a parameter alone are freed one by one, and those of a chain together.
@@ -253,4 +254,6 @@ def test_the_bound_is_one_of_connected_graphs(monkeypatch: pytest.MonkeyPatch) -
     chain = [x]
     for _ in range(6):
         chain.append(chain[-1].sin().sin())
+    # In each order: the first tensor to be asked may be at either end of the chain.
     assert not is_complete(chain[1:])
+    assert not is_complete(chain[:0:-1])

@@ -108,13 +108,13 @@ class _Search:
         """
         lives, slots = self.seen.lives, self.seen.slots
         parts = lives.of(self.seen.is_of_model | (lives.death < slots))
-        grown = np.diff(levels(parts, slots))
+        births = np.unique(lives.birth[self.seen.is_of_model & (lives.birth > 0)])
+        grown = np.diff(levels(parts, slots))[births - 1]
         for growth in self.growths:
             if growth.verdict != "leak":
                 continue
             per_growth = growth.bytes_per_step * growth.period_steps
-            births = np.unique(lives.birth[self.seen.is_of_model & (lives.birth > 0)])
-            if 2 * np.median(grown[births - 1]) >= min(per_growth, growth.held_bytes):
+            if 2 * np.median(grown) >= min(per_growth, growth.held_bytes):
                 names = "" if growth.kept_by is None else f"'s {growth.kept_by}"
                 yield replace(growth, kept_by=OF_MODEL + names)
 

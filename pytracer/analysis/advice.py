@@ -133,7 +133,7 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = [*_of_leak(path, leaks), *settings]
     else:
-        lower = _dropping(keepers)
+        lower = _dropping(keepers) if {GARBAGE, EXCEPTION}.intersection(kinds) else []
         if EXHAUSTED in kinds or TOO_LARGE in kinds:
             lower += _of_items(keepers, sum(each.size_bytes for each in categories))
         if loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):

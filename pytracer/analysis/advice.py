@@ -24,8 +24,10 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
+    EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    GARBAGE,
     LARGER_INPUT,
     LIBRARY,
     LIMIT,

@@ -142,7 +142,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         reason = around.why_no_history or "the file has the events of one phase only"
         return [Verdict(UNKNOWN, f"{reason}.")]
     if oom.library_error is not None:
-        return [*kept, *dropped, _of_library(oom, sample, around)]
+        of_library = _of_library(oom, sample, around)
+        return [of_library] if of_library.kind == UNKNOWN else [*kept, *dropped, of_library]
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]

@@ -137,7 +137,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(2 * GIB - 11 * MIB, own_pool_free_bytes=0), {}, [UNKNOWN]),
         # Not the allocator asked.
         (oom(0, **LIBRARYS, device_free_bytes=GIB), {}, [LIBRARY]),
-        (oom(0, **LIBRARYS, device_free_bytes=GIB + 1), {}, [UNKNOWN]),
+        (oom(0, **LIBRARYS, device_free_bytes=GIB + 1), {"garbage_bytes": 2 * GIB}, [UNKNOWN]),
         (oom(0, **LIBRARYS, device_free_bytes=GIB), {"garbage_bytes": GIB}, [LIBRARY]),
         (oom(0, **LIBRARYS, device_free_bytes=GIB), {"garbage_bytes": 2 * GIB}, [GARBAGE, LIBRARY]),
         (oom(0, segment_bytes=2 * MIB), {}, [UNKNOWN]),

@@ -198,6 +198,21 @@ def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     ) == is_most
 
 
+@pytest.mark.parametrize(("kept", "is_named"), [(1, False), (2, True)])
+def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool) -> None:
+    program = Program()
+    program.metadata = file_metadata()
+    for block in range(15):
+        address = program.alloc(KIB, MODEL)
+        if block < kept:
+            program.hold(address, "cache of main()")
+        elif block > 2:
+            program.own(address, "activation", "saved_by_node", "MmBackward0.self")
+    (held,) = answer_of(explain(program.snapshot())[0]).texts("held")
+    assert ("kept by cache of main(): 2 KiB" in held) == is_named
+    assert held.endswith(f"unknown {3 - kept * is_named} KiB")
+
+
 @pytest.mark.parametrize(
     ("holder", "category", "expected"),
     [
@@ -240,6 +255,7 @@ LOSS_IN_PARTS = (
         (SCORES, [MODEL, ("train.py", "compute_loss", 1)], "", 0),
         (SCORES, [("functional.py", "mse_loss", 1)], "", 0),
         (SCORES, [MODEL], "", 0),
+        (SCORES, [MODEL, CROSS_ENTROPY], "", (1 + 2 + 2) * SCORES // 2),
         (SCORES, [MODEL], "LogSoftmaxBackward0.result", (1 + 2 + 2) * SCORES // 2),
         (40 * MIB, [MODEL], "LogSoftmaxBackward0.result", 0),  # little of 41 MiB
         (40 * MIB, [CROSS_ENTROPY], "", 40 * MIB),

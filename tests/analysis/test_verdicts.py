@@ -314,6 +314,8 @@ def test_a_line_that_is_used_for_something_else(others: int, steps: int) -> None
         boundaries.append([step, len(program.events)])
         for line, size in ((1, 4), (2, 4 if step < 5 else others)):
             program.alloc(size * 128 * 1024, ("model.py", "forward", line))
+        for line in range(3, 9):  # and small requests, of 1/80 of the one that fails
+            program.alloc(20 * UNIT // 80, ("model.py", "forward", line))
         if step < 5:
             program.alloc(UNIT, LINE)
     program.out_of_memory(20 * UNIT, 0, LINE)

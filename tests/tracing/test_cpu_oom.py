@@ -18,6 +18,8 @@ from thread_failures import failures_of
 from pytracer import ACTIONS, Tracer
 from pytracer.backends import oom
 from pytracer.backends.hook_attach import HOOKS
+from pytracer.tracing import device_recording
+from pytracer.tracing.snapshot_writer import OOM_PATIENCE
 
 HUGE = 1 << 50
 
@@ -376,3 +378,24 @@ libc.on_exit(libc._exit, None)  # runs before torch's static objects are destroy
         for path in [tmp_path / "x.pickle", *written(tmp_path)]:
             load(path)
             path.unlink()
+
+
+def test_the_search_for_holders_takes_longer_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a tracer that keeps two files of an out-of-memory
+    patiences: list[float] = []
+
+    def read(session: Any, patience: float = 1) -> Any:
+        patiences.append(patience)
+        return read_owners(session, patience)
+
+    read_owners = device_recording.read_owners
+    monkeypatch.setattr(device_recording, "read_owners", read)
+    with Tracer(tmp_path, device="cpu", max_oom_snapshots=2):
+        # WHEN memory runs out more often
+        for _ in range(4):
+            ask_for_too_much()
+        # THEN it does until a file has replaced another one, and not for the file of the end
+        assert patiences == [*[OOM_PATIENCE] * 3, 1]
+    assert set(patiences[4:]) == {1}

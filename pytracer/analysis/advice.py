@@ -51,6 +51,9 @@ UNTESTED = "untested"
 _LEAST_PART = 0.05
 """The least part of the memory of which a remedy is suggested."""
 
+_MUCH_OF_ITEMS = 0.25
+"""The least part of the memory that the items of an object keep if they are where to look."""
+
 _HELD = {EXHAUSTED, TOO_LARGE, LARGER_INPUT, REPLACED}
 """The verdicts after which only less memory helps."""
 
@@ -247,9 +250,9 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
 
 
 def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
-    """Return where to look if the items of one object, such as a list, keep most of the memory."""
+    """Return where to look if the items of one object, such as a list, keep much of the memory."""
     most = next(iter(keepers), None)
-    if most is None or 2 * most.size_bytes < held_bytes:
+    if most is None or most.size_bytes < _MUCH_OF_ITEMS * held_bytes:
         return []
     if ITEM not in most.name or not has_name(most.name) or ", which " in most.name:
         return []

@@ -171,14 +171,14 @@ def test_a_line_of_the_users_code_is_shown(stack: list[Any], expected: str) -> N
     assert (asked, line) == (expected, expected)
 
 
-@pytest.mark.parametrize(("of_cache", "is_most"), [(4, True), (3, False)])
-def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
-    # GIVEN a program that has memory in a list, memory of no category in a dict, and other memory
+@pytest.mark.parametrize(("blocks", "is_much"), [(8, True), (9, False)])
+def test_what_keeps_much_is_named_first(blocks: int, is_much: bool) -> None:
+    # GIVEN a program that has two blocks in a list, one of no category in a dict, and others
     program = Program()
     program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
-    for block in range(8):
+    for block in range(blocks):
         address = program.alloc(4 * KIB, MODEL)
-        if block < of_cache:
+        if block < 2:
             program.own(address, "activation", "saved_by_node", "MmBackward0.self")
             program.hold(address, f"losses[{block}] of main()")
         elif block == 7:
@@ -188,14 +188,15 @@ def test_what_keeps_most_is_named_first(of_cache: int, is_most: bool) -> None:
     assert [verdict.kind for verdict in found.verdicts] == ["too large"]
     # THEN what has no category has the name of what keeps it
     (held,) = answer_of(found).texts("held")
-    parts = [f"activations {4 * of_cache} KiB", f"unknown {28 - 4 * of_cache} KiB"]
-    parts = [*(parts if is_most else parts[::-1]), "kept by cache['x'] of main(): 4 KiB"]
-    assert held == f"32 KiB at that moment: {' · '.join(parts)}"
-    # AND the object that keeps half of all is where to look first
-    look = "Look at losses[…] of main(), which keeps 16 KiB. A loss, for example, keeps its graph "
+    parts = (
+        f"unknown {4 * blocks - 12} KiB · activations 8 KiB · kept by cache['x'] of main(): 4 KiB"
+    )
+    assert held == f"{4 * blocks} KiB at that moment: {parts}"
+    # AND the object that keeps a quarter of all is where to look first
+    look = "Look at losses[…] of main(), which keeps 8 KiB. A loss, for example, keeps its graph "
     assert (
         found.suggestions[0].why == f"{look}until backward(), and loss.item() does not."
-    ) == is_most
+    ) == is_much
 
 
 @pytest.mark.parametrize(("kept", "is_named"), [(1, False), (2, True)])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import ITEM, is_garbage, is_of_exception, is_of_forward
-from pytracer.analysis.holders import Holder, Keeper
+from pytracer.analysis.holders import Holder, Keeper, kept_bytes
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     has_name,
@@ -254,9 +254,8 @@ def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
     most = next(iter(keepers), None)
     if most is None or most.size_bytes < _MUCH_OF_ITEMS * held_bytes:
         return []
-    if ITEM not in most.name or not has_name(most.name) or ", which " in most.name:
-        return []
-    if is_of_forward(most.name):
+    is_items = ITEM in most.name and ", which " not in most.name and has_name(most.name)
+    if not is_items or is_of_forward(most.name):
         return []
     text = f"Look at {most.name}, which keeps {size(most.size_bytes)}."
     if 2 * most.unknown_bytes < most.size_bytes:  # most is saved by nodes
@@ -266,8 +265,7 @@ def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
 
 def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
     """Return how to drop what the program does not use any more."""
-    garbage = sum(each.size_bytes for each in keepers if is_garbage(each.name))
-    failed = sum(each.size_bytes for each in keepers if is_of_exception(each.name))
+    garbage, failed = (kept_bytes(keepers, each) for each in (is_garbage, is_of_exception))
     found = []
     if garbage:
         why = "objects that refer to each other keep them, and nothing else does."

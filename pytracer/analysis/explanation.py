@@ -24,7 +24,7 @@ from pytracer.analysis.held_memory import (
     is_garbage,
     is_of_exception,
 )
-from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of
+from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of, kept_bytes
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
 from pytracer.analysis.loss_memory import loss_bytes
@@ -179,12 +179,13 @@ def explain_device(
         moment, entry = "oom", oom.event + 1 if history.is_replayed else None
         trials = None if try_settings is None else try_settings(data)
     held = held_memory(data, entry)
+    keepers = keepers_of(held)
     if oom is not None:
-        around = _surroundings(data, oom, held)
+        around = _surroundings(data, oom, keepers)
         found = verdicts(oom, around)
         if any(verdict.kind == LEAK for verdict in found):
             to_mend = around.leaks
-    holders, keepers = holders_of(held, TOP), keepers_of(held)
+    holders = holders_of(held, TOP)
     categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
         sample = oom.sample
@@ -317,7 +318,7 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     return _leaks(data)
 
 
-def _surroundings(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Surroundings:
+def _surroundings(data: DeviceData, oom: OutOfMemory, keepers: list[Keeper]) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     return Surroundings(
@@ -326,8 +327,8 @@ def _surroundings(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Surro
         outside_bytes=remainder(data.metadata.process_bytes, data.metadata.reserved_bytes),
         why_no_history=why,
         leaks=_leaks(data) if may_leak else None,
-        garbage_bytes=held.bytes_kept_by(is_garbage),
-        exception_bytes=held.bytes_kept_by(is_of_exception),
+        garbage_bytes=kept_bytes(keepers, is_garbage),
+        exception_bytes=kept_bytes(keepers, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
         has_step=sum(first <= oom.event for _, first in data.boundaries) > 1,
     )

@@ -35,7 +35,7 @@ _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
 _OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
-_OF_LAST = re.compile(r", which (the traceback of )?last_\w+ of module sys keeps$")
+_OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
 
 _MOST_COUNTED = 2**20
@@ -112,11 +112,6 @@ class HeldMemory:
         """Return the bytes of blocks that were allocated before an event."""
         return int(self.column("size_bytes")[self.column("alloc_event") < event].sum())
 
-    def bytes_kept_by(self, is_wanted: Callable[[str], object]) -> int:
-        """Return the bytes that Python objects keep whose text is a wanted one."""
-        is_kept = texts_matching(is_wanted, self.data.snapshot.strings, self.holder)
-        return int(self.column("size_bytes")[is_kept].sum())
-
     def requested_bytes_of(self, owner: str) -> Column:
         """Return the requested bytes of the blocks of one owner."""
         is_owners = texts_matching(owner.__eq__, self.data.snapshot.strings, self._categories.owner)
@@ -180,7 +175,7 @@ class HeldMemory:
         """
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
-        is_activation = self._categories.are(lambda category, _: category == "activation")
+        is_activation = self.is_in({"activation"})
         is_variable = texts_matching(_VARIABLE.fullmatch, self.data.snapshot.strings, self.holder)
         return np.where(is_new & is_activation & is_variable, 0, self.holder)
 

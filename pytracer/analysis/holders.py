@@ -1,7 +1,7 @@
 """Who holds memory at one moment: call sites with their callers and the age of their blocks."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import UNKNOWN
@@ -96,6 +96,11 @@ def keepers_of(held: HeldMemory) -> list[Keeper]:
             sizes[name][1] += part.size_bytes * (category == UNKNOWN)
     found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
+
+
+def kept_bytes(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:
+    """Return the bytes that the objects keep whose name is a wanted one."""
+    return sum(each.size_bytes for each in keepers if is_wanted(each.name))
 
 
 def sites_at(data: DeviceData, entry: int | None, top: int | None = None) -> list[Site]:

@@ -148,8 +148,10 @@ def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | No
     hidden: tuple[BaseException | None, str | None] = None, None
     was_handled = False
     for _ in range(_MAX_CAUSES):
-        if error is None or hasattr(error, "_pytracer"):
+        if error is None:
             break
+        if hasattr(error, "_pytracer"):
+            return None, None
         if isinstance(error, RuntimeError):
             text = str(error)
             if all(part in text for part in _ASSERTION):
@@ -158,9 +160,7 @@ def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | No
                 hidden = error, next(filter(None, found.groups()))
         was_handled = was_handled or error.__cause__ is None
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    else:
-        return hidden
-    return hidden if error is None else (None, None)
+    return hidden
 
 
 def mark_snapshot() -> None:

@@ -103,7 +103,9 @@ class SavedTensors:
                     self.later[id(thing)] = first
             else:
                 waiting.append((thing, 0))
-        seen: dict[int, tuple[Any, int]] = {}  # by id; the nodes stay alive meanwhile
+        # By id: the node, which stays alive meanwhile, who keeps it, and whether others follow. One
+        # without others ends the graphs, as that of a parameter does.
+        seen: dict[int, tuple[Any, int, bool]] = {}
         connected = _Connected()
         while waiting:
             node, kept_by = waiting.pop()
@@ -111,20 +113,21 @@ class SavedTensors:
                 continue
             if (earlier := made_by.get(id(node), kept_by)) != kept_by:
                 self.later[earlier] = kept_by
-            if id(node) in seen:
-                # A node without others ends the graphs, as that of a parameter does.
-                others = node.next_functions
-                nodes = connected.join(seen[id(node)][1], kept_by) if others else 0
-            else:
+            known = seen.get(id(node))
+            if known is None:
                 nodes = connected.count(kept_by)
+            else:
+                nodes = connected.join(known[1], kept_by) if known[2] else 0
             if nodes > MAX_NODES or time.thread_time() > self._end:
                 self.is_complete = False
                 break
-            if id(node) in seen:
+            if known is not None:
                 continue
-            seen[id(node)] = node, kept_by
+            following: tuple[tuple[Any, int], ...] = ()
             with contextlib.suppress(RuntimeError):  # a function that is in no graph (any more)
-                waiting.extend((following, kept_by) for following, _ in node.next_functions)
+                following = node.next_functions
+            waiting.extend((each, kept_by) for each, _ in following)
+            seen[id(node)] = node, kept_by, bool(following)
             try:
                 for name, tensor in self._of_node(node):
                     yield name, tensor, kept_by

@@ -151,23 +151,29 @@ def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | 
     assert (f"kept by {kept_by}." in answer(device)) == bool(kept_by)
 
 
-def test_parameters_that_are_replaced_by_turns() -> None:
-    # GIVEN a model of 80 parameters, of which each step replaces another one, as weights are synced
-    parameters: list[int] = []
+class ReplacedParameters:
+    """A model of 80 parameters, of which each step replaces another one, as weights are synced."""
 
-    def begin(program: Program) -> None:
-        parameters.extend(program.alloc(SIZE, MODEL) for _ in range(80))
+    def __init__(self) -> None:
+        self._parameters: list[int] = []
 
-    def step(program: Program, number: int) -> None:
-        program.free(parameters[number])
-        parameters[number] = program.alloc(SIZE, LINE)
+    def begin(self, program: Program) -> None:
+        self._parameters = [program.alloc(SIZE, MODEL) for _ in range(80)]
 
-    def end(program: Program) -> None:
-        for number, address in enumerate(parameters):
+    def replace(self, program: Program, number: int, line: Any) -> None:
+        program.free(self._parameters[number])
+        self._parameters[number] = program.alloc(SIZE, line)
+
+    def end(self, program: Program) -> None:
+        for number, address in enumerate(self._parameters):
             program.own(address, "parameter", "module", f"layers.{number}.weight")
 
-    # THEN it does not grow
-    assert observed(step, begin=begin, end=end).verdict == "none"
+
+def test_parameters_that_are_replaced_by_turns() -> None:
+    model = ReplacedParameters()
+    # WHEN each step replaces one THEN the model does not grow
+    device = observed(lambda *now: model.replace(*now, LINE), begin=model.begin, end=model.end)
+    assert device.verdict == "none"
 
 
 @pytest.mark.parametrize("verdict", ["none", "leak"])
@@ -206,22 +212,14 @@ def test_a_buffer_that_is_replaced_by_larger_ones() -> None:
 
 def test_a_leak_next_to_parameters_that_are_replaced() -> None:
     # GIVEN a list that grows, and a model of which each step replaces another parameter
-    parameters: list[int] = []
-
-    def begin(program: Program) -> None:
-        parameters.extend(program.alloc(SIZE, MODEL) for _ in range(80))
+    model = ReplacedParameters()
 
     def step(program: Program, number: int) -> None:
-        program.free(parameters[number])
-        parameters[number] = program.alloc(SIZE, OTHER)
+        model.replace(program, number, OTHER)
         program.alloc(SIZE, LINE)
 
-    def end(program: Program) -> None:
-        for number, address in enumerate(parameters):
-            program.own(address, "parameter", "module", f"layers.{number}.weight")
-
     # THEN the list alone is the leak
-    device = observed(step, begin=begin, end=end)
+    device = observed(step, begin=model.begin, end=model.end)
     assert device.bytes_per_step == SIZE
     (leak,) = leaks_of(device)
     assert leak.frames[0] == LINE

@@ -3,11 +3,12 @@
 The step is one of a GPT: forward under autocast (bfloat16), backward, AdamW. On simulated devices
 kernels do nothing, so that the step is host time only: the worst case. On the CPU the kernels of a
 model of the same small size compute in one thread, because several threads would wait for each
-other and for the busy thread. On a real GPU the model has the size of GPT-2, unless `--size small`
-is given. A recording counts the pairs of a step (an allocation and its free each) and the depths of
-their stacks; on an accelerator, backward runs in a thread without Python frames. pytracer keeps its
-default of 32 frames; torch's recorder keeps all. Both have a ring of 10,000 events, which is full
-after a few steps.
+other and for the busy thread. On a real GPU the model has the size of GPT-2 (there is no busy GIL,
+because such a step then waits for most of a second) unless `--size small` is given. A recording
+counts the pairs of a step (an allocation and its free each) and the depths of their stacks; on an
+accelerator, backward runs in a thread without Python frames. pytracer keeps its default of 32
+frames; torch's recorder keeps all. Both have a ring of 10,000 events, which is full after a few
+steps.
 
 Each configuration runs in separate processes, in turn, first quiet and then with a busy GIL. A
 process runs blocks of steps in three parts:
@@ -66,7 +67,7 @@ from rich.table import Table
 
 
 class Size(NamedTuple):
-    """The sizes of the model and its batch, and the number of steps in a block."""
+    """The sizes of the model and its batch, the steps before and in a block, and the blocks."""
 
     layers: int
     width: int
@@ -74,17 +75,19 @@ class Size(NamedTuple):
     vocabulary: int
     length: int
     batch: int
+    warm_up: int
     steps: int
+    blocks: int
+    situations: tuple[str, ...]
 
 
+SITUATIONS = ("quiet", "busy GIL")
 SIZES = {
-    "small": Size(8, 64, 4, 256, 16, 1, steps=10),
-    "gpt2": Size(12, 768, 12, 50304, 1024, 4, steps=10),
+    "small": Size(8, 64, 4, 256, 16, 1, 100, 10, 12, SITUATIONS),
+    "gpt2": Size(12, 768, 12, 50304, 1024, 4, 30, 10, 6, SITUATIONS[:1]),
 }
 RING, STACK_DEPTH = 10_000, 32
-WARM_UP, BLOCKS = 100, 12
 BUSY_SHARE = 2  # a block has fewer steps with a busy GIL, by this factor, as each takes far longer
-SITUATIONS = ("quiet", "busy GIL")
 CLOCKS = ("wall", "cpu")
 
 
@@ -146,7 +149,7 @@ def training_step(device: str, size: Size) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(WARM_UP):
+    for _ in range(size.warm_up):
         step()
     return step
 
@@ -242,16 +245,16 @@ def worker(
     before: dict[str, list[dict[str, float]]] = {}
     attached: dict[str, list[dict[str, float]]] = {}
     turns: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {}
-    for name in SITUATIONS:
+    for name in size.situations:
         with situation(name) as block:
-            before[name] = [block() for _ in range(BLOCKS)]
+            before[name] = [block() for _ in range(size.blocks)]
     start()
     stop()
-    for name in SITUATIONS:
+    for name in size.situations:
         turns[name] = []
         with situation(name) as block:
-            attached[name] = [block() for _ in range(BLOCKS)]
-            for _ in range(0 if configuration == "off" else BLOCKS):
+            attached[name] = [block() for _ in range(size.blocks)]
+            for _ in range(0 if configuration == "off" else size.blocks):
                 start()
                 for _ in range(RING // events + 1):
                     step()
@@ -271,7 +274,9 @@ def worker(
             "recording_ns": statistics.median(differences or [0]),
         }
 
-    return {f"{name}, {clock}": figures(name, clock) for name in SITUATIONS for clock in CLOCKS}
+    return {
+        f"{name}, {clock}": figures(name, clock) for name in size.situations for clock in CLOCKS
+    }
 
 
 def evaluate(
@@ -332,7 +337,7 @@ def main() -> None:
         given = device, size, step["events"], options.switch_interval, name
         results[name].append(in_own_process(__file__, "measure", *given))
     figures = []
-    for situation in SITUATIONS:
+    for situation in SIZES[size].situations:
         by_clock = {clock: evaluate(results, situation, clock) for clock in CLOCKS}
         (off, wall), (_, cpu) = by_clock.values()
         table = Table(

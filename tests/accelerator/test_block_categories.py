@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-import life_programs
+import life_truth
 import pytest
 from life_programs import PROGRAMS
 
@@ -14,7 +14,7 @@ from pytracer.backends.hook_attach import HOOKS
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_no_block_has_a_wrong_category(program: Any, backend: str, device: ModuleType) -> None:
     assert HOOKS.reads_autograd
-    found = life_programs.check(program, backend)
+    found = life_truth.check(program, backend)
     rules = found["rules"]
     assert rules["activation", "freed_by_node"]
     assert rules["temporary", "within_backward"]

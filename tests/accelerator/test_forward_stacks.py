@@ -127,7 +127,7 @@ def test_nodes_have_the_lines_of_their_operators(backend: str, device: ModuleTyp
 
 WITHOUT_LIBRARY = """
 import sys
-import life_programs
+import life_programs, life_truth
 from pytracer.backends.hook_attach import HOOKS
 from pytracer.backends.hook_build import HookBuilder
 for name in ("find", "find_or_build"):
@@ -135,7 +135,7 @@ for name in ("find", "find_or_build"):
         return None if library == "autograd" else found(self, library)
     setattr(HookBuilder, name, find)
 for name in ("gpt", "reentrant_checkpointing", "gradient_penalty"):
-    rules = life_programs.check(getattr(life_programs, name), sys.argv[1])["rules"]
+    rules = life_truth.check(getattr(life_programs, name), sys.argv[1])["rules"]
     print(HOOKS.reads_autograd, rules["activation", "freed_by_node"] > 0)
 """
 

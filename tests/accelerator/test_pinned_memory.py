@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import simulated
 import torch
+import viewed_pickles
 import viewers
 from accelerator.parity import CLOSE_US, require_same
 from contexts import with_context
@@ -163,7 +164,7 @@ def test_a_file(device: ModuleType, tmp_path: Path) -> None:
     held = device.host_memory_stats()["active_bytes.current"]
     # WHEN the file is read
     content = path.read_bytes()
-    viewers.check_opcodes(content)
+    viewed_pickles.check_opcodes(content)
     written = pickle.loads(content)
     viewers.check_snapshot(written)
     # THEN torch's viewers accept the lists of pinned memory too

@@ -14,7 +14,8 @@ import pytest
 import simulated
 import torch
 from contexts import with_context
-from viewers import check_opcodes, check_snapshot
+from viewed_pickles import check_opcodes
+from viewers import check_snapshot
 
 import pytracer
 from pytracer import ACTIONS

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import processes
 import pytest
+import viewed_pickles
 import viewers
 
 from pytracer.analysis.history import replay
@@ -122,7 +123,7 @@ def check_sites(trained: Trained, device: int) -> None:
 
 def test_viewers_open_it(trained: Trained, tmp_path: Path) -> None:
     # GIVEN the snapshot of a training, THEN the viewers' checks and torch's own tool accept it
-    viewers.check_opcodes(trained.path.read_bytes())
+    viewed_pickles.check_opcodes(trained.path.read_bytes())
     viewers.check_snapshot(trained.snapshot)
     stats = viewers.run_memory_viz(trained.path, "stats")
     assert "segments: " in stats
@@ -167,7 +168,7 @@ def test_data_loader_workers_do_not_interfere(
     # WHEN the batches come from forked processes
     with_workers = train(tmp_path, f"{backend}:0", "--workers=2")
     # THEN the recording is correct
-    viewers.check_opcodes(with_workers.path.read_bytes())
+    viewed_pickles.check_opcodes(with_workers.path.read_bytes())
     viewers.check_snapshot(with_workers.snapshot)
     check_against_torch(with_workers, 0)
     check_sites(with_workers, 0)

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import life_programs
+import life_truth
 import pytest
 import torch
 from contexts import with_context
@@ -44,7 +44,7 @@ def test_no_block_has_a_wrong_category(program: Any) -> None:
     # GIVEN a training, and what each of its blocks was
     # WHEN it is recorded, and snapshots are taken in the middle of forward and backward too
     # THEN no block has a wrong category
-    found = life_programs.check(program, "cpu")
+    found = life_truth.check(program, "cpu")
     rules, peak = found["rules"], found["peak"]
     print(program.__name__, rules, peak)
     # AND activations and temporary blocks were found, and little is unknown at the peak
@@ -66,7 +66,7 @@ def test_no_block_has_a_wrong_category(program: Any) -> None:
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("program", DISTRIBUTED, ids=lambda program: program.__name__)
 def test_no_block_of_a_distributed_training_has_a_wrong_category(program: Any) -> None:
-    rules = life_programs.check(program, "cpu")["rules"]
+    rules = life_truth.check(program, "cpu")["rules"]
     assert rules["activation", "freed_by_node"]
     assert rules["communication", "ddp_bucket" if program.__name__ == "ddp" else "fsdp_gather"]
 

@@ -12,6 +12,7 @@ import click
 import processes
 import pytest
 import torch
+import viewed_pickles
 import viewers
 from click.testing import CliRunner
 
@@ -108,7 +109,7 @@ def test_demo(env: dict[str, str], tmp_path: Path) -> None:
         r"pytracer: wrote pytracer_demo\.pickle: .+ allocated on the CPU\n", done.stderr
     )
     path = tmp_path / "pytracer_demo.pickle"
-    viewers.check_opcodes(path.read_bytes())
+    viewed_pickles.check_opcodes(path.read_bytes())
     viewers.check_snapshot(pickle.loads(path.read_bytes()))
     assert "segments: " in viewers.run_memory_viz(path, "stats")
     assert f"pytracer view {path.name} --open" in done.stdout

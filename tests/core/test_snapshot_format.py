@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from core_events import ALLOC, FREE, Probe, started_session
-from viewers import check_opcodes, check_snapshot
+from viewed_pickles import check_opcodes
+from viewers import check_snapshot
 
 from pytracer import _core
 

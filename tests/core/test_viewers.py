@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import viewed_pickles
 import viewers
-from viewers import ViewerError
+from viewed_values import ViewerError
 
 Snapshot = dict[str, Any]
 
@@ -246,7 +247,7 @@ def test_opcodes_restore_the_value(protocol: int) -> None:
         "many": list(range(3000)),
     }
     # WHEN their pickle is read in the way the web page reads it
-    pickled = viewers.check_opcodes(pickle.dumps(value, protocol=protocol))
+    pickled = viewed_pickles.check_opcodes(pickle.dumps(value, protocol=protocol))
     # THEN the result is the same
     assert pickled.root == value
 
@@ -257,7 +258,9 @@ def test_opcodes_count_repeated_values() -> None:
     copied = make_snapshot()
     copied["device_traces"][0][0]["frames"] = copy.deepcopy(STACK)
     # WHEN both are read
-    once, twice = (viewers.check_opcodes(pickle.dumps(s, protocol=4)) for s in (shared, copied))
+    once, twice = (
+        viewed_pickles.check_opcodes(pickle.dumps(s, protocol=4)) for s in (shared, copied)
+    )
     # THEN only the copies are counted as repeated
     model = ("/home/me/model.py", "forward", 12)
     main = ("/home/me/train.py", "<module>", 3)
@@ -267,7 +270,7 @@ def test_opcodes_count_repeated_values() -> None:
 
 
 def test_a_string_written_twice_is_counted() -> None:
-    pickled = viewers.check_opcodes(b"\x80\x04]" + b"\x8c\x01aa" * 2 + b".")
+    pickled = viewed_pickles.check_opcodes(b"\x80\x04]" + b"\x8c\x01aa" * 2 + b".")
     assert pickled.strings == {"a": 2}
     assert pickled.repeated() == ["a"]
 
@@ -314,7 +317,7 @@ def _long1(value: int, size: int) -> bytes:
 )
 def test_a_bad_pickle_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ViewerError, match=message):
-        viewers.check_opcodes(data)
+        viewed_pickles.check_opcodes(data)
 
 
 # --- the viewer that comes with torch -----------------------------------------------------------

@@ -62,3 +62,10 @@ class Fleet:
         with Dataset(path) as dataset:
             dataset.write(encode(tables) for tables in by_source.values())
         return path
+
+
+def add_oom(fleet: Fleet, rank: int, time_us: int, **changes: object) -> None:
+    device = fleet.add(rank, 3, 2000, kind="oom", is_oom=True, **changes)
+    row = {"time_us": time_us, "event": 5, "oom_step": 3, "requested_bytes": MIB}
+    row |= {"verdict": "too large", "explanation": "1 MiB are too much.", "site": "/a.py:1 f"}
+    fleet.rows["ooms"].append(device | row)

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import processes
+import viewed_pickles
 import viewers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rlhf_phases.py"
@@ -41,7 +42,7 @@ def check_files(folder: Path, mode: str) -> Path:
     (snapshot,) = step.glob("*.pickle")
     assert step.name == "step2"
     assert phases(snapshot) == expected | {"optimizer"}
-    viewers.check_opcodes(snapshot.read_bytes())
+    viewed_pickles.check_opcodes(snapshot.read_bytes())
     viewers.check_snapshot(pickle.loads(snapshot.read_bytes()))
     by_phase = {path.parent.name: phases(path) for path in step.glob("*/*.pickle")}
     nested = {"actor_update": {"optimizer"}, "critic_update": {"optimizer"}}

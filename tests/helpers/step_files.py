@@ -1,6 +1,7 @@
 """Files of steps, and the job that the tests of steps record."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,9 @@ def job(tracer: Tracer, steps: int) -> None:
     for step in range(1, steps + 1):
         torch.empty(step, dtype=BYTE)
         tracer.step()
+
+
+def optimizer(kind: Callable[..., Any] = torch.optim.SGD) -> Any:
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    return kind([weight], lr=0.1)

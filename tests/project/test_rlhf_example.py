@@ -11,7 +11,7 @@ from typing import Any
 import processes
 import pytest
 import torch
-import viewers
+import viewed_pickles
 from rlhf_example import EXAMPLE, check_files, run_example
 
 from pytracer import Tracer, annotate
@@ -99,7 +99,7 @@ def test_the_program_in_the_docs_colours_by_phase(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     # THEN memory_viz can read the copy: it has the phase, and the "unknown" that memory_viz needs
     path = tmp_path / "coloured.pickle"
-    viewers.check_opcodes(path.read_bytes())
+    viewed_pickles.check_opcodes(path.read_bytes())
     (trace,) = pickle.loads(path.read_bytes())["device_traces"]
     allocations = [event for event in trace if event["action"] == "alloc"]
     colours = {(event["size"], event["category"]) for event in allocations}

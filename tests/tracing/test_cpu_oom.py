@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import viewed_pickles
 import viewers
 from amount import amount
 from processes import environment, run
@@ -34,7 +35,7 @@ def ask_for_too_much(size: int = HUGE) -> str:
 
 def load(path: Path) -> dict[str, Any]:
     """Load a snapshot and check that viewers accept it."""
-    viewers.check_opcodes(path.read_bytes())
+    viewed_pickles.check_opcodes(path.read_bytes())
     snapshot: dict[str, Any] = pickle.loads(path.read_bytes())
     viewers.check_snapshot(snapshot)
     return snapshot

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import viewed_pickles
 import viewers
 from cpu_events import block, blocks_of, counts, frames_of
 from torch import Tensor, nn
@@ -60,13 +61,13 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 def test_viewers_accept_a_training(training: Training) -> None:
-    pickled = viewers.check_opcodes(training.data)
+    pickled = viewed_pickles.check_opcodes(training.data)
     viewers.check_snapshot(pickled.root)
     viewers.check_snapshot(training.tracer.snapshot())
 
 
 def test_every_part_is_written_once(training: Training) -> None:
-    repeated = viewers.check_opcodes(training.data).repeated()
+    repeated = viewed_pickles.check_opcodes(training.data).repeated()
     # The metadata has the names of the program's files again, and each step begins and ends.
     content = pickle.loads(training.data)
     sources = content["pytracer"]["source_lines"]

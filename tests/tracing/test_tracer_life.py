@@ -20,7 +20,7 @@ from cpu_events import (
     events_of,
     run_together,
 )
-from life_programs import no_collection
+from garbage import no_collection
 
 from pytracer import Tracer, annotate
 from pytracer.tracing import process

@@ -1,0 +1,234 @@
+"""The answer on growing memory says who keeps it, how fast it grows, and when memory runs out."""
+
+from typing import Any
+
+import pytest
+from leaking_programs import LINE, MODEL, OTHER, SIZE, keep, observed, recorded
+from synthetic_snapshots import Program
+
+from pytracer.analysis import explain, find_leaks
+from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.leaks.results import answer, leaks_of
+
+
+@pytest.mark.parametrize(
+    ("category", "rule", "name", "kept_by"),
+    [
+        ("optimizer_state", "optimizer", "exp_avg of layers.{}.weight", None),
+        ("gradient", "grad", "grad of layers.{}.weight", None),
+        ("workspace", "cublas", "cuBLAS workspace", ""),
+        ("parameter", "module", "adapters.{}.weight", "the model's adapters.[…].weight"),
+        ("buffer", "module", "memories.{}", "the model's memories.[…]"),
+    ],
+)
+def test_growth_of_an_owner(category: str, rule: str, name: str, kept_by: str | None) -> None:
+    # GIVEN memory that grows, and that has an owner at the end: gradients and states come late, but
+    # a program that makes streams without end has ever more workspaces, and a model can grow
+    def step(program: Program, number: int) -> None:
+        program.own(program.alloc(SIZE, LINE), category, rule, name.format(number))
+
+    device = observed(step)
+    assert device.verdict == ("none" if kept_by is None else "leak")
+    # AND the parameters are named
+    assert (f"kept by {kept_by}." in answer(device)) == bool(kept_by)
+
+
+class ReplacedParameters:
+    """A model of 80 parameters, of which each step replaces another one, as weights are synced."""
+
+    def __init__(self) -> None:
+        self._parameters: list[int] = []
+
+    def begin(self, program: Program) -> None:
+        self._parameters = [program.alloc(SIZE, MODEL) for _ in range(80)]
+
+    def replace(self, program: Program, number: int, line: Any) -> None:
+        program.free(self._parameters[number])
+        self._parameters[number] = program.alloc(SIZE, line)
+
+    def end(self, program: Program) -> None:
+        for number, address in enumerate(self._parameters):
+            program.own(address, "parameter", "module", f"layers.{number}.weight")
+
+
+def test_parameters_that_are_replaced_by_turns() -> None:
+    model = ReplacedParameters()
+    # WHEN each step replaces one THEN the model does not grow
+    device = observed(lambda *now: model.replace(*now, LINE), begin=model.begin, end=model.end)
+    assert device.verdict == "none"
+
+
+def test_a_leak_next_to_parameters_that_are_replaced() -> None:
+    # GIVEN a list that grows, and a model of which each step replaces another parameter
+    model = ReplacedParameters()
+
+    def step(program: Program, number: int) -> None:
+        model.replace(program, number, OTHER)
+        program.alloc(SIZE, LINE)
+
+    # THEN the list alone is the leak
+    device = observed(step, begin=model.begin, end=model.end)
+    assert device.bytes_per_step == SIZE
+    (leak,) = leaks_of(device)
+    assert leak.frames[0] == LINE
+
+
+@pytest.mark.parametrize("verdict", ["none", "leak"])
+def test_a_collection_of_modules(verdict: str) -> None:
+    # GIVEN modules that are made in each step, of which the last 20 are kept, or all
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        kept.append(program.alloc(SIZE, LINE))
+        if verdict == "none" and len(kept) > 20:
+            program.free(kept.pop(0))
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(kept):
+            program.own(address, "parameter", "module", f"Linear#{number}.weight")
+
+    # THEN only the second is a leak
+    assert observed(step, end=end).verdict == verdict
+
+
+def test_a_buffer_that_is_replaced_by_larger_ones() -> None:
+    kept: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        kept.append(program.alloc(number * 4096, LINE))
+        if len(kept) > 1:
+            program.free(kept[-2])
+
+    def end(program: Program) -> None:
+        program.own(kept[-1], "buffer", "module", "bank")
+
+    device = observed(step, end=end)
+    assert (device.verdict, device.growths[0].kind) == ("leak", "replaced")
+    assert device.growths[0].kept_by == "the model's bank"
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(1, "losses[…] of main()"), (2, "losses[…] of main()"), (3, None)]
+)
+def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
+    # GIVEN memory that grows, of which a list keeps one block of a few
+    def step(program: Program, number: int) -> None:
+        address = program.alloc(SIZE, LINE)
+        if number % every == 0:
+            program.hold(address, f"losses[{number}] of main()")
+
+    # THEN the answer names the list if it keeps at least half of the bytes
+    device = observed(step)
+    assert device.growths[0].kept_by == expected
+    assert ("train_step, kept by losses[…] of main()." in answer(device)) == (expected is not None)
+
+    # AND where lines leak, what keeps at least half of their memory
+    def several(program: Program, number: int) -> None:
+        step(program, number)
+        program.alloc(SIZE, MODEL)
+        program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
+
+    assert "2 other lines, kept by x of main()." in answer(observed(several))
+
+
+@pytest.mark.parametrize(("has_holders", "expected"), [(True, SIZE / 2), (False, SIZE)])
+def test_the_rate_of_a_line_that_serves_a_bounded_cache_too(
+    has_holders: bool, expected: float
+) -> None:
+    # GIVEN a line whose blocks are in a cache of 20 steps, and every second one in a list for ever
+    blocks: list[int] = []
+
+    def step(program: Program, number: int) -> None:
+        blocks.append(program.alloc(SIZE, LINE))
+        if len(blocks) > 20 and len(blocks) % 2:
+            program.free(blocks[len(blocks) - 21])
+
+    def end(program: Program) -> None:
+        for number, address in enumerate(blocks):
+            if has_holders and (number % 2 or number >= len(blocks) - 20):
+                name = "kept" if number % 2 else "cache"
+                program.hold(address, f"{name}[{number}] of main()")
+
+    # THEN the growth is that of the list, if it is known
+    device = observed(step, steps=30, end=end)
+    assert device.verdict == "leak"
+    assert device.bytes_per_step == expected
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kept_bytes", "is_harmless"),
+    [(10**9, 512, True), (4 * 10**8, 512, False), (None, 512, True), (None, 1024, False)],
+)
+def test_a_leak_that_will_never_matter(
+    free_bytes: int | None, kept_bytes: int, is_harmless: bool
+) -> None:
+    # GIVEN a leak, and memory for more or fewer than a million further steps
+    program = recorded(lambda program, number: program.alloc(kept_bytes, LINE))
+    if free_bytes is not None:
+        program.metadata["devices"][0] |= {"free_bytes": free_bytes, "reserved_bytes": 0}
+    snapshot = program.snapshot()
+    (device,) = find_leaks(snapshot).devices
+    # THEN it is a leak all the same, but the file has no problem
+    assert device.verdict == "leak"
+    assert device.is_harmless == is_harmless
+    assert answer(device).startswith("Harmless leak: " if is_harmless else "Leak: ")
+    shown = answer_of(explain(snapshot)[0])
+    assert shown.kind == ("none" if is_harmless else "leak")
+    assert is_harmless == any("harmless: " in text for text in shown.texts("leak"))
+
+
+MIB = 1 << 20
+
+
+def training(program: Program, number: int) -> None:
+    """Keep 1 MiB of a step, whose peak is 9 MiB higher; in each fifth step 12 MiB."""
+    program.alloc(MIB, LINE)
+    for address in [program.alloc(MIB, OTHER) for _ in range(9 + 3 * (number % 5 == 0))]:
+        program.free(address)
+
+
+def step_that_runs_out(limit_bytes: int) -> int:
+    """Run `training` without end, and return the first step whose peak is above the limit."""
+    held = 0
+    for number in range(1, 10_000):
+        held += MIB
+        if held + (9 + 3 * (number % 5 == 0)) * MIB > limit_bytes:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("total", "others", "fraction"), [(100, 0, 1.0), (100, 39, 1.0), (100, 0, 0.5), (100, 60, 0.5)]
+)
+def test_the_step_in_which_memory_runs_out(total: int, others: int, fraction: float) -> None:
+    # GIVEN a device, of which others hold a part and of which the process may use a fraction
+    limit = min(total - others, int(total * fraction)) * MIB
+    program = recorded(training, steps=20)
+    reserved = sum(segment["total_size"] for segment in program.content()["segments"])
+    program.metadata["devices"][0] |= {
+        "total_bytes": total * MIB,
+        "free_bytes": (total - others) * MIB - reserved,
+        "reserved_bytes": reserved,
+        "statistics": {"memory_fraction": fraction},
+    }
+    # WHEN the recording ends long before memory runs out
+    (device,) = find_leaks(program.snapshot()).devices
+    # THEN the answer names the step whose peak is above the limit, or one of the same five
+    expected = step_that_runs_out(limit)
+    assert device.exhausted_step is not None
+    assert expected - 5 < device.exhausted_step <= expected
+    assert f"Memory would run out at about step {device.exhausted_step}." in answer(device)
+
+
+def test_the_step_in_which_memory_ran_out() -> None:
+    # GIVEN a program that ran out of memory in step 61, and whose device has much free memory
+    program = recorded(keep, end=lambda program: program.out_of_memory(1 << 40, 1 << 36))
+    (device,) = find_leaks(program.snapshot()).devices
+    # THEN no later step is named
+    assert (device.verdict, device.oom_step, device.exhausted_step) == ("leak", 61, None)
+    assert answer(device).endswith(" Memory ran out in step 61.")
+    # AND an out-of-memory that the program survived is no end: here, in step 1
+    program = recorded(keep, begin=lambda program: program.out_of_memory(1 << 40, 1 << 36))
+    (device,) = find_leaks(program.snapshot()).devices
+    assert (device.verdict, device.oom_step) == ("leak", None)
+    assert device.exhausted_step is not None

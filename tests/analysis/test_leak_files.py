@@ -1,0 +1,62 @@
+"""A leak in one of several files is found, and files of different processes are not compared."""
+
+import pytest
+from leaking_programs import LINE, MODEL, SIZE, keep, recorded
+from synthetic_snapshots import Program
+
+from pytracer.analysis import find_leaks
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_leak_of_one_file_is_not_hidden_by_another(order: tuple[int, int]) -> None:
+    # GIVEN a long file without a leak, and a shorter one with a leak, of a process that is unknown
+    files = [
+        recorded(lambda *_: None).snapshot("a.pickle"),
+        recorded(keep, steps=30).snapshot("b.pickle"),
+    ]
+    # WHEN they are searched together
+    report = find_leaks(*(files[i] for i in order))
+    # THEN the leak is found
+    (device,) = report.devices
+    assert (report.verdict, device.verdict, device.observed) == ("leak", "leak", 30)
+
+
+def test_a_leak_of_later_steps_is_not_hidden_by_one_of_earlier_steps() -> None:
+    # GIVEN a process with a leak in steps 1 to 60, and another one in steps 61 to 90
+    early = recorded(keep)
+    late = recorded(lambda program, _: program.alloc(2 * SIZE, MODEL), first=61, steps=90)
+    for written_ns, program in enumerate((early, late)):
+        program.metadata["written_ns"] = written_ns
+    files = early.snapshot("a.pickle"), late.snapshot("b.pickle")
+    # WHEN the files are searched in any order
+    for order in (files, files[::-1]):
+        (device,) = find_leaks(*order).devices
+        # THEN both are found, and the answer is of the last file
+        found = [(growth.frames[0].line, growth.bytes_per_step) for growth in device.growths]
+        assert found == [(MODEL[2], 2 * SIZE), (LINE[2], SIZE)]
+        assert (device.last, device.bytes_per_step) == (90, 3 * SIZE)
+
+
+def test_files_of_other_programs_are_not_compared() -> None:
+    # GIVEN ten files without a process, whose blocks have nothing in common
+    snapshots = []
+    for number in range(10):
+        program = Program()
+        for _ in range(number + 1):
+            program.alloc(SIZE + 512 * number, LINE)
+        snapshots.append(program.snapshot(f"{number}.pickle"))
+    (device,) = find_leaks(*snapshots).devices
+    assert (device.verdict, device.files) == ("unknown", 1)
+
+
+def test_files_of_ranks_without_metadata_are_not_compared() -> None:
+    # GIVEN nine ranks of one program, each of which holds one block more than the one before
+    snapshots = []
+    for rank in range(9):
+        program = Program()
+        for _ in range(rank + 1):
+            program.alloc(SIZE, LINE)
+        snapshots.append(program.snapshot(f"out/snapshot_rank_{rank}.pickle"))
+    # THEN no rank leaks because another one holds more
+    devices = find_leaks(*snapshots).devices
+    assert [(device.verdict, device.files) for device in devices] == [("unknown", 1)] * 9

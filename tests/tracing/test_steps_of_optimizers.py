@@ -1,0 +1,181 @@
+"""Which optimizers' steps are counted, also without a change to the code?"""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from processes import installed, run
+from step_files import BYTE, allocated, names, only, optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pytracer import ConfigError, PytracerError, Tracer
+
+pytestmark = pytest.mark.usefixtures("empty_log", "no_collector")
+
+
+def test_the_first_optimizer_that_steps_reports_the_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN two optimizers, as of an actor and a critic
+    actor, critic = optimizer(torch.optim.AdamW), optimizer()
+    with Tracer(tmp_path, device="cpu", steps=[2], step_from="optimizer") as tracer:
+        # WHEN both step
+        counted = []
+        for _ in range(3):
+            actor.step()
+            torch.empty(1000 + tracer.current_step, dtype=BYTE)
+            critic.step()
+            counted.append(tracer.current_step)
+        # THEN only the first is counted
+        assert counted == [2, 3, 4]
+        # AND step() is counted too
+        tracer.step()
+        assert tracer.current_step == 5
+    # AND the log and the file name this optimizer
+    assert 1002 in allocated(only(tmp_path / "step2"))
+    assert only(tmp_path / "step2")["pytracer"]["step_from"] == "optimizer AdamW"
+    first, second = caplog.messages
+    assert first == "steps are those of the first AdamW; another SGD is not counted"
+    # AND a message says that the program counts its steps twice
+    assert second.startswith("steps are counted twice: the program calls tracer.step(), ")
+    assert "each step of the optimizer AdamW" in second
+    # AND after the recording no optimizer is counted
+    actor.step()
+    assert tracer.current_step == 5
+
+
+def test_an_optimizer_by_the_name_of_its_class() -> None:
+    actor, critic, second_critic = optimizer(torch.optim.AdamW), optimizer(), optimizer()
+    with Tracer(device="cpu", step_from="optimizer:SGD") as tracer:
+        actor.step()
+        assert tracer.current_step == 1
+        critic.step()
+        second_critic.step()
+        assert tracer.current_step == 2
+        # WHEN the followed optimizer is freed, THEN the next one of the class is followed
+        del critic
+        gc.collect()
+        second_critic.step()
+        assert tracer.current_step == 3
+
+
+def test_a_step_that_a_scaler_skips_is_not_counted() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    stepped = optimizer()
+    (weight,) = stepped.param_groups[0]["params"]
+    with Tracer(device="cpu", step_from="optimizer") as tracer:
+        for gradient in (1.0, float("inf"), 1.0):
+            scaler.scale(weight.sum())  # a scaler does this before its first step
+            weight.grad = torch.full((1,), gradient)
+            scaler.step(stepped)
+            scaler.update()
+        assert tracer.current_step == 3
+
+
+def test_no_hook_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count() -> int:
+        handle = register_optimizer_step_post_hook(lambda *_: None)
+        found = len(handle.hooks_dict_ref() or ())
+        handle.remove()
+        return found
+
+    before = count()
+    for _ in range(2):
+        with Tracer(device="cpu", step_from="optimizer"):
+            assert count() == before + 1
+        assert count() == before
+    # AND no hook is installed where pytracer is switched off
+    monkeypatch.setenv("PYTRACER", "0")
+    with Tracer(device="cpu", step_from="optimizer"):
+        assert count() == before
+    # AND no hook is left where a tracer cannot start
+    monkeypatch.delenv("PYTRACER")
+    tracer = Tracer(device="cpu", step_from="optimizer")
+    monkeypatch.setattr(tracer._recording, "new_session", SessionWithoutRoom)
+    with pytest.raises(ConfigError):
+        tracer.start()
+    assert count() == before
+
+
+class SessionWithoutRoom:
+    def begin_step(self, number: int) -> None: ...
+
+    def start(self, history: bool) -> None:
+        raise PytracerError
+
+
+LOOP = """
+import torch
+
+def main():
+    model = torch.nn.Linear(1000, 10)
+    optimizer, other = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())
+    for step in range(1, 5):
+        kept = torch.empty(1000 + step, dtype=torch.uint8)
+        model(torch.ones(1000)).sum().backward()
+        optimizer.step()
+        other.step()
+
+main()
+"""
+
+
+def test_steps_are_those_of_the_first_optimizer_by_default(tmp_path: Path) -> None:
+    # GIVEN a loop without a call of pytracer
+    env = installed(tmp_path, PYTRACER="1", PYTRACER_OUTPUT="out", PYTRACER_DEVICE="cpu")
+    # WHEN steps are selected, THEN nothing else is needed
+    done = run(LOOP, cwd=tmp_path, env={**env, "PYTRACER_STEPS": "2,3"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["step2", "step3"]
+    snapshot = only(tmp_path / "out" / "step3")
+    assert 1003 in allocated(snapshot)
+    assert 1002 not in allocated(snapshot)
+    assert snapshot["pytracer"]["step_from"] == "optimizer AdamW"
+
+
+TRAINING = """
+import torch
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(1, 5):
+    torch.empty(1000 + step, dtype=torch.uint8)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_the_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    # GIVEN a program without calls for steps
+    env = installed(
+        tmp_path_factory.mktemp("installed"),
+        PYTRACER="1",
+        PYTRACER_STEPS="1,3",
+        PYTRACER_STEP_FROM="optimizer",
+    )
+    # WHEN it is traced, THEN the steps of its optimizer are counted
+    done = run(TRAINING, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "outputs" / "profile"
+    assert names(folder) == ["step1/P.pickle", "step3/P.pickle"]
+    for step in (1, 3):
+        assert 1000 + step in allocated(only(folder / f"step{step}"))
+        assert not {1001, 1002, 1003, 1004} - {1000 + step} & {
+            *allocated(only(folder / f"step{step}"))
+        }
+
+
+@pytest.mark.slow
+def test_steps_of_pytracer_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    command = """
+import sys
+from pytracer.commands.main import main
+main(["run", "-o", "x.pickle", "--schedule", "wait=1,active=2", "--step-from", "optimizer:SGD",
+      "--discrete", "fwd,bwd", "training.py"])
+"""
+    (tmp_path / "training.py").write_text(TRAINING)
+    env = installed(tmp_path_factory.mktemp("installed"))
+    done = run(command, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path) == ["x.steps2-3.pickle"]

@@ -108,7 +108,7 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
             programs[6],
         ]
     figures = [
-        Part(f"benchmark {name}", [*bench, name], 100)
+        Part(f"benchmark {name}", [*bench, name], 150)
         for name in ("per_event", "per_step", "dump", "startup")
     ]
     return [

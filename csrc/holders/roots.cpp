@@ -14,6 +14,19 @@ bool is_in(PyCodeObject* code, const std::vector<std::string>& folders) {
   });
 }
 
+// The function whose code an expression is. Before Python 3.12, a comprehension is a function itself.
+std::string function_of_expression(PyCodeObject* code) {
+  std::string name = function_name(code);
+  for (const char* const part : {"<listcomp>", "<dictcomp>", "<setcomp>"}) {
+    const size_t place = name.rfind(part);
+    if (place == std::string::npos) continue;
+    const size_t outer = name.rfind(".<locals>.", place);
+    if (outer == std::string::npos) return "a comprehension";
+    name.resize(outer);
+  }
+  return name + "()";
+}
+
 }  // namespace
 
 Roots::Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden) {
@@ -80,6 +93,12 @@ void Roots::add_modules() {
   }
 }
 
+bool Roots::is_unnamed(PyObject* object) const {
+  const auto place = found_.find(object);
+  return place != found_.end() && place->second.kind == Kind::temporary &&
+         !PyExceptionInstance_Check(object);
+}
+
 size_t Roots::references(PyObject* object) const {
   const auto place = found_.find(object);
   return place == found_.end() ? 0 : place->second.references;
@@ -96,9 +115,10 @@ Roots::Name Roots::name_of(PyObject* object) const {
     case Kind::variable:
       return {variable_name(root.code, root.slot), function_name(root.code) + "()"};
     case Kind::temporary: {
-      const bool is_exception = PyExceptionInstance_Check(object);  // mostly one that is handled
-      return {is_exception ? "an exception" : "a temporary value",
-              function_name(root.code) + "()"};
+      const std::string function = function_of_expression(root.code);
+      if (PyExceptionInstance_Check(object)) return {"an exception", function};  // mostly handled
+      const bool is_built = PyList_CheckExact(object) || PyDict_CheckExact(object);
+      return {is_built ? "an unnamed " + class_name(Py_TYPE(object)) : "a temporary value", function};
     }
     case Kind::exception: return {"the handled exception", ""};
     case Kind::thread: return {"the thread's own data", ""};

@@ -20,6 +20,8 @@ class Roots {
   Roots(PyObject* frames, PyObject* exceptions, const std::vector<std::string>& hidden);
 
   bool contains(PyObject* object) const { return found_.count(object) != 0; }
+  // Whether an object is only the value of an expression that runs, which has no name.
+  bool is_unnamed(PyObject* object) const;
   // How often the known frames refer to an object.
   size_t references(PyObject* object) const;
   struct Name {

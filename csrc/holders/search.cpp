@@ -10,6 +10,7 @@ namespace pytracer {
 namespace {
 
 constexpr int kFar = 1 << 20;         // the distance from a root, if none was found
+constexpr int kUnnamed = 1 << 10;     // that of a root without a name: any path from a name is nearer
 constexpr size_t kMaxEdges = 16;      // how many holders of one object are kept
 constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before the clock is
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
@@ -21,7 +22,7 @@ struct Node {
   int depth;             // how many holders it is away from a target
   int added;             // the pass in which it was found
   int distance = kFar;   // from a root
-  size_t via = 0;        // the holder that is nearest to a root
+  size_t via = SIZE_MAX; // the holder that is nearest to a root; of a root, SIZE_MAX
   bool is_cut = false;   // not all of its holders are known
   Py_ssize_t references = 0;  // how many were seen
   std::vector<size_t> holders;
@@ -72,6 +73,7 @@ class Search {
     }
     Node node{object, depth, pass_};
     if (roots_.contains(object) || PyModule_Check(object) || PyType_Check(object)) node.distance = 0;
+    if (roots_.is_unnamed(object)) node.distance = kUnnamed;
     node.references = static_cast<Py_ssize_t>(roots_.references(object));
     nodes_.push_back(std::move(node));
     return place->second;
@@ -79,7 +81,7 @@ class Search {
 
   bool has_all(Py_ssize_t count) const {
     return std::all_of(nodes_.begin(), nodes_.begin() + std::min<size_t>(count, nodes_.size()),
-                       [](const Node& each) { return each.distance < kFar; });
+                       [](const Node& each) { return each.distance < kUnnamed; });
   }
 
   // Backwards first, because what holds an object is mostly older than it. A holder that is found is
@@ -158,7 +160,7 @@ class Search {
 
   std::string path_to(size_t target) {
     std::vector<size_t> chain{target};
-    while (nodes_[chain.back()].distance > 0) chain.push_back(nodes_[chain.back()].via);
+    while (nodes_[chain.back()].via != kNone) chain.push_back(nodes_[chain.back()].via);
     PyObject* const root = nodes_[chain.back()].object;
     Roots::Name name = roots_.name_of(root);
     bool is_attributes = roots_.is_namespace(root);

@@ -172,7 +172,7 @@ def _of_oom(explanation: Explanation) -> Answer:
         if leaks.matters:
             lines.append(Line("leak", leak_verdict(leaks).removeprefix("LEAK: ")))
             lines += leak_lines(leaks)
-    elif explanation.ooms == 1 and not oom.is_at_end and explanation.why_unknown is None:
+    elif explanation.ooms == 1 and oom.has_allocated_since and explanation.why_unknown is None:
         lines.append(Line("why", "the program continued afterwards"))
     return Answer("oom", verdict, "", lines)
 

@@ -20,6 +20,9 @@ _SMALL_PART = 64
 _LEAST_REPLACED = 16
 """The least number of blocks that a line has to replace by larger ones."""
 
+_EVEN = 1.1
+"""The least growth in steps of one size, as of one token; the ring may have lost its beginning."""
+
 
 @dataclass(frozen=True)
 class EarlierRequests:
@@ -108,4 +111,8 @@ def _grows(size: Column) -> bool:
     is_steady = np.count_nonzero(size[1:] >= size[:-1]) >= 0.9 * (len(size) - 1)
     early, late = size[len(size) // 4], size[3 * len(size) // 4]
     is_little = np.median(size[1:] / np.maximum(size[:-1], 1)) <= _LARGER
+    more = np.diff(np.unique(size))
+    is_even = np.count_nonzero(more == np.median(more)) >= 0.9 * max(len(more), _LEAST_REPLACED)
+    if is_steady and is_even:
+        return bool(size[-1] >= _EVEN * size[0])
     return bool(is_steady and is_little and late >= _LARGER * early and size[-1] >= 2 * size[0])

@@ -17,6 +17,7 @@ from pytracer.analysis.layout import Segment, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
+    ALLOC,
     ANNOTATE,
     GIVES_MEMORY,
     OOM,
@@ -90,6 +91,7 @@ class OutOfMemory:
         callers: The program's frames that called the call site, innermost first.
         is_at_end: Whether the file's final state is the state at the out-of-memory, because no
             event that changes it follows. Then everything about the state is exact.
+        has_allocated_since: Whether the file has allocations after it, so that the program went on.
         earlier_peak_bytes: The most bytes that were allocated at any time before; None without a
             history.
         sample: The usage of the device at that time; None without a history.
@@ -120,6 +122,7 @@ class OutOfMemory:
     call_site: Frame | None
     callers: list[Frame]
     is_at_end: bool
+    has_allocated_since: bool
     earlier_peak_bytes: int | None
     sample: UsageSample | None
     library_error: str | None
@@ -180,6 +183,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 call_site=chains.site(stack),
                 callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
+                has_allocated_since=bool((trace.action[event:] == ALLOC).any()),
                 earlier_peak_bytes=int(history.usage.allocated_bytes[: event + 2].max())
                 if is_known
                 else None,

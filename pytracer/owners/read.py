@@ -66,8 +66,7 @@ class OwnersNow:
         with self._torch._C.DisableTorchFunction():
             may_read_graphs = self._read()
             self._attempt(self._workspaces)
-            if may_read_graphs:
-                self._attempt(self._graphs_and_holders)
+            self._attempt(self._graphs_and_holders, may_read_graphs)
 
     def _read(self) -> bool:
         """Read what models and optimizers have; return whether graphs may be read, too."""
@@ -84,16 +83,19 @@ class OwnersNow:
             self._attempt(self._state_of, optimizer, parameters)
         return access.may_read_graphs(self._used)
 
-    def _graphs_and_holders(self) -> None:
-        """Read what graphs keep, and who holds tensors.
+    def _graphs_and_holders(self, may_read_graphs: bool) -> None:
+        """Read what graphs keep, unless another thread may change them, and who holds tensors.
 
         The list refers to all tensors meanwhile: those that other threads drop would die later.
         """
-        saved = SavedTensors(self._torch, self._patience)
-        things = _core.live_instances(*saved.kinds)
-        self._attempt(self._saved, saved, things)
         tensor = self._torch.Tensor
-        things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
+        if may_read_graphs:
+            saved = SavedTensors(self._torch, self._patience)
+            things = _core.live_instances(*saved.kinds)
+            self._attempt(self._saved, saved, things)
+            things[:] = [thing for thing in things if issubclass(type(thing), tensor)]
+        else:
+            things = _core.live_instances(tensor)
         self._attempt(self._hold, things)
 
     def _saved(self, saved: SavedTensors, things: list[Any]) -> None:

@@ -95,6 +95,11 @@ def test_known_reasons(backend: str, tmp_path: Path, entries: int) -> None:
         assert explanation.oom.call_site.filename == str(PROGRAM)
         assert explanation.held_at == "oom"
         assert explanation.holders[0].site.call_site is not None
+    # AND what was freed after the last one does not count as the program's going on
+    (at_end,) = tmp_path.glob("too_large/exit/*.pickle")
+    assert "the program continued afterwards" not in answer_of(explain(load(at_end))[0]).texts(
+        "why"
+    )
 
 
 def test_the_programs_confirm_the_verdicts(backend: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
             "is_one_pool": True,
             "elsewhere_bytes": 0,
         },
-        **{"is_at_end": True, "sample": sample(), "callers": []},
+        **{"is_at_end": True, "has_allocated_since": False, "sample": sample(), "callers": []},
         **{"earlier_peak_bytes": 12 * GIB},  # the program had all of it before
         **{"library_error": None},
     }
@@ -274,6 +274,9 @@ UNIT = 64 * 1024
         ([[each for size in range(1, 20) for each in (0.25, size)]], (0, 0, 19)),  # with parts
         ([[1.4**power for power in range(9)] * 2], (0, 0, 0)),  # not steadily
         ([[*range(1, 15)]], (0, 0, 0)),  # too few
+        ([[17 + each / 8 for each in range(24)]], (0, 0, 23)),  # in even steps, little suffices
+        ([[17 + each * each / 192 for each in range(24)]], (0, 0, 0)),
+        ([[19 + each / 32 for each in range(32)]], (0, 0, 0)),  # too little
         ([[*range(20, 1, -1)]], (0, 0, 0)),
         ([[10] * 20], (0, 0, 0)),
     ],

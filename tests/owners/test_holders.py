@@ -195,6 +195,17 @@ def for_a_loop() -> str:
     return ""
 
 
+def in_a_list_that_grows() -> str:
+    CACHE["eval"] = [wanted()]
+    CACHE["eval"].append(holder())
+    return str(CACHE["eval"][1])
+
+
+def in_a_comprehension() -> str:
+    found = [holder() if number else wanted() for number in range(2)]
+    return str(found[1])
+
+
 # --- functions that wait, and that have failed ----------------------------------------------------
 
 
@@ -342,6 +353,8 @@ PATHS: dict[Callable[[], str], str] = {
     in_a_bound_method: "calls[0].__self__[0] of in_a_bound_method()",
     in_a_hook: "model._modules['layers']._modules['0']._forward_hooks[0].args[0] of in_a_hook()",
     for_a_loop: "a temporary value (inside a list_iterator)[0][0] of for_a_loop()",
+    in_a_list_that_grows: f"CACHE['eval'][0] of module {HERE}",
+    in_a_comprehension: "an unnamed list[0] of in_a_comprehension()",
     in_a_generator: "inner of numbers(), which waiting of in_a_generator() keeps",
     in_a_running_generator: "inner of numbers()",
     in_a_task: "mine of inner(), which task (inside a Task) of outer() keeps",
@@ -362,7 +375,9 @@ PATHS: dict[Callable[[], str], str] = {
 
 if sys.version_info < (3, 11):
     del PATHS[in_an_exception_while_another_is_handled]
-    PATHS[for_a_loop] = ""  # what is on the stack of a function that runs is not known
+    PATHS[for_a_loop] = PATHS[in_a_comprehension] = (
+        ""  # what is on the stack of a function that runs is not known
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -417,6 +432,28 @@ def test_a_file_says_who_holds_the_memory(tmp_path: Path) -> None:
             }
             assert of_graphs == {f"losses[{i}] of {here}" for i in (0, 1)}
     assert len(losses) == len(kept)
+
+
+def test_another_thread_than_that_of_the_training_says_who_holds_the_memory(tmp_path: Path) -> None:
+    # GIVEN a thread that trains, and whose graphs no other thread may read
+    model = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.SGD(model.parameters())
+    with Tracer(device="cpu") as tracer:
+        kept = [torch.ones(1001)]
+        model(torch.ones(3, 10)).sum().backward()
+        optimizer.step()
+        # WHEN another thread writes a file
+        thread = threading.Thread(target=tracer.dump, args=(tmp_path / "file",))
+        thread.start()
+        thread.join()
+    # THEN it says who holds the memory
+    snapshot = load(tmp_path / "file")
+    holders_of = dict(
+        zip(snapshot.blocks.requested_bytes.tolist(), snapshot.blocks.holder, strict=True)
+    )
+    here = "test_another_thread_than_that_of_the_training_says_who_holds_the_memory()"
+    assert snapshot.strings[holders_of[4004]] == f"kept[0] of {here}"
+    assert kept
 
 
 @pytest.mark.parametrize(

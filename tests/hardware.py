@@ -1,4 +1,4 @@
-"""Try pytracer on a real GPU: the accelerator's tests, quick benchmarks, and twenty programs.
+"""Try pytracer on a real GPU: the accelerator's tests, quick benchmarks, and 18 programs.
 
     make hardware                               # installs into .venv-hardware, needs no network
     python tests/hardware.py --device cuda      # with the installed pytracer
@@ -88,13 +88,6 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
             ("show",),
         ),
         Part("memory_by_module", [str(EXAMPLES / "memory_by_module.py")], 60, ("show",)),
-        Part("train_transformer", [str(EXAMPLES / "train_transformer.py")], 60, ("show",)),
-        Part(
-            "plain_training",
-            ["-m", "pytracer", "run", "--output", "plain", str(EXAMPLES / "plain_training.py")],
-            60,
-            ("show",),
-        ),
         Part("demo", ["-m", "pytracer", "demo"], 60),
     ]
     if device == "cuda" and importlib.util.find_spec("transformers"):
@@ -108,8 +101,8 @@ def parts(device: str, short: bool, report: Path, extra: Path | None) -> list[Pa
             programs[6],
         ]
     figures = [
-        Part(f"benchmark {name}", [*bench, name], 150)
-        for name in ("per_event", "per_step", "dump", "startup")
+        Part(f"benchmark {name}", [*bench, name], seconds)
+        for name, seconds in (("per_event", 150), ("per_step", 150), ("dump", 240), ("startup", 60))
     ]
     return [
         Part("doctor", ["-m", "pytracer", "doctor"], 120),

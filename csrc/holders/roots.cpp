@@ -14,17 +14,18 @@ bool is_in(PyCodeObject* code, const std::vector<std::string>& folders) {
   });
 }
 
-// The function whose code an expression is. Before Python 3.12, a comprehension is a function itself.
+// Whether code is that of a comprehension, which is a function itself before Python 3.12.
+bool is_comprehension(PyCodeObject* code) {
+  const std::string name = text_of(code->co_name);
+  return name == "<listcomp>" || name == "<dictcomp>" || name == "<setcomp>";
+}
+
+// The name of the function whose code an expression is.
 std::string function_of_expression(PyCodeObject* code) {
-  std::string name = function_name(code);
-  for (const char* const part : {"<listcomp>", "<dictcomp>", "<setcomp>"}) {
-    const size_t place = name.rfind(part);
-    if (place == std::string::npos) continue;
-    const size_t outer = name.rfind(".<locals>.", place);
-    if (outer == std::string::npos) return "a comprehension";
-    name.resize(outer);
-  }
-  return name + "()";
+  const std::string name = function_name(code);
+  if (!is_comprehension(code)) return name + "()";
+  const size_t outer = name.rfind(".<locals>.");
+  return outer == std::string::npos ? "a comprehension" : name.substr(0, outer) + "()";
 }
 
 }  // namespace
@@ -71,7 +72,9 @@ void Roots::add_frames(PyObject* threads, const std::vector<std::string>& hidden
 void Roots::add_frame(PythonFrame* frame) {
   PyCodeObject* const code = code_object(frame);
   PyObject** const values = variables(frame);
-  const int count = variable_count(frame), all = count + temporary_count(frame);
+  const int count = variable_count(frame);
+  int all = count + temporary_count(frame);
+  if (all == count && is_comprehension(code)) ++all;  // what it builds is its first value
   for (int slot = 0; slot < all; ++slot) {
     const Kind kind = slot < count ? Kind::variable : Kind::temporary;
     add(values[slot], {kind, slot, code, 1});

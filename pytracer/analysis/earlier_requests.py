@@ -111,8 +111,9 @@ def _grows(size: Column) -> bool:
     is_steady = np.count_nonzero(size[1:] >= size[:-1]) >= 0.9 * (len(size) - 1)
     early, late = size[len(size) // 4], size[3 * len(size) // 4]
     is_little = np.median(size[1:] / np.maximum(size[:-1], 1)) <= _LARGER
-    more = np.diff(np.unique(size))
-    is_even = np.count_nonzero(more == np.median(more)) >= 0.9 * max(len(more), _LEAST_REPLACED)
+    more = np.sort(np.diff(np.unique(size)))
+    of_median = np.count_nonzero(more == more[len(more) // 2]) if len(more) else 0
+    is_even = of_median >= 0.9 * max(len(more), _LEAST_REPLACED)
     if is_steady and is_even:
         return bool(size[-1] >= _EVEN * size[0])
     return bool(is_steady and is_little and late >= _LARGER * early and size[-1] >= 2 * size[0])

@@ -227,7 +227,8 @@ def test_a_leak(backend: str, tmp_path: Path) -> None:
     assert kinds(leak) == [LEAK]
     assert "60 MiB a step are kept since step 1, from " in leak.verdicts[0].text
     assert "oom_programs.py" in leak.verdicts[0].text
-    assert leak.suggestions[0].command.endswith(" --leaks")
+    assert leak.suggestions[0].why.startswith("Look at kept[…] of train(), which keeps the memory")
+    assert leak.suggestions[1].command.endswith(" --leaks")
     assert kinds(innocent) == [TOO_LARGE]
     # AND a larger device helps the second one, but the first one only for some steps
     larger = run(backend, tmp_path, *names, SIMULATED_CAPACITY_MB="5632")

@@ -22,6 +22,9 @@ from pytracer.analysis.leaks.results import (
     look_at,
     remedy,
 )
+from pytracer.analysis.lowering import lowering
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXCEPTION,
@@ -47,9 +50,6 @@ LEAST_STEPS = 3
 
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""
-
-_LEAST_PART = 0.05
-"""The least part of the memory of which a remedy is suggested."""
 
 _MUCH_OF_ITEMS = 0.25
 """The least part of the memory that the items of an object keep if they are where to look."""
@@ -84,6 +84,27 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What held the memory of a device when it ran out.
+
+    Attributes:
+        oom: The out-of-memory.
+        holders: The call sites that held most.
+        keepers: All Python objects that keep memory.
+        categories: What the memory was for.
+        loss_bytes: The bytes of the scores of a loss, with the request; 0: unknown, or little.
+        progress: What was not finished; None if that is unknown.
+    """
+
+    oom: OutOfMemory
+    holders: Sequence[Holder]
+    keepers: Sequence[Keeper]
+    categories: Sequence[CategoryUsage]
+    loss_bytes: int
+    progress: Unfinished | None
+
+
+@dataclass(frozen=True)
 class Trial:
     """The simulation of a recording under changed settings.
 
@@ -113,24 +134,18 @@ def is_much_unallocated(sample: UsageSample) -> bool:
 def advise_after_oom(
     data: DeviceData,
     found: Sequence[Verdict],
-    held: Sequence[Holder],
-    keepers: Sequence[Keeper],
-    categories: Sequence[CategoryUsage],
+    memory: Memory,
     trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
-    loss_bytes: int,
 ) -> list[Suggestion]:
     """Return what to try after an out-of-memory.
 
     Args:
         data: The device.
         found: The verdicts.
-        held: Who held memory.
-        keepers: All Python objects that keep memory.
-        categories: What the memory was for.
+        memory: What held the memory.
         trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
-        loss_bytes: The bytes of the scores of a loss, with the request; 0: unknown, or little.
     """
     kinds = [verdict.kind for verdict in found]
     path = shlex.quote(data.snapshot.path)
@@ -138,19 +153,29 @@ def advise_after_oom(
     if leaks is not None:
         suggestions = [*_of_leak(path, leaks), *settings]
     else:
-        lower = _dropping(keepers) if {GARBAGE, EXCEPTION}.intersection(kinds) else []
-        if EXHAUSTED in kinds or TOO_LARGE in kinds:
-            lower += _of_items(keepers, sum(each.size_bytes for each in categories))
-        if loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
-            why = f"blocks of the size of its scores take {size(loss_bytes)}, with this request."
-            lower.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
-        lower += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
-        lower += _lowering(categories, is_needed=not lower and _HELD.intersection(kinds) != set())
+        lower = _dropping(memory.keepers) if {GARBAGE, EXCEPTION}.intersection(kinds) else []
+        lower += _less(memory, kinds, is_needed=not lower and _HELD.intersection(kinds) != set())
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
     if OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
         suggestions.append(Suggestion(command, "Shows which processes use the device."))
-    return [*suggestions, *_for_next_run(data, held)]
+    return [*suggestions, *_for_next_run(data, memory.holders)]
+
+
+def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggestion]:
+    """Return how a program holds less that needs more than there is."""
+    categories, sample = memory.categories, memory.oom.sample
+    found = []
+    if EXHAUSTED in kinds or TOO_LARGE in kinds:
+        found += _of_items(memory.keepers, sum(each.size_bytes for each in categories))
+    if memory.loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
+        why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."
+        found.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
+    found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
+    total = 0 if sample is None else sample.reserved_bytes + memory.oom.available_bytes
+    is_needed = is_needed and (not found or LARGER_INPUT in kinds)
+    texts = lowering(categories, memory.progress, total, is_needed=is_needed)
+    return found + [Suggestion("", text) for text in texts]
 
 
 def advise_at_peak(
@@ -169,7 +194,8 @@ def advise_at_peak(
         suggestions.append(Suggestion("", "Make streams once, and use the same ones in each step."))
     elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    return [*suggestions, *_lowering(categories, is_needed=False), *_for_next_run(data, held)]
+    less = [Suggestion("", text) for text in lowering(categories)]
+    return [*suggestions, *less, *_for_next_run(data, held)]
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
@@ -282,31 +308,6 @@ def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
     return found
 
 
-def _lowering(categories: Sequence[CategoryUsage], *, is_needed: bool) -> list[Suggestion]:
-    """Return which memory two usual remedies would change, if the file has both kinds of it.
-
-    Args:
-        categories: What the memory was for.
-        is_needed: Whether only less memory helps. Then one kind is enough, or none.
-    """
-    sizes = {usage.category: usage.size_bytes for usage in categories}
-    least = max(_LEAST_PART * sum(sizes.values()), 1)
-    for usage in categories:
-        # What checkpoints keep is needed, and they are there already.
-        kept = (each.size_bytes for each in usage.owners if each.name.startswith(_OF_CHECKPOINTS))
-        sizes[usage.category] -= sum(kept)
-    found = [one for one in _REMEDIES if sizes.get(one[0], 0) >= least]
-    if len(found) == len(_REMEDIES) or (found and is_needed):
-        parts = [f"to {size(sizes[category])} ({name})" for category, name, _ in found]
-        first, *others = (remedy for _, _, remedy in found)
-        text = ", ".join(map(" ".join, zip([f"{first} applies", *others], parts, strict=True)))
-        return [Suggestion("", f"To lower the peak: {text}.")]
-    if is_needed:
-        why = "The program must hold less: a smaller batch, checkpointing, a smaller optimizer."
-        return [Suggestion("", why)]
-    return []
-
-
 _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
@@ -317,14 +318,6 @@ _OF_KIND = {
     LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
     REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
 }
-
-_OF_CHECKPOINTS = ("checkpoint.", "CheckpointFunctionBackward", "_NoopSaveInputsBackward")
-"""The names of what torch.utils.checkpoint keeps for a region."""
-
-_REMEDIES = (
-    ("activation", "activations", "checkpointing"),
-    ("optimizer_state", "optimizer states", "a sharded optimizer"),
-)
 
 
 def _for_next_run(data: DeviceData, held: Sequence[Holder]) -> list[Suggestion]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.advice import (
     LEAST_STEPS,
+    Memory,
     Suggestion,
     TrySettings,
     advise_after_oom,
@@ -36,6 +37,7 @@ from pytracer.analysis.ooms import (
     remainder,
 )
 from pytracer.analysis.steps_and_phases import steps
+from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
 from pytracer.reading.snapshot import Snapshot
@@ -181,7 +183,7 @@ def explain_device(
     held = held_memory(data, entry)
     keepers = keepers_of(held)
     if oom is not None:
-        around = _surroundings(data, oom, keepers)
+        around = _surroundings(data, oom, held, keepers)
         found = verdicts(oom, around)
         if any(verdict.kind == LEAK for verdict in found):
             to_mend = around.leaks
@@ -208,12 +210,16 @@ def explain_device(
         suggestions = advise_after_oom(
             data,
             found,
-            holders,
-            keepers,
-            categories,
+            Memory(
+                oom,
+                holders,
+                keepers,
+                categories,
+                loss_bytes(held, _functions(data, oom), oom.requested_bytes),
+                around.progress,
+            ),
             trials,
             to_mend,
-            loss_bytes(held, _functions(data, oom), oom.requested_bytes),
         )
     fitting = None
     if trials is not None and all(trial.is_exact for trial in trials):
@@ -318,7 +324,9 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
     return _leaks(data)
 
 
-def _surroundings(data: DeviceData, oom: OutOfMemory, keepers: list[Keeper]) -> Surroundings:
+def _surroundings(
+    data: DeviceData, oom: OutOfMemory, held: HeldMemory, keepers: list[Keeper]
+) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     return Surroundings(
@@ -330,6 +338,7 @@ def _surroundings(data: DeviceData, oom: OutOfMemory, keepers: list[Keeper]) -> 
         garbage_bytes=kept_bytes(keepers, is_garbage),
         exception_bytes=kept_bytes(keepers, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
+        progress=unfinished(data, oom, held) if why is None else None,
         has_step=sum(first <= oom.event for _, first in data.boundaries) > 1,
     )
 

@@ -19,6 +19,7 @@ from pytracer.analysis.leaks.results import (
     source_text,
 )
 from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
@@ -114,6 +115,7 @@ class Surroundings:
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
         earlier: What the line of the allocation has requested before; None if it is unknown.
+        progress: What was not finished; None if that is unknown.
         has_step: Whether a step of the program had ended before.
     """
 
@@ -125,6 +127,7 @@ class Surroundings:
     garbage_bytes: int = 0
     exception_bytes: int = 0
     earlier: EarlierRequests | None = None
+    progress: Unfinished | None = None
     has_step: bool = False
 
 
@@ -147,7 +150,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
-    exhausted = list(_exhausted(oom, sample))
+    exhausted = list(_exhausted(oom, sample, around.progress))
     # If little of the memory is of no use, the program soon needs more than that.
     unused = around.garbage_bytes + around.exception_bytes
     if not exhausted or unused >= MUCH_UNUSED * sample.allocated_bytes:
@@ -297,7 +300,9 @@ def _had_as_much(oom: OutOfMemory) -> bool:
     return oom.sample.allocated_bytes + oom.requested_bytes <= oom.earlier_peak_bytes
 
 
-def _exhausted(oom: OutOfMemory, sample: UsageSample) -> Iterator[Verdict]:
+def _exhausted(
+    oom: OutOfMemory, sample: UsageSample, progress: Unfinished | None
+) -> Iterator[Verdict]:
     total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
     wanted = held + oom.requested_bytes
     # A program that has had as much before can go on, if only the memory were in one piece. And a
@@ -310,15 +315,19 @@ def _exhausted(oom: OutOfMemory, sample: UsageSample) -> Iterator[Verdict]:
         return
     text = (
         f"{size(held)} of the {size(total)} that the allocator could have were allocated "
-        f"({100 * held // total} %), and with this request it would be {size(wanted)}, more than "
-        "ever before in the recording"
+        f"({100 * held // total} %)"
     )
     pieces = sample.free_bytes
-    if wanted > total:
-        text += f": at least {size(wanted - total)} are missing"
-    elif pieces:
-        text += f"; {size(pieces)} were free in pieces"
-    text += ". What the program needs after this is unknown."
+    if progress is not None:
+        text += f". {progress.text}."
+    else:
+        text += f", and with this request it would be {size(wanted)}, more than ever before in the "
+        text += "recording"
+        if wanted > total:
+            text += f": at least {size(wanted - total)} are missing"
+        elif pieces:
+            text += f"; {size(pieces)} were free in pieces"
+        text += ". What the program needs after this is unknown."
     yield Verdict(EXHAUSTED, text + _held_outside(oom))
 
 

@@ -249,6 +249,59 @@ def streams_of_steps() -> None:
             tracer.step()
 
 
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow = torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.narrow(torch.nn.functional.gelu(self.widen(x)))
+
+
+class Deep(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = torch.nn.Linear(64, 1024)
+        self.layers = torch.nn.ModuleList([Block() for _ in range(12)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.read(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def deep(steps: int, batch: int) -> None:
+    """Train; with REMEDY, on the part of the batch that it names."""
+    model = Deep().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(steps):
+        rows = batch // int(os.environ.get("REMEDY", "1"))
+        output = model(torch.ones(rows, 64, device=device))
+        if steps > 1:
+            output.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def deep_forward() -> None:
+    deep(1, 16_384)
+
+
+def deep_training() -> None:
+    deep(3, 16_384)
+
+
+def first_step_of_an_optimizer() -> None:
+    """Have parameters of 1.5 GiB, as many gradients, and no room for the states."""
+    layers = [torch.nn.Linear(4096, 4096, bias=False, device=device) for _ in range(24)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for layer in layers:
+        layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+
+
 def random_program(seed: int) -> int:
     """Allocate and free at random; return the number of the allocation that failed."""
     rng = random.Random(seed)

@@ -4,6 +4,7 @@ The oracle is the program itself: under expandable segments, on a larger device,
 memory of others.
 """
 
+import re
 from pathlib import Path
 
 import processes
@@ -194,6 +195,46 @@ def test_the_advice_helps(backend: str, tmp_path: Path) -> None:
     # AND the programs pass that do what is advised
     passed = run(backend, tmp_path, *names, REMEDY="1")
     assert passed == dict.fromkeys(names, "passed")
+
+
+def test_how_far_a_forward_pass_was(backend: str, tmp_path: Path) -> None:
+    # GIVEN programs whose forward pass runs out of memory, and the same on a larger device
+    names = ("deep_forward", "deep_training")
+    failed = run(backend, tmp_path, *names, OUTPUT=str(tmp_path))
+    assert failed == dict.fromkeys(names, "failed")
+    larger = {"SIMULATED_CAPACITY_MB": "16384", "OUTPUT": str(tmp_path / "larger")}
+    assert run(backend, tmp_path, names[0], **larger) == {names[0]: "passed"}
+    (whole,) = tmp_path.glob(f"larger/{names[0]}/exit/*.pickle")
+    peak = explain(load(whole))[0].sample.allocated_bytes
+    for name in names:
+        # THEN the answer says in which layer it was, and how much more the others need
+        explanation = explained(tmp_path, name)
+        assert kinds(explanation) == [EXHAUSTED]
+        text = explanation.verdicts[0].text
+        assert "The forward pass was in layer 6 of 12 (layers), and each keeps 576 MiB" in text
+        assert explanation.oom is not None
+        assert explanation.oom.sample is not None
+        (more,) = re.findall(r"about ([\d.]+) GiB more are needed", text)
+        needs = explanation.oom.sample.allocated_bytes + float(more) * 2**30
+        assert needs == pytest.approx(peak, rel=0.02)
+        # AND the part of the batch that fits, with which the program passes
+        advice = "By estimate, a quarter of this batch fits, checkpointing saves up to"
+        assert explanation.suggestions[0].why.startswith(advice)
+    assert run(backend, tmp_path, *names, REMEDY="4") == dict.fromkeys(names, "passed")
+    assert run(backend, tmp_path, names[1], REMEDY="2") == {names[1]: "failed"}
+
+
+def test_how_far_an_optimizer_was(backend: str, tmp_path: Path) -> None:
+    # WHEN the first step of an optimizer runs out of memory
+    name = "first_step_of_an_optimizer"
+    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path)) == {name: "failed"}
+    explanation = explained(tmp_path, name)
+    # THEN the answer says how much more all of its states need
+    text = explanation.verdicts[0].text
+    assert "The optimizer had made its states for 8 of 24 parameters: about 2 GiB more" in text
+    # AND that is true: 3 GiB of parameters and gradients, 3 GiB of states, 64 MiB for a step
+    for mib, result in ((6 << 10, "failed"), ((6 << 10) + 512, "passed")):
+        assert run(backend, tmp_path, name, SIMULATED_CAPACITY_MB=str(mib)) == {name: result}
 
 
 @pytest.mark.parametrize("has_remedy", [False, True])

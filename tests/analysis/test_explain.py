@@ -292,7 +292,7 @@ def test_what_checkpoints_keep_is_no_reason_for_checkpointing() -> None:
         program.own(address, "activation", "saved_by_node", name)
     program.out_of_memory(40 * MIB, 0, MODEL)
     (found,) = explain(program.snapshot())
-    assert "checkpointing applies to 100 KiB (activations)." in found.suggestions[0].why
+    assert "checkpointing up to 100 KiB" in found.suggestions[0].why
 
 
 @pytest.mark.parametrize(

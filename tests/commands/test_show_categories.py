@@ -93,7 +93,7 @@ def test_the_answer_says_what_memory_was_for(tmp_path: Path) -> None:
     assert device.categories is not None
     assert device.categories.at_peak is not None
     sizes = {usage.category: usage.size_bytes for usage in device.categories.at_peak}
-    # THEN the first lines have the categories, the largest module, and what two remedies apply to
+    # THEN the first lines have the categories, the largest module, and what remedies save
     answer = " ".join(output_of(path).split())
     for category, word in (("activation", "activations"), ("optimizer_state", "optimizer states")):
         assert f" {word} {size(sizes[category])}" in answer
@@ -101,9 +101,12 @@ def test_the_answer_says_what_memory_was_for(tmp_path: Path) -> None:
     assert device.modules.at_peak is not None
     most = next(usage for usage in device.modules.at_peak if usage.module)
     assert f"modules {size(most.size_bytes)} {most.module} " in answer
-    remedy = f"checkpointing applies to {size(sizes['activation'])} (activations), "
-    remedy += f"a sharded optimizer to {size(sizes['optimizer_state'])} (optimizer states)."
-    assert remedy in answer
+    of_batch = sum(sizes[each] for each in ("activation", "temporary", "input") if each in sizes)
+    assert (
+        f"By estimate, half the batch saves {size(of_batch // 2)}, checkpointing up to "
+        f"{size(sizes['activation'])}, an 8-bit or sharded optimizer "
+        f"{size(sizes['optimizer_state'] * 3 // 4)}."
+    ) in answer
     # AND the modules are in one table: no table of phases repeats them
     text = output_of(path)
     assert "Modules that held memory at the peak" in text

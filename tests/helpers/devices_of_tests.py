@@ -87,6 +87,8 @@ WHERE = {
     "test_training": (EACH_BACKEND, "the allocator's events in a training"),
     "test_verdicts": (EACH_BACKEND_IN_LONG, "the backend's errors"),
     "test_verdicts::test_random_programs": (ONCE, "rules of the analysis"),
+    "test_verdicts::test_how_far_a_forward_pass_was": (ONCE, "rules of the analysis"),
+    "test_verdicts::test_how_far_an_optimizer_was": (ONCE, "rules of the analysis"),
     "test_verl_jobs": (EACH_BACKEND_IN_LONG, "verl, which is installed once for each backend"),
     "test_verl_jobs::test_verls_workers_under_ray": (ONCE, "verl's processes"),
     "test_verl_jobs::test_verls_steps_under_ray": (ONCE, "verl's processes"),

@@ -1,0 +1,175 @@
+"""How far a forward pass, or the first step of an optimizer, was when memory ran out.
+
+From that follows what the rest would have needed: an estimate, because layers may differ.
+"""
+
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.block_categories import has_categories
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import HeldMemory
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.reading.snapshot import ALLOC, Column
+from pytracer.text import size
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a parameter
+_LEAST_LAYERS = 4
+_LEAST_STARTED = 3
+"""The least number of layers that have begun: two that keep the same show what all keep."""
+
+_ALIKE = 1.1
+"""The most by which the parameters of one layer are more than those of another."""
+
+_LEAST_OF_MODEL = 0.5
+"""The least part of the parameters that the layers have."""
+
+_DEVIATION = 0.02
+"""The most by which what one layer keeps is more or less than what another keeps."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A forward pass, or the first step of an optimizer, that was not finished.
+
+    Attributes:
+        text: How far it was, as a sentence.
+        more_bytes: What the rest would have needed, at least.
+        layers: The number of layers; 0 for an optimizer.
+        layers_bytes: What all layers keep of a forward pass; 0 for an optimizer.
+        start_bytes: What was allocated before the first layer; 0 for an optimizer.
+    """
+
+    text: str
+    more_bytes: int
+    layers: int = 0
+    layers_bytes: int = 0
+    start_bytes: int = 0
+
+
+def unfinished(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Unfinished | None:
+    """Return what was not finished at an out-of-memory; None if that is unknown.
+
+    Args:
+        data: The device.
+        oom: The out-of-memory.
+        held: The blocks at that moment.
+    """
+    if not data.history.is_replayed or not has_categories(data.snapshot):
+        return None
+    sizes = _sizes_of_owners(held)
+    is_first_step = sum(first <= oom.event for _, first in data.boundaries) < 2
+    of_optimizer = _optimizer(sizes) if is_first_step else None
+    return of_optimizer or _forward(data, oom, sizes["parameter"])
+
+
+def _sizes_of_owners(held: HeldMemory) -> dict[str, dict[str, int]]:
+    """Return the bytes of each owner by category."""
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for found in held.group("category", "owner"):
+        category, owner = found.key
+        if owner is not None:
+            sizes[category][owner] = found.size_bytes
+    return sizes
+
+
+def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:
+    """Return how many of the parameters with a gradient an optimizer has made the states of."""
+    states: dict[str, int] = defaultdict(int)
+    for owner, size_bytes in sizes["optimizer_state"].items():
+        states[owner.partition(" of ")[2]] += size_bytes
+    parameters = sizes["parameter"]
+    wanted = {name for name in parameters if f"grad of {name}" in sizes["gradient"]}
+    made = wanted & states.keys()
+    if not made or len(made) == len(wanted):
+        return None
+    of_byte = statistics.median(states[name] / parameters[name] for name in made)
+    more = int(of_byte * sum(parameters[name] for name in wanted)) - sum(states.values())
+    return Unfinished(
+        f"The optimizer had made its states for {len(made)} of {len(wanted)} parameters: about "
+        f"{size(more)} more are needed for the others",
+        more,
+    )
+
+
+def _forward(data: DeviceData, oom: OutOfMemory, parameters: dict[str, int]) -> Unfinished | None:
+    """Return how many layers of a model a forward pass has begun.
+
+    What each layer requests once shows it: from one to the next, as much memory is kept.
+    """
+    layers = _layers(parameters)
+    if layers is None:
+        return None
+    name, count = layers
+    allocated = data.history.usage.allocated_bytes
+    requests = _repeated_requests(data, oom.event)
+    best: Column | None = None  # the most events, and of these the first
+    each = 0
+    for events in requests:
+        kept = np.diff(allocated[events + 1])
+        median = int(np.median(kept))
+        if median <= 0 or kept.max() - kept.min() > _DEVIATION * median:
+            continue
+        is_better = best is None or (len(events), -events[0]) > (len(best), -best[0])
+        is_same = median > each * (1 - _DEVIATION)
+        if median > each * (1 + _DEVIATION) or (is_same and is_better):
+            best, each = events, median
+    if best is None or len(best) > count or not _are_layers(requests, best, count):
+        return None
+    begun, start = len(best), int(allocated[best[0]])
+    more = start + count * each - int(allocated[oom.event])
+    if begun == count or more < each:
+        return None
+    return Unfinished(
+        f"The forward pass was in layer {begun} of {count} ({name}), and each keeps {size(each)}: "
+        f"about {size(more)} more are needed for the others",
+        more,
+        layers=count,
+        layers_bytes=count * each,
+        start_bytes=start,
+    )
+
+
+def _are_layers(requests: list[Column], once: Column, count: int) -> bool:
+    """Return whether what is repeated with a request is a layer, and all of it began with it.
+
+    It may be a whole forward pass, in which others are requested for each layer. And layers before
+    it may have been larger or smaller.
+    """
+    for events in requests:
+        of_one = np.count_nonzero((events >= once[0]) & (events < once[1]))
+        if of_one >= count or (of_one and np.count_nonzero(events < once[0]) > of_one):
+            return False
+    return True
+
+
+def _layers(parameters: dict[str, int]) -> tuple[str, int] | None:
+    """Return the name and the length of the list of layers that a model mainly has."""
+    lists: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for name, size_bytes in parameters.items():
+        for found in _NUMBER.finditer(name):
+            lists[name[: found.start()]][found.group()] += size_bytes
+    total = sum(parameters.values())
+    for name, layers in sorted(lists.items(), key=lambda each: -sum(each[1].values())):
+        is_main = sum(layers.values()) >= _LEAST_OF_MODEL * total
+        is_alike = max(layers.values()) <= _ALIKE * min(layers.values())
+        if is_main and is_alike and len(layers) >= _LEAST_LAYERS:
+            return name.rstrip(".") or "of the model", len(layers)
+    return None
+
+
+def _repeated_requests(data: DeviceData, event: int) -> list[Column]:
+    """Return the events of each request that has been repeated in the step, to the same size."""
+    trace = data.trace
+    begin = max((first for _, first in data.boundaries if first <= event), default=0)
+    alloc = begin + np.flatnonzero(trace.action[begin:event] == ALLOC)
+    sizes, of_size = np.unique(trace.size_bytes[alloc], return_inverse=True)
+    request = trace.stack[alloc].astype(np.int64) * len(sizes) + of_size
+    _, group, count = np.unique(request, return_inverse=True, return_counts=True)
+    order = np.argsort(group, kind="stable")
+    parts = np.split(alloc[order], np.cumsum(count)[:-1])
+    return [events for events in parts if len(events) >= _LEAST_STARTED]

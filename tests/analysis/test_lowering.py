@@ -1,0 +1,189 @@
+"""What remedies would save, and how far a forward pass was, from files with known answers."""
+
+import pytest
+from synthetic_snapshots import Program, file_metadata
+
+from pytracer.analysis.categories import CategoryUsage, Owner
+from pytracer.analysis.device_data import device_data
+from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.lowering import lowering
+from pytracer.analysis.ooms import out_of_memories
+from pytracer.analysis.unfinished import Unfinished, unfinished
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+def usage(**sizes: int) -> list[CategoryUsage]:
+    return [CategoryUsage(name, size, size, 1, 0, []) for name, size in sizes.items()]
+
+
+LAYERS = Unfinished("", 6 * GIB, layers=8, layers_bytes=8 * GIB, start_bytes=GIB)
+STEADY = {"parameter": GIB, "gradient": GIB, "optimizer_state": 2 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "progress", "total", "expected"),
+    [
+        ({"activation": GIB}, None, 0, "half the batch saves 512 MiB, checkpointing up to 1 GiB."),
+        (
+            {"activation": GIB, "temporary": 3 * GIB, "optimizer_state": 4 * GIB},
+            None,
+            0,
+            "half the batch saves 2 GiB, checkpointing up to 1 GiB, an 8-bit or sharded optimizer "
+            "3 GiB.",
+        ),
+        ({"optimizer_state": 4 * GIB}, None, 0, "an 8-bit or sharded optimizer saves 3 GiB."),
+        # 1 GiB before the layers, half of their 8 GiB and a quarter of this: 6 GiB of 95 %.
+        (
+            {"activation": GIB, **STEADY},
+            LAYERS,
+            int(6 * GIB / 0.95) + 1,
+            "half of this batch fits, checkpointing saves up to 7 GiB, an 8-bit or sharded "
+            "optimizer 1.5 GiB.",
+        ),
+        (
+            {"activation": GIB, **STEADY},
+            LAYERS,
+            int(6 * GIB / 0.95) - 1,
+            "a third of this batch fits, checkpointing saves up to 7 GiB, an 8-bit or sharded "
+            "optimizer 1.5 GiB.",
+        ),
+        # In a first step, gradients and states are to come: 3 GiB more.
+        (
+            {"activation": GIB, "parameter": GIB},
+            LAYERS,
+            int(6 * GIB / 0.95) + 1,
+            "1/6 of this batch fits, checkpointing saves up to 7 GiB.",
+        ),
+        (
+            {"activation": GIB, "parameter": GIB},
+            LAYERS,
+            4 * GIB,
+            "half the batch saves 4 GiB, checkpointing up to 7 GiB.",
+        ),
+    ],
+)
+def test_what_is_saved(
+    sizes: dict[str, int], progress: Unfinished | None, total: int, expected: str
+) -> None:
+    (text,) = lowering(usage(**sizes), progress, total, is_needed=True)
+    assert text == f"By estimate, {expected}"
+
+
+def test_little_is_not_named() -> None:
+    assert lowering(usage(unknown=GIB, activation=40 * MIB), is_needed=True) == [
+        "The program must hold less: a smaller batch, checkpointing, a smaller optimizer."
+    ]
+    # At a peak, one kind of memory is no reason to say something.
+    assert lowering(usage(unknown=GIB, activation=GIB)) == []
+    assert len(lowering(usage(optimizer_state=GIB, activation=GIB))) == 1
+
+
+def test_what_checkpoints_keep_is_not_saved() -> None:
+    owners = [Owner("checkpoint.argument", GIB, GIB, 1), Owner("MmBackward0.self", GIB, GIB, 1)]
+    (text,) = lowering([CategoryUsage("activation", 2 * GIB, 0, 2, 0, owners)], is_needed=True)
+    assert text == "By estimate, half the batch saves 1 GiB, checkpointing up to 1 GiB."
+
+
+# --- how far a forward pass was -------------------------------------------------------------------
+
+ATTENTION, MLP, NORM = (("model.py", "forward", line) for line in (1, 2, 3))
+
+
+def model(layers: int = 8, name: str = "layers.{}.weight", last_kib: int = 2) -> Program:
+    """Return a program that has made a model of 2 KiB a layer."""
+    program = Program()
+    for number in range(layers):
+        size = last_kib if number == layers - 1 else 2
+        address = program.alloc(size * KIB, ("model.py", "__init__", 1))
+        program.own(address, "parameter", "module", name.format(number))
+    return program
+
+
+def layer(program: Program, more_kib: int = 0) -> None:
+    """Run a layer that keeps 21 KiB, and needs 3 more in between."""
+    program.alloc(8 * KIB, ATTENTION)
+    temporary = program.alloc(3 * KIB, ATTENTION)
+    for _ in range(2):
+        program.alloc(4 * KIB, NORM)
+    program.free(temporary)
+    program.alloc((5 + more_kib) * KIB, MLP)
+
+
+def progress_of(program: Program) -> Unfinished | None:
+    program.out_of_memory(8 * KIB, 0, ATTENTION)
+    program.metadata = program.metadata or file_metadata()
+    data = device_data(program.snapshot(), 0)
+    (oom,) = out_of_memories(data)
+    return unfinished(data, oom, held_memory(data, oom.event + 1))
+
+
+@pytest.mark.parametrize("done", [3, 5])
+def test_the_layer_of_a_forward_pass(done: int) -> None:
+    program = model()
+    program.alloc(10 * KIB, ("model.py", "embed", 1))
+    for _ in range(done):
+        layer(program)
+    found = progress_of(program)
+    # THEN 26 KiB are there before the layers, and each keeps 21
+    assert found is not None
+    assert found.text.startswith(
+        f"The forward pass was in layer {done} of 8 (layers), and each keeps 21 KiB: about "
+    )
+    assert (found.layers, found.layers_bytes) == (8, 8 * 21 * KIB)
+    assert found.start_bytes == 26 * KIB
+    assert found.more_bytes == (8 - done) * 21 * KIB
+
+
+@pytest.mark.parametrize(
+    ("program", "layers", "more_kib"),
+    [
+        (model(), [2], 0),  # too few to know what all keep
+        (model(), [8], 0),  # all of them
+        (model(), [9], 0),  # another forward pass
+        (model(), [2, 3], 4),  # not alike
+        (model(name="layer{}.weight"), [3], 0),
+        (model(3), [3], 0),
+        (model(last_kib=3), [3], 0),  # as the stages of a Swin transformer
+    ],
+)
+def test_a_forward_pass_of_which_too_little_is_known(
+    program: Program, layers: list[int], more_kib: int
+) -> None:
+    for number, count in enumerate(layers):
+        for _ in range(count):
+            layer(program, number * more_kib)
+    assert progress_of(program) is None
+
+
+def test_whole_forward_passes_are_no_layers() -> None:
+    # GIVEN a list that keeps the result of a forward pass of 8 layers, in the fourth pass
+    program = model()
+    for _ in range(3):
+        for _ in range(8):
+            program.alloc(4 * KIB, NORM)
+        program.alloc(8 * KIB, ATTENTION)
+    assert progress_of(program) is None
+
+
+def test_the_states_of_an_optimizer() -> None:
+    # GIVEN 8 parameters with gradients, and the states of 3, of which the last has one of two
+    program = model()
+    for number in range(8):
+        address = program.alloc(2 * KIB, ("train.py", "backward", 1))
+        program.own(address, "gradient", "grad", f"grad of layers.{number}.weight")
+    for number, name in [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a")]:
+        address = program.alloc(2 * KIB, ("train.py", "step", 1))
+        program.own(address, "optimizer_state", "optimizer", f"{name} of layers.{number}.weight")
+    found = progress_of(program)
+    assert found is not None
+    assert found.text.startswith("The optimizer had made its states for 3 of 8 parameters: about")
+    assert found.more_bytes == (16 - 5) * 2 * KIB
+    assert found.layers == 0
+    # AND in a later step, parameters without states are those of another optimizer
+    program.metadata = file_metadata(current_step=2)
+    program.metadata["devices"][0] |= {"steps": [[1, 0], [2, 9]], "overwritten": 0}
+    program.events.pop()
+    assert progress_of(program) is None

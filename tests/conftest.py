@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     import leak_cases
+
+# Before torch is imported: several processes test at a time, and threads that wait for each other
+# on few processors take several times as long as one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, so that a commit that passed once passes again. A busy machine is
 # slow, which is no failure. `--hypothesis-profile=explore` looks for new examples.

@@ -30,6 +30,7 @@ from pytracer.analysis.verdicts import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    FREED,
     GARBAGE,
     LARGER_INPUT,
     LIBRARY,
@@ -312,6 +313,8 @@ _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",
     OTHER_POOL: "Let both lines allocate in the same pool; or free the other one before this line: "
     "drop its CUDA graph or MemPool, or call empty_cache() if it is (0, 0), the default pool.",
+    FREED: "Request it once more, outside of the `except` that catches the error. Or let the other "
+    "streams end their work before this line: torch.accelerator.synchronize().",
     LIBRARY: "Leave room for libraries: hold less, call torch.cuda.empty_cache() before this line "
     "if much is cached, or limit the allocator at the start, as by "
     "torch.cuda.set_per_process_memory_fraction(0.95).",

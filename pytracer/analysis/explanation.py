@@ -338,6 +338,7 @@ def _surroundings(
         garbage_bytes=kept_bytes(keepers, is_garbage),
         exception_bytes=kept_bytes(keepers, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
+        splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, held) if why is None else None,
         has_step=sum(first <= oom.event for _, first in data.boundaries) > 1,
     )

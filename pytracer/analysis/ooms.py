@@ -5,6 +5,7 @@ An out-of-memory has what was requested, what was free, and whether the free mem
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.history import History
-from pytracer.analysis.layout import Segment, layout_at, layout_at_end
+from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
@@ -24,6 +25,7 @@ from pytracer.reading.snapshot import (
     SNAPSHOT,
     TAKES_MEMORY,
     WORKSPACE_SNAPSHOT,
+    Column,
     Frame,
     Snapshot,
     Trace,
@@ -71,10 +73,11 @@ class OutOfMemory:
             bound if `sample` is not exact. None without a history.
         own_pool_free_bytes: The part of `free_in_segments_bytes` in segments that the allocation
             could use if it was in one piece and on its stream: those of its memory pool, for blocks
-            of its size. None, as the following two, if this is not the last out-of-memory of the
+            of its size. None, as the following three, if this is not the last out-of-memory of the
             file, or `sample` is not exact.
         own_pool_segments: The number of these segments that have free memory.
         own_pool_streams: The number of streams of these segments.
+        own_pool_largest_bytes: The largest free piece in those of the allocation's stream.
         other_pool: The pool with most free segments of those that the allocation could not use,
             such as a CUDA graph's; None if no other pool has one.
         fits_in_largest_block: Whether the largest free block is as large as the request.
@@ -113,6 +116,7 @@ class OutOfMemory:
     own_pool_free_bytes: int | None
     own_pool_segments: int | None
     own_pool_streams: int | None
+    own_pool_largest_bytes: int | None
     other_pool: FreePool | None
     fits_in_largest_block: bool | None
     fits_in_free_blocks: bool | None
@@ -151,6 +155,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 final_sample(data), event=event, time_us=time_us, step=step, phase=phase
             )
         is_last_and_exact = event == events[-1] and sample is not None and sample.is_exact
+        stream = int(trace.stream[event])
         free_of = _free_segments(data, event, event == at_end) if is_last_and_exact else None
         own = None if free_of is None else _own_pool(trace, event, free_of)
         reserved = None if sample is None else sample.reserved_bytes
@@ -169,9 +174,16 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 available_bytes=available,
                 limit_bytes=limit,
                 free_in_segments_bytes=None if sample is None else sample.free_bytes,
-                own_pool_free_bytes=None if own is None else sum(own.values()),
+                own_pool_free_bytes=None
+                if own is None
+                else sum(part.free for part in own.values()),
                 own_pool_segments=None if own is None else len(own),
                 own_pool_streams=None if own is None else len({each.stream for each in own}),
+                own_pool_largest_bytes=None
+                if own is None
+                else max(
+                    (part.largest for each, part in own.items() if each.stream == stream), default=0
+                ),
                 other_pool=None if free_of is None else _other_pool(data, event, free_of, chains),
                 fits_in_largest_block=_fits(requested, sample, "largest_free_bytes"),
                 fits_in_free_blocks=_fits(requested, sample, "free_bytes"),
@@ -194,8 +206,15 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     return found
 
 
-def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segment, int] | None:
-    """Return the segments at an event that are not full, with their free bytes.
+class _Free(NamedTuple):
+    """The free bytes of a segment, and those of its largest free piece."""
+
+    free: int
+    largest: int
+
+
+def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segment, _Free] | None:
+    """Return the segments at an event that are not full.
 
     None if the segments are unknown.
     """
@@ -208,31 +227,50 @@ def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segmen
     except PytracerError:
         return None
     used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
+    largest = _largest_pieces(layout)
     return {
-        segment: segment.size_bytes - in_use
-        for segment, in_use in zip(layout.segments, used.tolist(), strict=True)
+        segment: _Free(segment.size_bytes - in_use, piece)
+        for segment, in_use, piece in zip(
+            layout.segments, used.tolist(), largest.tolist(), strict=True
+        )
         if segment.size_bytes > in_use
     }
 
 
-def _own_pool(trace: Trace, event: int, free_of: dict[Segment, int]) -> dict[Segment, int]:
-    """Return the segments that could serve the request of an event, with their free bytes."""
+def _largest_pieces(layout: Layout) -> Column:
+    """Return the bytes of the largest free piece of each segment: int64."""
+    begins = np.array([segment.address for segment in layout.segments], np.int64)
+    ends = np.array([segment.end for segment in layout.segments], np.int64)
+    of, address = layout.block_segment, layout.block_address
+    largest = ends - begins
+    largest[of] = 0
+    is_first = np.append(True, of[1:] != of[:-1])[: len(of)]
+    is_last = np.append(of[1:] != of[:-1], True)[: len(of)]
+    end = address + layout.block_bytes
+    before = np.where(is_first, begins[of], np.roll(end, 1))
+    np.maximum.at(largest, of, address - before)
+    np.maximum.at(largest, of[is_last], ends[of[is_last]] - end[is_last])
+    return largest
+
+
+def _own_pool(trace: Trace, event: int, free_of: dict[Segment, _Free]) -> dict[Segment, _Free]:
+    """Return the segments that could serve the request of an event."""
     pool, is_small = trace.pool[event], trace.size_bytes[event] <= SMALL_BYTES
     return {
-        segment: free
-        for segment, free in free_of.items()
+        segment: part
+        for segment, part in free_of.items()
         if segment.pool == pool and segment.is_small == is_small
     }
 
 
 def _other_pool(
-    data: DeviceData, event: int, free_of: dict[Segment, int], chains: CallChains
+    data: DeviceData, event: int, free_of: dict[Segment, _Free], chains: CallChains
 ) -> FreePool | None:
     """Return the pool with most free segments of those that the request of an event cannot use."""
     others: dict[int, int] = defaultdict(int)
-    for segment, free in free_of.items():
-        if segment.pool != data.trace.pool[event] and free == segment.size_bytes:
-            others[segment.pool] += free
+    for segment, part in free_of.items():
+        if segment.pool != data.trace.pool[event] and part.free == segment.size_bytes:
+            others[segment.pool] += part.free
     if not others:
         return None
     pool = max(others, key=others.__getitem__)

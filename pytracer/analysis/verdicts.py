@@ -31,6 +31,7 @@ LIMIT = "limit"
 OTHERS = "others"
 LIBRARY = "library"
 OTHER_POOL = "other pool"
+FREED = "freed meanwhile"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
 EXHAUSTED = "nearly exhausted"
@@ -88,7 +89,8 @@ class Verdict:
             memory outside the allocator, of other processes or of libraries, and the allocation
             would have fitted without it. "library": not the allocator, but a library such as cuBLAS
             got no memory of the device.
-            "other pool": the same of the free memory of another memory pool, such as a CUDA
+            "freed meanwhile": a piece of its pool that fits is free, although the allocator found
+            none. "other pool": the same of the free memory of another memory pool, such as a CUDA
             graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
             have served the allocation next to the memory that the program held. In place of these
@@ -114,6 +116,7 @@ class Surroundings:
         leaks: The leaks until the out-of-memory; None if there was none, or if nobody looked.
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
+        splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
         has_step: Whether a step of the program had ended before.
@@ -128,6 +131,7 @@ class Surroundings:
     exception_bytes: int = 0
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
+    splits_all: bool = True
     has_step: bool = False
 
 
@@ -150,6 +154,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
+    if around.splits_all and (oom.own_pool_largest_bytes or 0) >= oom.requested_bytes:
+        return [_of_freed_memory(oom)]
     exhausted = list(_exhausted(oom, sample, around.progress))
     # If little of the memory is of no use, the program soon needs more than that.
     unused = around.garbage_bytes + around.exception_bytes
@@ -259,6 +265,15 @@ def _of_enough_memory(oom: OutOfMemory) -> Verdict:
         f"the allocator needed {needs} from the device, and {size(oom.available_bytes)} were free. "
         "A limit that is not in the file, a capture of a graph, or another process that held the "
         "memory for a moment may have prevented the allocation.",
+    )
+
+
+def _of_freed_memory(oom: OutOfMemory) -> Verdict:
+    return Verdict(
+        FREED,
+        f"{size(oom.own_pool_largest_bytes or 0)} are free in one piece that the request could "
+        "use. They became free while the allocator looked for memory, as what another stream still "
+        "used, or what another thread freed: it does not look there again before it fails.",
     )
 
 

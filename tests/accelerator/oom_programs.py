@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import simulated
 import torch
 
 import pytracer
@@ -226,6 +227,24 @@ def batch(length: int) -> torch.Tensor:
     return make(5 * length)
 
 
+def freed_too_late() -> None:
+    """Need memory that a stream has used until now; with REMEDY, request it once more."""
+    used = make(3000)
+    del used
+    kept, used = make(20), make(2900)
+    used.record_stream(api.Stream(device=device))
+    simulated.set_busy(True)
+    try:
+        del used
+        with suppress(torch.OutOfMemoryError) if "REMEDY" in os.environ else nullcontext():
+            make(1500)
+        if "REMEDY" in os.environ:
+            make(1500)
+    finally:
+        simulated.set_busy(False)
+        del kept
+
+
 def concatenated() -> None:
     """Replace a tensor by a longer one for each token; with REMEDY, write into one of full size."""
     tokens = 70
@@ -273,7 +292,8 @@ class Deep(torch.nn.Module):
 
 def deep(steps: int, batch: int) -> None:
     """Train; with REMEDY, on the part of the batch that it names."""
-    model = Deep().to(device)
+    with torch.device(device):
+        model = Deep()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for _ in range(steps):
         rows = batch // int(os.environ.get("REMEDY", "1"))

@@ -55,6 +55,7 @@ def oom(requested: int, **changes: Any) -> OutOfMemory:
         **{"device_free_bytes": 2 * GIB, "available_bytes": 2 * GIB, "own_pool_segments": 3},
         **{"free_in_segments_bytes": 3 * GIB, "own_pool_free_bytes": 3 * GIB},
         **{"own_pool_streams": 1, "other_pool": None, "fits_in_largest_block": None},
+        **{"own_pool_largest_bytes": 0},
         **{
             "fits_in_free_blocks": None,
             "fits_if_joined": None,

@@ -5,6 +5,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import processes
@@ -101,9 +102,21 @@ def library_for_autograd() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def free_other_tracers() -> None:
-    """Free other modules' tracers, which would keep the ring of this process's one recorder."""
+def only_own_objects() -> Iterator[None]:
+    """Hide what was there before a module's tests, which have no tensors of it.
+
+    The modules of a process gather millions of objects, and each snapshot and collection looks at
+    all of them. What other tests have left is freed: their tracers would keep the ring of this
+    process's one recorder.
+    """
+    from pytracer.owners import holders
+
+    gc.unfreeze()
     gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holders, "gc", SimpleNamespace(get_freeze_count=lambda: 0))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -380,6 +380,12 @@ if sys.version_info < (3, 11):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def objects_of_this_module() -> None:
+    """Look at the variables of this module too, which were there before its tests."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches end: the other tests of the process may have left millions of objects."""

@@ -240,7 +240,7 @@ def test_where_to_look(holder: str, category: str, expected: str | None) -> None
         assert len(looks[0]) == len(expected) or category == "activation"
 
 
-SCORES = 600 * KIB  # four such blocks fill a segment
+SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
 LOSS_IN_PARTS = (
     "Compute the loss in parts, as of some tokens: blocks of the size of its scores take "

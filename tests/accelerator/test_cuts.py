@@ -30,7 +30,7 @@ from pytracer.owners.registry import Registry
 
 RING = 30_000  # so large that even a slow machine does not overwrite it between two cuts
 CUTS = amount(20, 50)  # in each test that takes many
-BURST = 400  # pairs of each C++ thread, allowed directly before a cut
+PORTIONS, PORTION = 100, 20  # of pairs that each C++ thread is allowed, little by little, in a cut
 PAGE = 2 << 20  # the unit of expandable segments
 
 Frames = tuple[tuple[str, str, int], ...]
@@ -277,23 +277,44 @@ class AllocatingThreads:
             for index in self.devices
             for sizes in ((1, 4 << 20), (100, 40_000))
         ]
+        released = 0
         with threads(*tensors, *others):
-            for number in range(1, count + 1):
-                for churn in churns:
-                    churn.allow(BURST)
-                snapshot = tracer.snapshot()
+            for _ in range(count):
+                before = released
+                with allowed_in_portions(churns) as portions:
+                    snapshot = tracer.snapshot()
+                released += 2 * PORTION * portions[0]
                 for churn in churns:
                     churn.finish()
                 for replay in replays:
                     replay.check(snapshot)
-                    released = 2 * BURST * number
-                    self.interrupted += released - 2 * BURST < replay.cpp_allocations < released
+                    self.interrupted += before < replay.cpp_allocations < released
                     self.pending += any(block.pending for block in replay.state.blocks.values())
         for churn in churns:
             churn.end()
         for tensor in tensors:
             tensor.end()
         return replays
+
+
+@contextmanager
+def allowed_in_portions(churns: list[Churn]) -> Iterator[list[int]]:
+    """Let C++ threads allocate in the body; yield a list of how many portions each got."""
+    portions, is_over = [0], threading.Event()
+
+    def allow() -> None:
+        while portions[0] < PORTIONS and not is_over.wait(0.0003):
+            for churn in churns:
+                churn.allow(PORTION)
+            portions[0] += 1
+
+    thread = threading.Thread(target=allow)
+    thread.start()
+    while not portions[0]:
+        time.sleep(0.0003)
+    yield portions
+    is_over.set()
+    thread.join()
 
 
 @contextmanager

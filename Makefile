@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 
 # What the accelerators' tests run on: torch's real allocators over simulated devices, which need no
 # GPU, no NPU and none of their libraries (tests/devices/README.md).
-ACCELERATORS := cuda-2.12.1 cuda-2.15.0 npu-2.13.0 npu-2.14.0
+ACCELERATORS := cuda-2.12.1 npu-2.13.0 cuda-2.15.0 npu-2.14.0
 # The releases whose hooks are in the wheel that `make test` installs: those that the tests run on.
 TESTED_HOOKS := torch==2.12.1 torch==2.13.0 torch==2.14.0 torch==2.15.0 \
 	torch-npu==2.13.0 torch-npu==2.14.0
@@ -26,10 +26,10 @@ demo: .venv/build-tools
 	.venv/bin/pytracer demo
 
 # Every test, against the package as users install it: on accelerators with the wheel's ready hooks alone.
-# tests/helpers/devices_of_tests.py has the tests of each accelerator. Two suites run at a time, because
-# tests also wait; the output of a suite appears when it ends.
+# tests/helpers/devices_of_tests.py has the tests of each accelerator. Three suites run at a time, the
+# longest first, because tests also wait; the output of a suite appears when it ends.
 test:
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%)
+	$(MAKE) --jobs=3 --keep-going --output-sync=target test-cpu $(ACCELERATORS:%=test-%)
 
 # The tests, with the long forms of those that are statistical: many more cases, files and runs.
 test-long: export LONG_TESTS = 1

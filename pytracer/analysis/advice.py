@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import ITEM, is_garbage, is_of_exception, is_of_forward
+from pytracer.analysis.holder_names import ITEM, is_garbage, is_of_exception, is_of_forward
 from pytracer.analysis.holders import Holder, Keeper, kept_bytes
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,

@@ -12,7 +12,7 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
-from pytracer.analysis.held_memory import kept_by_text
+from pytracer.analysis.holder_names import kept_by_text
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,

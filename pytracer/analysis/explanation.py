@@ -19,12 +19,8 @@ from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
 from pytracer.analysis.earlier_requests import earlier_requests
-from pytracer.analysis.held_memory import (
-    HeldMemory,
-    held_memory,
-    is_garbage,
-    is_of_exception,
-)
+from pytracer.analysis.held_memory import HeldMemory, held_memory
+from pytracer.analysis.holder_names import is_garbage, is_of_exception
 from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of, kept_bytes
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer

@@ -7,7 +7,8 @@ from functools import partial
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
-from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, has_holders, held_memory, total_of
+from pytracer.analysis.held_memory import KEYS, HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.holder_names import has_holders
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Frame, Snapshot, Stacks

@@ -4,7 +4,6 @@ A block is held from its allocation until its memory can serve another one (`fre
 memory_viz's timeline: the bytes of all rows add up to the moment's `active_bytes`.
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +15,9 @@ from pytracer.analysis.block_categories import BlockCategories, Rule, file_categ
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
+from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
 from pytracer.analysis.modules import PREFIXES, modules_of
-from pytracer.reading.snapshot import PENDING_FREE, Column, Snapshot, Stacks
+from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
 from pytracer.reading.steps import step_at
 
 KEYS = (
@@ -26,24 +26,8 @@ KEYS = (
 )
 """What memory can be grouped by; `groups` makes "line" and "caller" of the stacks."""
 
-_VARIABLE = re.compile(r"\w+ of .*\(\)")  # of a function that runs
-
-NO_TENSOR = "no Python tensor"
-ITEM = "[…]"  # any item of a list or dict
-TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
-_IS_GARBAGE = ", which gc.collect() would free"
-_OF_EXCEPTION = ", which the traceback of "
-_OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
-_OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
-_OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
-"""What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
-
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
-
-# An item is a number or a text in quotes, which may have brackets itself; or in the name of a
-# parameter the number of a module.
-_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.|$)""")
 
 _Coded = tuple[int, Callable[[int], object], Column]
 """The values of a key: their number, a function from a code to its value, and a code a block."""
@@ -176,8 +160,8 @@ class HeldMemory:
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
         is_activation = self.is_in({"activation"})
-        is_variable = texts_matching(_VARIABLE.fullmatch, self.data.snapshot.strings, self.holder)
-        return np.where(is_new & is_activation & is_variable, 0, self.holder)
+        of_variable = texts_matching(is_variable, self.data.snapshot.strings, self.holder)
+        return np.where(is_new & is_activation & of_variable, 0, self.holder)
 
     @cached_property
     def _categories(self) -> BlockCategories:
@@ -328,89 +312,3 @@ def sum_by_group(group: Column, values: Column | int, groups: int) -> Column:
     result = np.zeros(groups, np.int64)
     np.add.at(result, group, values)
     return result
-
-
-def folded(holder: str) -> str:
-    """Return a holder without the items of its path, as in "losses[…] of main()"."""
-    return _ITEM.sub(ITEM, holder)
-
-
-def is_garbage(holder: str) -> bool:
-    """Return whether memory is kept by objects that nothing but each other refers to."""
-    return holder.endswith(_IS_GARBAGE)
-
-
-def is_of_exception(holder: str) -> bool:
-    """Return whether an exception that the program could drop keeps memory."""
-    return _OF_EXCEPTION in holder and not holder.endswith(_OF_PYTHON)
-
-
-def is_of_forward(holder: str) -> bool:
-    """Return whether a forward pass that runs keeps memory, in a variable or in its items."""
-    return _OF_FORWARD.search(holder) is not None
-
-
-def kept_by_text(holder: str) -> str:
-    """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
-    if holder == NO_TENSOR:
-        return f"{NO_TENSOR} keeps it"
-    return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
-
-
-def has_holders(snapshot: Snapshot) -> bool:
-    """Return whether a file says which Python objects keep blocks."""
-    return bool(snapshot.blocks.holder.any())
-
-
-def file_holders(snapshot: Snapshot, rows: Column) -> Column:
-    """Return the holders of blocks, given as rows of the snapshot's blocks, -1 for freed ones.
-
-    Returns:
-        int64, an index in the snapshot's `strings` for each block; 0: no holder is known.
-    """
-    holder = np.zeros(len(rows), np.int64)
-    holder[rows >= 0] = snapshot.blocks.holder[rows[rows >= 0]]
-    return holder
-
-
-def holder_names(strings: Sequence[str], holder: Column) -> tuple[list[str | None], Column]:
-    """Group holders that differ only in the items of their paths.
-
-    Args:
-        strings: The texts of holders.
-        holder: int64, an index in `strings` for each block.
-
-    Returns:
-        The name of each group: its only holder, or what its holders share, as in "losses[…]"; None
-        for blocks without a holder. And the group of each block, an index in the names.
-    """
-    groups: dict[str, set[str]] = {}
-    found, text = np.unique(holder, return_inverse=True)
-    for index in found.tolist():
-        groups.setdefault(folded(strings[index]), set()).add(strings[index])
-    numbers = {name: number for number, name in enumerate(groups)}
-    group = np.array([numbers[folded(strings[index])] for index in found.tolist()], np.int64)
-    return [_shared(each) or None for each in groups.values()], group[text]
-
-
-def _shared(holders: Collection[str]) -> str:
-    """Return the holders of a group as one, with the items that all of them have."""
-    items = [set(each) for each in zip(*map(_ITEM.findall, holders), strict=True)]
-    shown = iter(each.pop() if len(each) == 1 else "[…]" for each in items)
-    return _ITEM.sub(lambda _: next(shown), next(iter(holders)))
-
-
-def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
-    """Return the name of the holder of at least half of the bytes; None if there is none.
-
-    Args:
-        strings: The texts of holders.
-        holder: int64, an index in `strings` for each block.
-        size_bytes: int64, the bytes of each block.
-    """
-    names, group = holder_names(strings, holder)
-    sums = sum_by_group(group, size_bytes, len(names))
-    is_most = 2 * sums >= sums.sum()
-    return next(
-        (name for name, is_main in zip(names, is_most, strict=True) if name and is_main), None
-    )

@@ -8,15 +8,8 @@ from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
-from pytracer.analysis.held_memory import (
-    ITEM,
-    HeldMemory,
-    Sum,
-    has_holders,
-    held_memory,
-    main_holder,
-    total_of,
-)
+from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.holder_names import ITEM, has_holders, main_holder
 from pytracer.reading.snapshot import Frame
 
 

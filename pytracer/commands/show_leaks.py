@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pytracer.analysis.alike import ranges_text
 from pytracer.analysis.frame_text import is_users
-from pytracer.analysis.held_memory import kept_by_text
+from pytracer.analysis.holder_names import kept_by_text
 from pytracer.analysis.leaks.growth import LEAST_GROWTHS
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,

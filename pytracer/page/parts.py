@@ -12,8 +12,9 @@ from pytracer.analysis.block_categories import (
     rows_at_end,
 )
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import blocks_at_end, file_holders
+from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.history import Lifetimes
+from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Column

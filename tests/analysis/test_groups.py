@@ -17,7 +17,7 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import who_holds
 from pytracer.analysis.groups import Group
-from pytracer.analysis.held_memory import folded
+from pytracer.analysis.holder_names import folded
 from pytracer.errors import PytracerError
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json

@@ -15,7 +15,8 @@ from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.held_memory import folded, held_memory
+from pytracer.analysis.held_memory import held_memory
+from pytracer.analysis.holder_names import folded
 from pytracer.analysis.holders import sites_at
 from pytracer.analysis.layout import Segment, layout_at, segments_at
 from pytracer.errors import PytracerError

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from pytracer.analysis.held_memory import holder_names, main_holder
+from pytracer.analysis.holder_names import holder_names, main_holder
 from pytracer.analysis.leaks.callers import Callers, by, divided, shared_frames
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,

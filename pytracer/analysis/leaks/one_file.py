@@ -15,7 +15,7 @@ from pytracer.analysis.block_categories import (
 )
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import file_holders
+from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
-from pytracer.analysis.held_memory import (
+from pytracer.analysis.holder_names import (
     NO_TENSOR,
     TEMPORARY,
     is_garbage,

@@ -1,0 +1,115 @@
+"""The names of Python objects that keep memory: their parts, and groups of alike ones."""
+
+import re
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from pytracer.reading.snapshot import Column, Snapshot
+
+NO_TENSOR = "no Python tensor"
+ITEM = "[…]"  # any item of a list or dict
+TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
+_IS_GARBAGE = ", which gc.collect() would free"
+_OF_EXCEPTION = ", which the traceback of "
+_OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
+_VARIABLE = re.compile(r"\w+ of .*\(\)")
+_OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
+_OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
+"""What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
+
+# An item is a number or a text in quotes, which may have brackets itself; or in the name of a
+# parameter the number of a module.
+_ITEM = re.compile(r"""\[(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]["'])*\]|(?<=[.#])\d+(?=\.|$)""")
+
+
+def folded(holder: str) -> str:
+    """Return a holder without the items of its path, as in "losses[…] of main()"."""
+    return _ITEM.sub(ITEM, holder)
+
+
+def is_garbage(holder: str) -> bool:
+    """Return whether memory is kept by objects that nothing but each other refers to."""
+    return holder.endswith(_IS_GARBAGE)
+
+
+def is_of_exception(holder: str) -> bool:
+    """Return whether an exception that the program could drop keeps memory."""
+    return _OF_EXCEPTION in holder and not holder.endswith(_OF_PYTHON)
+
+
+def is_of_forward(holder: str) -> bool:
+    """Return whether a forward pass that runs keeps memory, in a variable or in its items."""
+    return _OF_FORWARD.search(holder) is not None
+
+
+def is_variable(holder: str) -> bool:
+    """Return whether a variable of a function that runs keeps memory, not an item of it."""
+    return _VARIABLE.fullmatch(holder) is not None
+
+
+def kept_by_text(holder: str) -> str:
+    """Return a clause about what keeps memory, as in "kept by losses[…] of main()"."""
+    if holder == NO_TENSOR:
+        return f"{NO_TENSOR} keeps it"
+    return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
+
+
+def has_holders(snapshot: Snapshot) -> bool:
+    """Return whether a file says which Python objects keep blocks."""
+    return bool(snapshot.blocks.holder.any())
+
+
+def file_holders(snapshot: Snapshot, rows: Column) -> Column:
+    """Return the holders of blocks, given as rows of the snapshot's blocks, -1 for freed ones.
+
+    Returns:
+        int64, an index in the snapshot's `strings` for each block; 0: no holder is known.
+    """
+    holder = np.zeros(len(rows), np.int64)
+    holder[rows >= 0] = snapshot.blocks.holder[rows[rows >= 0]]
+    return holder
+
+
+def holder_names(strings: Sequence[str], holder: Column) -> tuple[list[str | None], Column]:
+    """Group holders that differ only in the items of their paths.
+
+    Args:
+        strings: The texts of holders.
+        holder: int64, an index in `strings` for each block.
+
+    Returns:
+        The name of each group: its only holder, or what its holders share, as in "losses[…]"; None
+        for blocks without a holder. And the group of each block, an index in the names.
+    """
+    groups: dict[str, set[str]] = {}
+    found, text = np.unique(holder, return_inverse=True)
+    for index in found.tolist():
+        groups.setdefault(folded(strings[index]), set()).add(strings[index])
+    numbers = {name: number for number, name in enumerate(groups)}
+    group = np.array([numbers[folded(strings[index])] for index in found.tolist()], np.int64)
+    return [_shared(each) or None for each in groups.values()], group[text]
+
+
+def _shared(holders: Collection[str]) -> str:
+    """Return the holders of a group as one, with the items that all of them have."""
+    items = [set(each) for each in zip(*map(_ITEM.findall, holders), strict=True)]
+    shown = iter(each.pop() if len(each) == 1 else "[…]" for each in items)
+    return _ITEM.sub(lambda _: next(shown), next(iter(holders)))
+
+
+def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
+    """Return the name of the holder of at least half of the bytes; None if there is none.
+
+    Args:
+        strings: The texts of holders.
+        holder: int64, an index in `strings` for each block.
+        size_bytes: int64, the bytes of each block.
+    """
+    names, group = holder_names(strings, holder)
+    sums = np.zeros(len(names), np.int64)
+    np.add.at(sums, group, size_bytes)
+    is_most = 2 * sums >= sums.sum()
+    return next(
+        (name for name, is_main in zip(names, is_most, strict=True) if name and is_main), None
+    )

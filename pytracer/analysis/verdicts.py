@@ -183,7 +183,9 @@ def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
     if around.leaks is None or not leaks:
         return
     held = sum(growth.held_bytes for growth in leaks)
-    if not _fits_without(oom, around, held):
+    free = oom.available_bytes + (oom.sample.free_bytes if oom.sample is not None else 0)
+    needed = 0 if around.progress is None else around.progress.more_bytes
+    if not _fits_without(oom, around, held) or needed > free + held:
         return
     yield Verdict(
         LEAK,

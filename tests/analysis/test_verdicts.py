@@ -4,18 +4,22 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import verdicts as module
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
-from pytracer.analysis.ooms import FreePool, OutOfMemory
+from pytracer.analysis.layout import Layout, Segment
+from pytracer.analysis.ooms import FreePool, OutOfMemory, _largest_pieces
+from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    FREED,
     GARBAGE,
     LARGER_INPUT,
     LEAK,
@@ -166,6 +170,10 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(7 * GIB // 2, earlier_peak_bytes=21 * GIB // 2 - 1), {}, [FRAGMENTED]),
         (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2), {}, [UNKNOWN]),
         (oom(9 * GIB // 2, earlier_peak_bytes=23 * GIB // 2 - 1), {}, [EXHAUSTED]),
+        # A piece that fits is free.
+        (oom(3 * GIB, own_pool_largest_bytes=3 * GIB), {}, [FREED]),
+        (oom(3 * GIB, own_pool_largest_bytes=3 * GIB - 1), {}, [FRAGMENTED]),
+        (oom(3 * GIB, own_pool_largest_bytes=3 * GIB), {"splits_all": False}, [FRAGMENTED]),
         # Nothing else uses the memory.
         (oom(3 * GIB), {"garbage_bytes": 2 * GIB, "expands": True}, [GARBAGE]),
         (oom(3 * GIB + 1), {"garbage_bytes": 2 * GIB, "expands": True}, [UNKNOWN]),
@@ -198,9 +206,18 @@ def test_the_kind(failed: OutOfMemory, around: dict[str, Any], expected: list[st
     assert all(verdict.text.endswith(".") for verdict in verdicts(failed, AROUND))
 
 
-@pytest.mark.parametrize(("missing", "expected"), [(GIB, [LEAK]), (GIB + 1, [UNKNOWN])])
+# 2 GiB of the device are free, 3 in segments, and 2 by the leak.
+@pytest.mark.parametrize(
+    ("missing", "more", "expected"),
+    [
+        (GIB, 0, [LEAK]),
+        (GIB + 1, 0, [UNKNOWN]),
+        (GIB, 7 * GIB, [LEAK]),
+        (GIB, 7 * GIB + 1, [UNKNOWN]),  # a forward pass needs more than that
+    ],
+)
 def test_a_leak_is_the_reason_if_half_of_it_is_missing(
-    missing: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    missing: int, more: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a leak of 2 GiB, and a request for which more was missing than the free memory
     for name in ("rate_text", "since_text"):
@@ -212,8 +229,9 @@ def test_a_leak_is_the_reason_if_half_of_it_is_missing(
         growths=[SimpleNamespace(verdict="leak", held_bytes=2 * GIB)],
     )
     failed = oom(2 * GIB + missing, own_pool_free_bytes=0)
+    progress = Unfinished("", more)
     # WHEN / THEN
-    (verdict,) = verdicts(failed, replace(AROUND, leaks=leaks))
+    (verdict,) = verdicts(failed, replace(AROUND, leaks=leaks, progress=progress))
     assert [verdict.kind] == expected
     assert (", kept by x of main(), 2 GiB in all." in verdict.text) == (expected == [LEAK])
     # AND on the CPU, an unknown limit may refuse what is free: then only the leak's memory counts
@@ -329,6 +347,21 @@ def test_a_line_that_is_used_for_something_else(others: int, steps: int) -> None
     found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
     assert found is not None
     assert found.steps == steps
+
+
+def test_the_largest_free_piece_of_each_segment() -> None:
+    # GIVEN a full segment, an empty one, and one with free pieces before, between and behind blocks
+    segments = [Segment(begin, 100, 0, 0, False, False) for begin in (0, 100, 300)]
+    found = {}
+    for free in (5, 40):
+        blocks = [(0, 0, 60), (0, 60, 40), (2, 300 + free, 20), (2, 350 + free, 20)]
+        columns = map(np.array, zip(*blocks, strict=True))
+        layout = Layout(segments, *columns, block_stack=np.zeros(4, np.uint32))
+        found[free] = _largest_pieces(layout).tolist()
+    # THEN it is the one between, the one behind, or the one before
+    assert found == {5: [0, 100, 30], 40: [0, 100, 40]}
+    behind = Layout(segments, *(np.array([each]) for each in (2, 300, 35, 0)))
+    assert _largest_pieces(behind).tolist() == [100, 100, 65]
 
 
 def test_blocks_that_are_freed_before_the_next_larger_one() -> None:

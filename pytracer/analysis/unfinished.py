@@ -18,7 +18,6 @@ from pytracer.reading.snapshot import ALLOC, Column
 from pytracer.text import size
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a parameter
-_LEAST_LAYERS = 4
 _LEAST_STARTED = 3
 """The least number of layers that have begun: two that keep the same show what all keep."""
 
@@ -27,6 +26,9 @@ _ALIKE = 1.1
 
 _LEAST_OF_MODEL = 0.5
 """The least part of the parameters that the layers have."""
+
+_LEAST_SAVED = 0.5
+"""The least part of what the layers keep that nodes of autograd have saved."""
 
 _DEVIATION = 0.02
 """The most by which what one layer keeps is more or less than what another keeps."""
@@ -64,7 +66,8 @@ def unfinished(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Unfinish
     sizes = _sizes_of_owners(held)
     is_first_step = sum(first <= oom.event for _, first in data.boundaries) < 2
     of_optimizer = _optimizer(sizes) if is_first_step else None
-    return of_optimizer or _forward(data, oom, sizes["parameter"])
+    saved = sum(sizes["activation"].values())
+    return of_optimizer or _forward(data, oom, sizes["parameter"], saved)
 
 
 def _sizes_of_owners(held: HeldMemory) -> dict[str, dict[str, int]]:
@@ -96,10 +99,13 @@ def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:
     )
 
 
-def _forward(data: DeviceData, oom: OutOfMemory, parameters: dict[str, int]) -> Unfinished | None:
+def _forward(
+    data: DeviceData, oom: OutOfMemory, parameters: dict[str, int], saved_bytes: int
+) -> Unfinished | None:
     """Return how many layers of a model a forward pass has begun.
 
-    What each layer requests once shows it: from one to the next, as much memory is kept.
+    What each layer requests once shows it: from one to the next, as much memory is kept, most of it
+    for the backward pass. Else a second model is made, or layers are loaded.
     """
     layers = _layers(parameters)
     if layers is None:
@@ -121,6 +127,8 @@ def _forward(data: DeviceData, oom: OutOfMemory, parameters: dict[str, int]) -> 
     if best is None or len(best) > count or not _are_layers(requests, best, count):
         return None
     begun, start = len(best), int(allocated[best[0]])
+    if saved_bytes < _LEAST_SAVED * (begun - 1) * each:
+        return None
     more = start + count * each - int(allocated[oom.event])
     if begun == count or more < each:
         return None
@@ -157,7 +165,7 @@ def _layers(parameters: dict[str, int]) -> tuple[str, int] | None:
     for name, layers in sorted(lists.items(), key=lambda each: -sum(each[1].values())):
         is_main = sum(layers.values()) >= _LEAST_OF_MODEL * total
         is_alike = max(layers.values()) <= _ALIKE * min(layers.values())
-        if is_main and is_alike and len(layers) >= _LEAST_LAYERS:
+        if is_main and is_alike and len(layers) > _LEAST_STARTED:
             return name.rstrip(".") or "of the model", len(layers)
     return None
 

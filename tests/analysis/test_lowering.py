@@ -104,10 +104,10 @@ def model(layers: int = 8, name: str = "layers.{}.weight", last_kib: int = 2) ->
 
 def layer(program: Program, more_kib: int = 0) -> None:
     """Run a layer that keeps 21 KiB, and needs 3 more in between."""
-    program.alloc(8 * KIB, ATTENTION)
+    program.own(program.alloc(8 * KIB, ATTENTION), "activation", "saved_by_node", "x")
     temporary = program.alloc(3 * KIB, ATTENTION)
     for _ in range(2):
-        program.alloc(4 * KIB, NORM)
+        program.own(program.alloc(4 * KIB, NORM), "activation", "saved_by_node", "x")
     program.free(temporary)
     program.alloc((5 + more_kib) * KIB, MLP)
 
@@ -158,12 +158,20 @@ def test_a_forward_pass_of_which_too_little_is_known(
     assert progress_of(program) is None
 
 
+def test_another_model_that_is_made_is_no_forward_pass() -> None:
+    program = model()
+    for _ in range(5):
+        program.alloc(2 * KIB, ("model.py", "__init__", 2))
+        program.alloc(2 * KIB, ("model.py", "__init__", 3))
+    assert progress_of(program) is None
+
+
 def test_whole_forward_passes_are_no_layers() -> None:
     # GIVEN a list that keeps the result of a forward pass of 8 layers, in the fourth pass
     program = model()
     for _ in range(3):
         for _ in range(8):
-            program.alloc(4 * KIB, NORM)
+            program.own(program.alloc(4 * KIB, NORM), "activation", "saved_by_node", "x")
         program.alloc(8 * KIB, ATTENTION)
     assert progress_of(program) is None
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kFar = 1 << 20;         // the distance from a root, if none was found
 constexpr int kUnnamed = 1 << 10;     // that of a root without a name: any path from a name is nearer
-constexpr size_t kMaxEdges = 16;      // how many holders of one object are kept
+constexpr size_t kMaxEdges = 64;      // how many holders of one object are kept
 constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before the clock is
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
 constexpr int kHashBits = 20;
@@ -120,21 +120,24 @@ class Search {
 
   void note_holder(size_t number) {
     if (nodes_[number].distance == 0) return;
-    if (nodes_[number].depth >= bounds_.depth || nodes_[number].holders.size() >= kMaxEdges ||
+    if (asked_number_ == kNone) {
+      const auto place = numbers_.find(asked_);
+      if (place != numbers_.end()) asked_number_ = place->second;
+    }
+    const std::vector<size_t>& known = nodes_[number].holders;
+    if (asked_number_ != kNone && std::find(known.begin(), known.end(), asked_number_) != known.end()) {
+      return;
+    }
+    if (nodes_[number].depth >= bounds_.depth || known.size() >= kMaxEdges ||
         (asked_number_ == kNone && nodes_.size() >= bounds_.holders)) {
       nodes_[number].is_cut = true;
       return;
     }
-    if (asked_number_ == kNone) {
-      // A dict counts as one with the object whose attributes it has, and all tracebacks of an
-      // exception as one with it: there is one for each function that has failed.
-      const bool counts = !PyDict_CheckExact(asked_) && !PyTraceBack_Check(asked_);
-      asked_number_ = add(asked_, nodes_[number].depth + counts);
-    }
-    std::vector<size_t>& holders = nodes_[number].holders;
-    if (std::find(holders.begin(), holders.end(), asked_number_) == holders.end()) {
-      holders.push_back(asked_number_);
-    }
+    // A dict counts as one with the object whose attributes it has, and all tracebacks of an
+    // exception as one with it: there is one for each function that has failed.
+    const bool counts = !PyDict_CheckExact(asked_) && !PyTraceBack_Check(asked_);
+    asked_number_ = add(asked_, nodes_[number].depth + counts);
+    nodes_[number].holders.push_back(asked_number_);
   }
 
   // The variables of a running generator are roots.

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.holder_names import ITEM, is_garbage, is_of_exception, is_of_forward
-from pytracer.analysis.holders import Holder, Keeper, kept_bytes
+from pytracer.analysis.holder_names import is_garbage, is_of_exception, tells_where
+from pytracer.analysis.holders import Holder, Keeper, kept_bytes, main_items
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
-    has_name,
     holder_of,
     leaks_of,
     look_at,
@@ -167,7 +166,7 @@ def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggesti
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
     found = []
-    if EXHAUSTED in kinds or TOO_LARGE in kinds:
+    if {EXHAUSTED, TOO_LARGE, LARGER_INPUT}.intersection(kinds):
         found += _of_items(memory.keepers, sum(each.size_bytes for each in categories))
     if memory.loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
         why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."
@@ -202,7 +201,9 @@ def advise_at_peak(
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
     why = "Shows each line whose memory is kept from step to step."
     found = leaks_of(leaks)
-    by_name = [Suggestion("", f"{sentence(remedy(found))}.")] if has_name(holder_of(found)) else []
+    by_name = (
+        [Suggestion("", f"{sentence(remedy(found))}.")] if tells_where(holder_of(found)) else []
+    )
     return [*by_name, Suggestion(f"pytracer show {path} --leaks", why)]
 
 
@@ -278,16 +279,12 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
 
 def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
     """Return where to look if the items of one object, such as a list, keep much of the memory."""
-    most = next(iter(keepers), None)
-    if most is None or most.size_bytes < _MUCH_OF_ITEMS * held_bytes:
+    most = main_items(keepers, _MUCH_OF_ITEMS * held_bytes)
+    if most is None:
         return []
-    is_items = ITEM in most.name and ", which " not in most.name and has_name(most.name)
-    if not is_items or is_of_forward(most.name):
-        return []
-    text = f"Look at {most.name}, which keeps {size(most.size_bytes)}."
-    if 2 * most.unknown_bytes < most.size_bytes:  # most is saved by nodes
-        text = f"{sentence(look_at(most.name, size(most.size_bytes)))}."
-    return [Suggestion("", text)]
+    is_graph = 2 * most.unknown_bytes < most.size_bytes  # most is saved by nodes
+    text = look_at(most.name, size(most.size_bytes), is_graph=is_graph)
+    return [Suggestion("", f"{sentence(text)}.")]
 
 
 def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:

@@ -12,11 +12,10 @@ from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
-from pytracer.analysis.holder_names import kept_by_text
+from pytracer.analysis.holder_names import kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
-    has_name,
     leaks_of,
     rate_text,
     since_text,
@@ -280,7 +279,7 @@ def _unknown(explanation: Explanation, unknown_bytes: int) -> list[tuple[int, st
     named = [
         (each.unknown_bytes, f"{kept_by_text(each.name)}:")
         for each in explanation.keepers
-        if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and has_name(each.name)
+        if each.unknown_bytes >= MUCH_KEPT * explanation.held_bytes and tells_where(each.name)
     ]
     return [*named, (unknown_bytes - sum(size_bytes for size_bytes, _ in named), NO_CATEGORY)]
 

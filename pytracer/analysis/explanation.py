@@ -21,7 +21,14 @@ from pytracer.analysis.device_data import DeviceData, chosen_devices, device_dat
 from pytracer.analysis.earlier_requests import earlier_requests
 from pytracer.analysis.held_memory import HeldMemory, held_memory
 from pytracer.analysis.holder_names import is_garbage, is_of_exception
-from pytracer.analysis.holders import Holder, Keeper, holders_of, keepers_of, kept_bytes
+from pytracer.analysis.holders import (
+    Holder,
+    Keeper,
+    holders_of,
+    keepers_of,
+    kept_bytes,
+    main_items,
+)
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
 from pytracer.analysis.loss_memory import loss_bytes
@@ -325,6 +332,9 @@ def _surroundings(
 ) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
+    sizes = {found.key[0]: found.size_bytes for found in held.group("category")}
+    items = main_items(keepers, 0)
+    has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     return Surroundings(
         is_cpu=data.is_cpu is True,
         expands=expands(data),
@@ -336,7 +346,11 @@ def _surroundings(
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, held) if why is None else None,
-        has_step=sum(first <= oom.event for _, first in data.boundaries) > 1,
+        items_bytes=0 if items is None else items.size_bytes,
+        is_first_backward=not has_step
+        and "optimizer_state" not in sizes
+        and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),
+        has_step=has_step,
     )
 
 

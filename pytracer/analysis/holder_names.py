@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from typing import TypeGuard
 
 import numpy as np
 
@@ -41,6 +42,11 @@ def is_of_exception(holder: str) -> bool:
 def is_of_forward(holder: str) -> bool:
     """Return whether a forward pass that runs keeps memory, in a variable or in its items."""
     return _OF_FORWARD.search(holder) is not None
+
+
+def tells_where(holder: str | None) -> TypeGuard[str]:
+    """Return whether the text of a holder tells where in the program to look."""
+    return holder is not None and holder != NO_TENSOR and not holder.startswith(TEMPORARY)
 
 
 def is_variable(holder: str) -> bool:

@@ -1,7 +1,7 @@
 """Who holds memory at one moment: call sites with their callers and the age of their blocks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import UNKNOWN
@@ -9,7 +9,13 @@ from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
-from pytracer.analysis.holder_names import ITEM, has_holders, main_holder
+from pytracer.analysis.holder_names import (
+    ITEM,
+    has_holders,
+    is_of_forward,
+    main_holder,
+    tells_where,
+)
 from pytracer.reading.snapshot import Frame
 
 
@@ -89,6 +95,20 @@ def keepers_of(held: HeldMemory) -> list[Keeper]:
             sizes[name][1] += part.size_bytes * (category == UNKNOWN)
     found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
+
+
+def main_items(keepers: Sequence[Keeper], least_bytes: float) -> Keeper | None:
+    """Return the object whose items keep most, if it tells where to look; None if that is less.
+
+    Args:
+        keepers: All objects, those that keep most first.
+        least_bytes: What it keeps at least.
+    """
+    most = next(iter(keepers), None)
+    if most is None or most.size_bytes < least_bytes:
+        return None
+    is_items = ITEM in most.name and ", which " not in most.name and tells_where(most.name)
+    return most if is_items and not is_of_forward(most.name) else None
 
 
 def kept_bytes(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:

@@ -119,6 +119,8 @@ class Surroundings:
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
+        items_bytes: What the items of the one object keep, such as a list, that keep most.
+        is_first_backward: Whether gradients are there, and no step nor states of an optimizer.
         has_step: Whether a step of the program had ended before.
     """
 
@@ -132,6 +134,8 @@ class Surroundings:
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
     splits_all: bool = True
+    items_bytes: int = 0
+    is_first_backward: bool = False
     has_step: bool = False
 
 
@@ -156,7 +160,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         return [_of_enough_memory(oom)]
     if around.splits_all and (oom.own_pool_largest_bytes or 0) >= oom.requested_bytes:
         return [_of_freed_memory(oom)]
-    exhausted = list(_exhausted(oom, sample, around.progress))
+    exhausted = list(_exhausted(oom, sample, around))
     # If little of the memory is of no use, the program soon needs more than that.
     unused = around.garbage_bytes + around.exception_bytes
     if not exhausted or unused >= MUCH_UNUSED * sample.allocated_bytes:
@@ -173,6 +177,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         exhausted = [_too_large(oom, sample)]
     if exhausted:
         return [_with_growth(exhausted[0], oom, around)]
+    if not is_free and _is_larger_input(oom, around):
+        return [_with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)]
     return [
         _of_enough_memory(oom) if is_free else Verdict(UNKNOWN, _why_unknown(oom, sample, around))
     ]
@@ -302,50 +308,73 @@ def _fragmented(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
 def _is_known(oom: OutOfMemory, around: Surroundings) -> bool:
     """Return whether what the program needs next is known, or so much is free that it may need it.
 
-    A first step may need any amount.
+    A first step may need any amount, and so may one that needs more than those before.
     """
     own, sample = oom.own_pool_free_bytes, oom.sample
-    if around.has_step or _had_as_much(oom) or own is None or sample is None:
+    if _had_as_much(oom, around) or own is None or sample is None:
+        return True
+    if around.has_step and not _is_larger_input(oom, around):
         return True
     return own >= MUCH_IN_PIECES * (sample.reserved_bytes + oom.available_bytes)
 
 
-def _had_as_much(oom: OutOfMemory) -> bool:
-    """Return whether the program has had as much memory as with the allocation that failed."""
-    if oom.sample is None or oom.earlier_peak_bytes is None:
+def _had_as_much(oom: OutOfMemory, around: Surroundings) -> bool:
+    """Return whether the program has had as much memory as with the allocation that failed.
+
+    A first backward pass has less than the forward pass before it, but gradients and the states of
+    an optimizer are to come.
+    """
+    if oom.sample is None or oom.earlier_peak_bytes is None or around.is_first_backward:
         return False
     return oom.sample.allocated_bytes + oom.requested_bytes <= oom.earlier_peak_bytes
 
 
-def _exhausted(
-    oom: OutOfMemory, sample: UsageSample, progress: Unfinished | None
-) -> Iterator[Verdict]:
+def _is_larger_input(oom: OutOfMemory, around: Surroundings) -> bool:
+    """Return whether the step needs more than those before, and not because a list has grown."""
+    if around.earlier is None or not around.earlier.are_smaller(oom.requested_bytes):
+        return False
+    allocated = 0 if oom.sample is None else oom.sample.allocated_bytes
+    return 2 * around.items_bytes < allocated or allocated == 0
+
+
+def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Iterator[Verdict]:
     total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
     wanted = held + oom.requested_bytes
     # A program that has had as much before can go on, if only the memory were in one piece. And a
     # request for more than half of the memory is too large by itself.
-    if _had_as_much(oom) or oom.requested_bytes > total // 2:
+    if _had_as_much(oom, around) or oom.requested_bytes > total // 2:
         return
     unsure = sample.uncertain_bytes or 0
     is_full = held - unsure >= NEARLY_ALL * total
     if not is_full and not (wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total):
         return
+    yield Verdict(EXHAUSTED, _use_text(oom, sample, around))
+
+
+def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:
+    """Return how much of the memory was allocated, and what was still needed, if that is known."""
+    total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
+    wanted, pieces = held + oom.requested_bytes, sample.free_bytes
     text = (
         f"{size(held)} of the {size(total)} that the allocator could have were allocated "
         f"({100 * held // total} %)"
     )
-    pieces = sample.free_bytes
-    if progress is not None:
-        text += f". {progress.text}."
+    if around.progress is not None:
+        text += f". {around.progress.text}."
     else:
-        text += f", and with this request it would be {size(wanted)}, more than ever before in the "
-        text += "recording"
+        text += f", and with this request it would be {size(wanted)}"
+        if wanted > (oom.earlier_peak_bytes or 0):
+            text += ", more than ever before in the recording"
         if wanted > total:
             text += f": at least {size(wanted - total)} are missing"
         elif pieces:
             text += f"; {size(pieces)} were free in pieces"
-        text += ". What the program needs after this is unknown."
-    yield Verdict(EXHAUSTED, text + _held_outside(oom))
+        text += ". "
+        if around.is_first_backward:
+            text += "Other gradients, and the states of an optimizer, are to come."
+        else:
+            text += "What the program needs after this is unknown."
+    return text + _held_outside(oom)
 
 
 def _limit(oom: OutOfMemory) -> Iterator[Verdict]:
@@ -422,7 +451,7 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
     earlier, asked = around.earlier, size(oom.requested_bytes)
     if earlier is None:
         return verdict
-    if earlier.are_smaller(oom.requested_bytes):
+    if _is_larger_input(oom, around):
         return Verdict(
             LARGER_INPUT,
             f"this line has requested at most {size(earlier.most_bytes)} at once in the "

@@ -99,6 +99,8 @@ def earlier(**changes: int) -> EarlierRequests:
 
 
 GROWS = {"earlier_peak_bytes": 8 * GIB}
+LARGER = {"earlier": earlier(most_bytes=GIB // 2)}
+SOME_PIECES = {"own_pool_free_bytes": 12 * GIB // 5, **GROWS}
 POOL: dict[str, Any] = {
     "own_pool_free_bytes": 0,
     "other_pool": FreePool("(0, 3)", segment_bytes=2 * GIB, call_site=None),
@@ -189,7 +191,14 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(5 * GIB + 1), {"earlier": earlier(most_bytes=4 * GIB)}, [LARGER_INPUT]),
         (oom(5 * GIB + 1), {"earlier": earlier(most_bytes=4 * GIB + 2)}, [TOO_LARGE]),
         (oom(5 * GIB + 1), {"earlier": earlier(steps=2)}, [TOO_LARGE]),
-        (oom(5 * GIB), {"earlier": earlier()}, [UNKNOWN]),
+        (oom(5 * GIB), {"earlier": earlier()}, [LARGER_INPUT]),
+        # What earlier steps had does not show what a larger one needs.
+        (oom(5 * GIB // 2, **SOME_PIECES), {"has_step": True}, [FRAGMENTED]),
+        (oom(5 * GIB // 2, **SOME_PIECES), {"has_step": True, **LARGER}, [LARGER_INPUT]),
+        (full(5 * GIB // 4, **GROWS), LARGER, [LARGER_INPUT]),
+        (full(5 * GIB // 4, **GROWS), {**LARGER, "items_bytes": 19 * GIB // 4}, [EXHAUSTED]),
+        # In a first backward pass, gradients and states are to come.
+        (full(5 * GIB // 4), {"is_first_backward": True}, [EXHAUSTED]),
         (full(5 * GIB // 4 + 1, **GROWS), {"earlier": earlier()}, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         (oom(3 * GIB), {"is_cpu": True, "earlier": earlier()}, [LARGER_INPUT]),

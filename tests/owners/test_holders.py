@@ -331,6 +331,14 @@ def in_a_cycle_that_is_held() -> str:
     return holder() if kept else ""
 
 
+def in_a_reference_cycle_of_many() -> str:
+    root = Trainer()
+    root.state.children = [SimpleNamespace(parent=root) for _ in range(40)]
+    root.state.kept = wanted()
+    del root
+    return holder()
+
+
 PATHS: dict[Callable[[], str], str] = {
     in_a_variable: "kept of in_a_variable()",
     in_a_list: "kept[1] of in_a_list()",
@@ -369,6 +377,7 @@ PATHS: dict[Callable[[], str], str] = {
     in_an_exception_while_another_is_handled: "lost of _fail(), which the traceback of an "
     "exception of in_an_exception_while_another_is_handled() keeps",
     in_a_reference_cycle: "a reference cycle of Trainer, which gc.collect() would free",
+    in_a_reference_cycle_of_many: "a reference cycle of Trainer, which gc.collect() would free",
     in_a_cycle_that_is_held: "kept[0].kept of in_a_cycle_that_is_held()",
 }
 

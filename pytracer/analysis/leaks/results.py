@@ -2,19 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import numpy as np
 
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
-from pytracer.analysis.holder_names import (
-    NO_TENSOR,
-    TEMPORARY,
-    is_garbage,
-    kept_by_text,
-    main_holder,
-)
+from pytracer.analysis.holder_names import is_garbage, kept_by_text, main_holder, tells_where
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, size
 
@@ -225,15 +219,10 @@ def source_text(growths: Sequence[Growth]) -> str:
     return where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
 
 
-def has_name(holder: str | None) -> TypeGuard[str]:
-    """Return whether the text of a holder tells where in the program to look."""
-    return holder is not None and holder != NO_TENSOR and not holder.startswith(TEMPORARY)
-
-
 def remedy(growths: Sequence[Growth]) -> str:
     """Return what to do against leaks, as a sentence without a capital letter and a full stop."""
     holder = holder_of(growths)
-    if not has_name(holder):
+    if not tells_where(holder):
         return (
             "find what stores the memory that these lines allocate and outlives the step: a list, "
             "a cache, a closure, or a loss that keeps its graph"
@@ -245,15 +234,16 @@ def remedy(growths: Sequence[Growth]) -> str:
             "find where the program makes a module, a parameter or a larger buffer in each step, "
             "and keeps it"
         )
-    return look_at(holder, "the memory")
+    is_graph = len({growth.frames[0] for growth in growths if growth.frames}) > 1
+    return look_at(holder, "the memory", is_graph=is_graph)
 
 
-def look_at(holder: str, what: str) -> str:
+def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return the remedy against memory that an object keeps, as `remedy` does."""
-    return (
-        f"look at {holder}, which keeps {what}. A loss, for example, keeps its graph until "
-        "backward(), and loss.item() does not"
-    )
+    text = f"look at {holder}, which keeps {what}"
+    if is_graph:
+        text += ". A loss, for example, keeps its graph until backward(), and loss.item() does not"
+    return text
 
 
 def _caller(growths: Sequence[Growth]) -> Frame | None:

@@ -26,6 +26,8 @@ KEYS = (
 )
 """What memory can be grouped by; `groups` makes "line" and "caller" of the stacks."""
 
+_SEVERAL = 3  # graphs of forward passes; two losses may be summed
+
 _MOST_COUNTED = 2**20
 """Up to so many codes are counted, which is faster than to sort them and takes 16 MB."""
 
@@ -155,13 +157,21 @@ class HeldMemory:
     def unusual_holder(self) -> Column:
         """The same, without variables of functions that keep the graph of the current step.
 
-        Those are what a forward pass keeps by itself. Without steps, all graphs count as such.
+        Those are what a forward pass keeps by itself. Without steps, all graphs count as such. One
+        that keeps the graphs of several passes, as the sum of their losses, is unusual, too.
         """
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
         is_activation = self.is_in({"activation"})
         of_variable = texts_matching(is_variable, self.data.snapshot.strings, self.holder)
-        return np.where(is_new & is_activation & of_variable, 0, self.holder)
+        is_usual = is_new & is_activation & of_variable
+        for holder in np.unique(self.holder[is_usual]).tolist():
+            of_holder = is_usual & (self.holder == holder)
+            # Each pass has its own loss, if nothing else, which no loop over layers repeats.
+            passes = np.unique(self.column("stack")[of_holder], return_counts=True)[1].min()
+            if passes >= _SEVERAL:
+                is_usual &= ~of_holder
+        return np.where(is_usual, 0, self.holder)
 
     @cached_property
     def _categories(self) -> BlockCategories:

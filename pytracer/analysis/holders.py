@@ -8,11 +8,13 @@ from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
-from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, total_of
+from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, sum_by_group, total_of
 from pytracer.analysis.holder_names import (
     ITEM,
     has_holders,
+    holder_names,
     is_of_forward,
+    is_variable,
     main_holder,
     tells_where,
 )
@@ -86,19 +88,23 @@ class Keeper:
 def keepers_of(held: HeldMemory) -> list[Keeper]:
     """Return the Python objects that keep memory, those that keep most first."""
     sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for part in held.group("category", "holder"):
-        category, name = part.key
+    names, group = holder_names(held.data.snapshot.strings, held.unusual_holder)
+    size_bytes = held.column("size_bytes")
+    of_all = sum_by_group(group, size_bytes, len(names))
+    of_unknown = sum_by_group(group, size_bytes * held.is_in({UNKNOWN}), len(names))
+    for name, *of_name in zip(names, of_all.tolist(), of_unknown.tolist(), strict=True):
         if name is not None:
             path, item, rest = name.partition(ITEM)
             name = path + item + rest[max(rest.find(" of "), 0) :] if item else name
-            sizes[name][0] += part.size_bytes
-            sizes[name][1] += part.size_bytes * (category == UNKNOWN)
+            sizes[name] = [sum(each) for each in zip(sizes[name], of_name, strict=True)]
     found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
 
 
 def main_items(keepers: Sequence[Keeper], least_bytes: float) -> Keeper | None:
-    """Return the object whose items keep most, if it tells where to look; None if that is less.
+    """Return the object whose items keep most, or a variable that keeps several graphs.
+
+    None if that is less, or does not tell where to look.
 
     Args:
         keepers: All objects, those that keep most first.
@@ -108,7 +114,8 @@ def main_items(keepers: Sequence[Keeper], least_bytes: float) -> Keeper | None:
     if most is None or most.size_bytes < least_bytes:
         return None
     is_items = ITEM in most.name and ", which " not in most.name and tells_where(most.name)
-    return most if is_items and not is_of_forward(most.name) else None
+    is_graphs = is_variable(most.name) and 2 * most.unknown_bytes < most.size_bytes
+    return most if (is_items or is_graphs) and not is_of_forward(most.name) else None
 
 
 def kept_bytes(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:

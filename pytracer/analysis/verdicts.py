@@ -47,6 +47,9 @@ They take several hundred MiB on current devices, and the program cannot give th
 NEARLY_ALL = 0.85
 """The part of the memory that the program has allocated when it is nearly exhausted."""
 
+MOST = 0.7
+"""The same where a forward pass or an optimizer is known to need more than all that is free."""
+
 UNUSABLE_PART = 2**-10
 """The part of the device that its driver may refuse although it reports it as free.
 
@@ -345,7 +348,11 @@ def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> I
     if _had_as_much(oom, around) or oom.requested_bytes > total // 2:
         return
     unsure = sample.uncertain_bytes or 0
-    is_full = held - unsure >= NEARLY_ALL * total
+    progress = around.progress
+    is_short = (
+        progress is not None and progress.more_bytes > oom.available_bytes + sample.free_bytes
+    )
+    is_full = held - unsure >= (MOST if is_short else NEARLY_ALL) * total
     if not is_full and not (wanted <= total and wanted - unsure >= ALL_BUT_PIECES * total):
         return
     yield Verdict(EXHAUSTED, _use_text(oom, sample, around))

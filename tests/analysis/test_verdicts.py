@@ -85,6 +85,13 @@ def full(requested: int, uncertain_bytes: int = 0, **changes: Any) -> OutOfMemor
     )
 
 
+def used(allocated: int) -> OutOfMemory:
+    """Return a request for 2.5 GiB next to bytes in use of 12 GiB, more than ever before."""
+    sizes = dict.fromkeys(("requested_bytes", "allocated_bytes", "active_bytes"), allocated)
+    pieces = 10 * GIB - allocated
+    return oom(5 * GIB // 2, sample=sample(**sizes), own_pool_free_bytes=pieces, **GROWS)
+
+
 AROUND = Surroundings(is_cpu=False, expands=False, outside_bytes=None, why_no_history=None)
 
 
@@ -99,6 +106,7 @@ def earlier(**changes: int) -> EarlierRequests:
 
 
 GROWS = {"earlier_peak_bytes": 8 * GIB}
+SHORT = {"progress": Unfinished("In layer 3 of 9", 4 * GIB)}
 LARGER = {"earlier": earlier(most_bytes=GIB // 2)}
 SOME_PIECES = {"own_pool_free_bytes": 12 * GIB // 5, **GROWS}
 POOL: dict[str, Any] = {
@@ -197,6 +205,10 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(5 * GIB // 2, **SOME_PIECES), {"has_step": True, **LARGER}, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), LARGER, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), {**LARGER, "items_bytes": 19 * GIB // 4}, [EXHAUSTED]),
+        # The rest of a forward pass needs more than all that is free, and 70 % are allocated.
+        (used(42 * GIB // 5 + 1), SHORT, [EXHAUSTED]),
+        (used(42 * GIB // 5), SHORT, [UNKNOWN]),
+        (used(42 * GIB // 5 + 1), {}, [UNKNOWN]),
         # In a first backward pass, gradients and states are to come.
         (full(5 * GIB // 4), {"is_first_backward": True}, [EXHAUSTED]),
         (full(5 * GIB // 4 + 1, **GROWS), {"earlier": earlier()}, [LARGER_INPUT]),

@@ -240,6 +240,27 @@ def test_where_to_look(holder: str, category: str, expected: str | None) -> None
         assert len(looks[0]) == len(expected) or category == "activation"
 
 
+@pytest.mark.parametrize(
+    ("passes", "losses", "is_named"), [(3, 3, True), (2, 2, False), (3, 1, False)]
+)
+def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) -> None:
+    # GIVEN a variable that keeps what layers saved, in passes or in a loop, and their losses
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": 40 * MIB})
+    for line in [*[MODEL] * 4 * passes, *[("loss.py", "loss_of", 1)] * losses]:
+        address = program.alloc(KIB, line)
+        program.own(address, "activation", "saved_by_node", "MmBackward0.self")
+        program.hold(address, "total of main()")
+    program.out_of_memory(40 * MIB, 0)
+    (found,) = explain(program.snapshot())
+    # THEN it is where to look if each of three passes has its own loss
+    looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
+    expected = (
+        f"Look at total of main(), which keeps {4 * passes + losses} KiB. A loss, for example"
+    )
+    assert [look.startswith(expected) for look in looks] == [True] * is_named
+
+
 SCORES = 600 * KIB  # so that the blocks of a test fill a segment
 CROSS_ENTROPY = ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "cross_entropy", 1)
 LOSS_IN_PARTS = (

@@ -51,6 +51,7 @@ WHERE = {
     "test_oom::test_the_log_explains_the_out_of_memory": (EACH_BACKEND, "the device's totals"),
     "test_oom::test_an_explanation_that_is_not_possible": (ONCE, "the log"),
     "test_oom::test_a_log_that_fails": (EACH_BACKEND, "exceptions in the observer"),
+    "test_oom_cases": (ONCE, "rules of the analysis"),
     "test_owners": (EACH_BACKEND, "the backend's allocators of workspaces and caches"),
     "test_parity": (EACH_VERSION, "the events, next to torch's own recorder"),
     "test_parity_processes": (EACH_VERSION_IN_LONG, "the events, next to torch's own recorder"),

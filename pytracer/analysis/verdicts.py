@@ -97,9 +97,9 @@ class Verdict:
             graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
             ever before, so it may need more than this allocation. "too large": no allocator could
             have served the allocation next to the memory that the program held. In place of these
-            two, "larger input" if the line has requested less in each earlier step, and "replaced
-            by larger" if the line replaces its blocks by larger ones within the step. "can't tell":
-            none of these is certain.
+            two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
+            in each earlier step; and in place of the two, "replaced by larger" if the line replaces
+            its blocks by larger ones within the step. "can't tell": none of these is certain.
         text: The figures that decided, as sentences.
     """
 

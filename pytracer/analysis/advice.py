@@ -172,9 +172,17 @@ def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggesti
         why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."
         found.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
     found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
-    total = 0 if sample is None else sample.reserved_bytes + memory.oom.available_bytes
+    total, missing, asked = 0, 0, memory.oom.requested_bytes
+    if sample is not None:
+        total = sample.reserved_bytes + memory.oom.available_bytes
+        missing = asked + sample.allocated_bytes - total
+    if TOO_LARGE in kinds and 2 * asked > total:
+        why = (
+            f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
+        )
+        found.append(Suggestion("", why))
     is_needed = is_needed and (not found or LARGER_INPUT in kinds)
-    texts = lowering(categories, memory.progress, total, is_needed=is_needed)
+    texts = lowering(categories, memory.progress, total, missing, is_needed=is_needed)
     return found + [Suggestion("", text) for text in texts]
 
 

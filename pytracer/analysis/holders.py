@@ -10,6 +10,7 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, sum_by_group, total_of
 from pytracer.analysis.holder_names import (
+    INSIDE,
     ITEM,
     has_holders,
     holder_names,
@@ -113,7 +114,8 @@ def main_items(keepers: Sequence[Keeper], least_bytes: float) -> Keeper | None:
     most = next(iter(keepers), None)
     if most is None or most.size_bytes < least_bytes:
         return None
-    is_items = ITEM in most.name and ", which " not in most.name and tells_where(most.name)
+    has_items = ITEM in most.name or INSIDE in most.name
+    is_items = has_items and ", which " not in most.name and tells_where(most.name)
     is_graphs = is_variable(most.name) and 2 * most.unknown_bytes < most.size_bytes
     return most if (is_items or is_graphs) and not is_of_forward(most.name) else None
 

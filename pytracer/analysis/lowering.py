@@ -24,6 +24,7 @@ def lowering(
     categories: Sequence[CategoryUsage],
     progress: Unfinished | None = None,
     total_bytes: int = 0,
+    missing_bytes: int = 0,
     *,
     is_needed: bool = False,
 ) -> list[str]:
@@ -33,6 +34,7 @@ def lowering(
         categories: What the memory was for.
         progress: What was not finished when memory ran out; None: unknown.
         total_bytes: The memory that the allocator could have; 0: unknown.
+        missing_bytes: How much more was needed at least: if all remedies save less, none is named.
         is_needed: Whether only less memory helps. Then there is always a sentence.
     """
     sizes = {usage.category: usage.size_bytes for usage in categories}
@@ -49,8 +51,10 @@ def lowering(
         (saved, "checkpointing", "up to "),
         (states, "an 8-bit or sharded optimizer", ""),
     ]
+    if max(of_batch // 2, saved) + states < missing_bytes:
+        found = []
     saving = [(name, f"{most}{size(less)}") for less, name, most in found if less >= least]
-    if not is_needed and (saved < least or states < least):
+    if not is_needed and (not saving or saved < least or states < least):
         return []
     texts = [f"{part} of this batch fits"] if part else []
     texts += [" saves ".join(one) for one in saving[:1]] + [" ".join(one) for one in saving[1:]]

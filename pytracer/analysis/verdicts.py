@@ -180,7 +180,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         exhausted = [_too_large(oom, sample)]
     if exhausted:
         return [_with_growth(exhausted[0], oom, around)]
-    if not is_free and _is_larger_input(oom, around):
+    has_replaced = around.earlier is not None and around.earlier.replaced > 0
+    if not is_free and (has_replaced or _is_larger_input(oom, around)):
         return [_with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)]
     return [
         _of_enough_memory(oom) if is_free else Verdict(UNKNOWN, _why_unknown(oom, sample, around))

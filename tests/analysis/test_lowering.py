@@ -81,6 +81,16 @@ def test_little_is_not_named() -> None:
     assert len(lowering(usage(optimizer_state=GIB, activation=GIB))) == 1
 
 
+@pytest.mark.parametrize(("missing", "is_named"), [(3 * GIB // 2, True), (3 * GIB // 2 + 1, False)])
+def test_too_little_is_not_named(missing: int, is_named: bool) -> None:
+    # GIVEN 1 GiB of activations and 512 MiB of states that could be saved
+    sizes = {"activation": GIB, "optimizer_state": 2 * GIB // 3 + 1}
+    for is_needed in (False, True):
+        texts = lowering(usage(**sizes), missing_bytes=missing, is_needed=is_needed)
+        assert ("By estimate" in "".join(texts)) == is_named
+        assert len(texts) == is_named or is_needed
+
+
 def test_what_checkpoints_keep_is_not_saved() -> None:
     owners = [Owner("checkpoint.argument", GIB, GIB, 1), Owner("MmBackward0.self", GIB, GIB, 1)]
     (text,) = lowering([CategoryUsage("activation", 2 * GIB, 0, 2, 0, owners)], is_needed=True)

@@ -214,6 +214,7 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (full(5 * GIB // 4 + 1, **GROWS), {"earlier": earlier()}, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         (oom(3 * GIB), {"is_cpu": True, "earlier": earlier()}, [LARGER_INPUT]),
+        (oom(5 * GIB), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         # No usage at all.
         (oom(GIB, sample=None), {"why_no_history": "reason"}, [UNKNOWN]),
         (oom(GIB, sample=sample(uncertain_bytes=None)), {}, [UNKNOWN]),

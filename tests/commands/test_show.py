@@ -136,8 +136,8 @@ def test_too_large() -> None:
                  outside the allocator is unknown.
          held    1 MiB at that moment
          lines   1 MiB  model.py:3 forward ← train.py:8 step
-         do      The program must hold less: a smaller batch, checkpointing, a smaller
-                 optimizer.
+         do      This line asks for 40 MiB at once: look at its shapes, or compute it in
+                 parts.
                  export PYTRACER_STEP_FROM=optimizer
                  Records steps, without which a leak cannot be seen, in the next run.
          more    pytracer show oom.pickle --all

@@ -1,0 +1,464 @@
+"""Programs that run out of memory for a known reason; see test_oom_cases.py.
+
+    python oom_cases.py NAME
+
+Each is a job as people write it, on a device of 2 GiB, which marks no steps. The first line of its
+docstring is the truth. With REMEDY, a program does what would help; PART divides its batches.
+"""
+
+import collections
+import functools
+import os
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+torch.backends.cudnn.enabled = False  # the simulated one has no convolutions
+DEVICE = torch.device("cuda:0")
+FIXED = "REMEDY" in os.environ
+PART = int(os.environ.get("PART", "1"))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        split = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2)).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, width: int = 256, layers: int = 6, words: int = 8192, room: int = 4096):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(words, width), nn.Embedding(room, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+        self.checkpoints = False
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        return x
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(tokens))
+
+
+class ConvNet(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.stages = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
+        self.classify = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.stem(x))
+        for stage in self.stages:
+            x = functional.relu(stage(x))
+        return self.classify(x.mean((2, 3)))
+
+
+def tokens(batch: int = 4, length: int = 128, words: int = 8192) -> torch.Tensor:
+    return torch.randint(0, words, (max(batch // PART, 1), length), device=DEVICE)
+
+
+def images(batch: int = 16, side: int = 32) -> torch.Tensor:
+    return torch.randn(max(batch // PART, 1), 3, side, side, device=DEVICE)
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    scores = model(ids)
+    return functional.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+
+def gpt(**kinds: int) -> tuple[GPT, torch.optim.Optimizer]:
+    model = GPT(**kinds).to(DEVICE)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def running_loss() -> None:
+    """Leak: the running mean of a validation's loss keeps the graph of each step, in `running`."""
+    model, optimizer = gpt()
+    running = 0.0
+    for _ in range(100):
+        update(optimizer, loss_of(model, tokens()))
+        validation = loss_of(model, tokens())
+        running = 0.9 * running + (validation.item() if FIXED else validation)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model, self.optimizer = gpt()
+        self.logs: dict[str, list[object]] = {"loss": [], "grads": []}
+
+    def training_step(self, ids: torch.Tensor) -> torch.Tensor:
+        return loss_of(self.model, ids)
+
+    def log_gradients(self) -> None:
+        norms = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        self.logs["grads"].append({n: g.norm().item() if FIXED else g for n, g in norms.items()})
+
+    def fit(self, steps: int) -> None:
+        for _ in range(steps):
+            loss = self.training_step(tokens())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.log_gradients()
+            self.optimizer.step()
+
+
+def trainer_logs_gradients() -> None:
+    """Leak: a trainer logs the gradients of each step, in `logs`."""
+    Trainer().fit(100)
+
+
+features: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+
+
+def hooks_keep_activations() -> None:
+    """Leak: forward hooks keep the outputs of convolutions, in `features`."""
+    model = ConvNet().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and not FIXED:
+            module.register_forward_hook(lambda _m, _i, out, name=name: features[name].append(out))
+    for _ in range(200):
+        update(optimizer, model(images(16, 64)).square().mean())
+
+
+@functools.lru_cache(maxsize=4 if FIXED else None)
+def causal_mask(length: int) -> torch.Tensor:
+    return torch.ones(length, length, device=DEVICE).triu(1)
+
+
+def masks_in_lru_cache() -> None:
+    """Leak: an lru_cache without a limit keeps a mask for each length: causal_mask."""
+    model, optimizer = gpt()
+    for step in range(400):
+        length = 1000 + step
+        loss = loss_of(model, tokens(1, 64)) + causal_mask(length).mean()
+        update(optimizer, loss)
+
+
+def memo_in_a_closure() -> None:
+    """Leak: a decorator's closure keeps the hidden states of each batch, in `memo`."""
+
+    def memoised(function):
+        memo: dict[int, torch.Tensor] = {}
+
+        @functools.wraps(function)
+        def call(key: int, ids: torch.Tensor) -> torch.Tensor:
+            if key not in memo:
+                memo[key] = function(key, ids)
+            if FIXED:
+                return memo.pop(key)
+            return memo[key]
+
+        return call
+
+    teacher = GPT().to(DEVICE).eval()
+    student, optimizer = gpt(layers=2)
+
+    @memoised
+    @torch.no_grad()
+    def teach(key: int, ids: torch.Tensor) -> torch.Tensor:
+        return teacher(ids)
+
+    for number in range(300):
+        ids = tokens()
+        update(optimizer, functional.mse_loss(student(ids), teach(number, ids)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias_cache: dict[int, torch.Tensor] = {}
+        self.project = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length not in self.bias_cache:
+            self.bias_cache[length] = torch.randn(8, length, length, device=x.device)
+        if FIXED and len(self.bias_cache) > 4:
+            self.bias_cache.pop(next(iter(self.bias_cache)))
+        return self.project(x) * self.bias_cache[length].mean()
+
+
+def module_caches_biases() -> None:
+    """Leak: a module keeps a bias for each length that it has seen, in `bias_cache`."""
+    model = nn.Sequential(Attention(), Attention()).to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(200):
+        update(optimizer, model(torch.randn(2, 700 + step, 64, device=DEVICE)).mean())
+
+
+def errors_are_kept() -> None:
+    """Exception or leak: `failures` keeps exceptions, whose tracebacks keep forward passes."""
+    model, optimizer = gpt()
+    failures: list[object] = []
+
+    def check(ids: torch.Tensor) -> torch.Tensor:
+        scores = model(ids)
+        if random.random() < 0.7:
+            raise ValueError("a sequence without an end")
+        return scores.mean()
+
+    random.seed(0)
+    for _ in range(200):
+        try:
+            update(optimizer, check(tokens()))
+        except ValueError as error:
+            failures.append(str(error) if FIXED else error)
+
+
+def retry_with_half_a_batch() -> None:
+    """Exception: the retry runs in the except of a batch that did not fit."""
+    model, optimizer = gpt()
+    ids = tokens(64, 256)
+    for _ in range(3):
+        update(optimizer, loss_of(model, tokens()))
+    try:
+        update(optimizer, loss_of(model, ids))
+    except torch.OutOfMemoryError:
+        if not FIXED:
+            optimizer.zero_grad()
+            torch.cuda.empty_cache()
+            for half in ids.chunk(4):
+                update(optimizer, loss_of(model, half))
+    if FIXED:
+        optimizer.zero_grad()
+        for half in ids.chunk(4):
+            update(optimizer, loss_of(model, half))
+
+
+def replay_in_a_deque() -> None:
+    """Leak: a replay memory on the device, whose deque has room for far more than fits."""
+    policy = nn.Sequential(nn.Linear(4096, 256), nn.ReLU(), nn.Linear(256, 8)).to(DEVICE)
+    optimizer = torch.optim.Adam(policy.parameters())
+    memory: collections.deque = collections.deque(maxlen=50 if FIXED else 100_000)
+    for _ in range(300):
+        seen = torch.randn(512, 4096, device=DEVICE)
+        memory.append((seen, policy(seen).detach()))
+        state, _ = random.choice(memory)
+        update(optimizer, policy(state).mean())
+
+
+def checkpoint_on_the_device() -> None:
+    """Exhausted: the loaded state of model and optimizer stays on the device, in `state`."""
+    model, optimizer = gpt(width=768, layers=8)
+    loss_of(model, tokens()).backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, "checkpoint.pt")
+    del model, optimizer, state
+    where = "cpu" if FIXED else "cuda:0"
+    state = torch.load("checkpoint.pt", map_location=where, weights_only=True)
+    model, optimizer = gpt(width=768, layers=8)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for _ in range(5):
+        update(optimizer, loss_of(model, tokens(4, 448)))
+
+
+def adamw_first_step() -> None:
+    """Exhausted: parameters and gradients fit, the states of AdamW do not."""
+    layers = 5 if FIXED else 11
+    model, optimizer = gpt(width=1024, layers=layers)
+    loss_of(model, tokens(1, 64)).backward()
+    optimizer.step()
+
+
+def accumulation_by_summing() -> None:
+    """Exhausted: the graphs of 32 micro-batches live until one backward, by `losses`."""
+    model, optimizer = gpt()
+    for _ in range(3):
+        losses = []
+        for _ in range(32):
+            loss = loss_of(model, tokens(8, 128)) / 32
+            if FIXED:
+                loss.backward()
+            else:
+                losses.append(loss)
+        if losses:
+            torch.stack(losses).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def shared_card_with_a_limit() -> None:
+    """Limit: half of the device is allowed, and the batch needs a bit more."""
+    torch.cuda.set_per_process_memory_fraction(1.0 if FIXED else 0.5)
+    neighbour_on_the_card()
+
+
+def neighbour_on_the_card() -> None:
+    """Others: another process holds 1.2 GiB (SIMULATED_OTHERS_MB)."""
+    model, optimizer = gpt()
+    for _ in range(3):
+        update(optimizer, loss_of(model, tokens(16, 256)))
+
+
+def expandable_and_too_large() -> None:
+    """Exhausted or larger input: a batch needs twice the memory; expandable segments are on."""
+    model, optimizer = gpt()
+    for batch in (8, 8, 8, 8 if FIXED else 48):
+        update(optimizer, loss_of(model, tokens(batch, 256)))
+
+
+def varying_lengths() -> None:
+    """Fragmented: ragged blocks pin segments of lengths that do not come again."""
+    random.seed(3)
+    model = nn.Linear(256, 256).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    window: collections.deque = collections.deque(maxlen=26)
+    for _ in range(300):
+        length = random.randrange(30_000, 150_000)
+        hidden = torch.relu(model(torch.randn(length, 256, device=DEVICE)))
+        update(optimizer, hidden.mean())
+        window.append(hidden.detach()[: length // 3].clone())
+        del hidden
+
+
+def checkpointing_is_not_enough() -> None:
+    """Exhausted: with checkpointing on, the scores of the loss and the batch are too large."""
+    model, optimizer = gpt(layers=8, words=32_000)
+    model.checkpoints = True
+    update(optimizer, loss_of(model, tokens(24, 512, 32_000)))
+
+
+def deep_forward() -> None:
+    """Exhausted: the first forward pass of a deep model needs three times the device."""
+    model, optimizer = gpt(width=512, layers=16)
+    for _ in range(3):
+        update(optimizer, loss_of(model, tokens(16, 512)))
+
+
+def two_trainings_in_threads() -> None:
+    """Exhausted: two threads train at the same time, and each alone would fit."""
+
+    def work() -> None:
+        model, optimizer = gpt(width=512, layers=6)
+        for _ in range(2):
+            barrier.wait()
+            loss = loss_of(model, tokens(12, 256))
+            barrier.wait()
+            update(optimizer, loss)
+
+    count = 1 if FIXED else 2
+    barrier = threading.Barrier(count, timeout=20)
+    with ThreadPoolExecutor(count) as pool:
+        for trained in [pool.submit(work) for _ in range(count)]:
+            trained.result()
+
+
+def fails_in_backward() -> None:
+    """Exhausted: the forward pass just fits, its backward does not."""
+    model, optimizer = gpt(layers=5, width=512)
+    for _ in range(2):
+        update(optimizer, loss_of(model, tokens(15, 384)))
+
+
+def gan_keeps_samples() -> None:
+    """Leak: a GAN with two optimizers keeps the generated images of each step, in `gallery`."""
+    make = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 3 * 64 * 64)).to(DEVICE)
+    judge = ConvNet(8).to(DEVICE)
+    of_make, of_judge = (torch.optim.Adam(model.parameters()) for model in (make, judge))
+    gallery = []
+    for _ in range(200):
+        fake = make(torch.randn(256, 64, device=DEVICE)).view(-1, 3, 64, 64)
+        update(of_judge, judge(fake.detach()).mean() - judge(images(64, 64)).mean())
+        update(of_make, -judge(fake).mean())
+        gallery.append(fake[0].detach().cpu() if FIXED else fake[0])
+
+
+class Translator(nn.Module):
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(1000, width), nn.Embedding(1000, width)
+        self.encoder = nn.ModuleList(Block(width) for _ in range(3))
+        self.decoder = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        memory, x = self.source(source), self.target(target)
+        for block in self.encoder:
+            memory = block(memory)
+        for block in self.decoder:
+            x = block(x) + (x @ memory.transpose(1, 2)).softmax(-1) @ memory
+        return self.head(x)
+
+
+def summaries_of_long_articles() -> None:
+    """Larger input: one article is far longer, and its encoder's scores grow with its square."""
+    model = Translator().to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters())
+    for length in (300, 200, 400, 350, 250, 400 if FIXED else 3000, 300):
+        source, target = tokens(4, length, 1000), tokens(4, 50, 1000)
+        update(optimizer, model(source, target).mean())
+
+
+def snapshots_of_weights() -> None:
+    """Leak: each epoch's weights are copied to the device, in `history`."""
+    model, optimizer = gpt(width=512, layers=4)
+    history = []
+    for epoch in range(60):
+        for _ in range(4):
+            update(optimizer, loss_of(model, tokens(2, 64)))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        history.append((epoch, {n: v.cpu() for n, v in state.items()} if FIXED else state))
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 4096))
+        self.log_probs: list[torch.Tensor] = []
+
+    def act(self, seen: torch.Tensor) -> torch.Tensor:
+        chances = self.net(seen).log_softmax(-1)
+        self.log_probs.append(chances)
+        return chances.argmax(-1)
+
+
+def reinforce_never_clears() -> None:
+    """Leak: the log-probabilities of all episodes are kept, in `log_probs`."""
+    policy = Policy().to(DEVICE)
+    optimizer = torch.optim.Adam(policy.parameters())
+    for _ in range(100):
+        for _ in range(10):
+            policy.act(torch.randn(512, 512, device=DEVICE))
+        update(optimizer, torch.stack(policy.log_probs[-10:]).mean())
+        if FIXED:
+            policy.log_probs.clear()
+
+
+def main() -> None:
+    globals()[sys.argv[1]]()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,9 @@ _LEAST_STEPS = 3
 _LARGER = 1.25
 """Requests of more than this many times the largest earlier one are unusual."""
 
+_MORE_OFTEN = 2
+"""How many times as often as in an earlier step a line requests memory if it is in a loop."""
+
 _SMALL_PART = 64
 """A request is small if it is less than this part, 1/64, of the one that failed."""
 
@@ -30,7 +33,8 @@ class EarlierRequests:
 
     Attributes:
         steps: The number of earlier steps in which the line requested memory; 0 if the other lines
-            of the step request no more than in those: then the line is used for something else.
+            of the step request no more than in those, or if the line has requested memory twice as
+            often as in each of them: then it is used for something else.
         most_bytes: The largest request of these steps; 0 without such a step.
         replaced: How many blocks of the line were freed, in the step that failed, while its
             requests grew little by little from `first_bytes` on, each next to the one before; 0 if
@@ -67,9 +71,12 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
         freed = blocks.free_requested_event[np.isin(blocks.alloc_event, now)]
         if np.count_nonzero(freed[:-1] > now[1:]) >= 0.9 * (len(now) - 1):
             replaced = int(np.count_nonzero(freed < event))
-    steps = np.unique(step[step < len(begins)])
+    steps, count = np.unique(step[step < len(begins)], return_counts=True)
+    # A loop within the step, as an evaluation with its own batches, does not compare.
+    is_same_use = np.count_nonzero(step == len(begins)) < _MORE_OFTEN * count.max(initial=0)
+    is_larger = is_same_use and _is_larger_step(data, sites, event, begins)
     return EarlierRequests(
-        steps=len(steps) if _is_larger_step(data, sites, event, begins) else 0,
+        steps=len(steps) if is_larger else 0,
         most_bytes=int(trace.size_bytes[earlier].max(initial=0)),
         replaced=replaced if 2 * replaced >= len(now) else 0,
         first_bytes=int(size[0]) if len(now) else 0,

@@ -27,7 +27,6 @@ from pytracer.analysis.holders import (
     holders_of,
     keepers_of,
     kept_bytes,
-    main_items,
 )
 from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
@@ -333,7 +332,6 @@ def _surroundings(
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
     sizes = {found.key[0]: found.size_bytes for found in held.group("category")}
-    items = main_items(keepers, 0)
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     return Surroundings(
         is_cpu=data.is_cpu is True,
@@ -346,7 +344,6 @@ def _surroundings(
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
         progress=unfinished(data, oom, held) if why is None else None,
-        items_bytes=0 if items is None else items.size_bytes,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),

@@ -122,7 +122,6 @@ class Surroundings:
         splits_all: Whether the allocator may split free memory of any size.
         earlier: What the line of the allocation has requested before; None if it is unknown.
         progress: What was not finished; None if that is unknown.
-        items_bytes: What the items of the one object keep, such as a list, that keep most.
         is_first_backward: Whether gradients are there, and no step nor states of an optimizer.
         has_step: Whether a step of the program had ended before.
     """
@@ -137,7 +136,6 @@ class Surroundings:
     earlier: EarlierRequests | None = None
     progress: Unfinished | None = None
     splits_all: bool = True
-    items_bytes: int = 0
     is_first_backward: bool = False
     has_step: bool = False
 
@@ -334,11 +332,8 @@ def _had_as_much(oom: OutOfMemory, around: Surroundings) -> bool:
 
 
 def _is_larger_input(oom: OutOfMemory, around: Surroundings) -> bool:
-    """Return whether the step needs more than those before, and not because a list has grown."""
-    if around.earlier is None or not around.earlier.are_smaller(oom.requested_bytes):
-        return False
-    allocated = 0 if oom.sample is None else oom.sample.allocated_bytes
-    return 2 * around.items_bytes < allocated or allocated == 0
+    """Return whether the line has requested less in each step before."""
+    return around.earlier is not None and around.earlier.are_smaller(oom.requested_bytes)
 
 
 def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Iterator[Verdict]:

@@ -204,7 +204,6 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (oom(5 * GIB // 2, **SOME_PIECES), {"has_step": True}, [FRAGMENTED]),
         (oom(5 * GIB // 2, **SOME_PIECES), {"has_step": True, **LARGER}, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), LARGER, [LARGER_INPUT]),
-        (full(5 * GIB // 4, **GROWS), {**LARGER, "items_bytes": 19 * GIB // 4}, [EXHAUSTED]),
         # The rest of a forward pass needs more than all that is free, and 70 % are allocated.
         (used(42 * GIB // 5 + 1), SHORT, [EXHAUSTED]),
         (used(42 * GIB // 5), SHORT, [UNKNOWN]),
@@ -311,7 +310,9 @@ UNIT = 64 * 1024
         ([[4], [], [4], [6]], (2, 4 * UNIT, 0)),
         ([[4], [], [4], []], (0, 4 * UNIT, 0)),
         ([[*range(1, 20)]], (0, 0, 18)),
-        ([[9], [*range(1, 20)]], (1, 9 * UNIT, 18)),
+        ([[9], [*range(1, 20)]], (0, 9 * UNIT, 18)),
+        ([[4], [4], [4], [6]], (3, 4 * UNIT, 0)),
+        ([[4], [4], [4], [6, 6]], (0, 4 * UNIT, 0)),  # twice as often: a loop
         ([[each for size in range(1, 20) for each in (0.25, size)]], (0, 0, 19)),  # with parts
         ([[1.4**power for power in range(9)] * 2], (0, 0, 0)),  # not steadily
         ([[*range(1, 15)]], (0, 0, 0)),  # too few

@@ -166,7 +166,7 @@ def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggesti
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
     found = []
-    if {EXHAUSTED, TOO_LARGE, LARGER_INPUT}.intersection(kinds):
+    if EXHAUSTED in kinds or TOO_LARGE in kinds:
         found += _of_items(memory.keepers, sum(each.size_bytes for each in categories))
     if memory.loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
         why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."

@@ -21,6 +21,9 @@ from pytracer import Tracer, _core
 from pytracer.owners import holders, saved_tensors
 from pytracer.reading.reader import load
 
+# A collection between two lines of a test would free its garbage.
+pytestmark = pytest.mark.usefixtures("no_collector")
+
 HERE = __name__
 CACHE: dict[str, Any] = {}
 SEEN: list[Any] = []  # texts that were found inside of functions that run

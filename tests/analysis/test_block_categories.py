@@ -10,7 +10,7 @@ import pytest
 import torch
 from contexts import with_context
 from life_programs import DISTRIBUTED, PROGRAMS, convolutions, custom_function, gradient_penalty
-from synthetic_snapshots import Program
+from synthetic_snapshots import Program, file_metadata
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -195,3 +195,47 @@ def test_gathered_parameters_of_fsdp2() -> None:
     # AND the sharded gradients of a layer, which are in one block, are gradients
     assert sizes["gradient", "zero_grad"] == {sum(LAYER): 6}
     assert sizes["activation", "freed_by_node"] == {32 * 64 * 4: 6}
+
+
+def kinds_of(program: Program) -> list[tuple[str, str]]:
+    found = device_data(program.snapshot(), 0).block_categories
+    assert found is not None
+    return [found.kinds[kind] for kind in found.kind]
+
+
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [
+        (["activation"], ("activation", "call_site")),
+        (["activation", "temporary"], ("unknown", "no_fact")),
+    ],
+)
+def test_blocks_of_one_line_decide_only_together(peers: list[str], expected: Any) -> None:
+    # GIVEN blocks of a line in a first step, and one in the second that still exists
+    program, line = Program(), ("train.py", "f", 3)
+    for category in peers:
+        program.own(program.alloc(1000, line), category, "rule", "name")
+    begin = len(program.events)
+    program.alloc(1000, line)
+    program.metadata = file_metadata(current_step=2)
+    program.metadata["devices"][0] |= {"steps": [[1, 0], [2, begin]]}
+    assert kinds_of(program)[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("is_in_trace", "expected"),
+    [(False, ("gradient", "zero_grad")), (True, ("unknown", "no_fact"))],
+)
+def test_what_zero_grad_frees(is_in_trace: bool, expected: Any) -> None:
+    # GIVEN a block that zero_grad frees, older than the trace, or allocated outside of backward
+    optimizer = "/lib/python3.11/site-packages/torch/optim/optimizer.py"
+    program = Program()
+    program.metadata = file_metadata(context="all")
+    address = program.alloc(1000, ("train.py", "f", 3), events=is_in_trace)
+    program.free(address)
+    for event in program.events[-2:]:
+        event["frames"] = [
+            {"filename": optimizer, "name": "zero_grad", "line": 1},
+            {"filename": "train.py", "name": "main", "line": 5},
+        ]
+    assert kinds_of(program)[-1] == expected

@@ -9,6 +9,7 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import explain
 from pytracer.analysis.answer import log_lines
 from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.verdicts import FREED
 from pytracer.reading import load
 from pytracer.text import size
 
@@ -284,6 +285,8 @@ LOSS_IN_PARTS = (
         (SCORES, [MODEL], "", 0),
         (SCORES, [MODEL, CROSS_ENTROPY], "", (1 + 2 + 2) * SCORES // 2),
         (SCORES, [MODEL], "LogSoftmaxBackward0.result", (1 + 2 + 2) * SCORES // 2),
+        (SCORES, [*[MODEL] * 3, CROSS_ENTROPY], "", (1 + 2 + 2) * SCORES // 2),
+        (SCORES, [*[MODEL] * 4, CROSS_ENTROPY], "", 0),  # too far from the request
         (40 * MIB, [MODEL], "LogSoftmaxBackward0.result", 0),  # little of 41 MiB
         (40 * MIB, [CROSS_ENTROPY], "", 40 * MIB),
     ],
@@ -386,3 +389,40 @@ def test_the_line_to_paste(backend: str, torch: str, settings: str | None, expec
     assert found.suggestions[0].command == f"export {expected}"
     assert found.suggestions[0].evidence == "untested"
     assert found.suggestions[1].command == "pytracer recommend made.pickle"
+
+
+@pytest.mark.parametrize(
+    ("used", "settings", "is_freed"),
+    [
+        (MIB, "", True),
+        (MIB + 512, "", False),  # what is free is in no piece that fits
+        (MIB, "max_split_size_mb:64", False),  # which may keep a piece whole
+    ],
+)
+def test_memory_that_became_free_meanwhile(used: int, settings: str, is_freed: bool) -> None:
+    # GIVEN a segment of 2 MiB with one block, and a request of 1 MiB that failed
+    program = Program()
+    program.metadata = file_metadata(oom={"device": 0, "requested_bytes": MIB})
+    program.settings = {"PYTORCH_CUDA_ALLOC_CONF": settings}
+    program.alloc(used, MODEL)
+    program.out_of_memory(MIB, 0, MODEL)
+    (found,) = explain(program.snapshot())
+    assert ([verdict.kind for verdict in found.verdicts] == [FREED]) == is_freed
+
+
+@pytest.mark.parametrize(("later", "is_known"), [("alloc", True), ("free_requested", False)])
+def test_whether_the_program_went_on(later: str, is_known: bool) -> None:
+    # GIVEN a file with events after the out-of-memory
+    program = Program()
+    program.metadata = file_metadata()
+    address = program.alloc(MIB, MODEL)
+    program.out_of_memory(8 * MIB, 0, MODEL)
+    if later == "alloc":
+        program.alloc(MIB // 2, MODEL)
+    else:
+        program.free(address)
+    (found,) = explain(program.snapshot())
+    # THEN only an allocation shows that the program went on
+    assert found.oom is not None
+    assert found.oom.has_allocated_since == is_known
+    assert ("the program continued afterwards" in answer_of(found).texts("why")) == is_known

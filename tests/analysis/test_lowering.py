@@ -205,3 +205,44 @@ def test_the_states_of_an_optimizer() -> None:
     program.metadata["devices"][0] |= {"steps": [[1, 0], [2, 9]], "overwritten": 0}
     program.events.pop()
     assert progress_of(program) is None
+
+
+@pytest.mark.parametrize(("last_kib", "is_known"), [(22, True), (23, False)])
+def test_layers_whose_parameters_are_alike(last_kib: int, is_known: bool) -> None:
+    program = Program()
+    for number in range(8):
+        size = last_kib if number == 7 else 20
+        address = program.alloc(size * KIB, ("model.py", "__init__", 1))
+        program.own(address, "parameter", "module", f"layers.{number}.weight")
+    for _ in range(3):
+        layer(program)
+    assert (progress_of(program) is not None) == is_known
+
+
+@pytest.mark.parametrize(("head_kib", "is_known"), [(16, True), (17, False)])
+def test_layers_are_half_of_the_model(head_kib: int, is_known: bool) -> None:
+    program = model()  # of 16 KiB
+    address = program.alloc(head_kib * KIB, ("model.py", "__init__", 2))
+    program.own(address, "parameter", "module", "head.weight")
+    for _ in range(3):
+        layer(program)
+    assert (progress_of(program) is not None) == is_known
+
+
+@pytest.mark.parametrize(("more_bytes", "is_known"), [(512 * 2, True), (512 * 3, False)])
+def test_how_much_layers_may_differ(more_bytes: int, is_known: bool) -> None:
+    # GIVEN layers that keep 60 KiB, but the second 1 KiB more, or 1.5
+    program = model()
+    for number in range(4):
+        program.alloc(8 * KIB, ("model.py", "forward", 1))
+        address = program.alloc(52 * KIB + more_bytes * (number == 1), ("model.py", "forward", 2))
+        program.own(address, "activation", "saved_by_node", "x")
+    assert (progress_of(program) is not None) == is_known
+
+
+@pytest.mark.parametrize(("activation", "is_named"), [(50 * MIB, True), (49 * MIB, False)])
+def test_a_twentieth_is_named(activation: int, is_named: bool) -> None:
+    (text,) = lowering(
+        usage(unknown=1000 * MIB - activation, activation=activation), is_needed=True
+    )
+    assert ("checkpointing saves" in text) == is_named

@@ -395,3 +395,37 @@ def test_blocks_that_are_freed_before_the_next_larger_one() -> None:
     found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
     assert found is not None
     assert found.replaced == 0
+
+
+@pytest.mark.parametrize(("part", "steps"), [(65, 4), (63, 0)])
+def test_small_requests_of_a_step(part: int, steps: int) -> None:
+    # GIVEN a line that asks for more in the last step, and 6 that do not, for a part of the request
+    program, boundaries = Program(), []
+    for step in range(1, 6):
+        boundaries.append([step, len(program.events)])
+        program.alloc((4 if step < 5 else 9) * 128 * 1024, ("model.py", "forward", 2))
+        for line in range(3, 9):
+            program.alloc(20 * UNIT // part, ("model.py", "forward", line))
+        if step < 5:
+            program.alloc(UNIT, LINE)
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    program.metadata = file_metadata(current_step=5)
+    program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": 0}
+    # THEN requests from 1/64 on count
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert found.steps == steps
+
+
+@pytest.mark.parametrize(("blocks", "replaced"), [(15, 0), (16, 15)])
+def test_the_least_number_of_replaced_blocks(blocks: int, replaced: int) -> None:
+    program, kept = Program(), None
+    for size in range(1, blocks + 1):
+        new = program.alloc(size * UNIT, LINE)
+        if kept is not None:
+            program.free(kept)
+        kept = new
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert found.replaced == replaced

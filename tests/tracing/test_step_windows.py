@@ -191,3 +191,8 @@ def test_a_range_of_steps_is_not_made_into_a_list() -> None:
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 100_000
+
+
+def test_a_step_that_a_framework_reports_again_stays_in_its_window() -> None:
+    steps = Steps([2, 3], per_window=2)
+    assert [steps.enter(step) for step in (2, 0, 2, 0, 3, 0)] == [None] * 5 + [Window(2, 3)]

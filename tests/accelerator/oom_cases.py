@@ -458,6 +458,7 @@ def reinforce_never_clears() -> None:
 
 def main() -> None:
     globals()[sys.argv[1]]()
+    os._exit(0)  # on a busy machine, torch's threads sometimes abort the end of a process
 
 
 if __name__ == "__main__":

@@ -66,7 +66,10 @@ class OwnersNow:
         with self._torch._C.DisableTorchFunction():
             may_read_graphs = self._read()
             self._attempt(self._workspaces)
-            self._attempt(self._graphs_and_holders, may_read_graphs)
+            # Meanwhile tensors that other threads drop stay alive: that is worth it when memory has
+            # run out.
+            if may_read_graphs or self._patience > 1:
+                self._attempt(self._graphs_and_holders, may_read_graphs)
 
     def _read(self) -> bool:
         """Read what models and optimizers have; return whether graphs may be read, too."""

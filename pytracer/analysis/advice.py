@@ -12,8 +12,16 @@ from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.holder_names import is_garbage, is_of_exception, tells_where
-from pytracer.analysis.holders import Holder, Keeper, kept_bytes, main_items
+from pytracer.analysis.holder_names import (
+    INSIDE,
+    ITEM,
+    is_garbage,
+    is_of_exception,
+    is_of_forward,
+    is_variable,
+    tells_where,
+)
+from pytracer.analysis.holders import Holder, Keeper, kept_bytes
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     holder_of,
@@ -286,11 +294,14 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
 
 
 def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
-    """Return where to look if the items of one object, such as a list, keep much of the memory."""
-    most = main_items(keepers, _MUCH_OF_ITEMS * held_bytes)
-    if most is None:
+    """Return where to look if a list's items, or several graphs, keep much of the memory."""
+    most = next(iter(keepers), None)
+    if most is None or most.size_bytes < _MUCH_OF_ITEMS * held_bytes or is_of_forward(most.name):
         return []
     is_graph = 2 * most.unknown_bytes < most.size_bytes  # most is saved by nodes
+    has_items = (ITEM in most.name or INSIDE in most.name) and ", which " not in most.name
+    if not (has_items and tells_where(most.name)) and not (is_graph and is_variable(most.name)):
+        return []
     text = look_at(most.name, size(most.size_bytes), is_graph=is_graph)
     return [Suggestion("", f"{sentence(text)}.")]
 

@@ -184,13 +184,13 @@ def explain_device(
         trials = None if try_settings is None else try_settings(data)
     held = held_memory(data, entry)
     keepers = keepers_of(held)
+    categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None:
-        around = _surroundings(data, oom, held, keepers)
+        around = _surroundings(data, oom, categories, keepers)
         found = verdicts(oom, around)
         if any(verdict.kind == LEAK for verdict in found):
             to_mend = around.leaks
     holders = holders_of(held, TOP)
-    categories = categories_of(held) if has_categories(snapshot) else []
     if oom is not None and oom.sample is not None:
         sample = oom.sample
     else:
@@ -327,11 +327,11 @@ def leaks_of(data: DeviceData) -> DeviceLeaks | None:
 
 
 def _surroundings(
-    data: DeviceData, oom: OutOfMemory, held: HeldMemory, keepers: list[Keeper]
+    data: DeviceData, oom: OutOfMemory, categories: list[CategoryUsage], keepers: list[Keeper]
 ) -> Surroundings:
     why = _why_unknown(data)
     may_leak = why is None and len(data.boundaries) > 1 and not _is_survived(data, oom)
-    sizes = {found.key[0]: found.size_bytes for found in held.group("category")}
+    sizes = {usage.category: usage.size_bytes for usage in categories}
     has_step = sum(first <= oom.event for _, first in data.boundaries) > 1
     return Surroundings(
         is_cpu=data.is_cpu is True,
@@ -343,7 +343,7 @@ def _surroundings(
         exception_bytes=kept_bytes(keepers, is_of_exception),
         earlier=earlier_requests(data, oom.event) if why is None else None,
         splits_all="max_split_size_mb" not in (data.snapshot.settings_text or ""),
-        progress=unfinished(data, oom, held) if why is None else None,
+        progress=unfinished(data, oom, categories) if why is None else None,
         is_first_backward=not has_step
         and "optimizer_state" not in sizes
         and 0 < sizes.get("gradient", 0) < sizes.get("parameter", 0),

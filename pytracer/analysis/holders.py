@@ -1,7 +1,7 @@
 """Who holds memory at one moment: call sites with their callers and the age of their blocks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytracer.analysis.block_categories import UNKNOWN
@@ -10,14 +10,10 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
 from pytracer.analysis.held_memory import HeldMemory, Sum, held_memory, sum_by_group, total_of
 from pytracer.analysis.holder_names import (
-    INSIDE,
     ITEM,
     has_holders,
     holder_names,
-    is_of_forward,
-    is_variable,
     main_holder,
-    tells_where,
 )
 from pytracer.reading.snapshot import Frame
 
@@ -100,24 +96,6 @@ def keepers_of(held: HeldMemory) -> list[Keeper]:
             sizes[name] = [sum(each) for each in zip(sizes[name], of_name, strict=True)]
     found = [Keeper(name, *of_name) for name, of_name in sizes.items()]
     return sorted(found, key=lambda each: (-each.size_bytes, each.name))
-
-
-def main_items(keepers: Sequence[Keeper], least_bytes: float) -> Keeper | None:
-    """Return the object whose items keep most, or a variable that keeps several graphs.
-
-    None if that is less, or does not tell where to look.
-
-    Args:
-        keepers: All objects, those that keep most first.
-        least_bytes: What it keeps at least.
-    """
-    most = next(iter(keepers), None)
-    if most is None or most.size_bytes < least_bytes:
-        return None
-    has_items = ITEM in most.name or INSIDE in most.name
-    is_items = has_items and ", which " not in most.name and tells_where(most.name)
-    is_graphs = is_variable(most.name) and 2 * most.unknown_bytes < most.size_bytes
-    return most if (is_items or is_graphs) and not is_of_forward(most.name) else None
 
 
 def kept_bytes(keepers: Iterable[Keeper], is_wanted: Callable[[str], bool]) -> int:

@@ -77,6 +77,25 @@ def layout_at(snapshot: Snapshot, device: int, history: History, entry: int) -> 
     return _with_blocks(segments_at(snapshot, device, entry), history.blocks, alive)
 
 
+def largest_pieces(layout: Layout) -> Column:
+    """Return the bytes of the largest free piece of each segment: int64.
+
+    It is a gap between blocks: files of other recorders may lack free blocks.
+    """
+    begins = np.array([segment.address for segment in layout.segments], np.int64)
+    ends = np.array([segment.end for segment in layout.segments], np.int64)
+    of, address = layout.block_segment, layout.block_address
+    largest = ends - begins
+    largest[of] = 0
+    is_first = np.append(True, of[1:] != of[:-1])[: len(of)]
+    is_last = np.append(of[1:] != of[:-1], True)[: len(of)]
+    end = address + layout.block_bytes
+    before = np.where(is_first, begins[of], np.roll(end, 1))
+    np.maximum.at(largest, of, address - before)
+    np.maximum.at(largest, of[is_last], ends[of[is_last]] - end[is_last])
+    return largest
+
+
 def segments_at(snapshot: Snapshot, device: int, entry: int) -> list[Segment]:
     """Return the segments of a device at an entry of its history, by address.
 

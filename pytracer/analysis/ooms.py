@@ -14,7 +14,7 @@ from pytracer.analysis.call_sites import CallChains
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.held_memory import sum_by_group
 from pytracer.analysis.history import History
-from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
+from pytracer.analysis.layout import Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at, time_of
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import (
@@ -25,7 +25,6 @@ from pytracer.reading.snapshot import (
     SNAPSHOT,
     TAKES_MEMORY,
     WORKSPACE_SNAPSHOT,
-    Column,
     Frame,
     Snapshot,
     Trace,
@@ -142,6 +141,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     limit, is_one_pool = _limit(data), _is_one_pool(data)
     record = snapshot.metadata.oom_of(device)
     tried = 0 if record is None else record.requested_bytes or 0
+    last_alloc = int(np.flatnonzero(trace.action == ALLOC).max(initial=-1))
     # The state of a file whose trace does not lead to it may be that of a later moment.
     at_end = _event_at_end(trace) if is_known and history.has_bounds else -1
     found = []
@@ -195,7 +195,7 @@ def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
                 call_site=chains.site(stack),
                 callers=chains.caller_frames(stack),
                 is_at_end=event == at_end,
-                has_allocated_since=bool((trace.action[event:] == ALLOC).any()),
+                has_allocated_since=event < last_alloc,
                 earlier_peak_bytes=int(history.usage.allocated_bytes[: event + 2].max())
                 if is_known
                 else None,
@@ -227,7 +227,7 @@ def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segmen
     except PytracerError:
         return None
     used = sum_by_group(layout.block_segment, layout.block_bytes, len(layout.segments))
-    largest = _largest_pieces(layout)
+    largest = largest_pieces(layout)
     return {
         segment: _Free(segment.size_bytes - in_use, piece)
         for segment, in_use, piece in zip(
@@ -235,22 +235,6 @@ def _free_segments(data: DeviceData, event: int, is_at_end: bool) -> dict[Segmen
         )
         if segment.size_bytes > in_use
     }
-
-
-def _largest_pieces(layout: Layout) -> Column:
-    """Return the bytes of the largest free piece of each segment: int64."""
-    begins = np.array([segment.address for segment in layout.segments], np.int64)
-    ends = np.array([segment.end for segment in layout.segments], np.int64)
-    of, address = layout.block_segment, layout.block_address
-    largest = ends - begins
-    largest[of] = 0
-    is_first = np.append(True, of[1:] != of[:-1])[: len(of)]
-    is_last = np.append(of[1:] != of[:-1], True)[: len(of)]
-    end = address + layout.block_bytes
-    before = np.where(is_first, begins[of], np.roll(end, 1))
-    np.maximum.at(largest, of, address - before)
-    np.maximum.at(largest, of[is_last], ends[of[is_last]] - end[is_last])
-    return largest
 
 
 def _own_pool(trace: Trace, event: int, free_of: dict[Segment, _Free]) -> dict[Segment, _Free]:

@@ -13,7 +13,7 @@ import numpy as np
 from pytracer.analysis.allocator_rules import PAGE_BYTES, UNIT_BYTES
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
-from pytracer.analysis.layout import Layout, Segment, layout_at, layout_at_end
+from pytracer.analysis.layout import Layout, Segment, largest_pieces, layout_at, layout_at_end
 from pytracer.analysis.moments import Moment, at_moment
 from pytracer.analysis.usage import final_sample, sample_at
 from pytracer.errors import PytracerError
@@ -129,7 +129,7 @@ def _of_device(data: DeviceData, moment: Moment) -> Fragmentation:
         active_bytes=sample.active_bytes,
         returnable_bytes=sample.free_bytes - stuck,
         stuck_bytes=stuck,
-        largest_free_bytes=_largest_free(layout),
+        largest_free_bytes=int(largest_pieces(layout).max(initial=0)),
         pins=_pins(snapshot, [unit for unit in used if unit.free_bytes]),
     )
 
@@ -166,18 +166,6 @@ def _units(layout: Layout, index: int) -> list[_Unit]:
             _Unit(segment, size, size - int(used.sum()), stacks[inside].tolist(), used.tolist())
         )
     return units
-
-
-def _largest_free(layout: Layout) -> int:
-    """Return the largest gap between blocks: files of other recorders may lack free blocks."""
-    largest = 0
-    for index, segment in enumerate(layout.segments):
-        first, end = np.searchsorted(layout.block_segment, [index, index + 1])
-        begins = layout.block_address[first:end]
-        ends = begins + layout.block_bytes[first:end]
-        gaps = np.append(begins, segment.end) - np.append(segment.address, ends)
-        largest = max(largest, int(gaps.max()))
-    return largest
 
 
 def _pins(snapshot: Snapshot, units: list[_Unit]) -> list[Pin]:

@@ -6,13 +6,13 @@ From that follows what the rest would have needed: an estimate, because layers m
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.block_categories import has_categories
+from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
-from pytracer.analysis.held_memory import HeldMemory
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.reading.snapshot import ALLOC, Column
 from pytracer.text import size
@@ -53,31 +53,25 @@ class Unfinished:
     start_bytes: int = 0
 
 
-def unfinished(data: DeviceData, oom: OutOfMemory, held: HeldMemory) -> Unfinished | None:
+def unfinished(
+    data: DeviceData, oom: OutOfMemory, categories: Sequence[CategoryUsage]
+) -> Unfinished | None:
     """Return what was not finished at an out-of-memory; None if that is unknown.
 
     Args:
         data: The device.
         oom: The out-of-memory.
-        held: The blocks at that moment.
+        categories: What the memory was for; [] if that is unknown.
     """
-    if not data.history.is_replayed or not has_categories(data.snapshot):
+    if not data.history.is_replayed:
         return None
-    sizes = _sizes_of_owners(held)
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for usage in categories:
+        sizes[usage.category] = {owner.name: owner.size_bytes for owner in usage.owners}
     is_first_step = sum(first <= oom.event for _, first in data.boundaries) < 2
     of_optimizer = _optimizer(sizes) if is_first_step else None
     saved = sum(sizes["activation"].values())
     return of_optimizer or _forward(data, oom, sizes["parameter"], saved)
-
-
-def _sizes_of_owners(held: HeldMemory) -> dict[str, dict[str, int]]:
-    """Return the bytes of each owner by category."""
-    sizes: dict[str, dict[str, int]] = defaultdict(dict)
-    for found in held.group("category", "owner"):
-        category, owner = found.key
-        if owner is not None:
-            sizes[category][owner] = found.size_bytes
-    return sizes
 
 
 def _optimizer(sizes: dict[str, dict[str, int]]) -> Unfinished | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import simulated
 import torch
 from patched_torch import Torch
 from settings_state import State
@@ -26,6 +27,13 @@ def device(backend: str) -> ModuleType:
     module: ModuleType = getattr(torch, backend)
     module.init()
     return module
+
+
+@pytest.fixture
+def simulated_device() -> None:
+    """Skip a test on a real device, whose capacity it cannot choose."""
+    if not simulated.active():
+        pytest.skip("needs a device of a chosen capacity")
 
 
 @pytest.fixture

@@ -372,7 +372,7 @@ def test_torchs_own_snapshots_do_not_interfere(
     def take() -> None:
         device.memory._snapshot() if torch_snapshots[0] % 2 else device.memory_snapshot()
         torch_snapshots[0] += 1
-        time.sleep(0.003)
+        time.sleep(0.001)
 
     # WHEN pytracer takes snapshots, THEN each is consistent
     with Tracer(device=backend, trace_alloc_max_entries=RING) as tracer:
@@ -380,7 +380,7 @@ def test_torchs_own_snapshots_do_not_interfere(
         replays = allocating.cuts(tracer, CUTS // 3, take)
         last = tracer.snapshot()
     # AND both kinds of markers are in the traces of all devices
-    assert torch_snapshots[0] >= 3
+    assert torch_snapshots[0] > 10
     for replay in replays:
         replay.check(last)
         assert replay.markers == CUTS // 3 + 1 + torch_snapshots[0]

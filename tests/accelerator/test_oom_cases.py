@@ -9,7 +9,6 @@ from pathlib import Path
 
 import processes
 import pytest
-import simulated
 from amount import LONG
 
 from pytracer.analysis import explain
@@ -30,13 +29,7 @@ from pytracer.reading import load
 PROGRAM = Path(__file__).parent / "oom_cases.py"
 CAPACITY_MIB = 2 << 10
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def simulated_device() -> None:
-    if not simulated.active():
-        pytest.skip("needs a device of a chosen capacity")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("simulated_device")]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis.categories import CategoryUsage, Owner
+from pytracer.analysis.categories import CategoryUsage, Owner, categories_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.held_memory import held_memory
 from pytracer.analysis.lowering import lowering
@@ -127,7 +127,7 @@ def progress_of(program: Program) -> Unfinished | None:
     program.metadata = program.metadata or file_metadata()
     data = device_data(program.snapshot(), 0)
     (oom,) = out_of_memories(data)
-    return unfinished(data, oom, held_memory(data, oom.event + 1))
+    return unfinished(data, oom, categories_of(held_memory(data, oom.event + 1)))
 
 
 @pytest.mark.parametrize("done", [3, 5])

@@ -11,8 +11,8 @@ from synthetic_snapshots import Program, file_metadata
 from pytracer.analysis import verdicts as module
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
-from pytracer.analysis.layout import Layout, Segment
-from pytracer.analysis.ooms import FreePool, OutOfMemory, _largest_pieces
+from pytracer.analysis.layout import Layout, Segment, largest_pieces
+from pytracer.analysis.ooms import FreePool, OutOfMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
@@ -350,8 +350,11 @@ def test_what_a_line_has_requested_before(
     assert earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1) is None
 
 
-@pytest.mark.parametrize(("others", "steps"), [(9, 4), (5, 0), (4, 0)])
-def test_a_line_that_is_used_for_something_else(others: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("others", "part", "steps"),
+    [(9, 80, 4), (5, 80, 0), (4, 80, 0), (9, 65, 4), (9, 63, 0)],  # from 1/64 on, requests count
+)
+def test_a_line_that_is_used_for_something_else(others: int, part: int, steps: int) -> None:
     # GIVEN a line that asks for more than in 4 earlier steps, one that asks for as much as before,
     # and one that asks for more than before or not
     program, boundaries = Program(), []
@@ -359,8 +362,8 @@ def test_a_line_that_is_used_for_something_else(others: int, steps: int) -> None
         boundaries.append([step, len(program.events)])
         for line, size in ((1, 4), (2, 4 if step < 5 else others)):
             program.alloc(size * 128 * 1024, ("model.py", "forward", line))
-        for line in range(3, 9):  # and small requests, of 1/80 of the one that fails
-            program.alloc(20 * UNIT // 80, ("model.py", "forward", line))
+        for line in range(3, 9):  # and small requests, of a part of the one that fails
+            program.alloc(20 * UNIT // part, ("model.py", "forward", line))
         if step < 5:
             program.alloc(UNIT, LINE)
     program.out_of_memory(20 * UNIT, 0, LINE)
@@ -380,11 +383,11 @@ def test_the_largest_free_piece_of_each_segment() -> None:
         blocks = [(0, 0, 60), (0, 60, 40), (2, 300 + free, 20), (2, 350 + free, 20)]
         columns = map(np.array, zip(*blocks, strict=True))
         layout = Layout(segments, *columns, block_stack=np.zeros(4, np.uint32))
-        found[free] = _largest_pieces(layout).tolist()
+        found[free] = largest_pieces(layout).tolist()
     # THEN it is the one between, the one behind, or the one before
     assert found == {5: [0, 100, 30], 40: [0, 100, 40]}
     behind = Layout(segments, *(np.array([each]) for each in (2, 300, 35, 0)))
-    assert _largest_pieces(behind).tolist() == [100, 100, 65]
+    assert largest_pieces(behind).tolist() == [100, 100, 65]
 
 
 def test_blocks_that_are_freed_before_the_next_larger_one() -> None:
@@ -395,26 +398,6 @@ def test_blocks_that_are_freed_before_the_next_larger_one() -> None:
     found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
     assert found is not None
     assert found.replaced == 0
-
-
-@pytest.mark.parametrize(("part", "steps"), [(65, 4), (63, 0)])
-def test_small_requests_of_a_step(part: int, steps: int) -> None:
-    # GIVEN a line that asks for more in the last step, and 6 that do not, for a part of the request
-    program, boundaries = Program(), []
-    for step in range(1, 6):
-        boundaries.append([step, len(program.events)])
-        program.alloc((4 if step < 5 else 9) * 128 * 1024, ("model.py", "forward", 2))
-        for line in range(3, 9):
-            program.alloc(20 * UNIT // part, ("model.py", "forward", line))
-        if step < 5:
-            program.alloc(UNIT, LINE)
-    program.out_of_memory(20 * UNIT, 0, LINE)
-    program.metadata = file_metadata(current_step=5)
-    program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": 0}
-    # THEN requests from 1/64 on count
-    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
-    assert found is not None
-    assert found.steps == steps
 
 
 @pytest.mark.parametrize(("blocks", "replaced"), [(15, 0), (16, 15)])

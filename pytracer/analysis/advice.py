@@ -31,6 +31,7 @@ from pytracer.analysis.leaks.results import (
 )
 from pytracer.analysis.lowering import lowering
 from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
 from pytracer.analysis.verdicts import (
@@ -102,6 +103,7 @@ class Memory:
         categories: What the memory was for.
         loss_bytes: The bytes of the scores of a loss, with the request; 0: unknown, or little.
         progress: What was not finished; None if that is unknown.
+        avoidable: The changes that avoid some of it.
     """
 
     oom: OutOfMemory
@@ -110,6 +112,7 @@ class Memory:
     categories: Sequence[CategoryUsage]
     loss_bytes: int
     progress: Unfinished | None
+    avoidable: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggesti
     if memory.loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
         why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."
         found.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
+    found += (Suggestion("", why) for why in memory.avoidable)
     found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
     if sample is not None:
@@ -200,17 +204,17 @@ def advise_at_peak(
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
     leaks: DeviceLeaks | None,
-    *,
-    has_idle_streams: bool,
+    avoidable: Sequence[str],
+    of_streams: StreamMemory | None,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
     suggestions = [] if leaks is None else _of_leak(path, leaks)
-    if has_idle_streams:
-        suggestions.append(Suggestion("", "Make streams once, and use the same ones in each step."))
+    if of_streams is not None:
+        suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
     elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    less = [Suggestion("", text) for text in lowering(categories)]
+    less = [Suggestion("", text) for text in [*avoidable, *lowering(categories)]]
     return [*suggestions, *less, *_for_next_run(data, held)]
 
 
@@ -324,6 +328,12 @@ def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
         )
     return found
 
+
+_OF_STREAMS = {
+    "idle": "Make streams once, and use the same ones in each step.",
+    "waiting": "In place of record_stream(), keep the tensor until its own stream has waited for "
+    "the other one: torch.cuda.current_stream().wait_stream(other). Or synchronize once a step.",
+}
 
 _OF_KIND = {
     LIMIT: "Raise or remove the limit, torch's set_per_process_memory_fraction.",

@@ -21,6 +21,7 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
+from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.verdicts import (
     EXCEPTION,
     EXHAUSTED,
@@ -99,8 +100,7 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
         answer.lines.append(_peak(explanation))
     else:
-        idle = explanation.idle_streams
-        verdict = "NO PROBLEM FOUND" if idle is None else f"CACHED ON {idle.streams} IDLE STREAMS"
+        verdict = _verdict_at_peak(explanation.of_streams)
         answer = Answer("none", verdict, "", [_peak(explanation), *_reserved(explanation)])
         answer.lines.append(Line("leak", _no_leak(explanation)))
     gaps = [] if explanation.oom is not None else explanation.gaps
@@ -216,21 +216,36 @@ def _peak(explanation: Explanation) -> Line:
 
 def _reserved(explanation: Explanation) -> Iterator[Line]:
     """Yield what was reserved far above the peak, and on which streams."""
-    most, idle = explanation.most_reserved, explanation.idle_streams
+    most, found = explanation.most_reserved, explanation.of_streams
     if most is not None:
         text = f"reserved {size(most.reserved_bytes)}"
         if most.step is not None and explanation.has_steps:
             text += f" in step {most.step}"
         text += f", of which {size(most.fragmentation_bytes)} were cached or fragmented"
         yield Line("peak", text)
-    if idle is not None:
-        by = "" if idle.call_site is None else f", most of it for {call_site_text(idle.call_site)}"
-        yield Line(
-            "why",
-            f"{size(idle.cached_bytes)} are cached on {idle.streams} streams that the program does "
-            f"not use any more{by}. Other streams cannot use this memory.",
-            frame=idle.call_site,
-        )
+    if found is None:
+        return
+    by = "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
+    text = size(found.size_bytes)
+    if found.kind == "idle":
+        text += f" are cached on {found.streams} streams that the program does not use any more"
+        text += f"{by}. Other streams cannot use this memory."
+    else:
+        if found.step is not None and explanation.has_steps:
+            text = f"in step {found.step}, {text}"
+        text += f" were freed while another stream still used them (record_stream){by}"
+        if found.freed_at is not None:
+            text += f", freed by {call_site_text(found.freed_at)}"
+        text += ". Until that stream is done, the allocator takes more from the device."
+    yield Line("why", text, frame=found.call_site)
+
+
+def _verdict_at_peak(of_streams: StreamMemory | None) -> str:
+    if of_streams is None:
+        return "NO PROBLEM FOUND"
+    if of_streams.kind == "idle":
+        return f"CACHED ON {of_streams.streams} IDLE STREAMS"
+    return "FREED MEMORY WAITS FOR A STREAM"
 
 
 def _no_leak(explanation: Explanation) -> str:

@@ -15,6 +15,7 @@ from pytracer.analysis.advice import (
     advise_at_peak,
 )
 from pytracer.analysis.alike import AlikeModules, AlikeSteps, alike_modules, alike_steps
+from pytracer.analysis.avoidable import avoidable
 from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.categories import CategoryUsage, categories_of, module_usages
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, expands
@@ -28,7 +29,6 @@ from pytracer.analysis.holders import (
     keepers_of,
     kept_bytes,
 )
-from pytracer.analysis.idle_streams import IdleStreams, idle_streams
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
 from pytracer.analysis.loss_memory import loss_bytes
 from pytracer.analysis.ooms import (
@@ -39,6 +39,7 @@ from pytracer.analysis.ooms import (
     remainder,
 )
 from pytracer.analysis.steps_and_phases import steps
+from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
 from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
@@ -79,8 +80,8 @@ class Explanation:
         sample: The usage at that moment.
         most_reserved: The usage when most memory was reserved, if that is far more than at that
             moment; else None, and after an out-of-memory.
-        idle_streams: The memory that was cached on unused streams at that time; None if it is
-            little, or unknown.
+        of_streams: The memory that streams keep from each other; None if it is little, or unknown,
+            and after an out-of-memory.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -116,7 +117,7 @@ class Explanation:
     suggestions: list[Suggestion]
     sample: UsageSample
     most_reserved: UsageSample | None
-    idle_streams: IdleStreams | None
+    of_streams: StreamMemory | None
     is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
@@ -195,18 +196,19 @@ def explain_device(
         sample = oom.sample
     else:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
-    reserved, idle = None, None
+    reserved, of_streams = None, None
     if oom is None:
         at = _most_reserved(data, sample)
         reserved = None if at is None else sample_at(data, at)
-        idle = idle_streams(data, at or entry or 0) if history.is_replayed else None
+        of_streams = stream_memory(data, at or entry or 0) if history.is_replayed else None
         suggestions = advise_at_peak(
             data,
             reserved or sample,
             holders,
             categories,
             to_mend,
-            has_idle_streams=idle is not None,
+            avoidable(held),
+            of_streams,
         )
     else:
         suggestions = advise_after_oom(
@@ -219,6 +221,7 @@ def explain_device(
                 categories,
                 loss_bytes(held, _functions(data, oom), oom.requested_bytes),
                 around.progress,
+                avoidable(held),
             ),
             trials,
             to_mend,
@@ -247,7 +250,7 @@ def explain_device(
         suggestions=suggestions,
         sample=sample,
         most_reserved=reserved,
-        idle_streams=idle,
+        of_streams=of_streams,
         is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),

@@ -284,6 +284,24 @@ def checkpoint_on_the_device() -> None:
         update(optimizer, loss_of(model, tokens(4, 448)))
 
 
+def foreach_update() -> None:
+    """Exhausted: the states of AdamW fit, the temporary lists of its update do not."""
+    model = GPT(width=1024, layers=8).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=not FIXED)
+    for _ in range(3):
+        update(optimizer, loss_of(model, tokens(1, 64)))
+
+
+def gradients_are_kept_as_zeros() -> None:
+    """Exhausted: gradients of the step before are kept, and the batch needs their memory."""
+    model = GPT(width=1024, layers=8).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss_of(model, tokens(8, 256)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=FIXED)
+
+
 def adamw_first_step() -> None:
     """Exhausted: parameters and gradients fit, the states of AdamW do not."""
     layers = 5 if FIXED else 11

@@ -268,6 +268,23 @@ def streams_of_steps() -> None:
             tracer.step()
 
 
+def blocks_that_another_stream_uses() -> None:
+    """Free blocks that a second stream uses; with REMEDY, after the first has waited for it."""
+    other = api.Stream(device=device)
+    for _ in range(8):
+        for _ in range(3):
+            block = make(100)
+            with api.stream(other):
+                block.add_(1)
+            if "REMEDY" in os.environ:
+                api.current_stream(device).wait_stream(other)
+            else:
+                block.record_stream(other)
+            del block
+        if tracer is not None:
+            tracer.step()
+
+
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -75,7 +75,9 @@ CASES = {
         (EXCEPTION,), "which the traceback of the handled exception keeps", "outside of `except`"
     ),
     "replay_in_a_deque": Case((LEAK,), "memory (inside a deque)[…]", "Look at memory"),
-    "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "an 8-bit or sharded"),
+    "checkpoint_on_the_device": Case((EXHAUSTED,), "state['model'][…]", "Load the checkpoint to"),
+    "foreach_update": Case((EXHAUSTED,), "", "with fused=True or foreach=False"),
+    "gradients_are_kept_as_zeros": Case((EXHAUSTED,), "", "464.4 MiB of gradients of the step"),
     "adamw_first_step": Case((EXHAUSTED,), "", "an 8-bit or sharded optimizer saves"),
     "shared_card_with_a_limit": Case((LIMIT,), "", "Raise or remove the limit"),
     "neighbour_on_the_card": Case(

@@ -256,6 +256,35 @@ def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_re
     assert "Make streams once, and use the same ones in each step." in answer.texts("do")
 
 
+@pytest.mark.usefixtures("simulated_device")
+@pytest.mark.parametrize("has_remedy", [False, True])
+def test_freed_blocks_that_a_stream_uses(backend: str, tmp_path: Path, has_remedy: bool) -> None:
+    # WHEN a stream is slow to use blocks that the program has freed
+    more = {"REMEDY": "1"} if has_remedy else {}
+    name, queries = "blocks_that_another_stream_uses", {"SIMULATED_PENDING_QUERIES": "8"}
+    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path), **queries, **more) == {name: "passed"}
+    (path,) = tmp_path.glob(f"{name}/exit/*.pickle")
+    answer = answer_of(explain(load(path))[0])
+    # THEN the answer names how much waits for it, and which lines made and freed it
+    if has_remedy:
+        assert answer.verdict == "NO PROBLEM FOUND"
+        return
+    assert answer.verdict == "FREED MEMORY WAITS FOR A STREAM"
+    (why,) = answer.texts("why")
+    found = re.search(
+        r"([\d.]+) GiB were freed while .* most of it for .*:(\d+) make, freed by .*:(\d+) ", why
+    )
+    assert found is not None, why
+    waiting, made, freed = found.groups()
+    blocks = float(waiting) * 1024 / 100
+    assert blocks == pytest.approx(round(blocks), abs=0.1)
+    lines = PROGRAM.read_text().splitlines()
+    assert "torch.empty" in lines[int(made) - 1]
+    assert lines[int(freed) - 1].strip() == "del block"
+    # AND what to do in place of it, with which nothing waits
+    assert "current_stream().wait_stream(other)" in answer.texts("do")[0]
+
+
 def test_a_leak(backend: str, tmp_path: Path) -> None:
     # GIVEN a program that keeps memory of each step, and one that keeps that of the last steps
     names = ("leaking", "not_leaking")

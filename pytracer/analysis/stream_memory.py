@@ -1,0 +1,122 @@
+"""Memory that streams keep from each other, although the program does not hold it.
+
+Each stream has free memory of its own, which others cannot use: a program that makes a new stream
+in each step reserves more and more. And a block that the program has freed cannot be used while
+another stream uses it (`record_stream`): until then, the allocator takes more from the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis.call_sites import UNKNOWN, CallChains, frame_at
+from pytracer.analysis.device_data import DeviceData
+from pytracer.analysis.held_memory import sum_by_group
+from pytracer.analysis.layout import layout_at
+from pytracer.errors import PytracerError
+from pytracer.reading.snapshot import ALLOC, Column, Frame
+from pytracer.reading.steps import step_at
+
+_LEAST_BYTES = 256 * 2**20
+_LEAST_PART = 0.2
+"""The least part of the reserved memory that is worth a verdict."""
+
+
+@dataclass(frozen=True)
+class StreamMemory:
+    """Memory that is of no use because of streams.
+
+    Attributes:
+        kind: "idle": cached on streams without a block in use that have not allocated for a
+            complete step. "waiting": in blocks that were freed, but that a stream still uses.
+        streams: The number of streams that the memory belongs to, of idle ones at least two.
+        size_bytes: The bytes of their segments, or of the blocks that wait.
+        step: The step in which blocks of most bytes wait; None for idle streams, or without steps.
+        call_site: The line that allocated most of it; None if it is unknown.
+        freed_at: The line that freed most of what this line allocated, if the blocks wait; None if
+            it is unknown.
+    """
+
+    kind: str
+    streams: int
+    size_bytes: int
+    step: int | None
+    call_site: Frame | None
+    freed_at: Frame | None
+
+
+def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
+    """Return the memory that streams keep from each other; None if it is little, or unknown.
+
+    Args:
+        data: The device, with a history.
+        entry: The entry of the history for which idle streams are looked for.
+    """
+    return _idle(data, entry) or _waiting(data)
+
+
+def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
+    """Return the memory of idle streams; unless two steps began before, it is unknown."""
+    begins = [first for _, first in data.boundaries if first < entry]
+    if len(begins) < 2:
+        return None
+    try:
+        layout = layout_at(data.snapshot, data.device, data.history, entry)
+    except PytracerError:
+        return None
+    trace = data.trace
+    is_alloc = trace.action == ALLOC
+    is_alloc[: begins[-2]] = False
+    used = {*trace.stream[is_alloc].tolist()}
+    used |= {layout.segments[index].stream for index in np.unique(layout.block_segment).tolist()}
+    idle = [segment for segment in layout.segments if segment.stream not in used]
+    streams = {segment.stream for segment in idle}
+    cached = sum(segment.size_bytes for segment in idle)
+    reserved = sum(segment.size_bytes for segment in layout.segments)
+    if len(streams) < 2 or cached < max(_LEAST_BYTES, _LEAST_PART * reserved):
+        return None
+    of_streams = np.flatnonzero((trace.action == ALLOC) & np.isin(trace.stream, list(streams)))
+    chains = CallChains(data.snapshot.stacks)
+    site = _main_site(chains, trace.stack[of_streams], trace.size_bytes[of_streams])
+    return StreamMemory("idle", len(streams), cached, None, site, None)
+
+
+def _waiting(data: DeviceData) -> StreamMemory | None:
+    """Return what waits for a stream when most bytes do."""
+    usage, blocks, trace = data.history.usage, data.history.blocks, data.trace
+    # Each block waits from one of its two events to the other: what matters is allocated meanwhile.
+    entries = np.flatnonzero(trace.action == ALLOC) + 1
+    waits = usage.active_bytes[entries] - usage.allocated_bytes[entries]
+    most = int(waits.max(initial=0))
+    entry = int(entries[waits.argmax()]) if most else 0
+    if most < max(_LEAST_BYTES, _LEAST_PART * int(usage.reserved_bytes[entry])):
+        return None
+    is_waiting = blocks.are_active_at(entry) & (blocks.free_requested_event < entry)
+    rows = np.flatnonzero(is_waiting)
+    chains = CallChains(data.snapshot.stacks)
+    sizes, stack, freed = (
+        column[rows] for column in (blocks.size_bytes, blocks.stack, blocks.free_requested_event)
+    )
+    is_main = chains.sites[stack] == _main(chains, stack, sizes)
+    is_seen = is_main & (freed >= 0)
+    return StreamMemory(
+        "waiting",
+        len(np.unique(blocks.stream[rows])),
+        most,
+        step_at(data.boundaries, entry - 1),
+        _main_site(chains, stack, sizes),
+        _main_site(chains, trace.stack[freed[is_seen]], sizes[is_seen]),
+    )
+
+
+def _main(chains: CallChains, stack: Column, size_bytes: Column) -> int:
+    """Return the number of the call site that has most bytes."""
+    if not len(stack):
+        return UNKNOWN
+    sites, site = np.unique(chains.sites[stack], return_inverse=True)
+    return int(sites[sum_by_group(site, size_bytes, len(sites)).argmax()])
+
+
+def _main_site(chains: CallChains, stack: Column, size_bytes: Column) -> Frame | None:
+    """Return the call site that has most bytes; None if it is unknown."""
+    return frame_at(chains.stacks, _main(chains, stack, size_bytes))

@@ -22,6 +22,7 @@ from pytracer.analysis.holder_names import (
     tells_where,
 )
 from pytracer.analysis.holders import Holder, Keeper, kept_bytes
+from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     holder_of,
@@ -101,7 +102,6 @@ class Memory:
         holders: The call sites that held most.
         keepers: All Python objects that keep memory.
         categories: What the memory was for.
-        loss_bytes: The bytes of the scores of a loss, with the request; 0: unknown, or little.
         progress: What was not finished; None if that is unknown.
         avoidable: The changes that avoid some of it.
     """
@@ -110,7 +110,6 @@ class Memory:
     holders: Sequence[Holder]
     keepers: Sequence[Keeper]
     categories: Sequence[CategoryUsage]
-    loss_bytes: int
     progress: Unfinished | None
     avoidable: Sequence[str]
 
@@ -179,10 +178,8 @@ def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggesti
     found = []
     if EXHAUSTED in kinds or TOO_LARGE in kinds:
         found += _of_items(memory.keepers, sum(each.size_bytes for each in categories))
-    if memory.loss_bytes and (_HELD | {UNKNOWN}).issuperset(kinds):
-        why = f"blocks of the size of its scores take {size(memory.loss_bytes)}, with this request."
-        found.append(Suggestion("", f"Compute the loss in parts, as of some tokens: {why}"))
-    found += (Suggestion("", why) for why in memory.avoidable)
+    if (_HELD | {UNKNOWN}).issuperset(kinds):
+        found += (Suggestion("", why) for why in memory.avoidable)
     found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
     if sample is not None:
@@ -204,18 +201,31 @@ def advise_at_peak(
     held: Sequence[Holder],
     categories: Sequence[CategoryUsage],
     leaks: DeviceLeaks | None,
-    avoidable: Sequence[str],
     of_streams: StreamMemory | None,
+    host: HostGrowth | None,
 ) -> list[Suggestion]:
     """Return what to try to lower a peak, or the memory that was reserved for it."""
     path = shlex.quote(data.snapshot.path)
     suggestions = [] if leaks is None else _of_leak(path, leaks)
+    if host is not None and leaks is None:
+        suggestions += _of_host(data, host)
     if of_streams is not None:
         suggestions.append(Suggestion("", _OF_STREAMS[of_streams.kind]))
     elif is_much_unallocated(sample):
         suggestions += _of_search(data, path)
-    less = [Suggestion("", text) for text in [*avoidable, *lowering(categories)]]
+    less = [Suggestion("", text) for text in lowering(categories)]
     return [*suggestions, *less, *_for_next_run(data, held)]
+
+
+def _of_host(data: DeviceData, host: HostGrowth) -> list[Suggestion]:
+    """Return how to find what host memory is for."""
+    found = []
+    if not host.is_cpu_recorded:
+        why = "Records tensors on the CPU, too, in the next run."
+        devices = f"{data.snapshot.backend(data.device)},cpu"
+        found.append(Suggestion(f"export PYTRACER_DEVICE={devices}", why))
+    text = "memray names what takes host memory: start the program by `memray run`."
+    return [*found, Suggestion("", text)]
 
 
 def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:

@@ -36,10 +36,10 @@ class Line:
         role: What the line answers. "file": the file of the answer; "asked": the request that
             failed; "free": the memory that was free; "why": the reason; "from": the leak's line,
             and when memory runs out; "peak": the highest usage; "leak": whether memory is kept from
-            step to step; "lost": what the recording lacks; "held": what the memory was for;
-            "lines": a call site that held memory; "modules" and "steps": those that are alike;
-            "others": further devices or files; "do": what to try; "more": a command that shows
-            more.
+            step to step; "host": the host memory of the process; "lost": what the recording lacks;
+            "held": what the memory was for; "lines": a call site that held memory; "modules" and
+            "steps": those that are alike; "others": further devices or files; "do": what to try;
+            "more": a command that shows more.
         text: The text. Of "do" and "more" a command for a shell, unless `is_command` is False.
         note: What explains the text; "" for nothing.
         size_bytes: The bytes that come before the text; None for none.
@@ -136,7 +136,7 @@ def text_lines(
 
 
 _FOLDED = "and others, which --all shows"
-_LOGGED = ("asked", "free", "why", "from", "peak", "leak", "lost", "held", "lines", "do")
+_LOGGED = ("asked", "free", "why", "from", "peak", "leak", "host", "lost", "held", "lines", "do")
 
 
 def log_lines(answer: Answer, roles: Sequence[str] = _LOGGED) -> list[str]:

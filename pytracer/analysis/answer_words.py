@@ -14,6 +14,7 @@ from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
 from pytracer.analysis.holder_names import kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
+from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     leaks_of,
@@ -21,7 +22,6 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
-from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.verdicts import (
     EXCEPTION,
     EXHAUSTED,
@@ -100,9 +100,11 @@ def answer_of(explanation: Explanation, *, is_saved: bool = True) -> Answer:
         answer = Answer("unknown", "CAN'T TELL whether there was a problem", "", [Line("why", why)])
         answer.lines.append(_peak(explanation))
     else:
-        verdict = _verdict_at_peak(explanation.of_streams)
+        verdict = _verdict_at_peak(explanation)
         answer = Answer("none", verdict, "", [_peak(explanation), *_reserved(explanation)])
         answer.lines.append(Line("leak", _no_leak(explanation)))
+        if explanation.host is not None:
+            answer.lines.append(_host(explanation.host))
     gaps = [] if explanation.oom is not None else explanation.gaps
     lost = [Line("lost", gap) for gap in gaps]
     lines = [*answer.lines, *lost, *_held(explanation), *_alike(explanation)]
@@ -240,12 +242,23 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
     yield Line("why", text, frame=found.call_site)
 
 
-def _verdict_at_peak(of_streams: StreamMemory | None) -> str:
-    if of_streams is None:
-        return "NO PROBLEM FOUND"
-    if of_streams.kind == "idle":
+def _verdict_at_peak(explanation: Explanation) -> str:
+    of_streams, host = explanation.of_streams, explanation.host
+    if of_streams is not None and of_streams.kind == "idle":
         return f"CACHED ON {of_streams.streams} IDLE STREAMS"
-    return "FREED MEMORY WAITS FOR A STREAM"
+    if of_streams is not None:
+        return "FREED MEMORY WAITS FOR A STREAM"
+    if host is not None:
+        return f"HOST MEMORY GROWS: {size(host.bytes_per_step)} a step"
+    return "NO PROBLEM FOUND"
+
+
+def _host(host: HostGrowth) -> Line:
+    rise = f"{size(host.first_bytes)} in step {host.first}, {size(host.last_bytes)} in step"
+    what = "not on the recorded devices"
+    if host.is_cpu_recorded:
+        what = "not tensors, but Python objects, numpy or libraries"
+    return Line("host", f"{rise} {host.last}: {what}")
 
 
 def _no_leak(explanation: Explanation) -> str:

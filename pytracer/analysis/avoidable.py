@@ -2,45 +2,64 @@
 
 import re
 
+import numpy as np
+
 from pytracer.analysis.call_sites import first_frames, frames_matching
 from pytracer.analysis.held_memory import HeldMemory
 from pytracer.analysis.stack_places import MODULE, OUTSIDE, stack_places
 from pytracer.reading.snapshot import OOM, Column, Stacks
 from pytracer.text import size
 
-LEAST_PART = 0.05
+_LEAST_PART = 0.05
 """The least part of the memory that is worth a sentence."""
 
+_LEAST_SCORES = 0.25
+"""The same of a loss's scores: some of them are needed in any case."""
+
+_INNERMOST = 4
+"""How many functions may tell what a request is for, as cross_entropy() does."""
+
+_OF_LOSS = re.compile(
+    r"(?:\w*cross_entropy|nll_loss|log_softmax|ForCausalLMLoss)$|LogSoftmaxBackward|NllLossBackward"
+)
+_SAVED = "LogSoftmaxBackward0.result"
 _LOADS = re.compile(r".*[/\\](?:torch[/\\]serialization|safetensors[/\\]torch)\.py", re.DOTALL)
 _UPDATES_ALL = re.compile(r"_multi_tensor_\w+")
-_UNOWNED = {"unknown", "temporary", "activation", "input", "output"}
+_OWNED = {"parameter", "gradient", "optimizer_state", "buffer"}
 
 
 def avoidable(held: HeldMemory) -> list[str]:
-    """Return what to change, as sentences with the bytes that it saves; [] without events."""
-    if held.entry is None or not len(held.rows):
+    """Return what to change, as sentences with the bytes that it saves.
+
+    Args:
+        held: The blocks at an out-of-memory, whose request counts like a block; [] for others.
+    """
+    trace, stacks, event = held.data.trace, held.stacks, (held.entry or 0) - 1
+    if event < 0 or trace.action[event] != OOM:
         return []
-    trace, stacks, event = held.data.trace, held.stacks, held.entry - 1
-    now, asked = int(trace.stack[event]), 0
-    if trace.action[event] == OOM:
-        asked = int(trace.size_bytes[event])
+    now, asked = int(trace.stack[event]), int(trace.size_bytes[event])
     size_bytes, stack = held.column("size_bytes"), held.column("stack")
-    is_unowned = held.is_in(_UNOWNED)
+    is_free = ~held.is_in(_OWNED)
     loads = _have(stacks, frames_matching(_LOADS.fullmatch, stacks, "filename"))
     updates = _have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name"))
     step = max((first for _, first in held.data.boundaries if first <= event), default=0)
     is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < step)
     is_forward = stack_places(stacks).place[now] in (MODULE, OUTSIDE)
-    found = {
+    total = int(size_bytes.sum()) + asked
+    of_update = size_bytes[is_free & updates[stack]].sum() + asked * updates[now]
+    # The update of one parameter takes as much as this request.
+    fused = "fused=True or foreach=False" if 2 * asked < of_update else "fused=True"
+    found: dict[str, int] = {
+        "Compute the loss in parts, as of some tokens: blocks of the size of its scores take {}, "
+        "with this request.": _of_scores(held, now, asked, _LEAST_SCORES * total),
         'Load the checkpoint to the CPU, as by map_location="cpu": on the device, {} of it are '
-        "kept next to the model.": size_bytes[is_unowned & loads[stack]].sum() + asked * loads[now],
-        "Create the optimizer with fused=True or foreach=False: its update of all parameters at "
-        "once takes {} of temporary memory.": size_bytes[is_unowned & updates[stack]].sum()
-        + asked * updates[now],
+        "kept next to the model.": size_bytes[is_free & loads[stack]].sum() + asked * loads[now],
+        f"Create the optimizer with {fused}: its update of all parameters at once takes at least "
+        "{} of temporary memory.": of_update,
         "Call optimizer.zero_grad(), with its default set_to_none=True, before the forward pass: "
         "{} of gradients of the step before are kept.": is_forward * size_bytes[is_old].sum(),
     }
-    least = LEAST_PART * (int(size_bytes.sum()) + asked)
+    least = _LEAST_PART * total
     return [text.format(size(int(saved))) for text, saved in found.items() if saved > least]
 
 
@@ -48,3 +67,27 @@ def _have(stacks: Stacks, is_wanted: Column) -> Column:
     """Return for each stack whether it has one of the wanted frames: bool."""
     found: Column = first_frames(stacks, is_wanted) < stacks.offsets[1:]
     return found
+
+
+def _of_scores(held: HeldMemory, stack: int, asked: int, least: float) -> int:
+    """Return the bytes of a loss's scores: a number for each token and word, several times.
+
+    That are the blocks of the size of the request, or of what a loss has saved, or half or twice.
+
+    Args:
+        held: The blocks.
+        stack: The stack of the request.
+        asked: The size of the request.
+        least: The least bytes that count.
+    """
+    scores, stacks = asked, held.stacks
+    frames = stacks.frame[stacks.offsets[stack] : stacks.offsets[stack + 1]][:_INNERMOST]
+    names = [stacks.strings[stacks.name[frame]] for frame in frames.tolist()]
+    if not any(map(_OF_LOSS.match, [*names, stacks.strings[stacks.node[stack]]])):
+        scores = int(held.requested_bytes_of(_SAVED).max(initial=0))
+    if not scores:
+        return 0
+    sizes = np.array([scores // 2, scores, 2 * scores])
+    is_score = np.isin(held.column("requested_bytes"), sizes) & ~held.is_in(_OWNED)
+    found = int(held.column("size_bytes")[is_score].sum()) + asked * int(asked in sizes)
+    return found if found >= least else 0

@@ -29,8 +29,8 @@ from pytracer.analysis.holders import (
     keepers_of,
     kept_bytes,
 )
+from pytracer.analysis.host_growth import HostGrowth, host_growth
 from pytracer.analysis.leaks.results import DeviceLeaks, answer
-from pytracer.analysis.loss_memory import loss_bytes
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_oom_snapshot,
@@ -48,9 +48,6 @@ from pytracer.text import number
 
 TOP = 5
 """How many call sites an explanation has."""
-
-_INNERMOST = 4
-"""How many functions may tell what a request is for, as cross_entropy() does."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,8 @@ class Explanation:
             moment; else None, and after an out-of-memory.
         of_streams: The memory that streams keep from each other; None if it is little, or unknown,
             and after an out-of-memory.
+        host: The growth of host memory, of which no recorded device has more than half; None if it
+            does not grow, for further devices of a file, and after an out-of-memory.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -118,6 +117,7 @@ class Explanation:
     sample: UsageSample
     most_reserved: UsageSample | None
     of_streams: StreamMemory | None
+    host: HostGrowth | None
     is_sum: bool
     limit_bytes: int | None
     why_unknown: str | None
@@ -196,19 +196,20 @@ def explain_device(
         sample = oom.sample
     else:
         sample = final_sample(data) if entry is None else sample_at(data, entry)
-    reserved, of_streams = None, None
+    reserved, of_streams, host = None, None, None
     if oom is None:
         at = _most_reserved(data, sample)
         reserved = None if at is None else sample_at(data, at)
         of_streams = stream_memory(data, at or entry or 0) if history.is_replayed else None
+        host = host_growth(data)
         suggestions = advise_at_peak(
             data,
             reserved or sample,
             holders,
             categories,
             to_mend,
-            avoidable(held),
             of_streams,
+            host,
         )
     else:
         suggestions = advise_after_oom(
@@ -219,7 +220,6 @@ def explain_device(
                 holders,
                 keepers,
                 categories,
-                loss_bytes(held, _functions(data, oom), oom.requested_bytes),
                 around.progress,
                 avoidable(held),
             ),
@@ -251,6 +251,7 @@ def explain_device(
         sample=sample,
         most_reserved=reserved,
         of_streams=of_streams,
+        host=host,
         is_sum=oom is None and history.is_known and not history.is_replayed,
         limit_bytes=_limit(data),
         why_unknown=_why_unknown(data),
@@ -262,14 +263,6 @@ def explain_device(
         leaks=leaks,
         fitting_settings=fitting,
     )
-
-
-def _functions(data: DeviceData, oom: OutOfMemory) -> Iterator[str]:
-    """Yield the innermost functions that have requested the memory, torch's and nodes too."""
-    frames = data.snapshot.stacks.frames(int(data.trace.stack[oom.event]))
-    yield from (frame.name for frame in frames[:_INNERMOST])
-    if oom.call_site is not None:  # "backward of FUNCTION (NODE)"
-        yield oom.call_site.name.rpartition("(")[2]
 
 
 def _most_reserved(data: DeviceData, peak: UsageSample) -> int | None:

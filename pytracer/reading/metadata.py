@@ -20,6 +20,7 @@ _NOT_OPTIONS = frozenset(
     (
         *("pid", "host", "written_ns", "devices", "stacks", "phases", "module_phases", "tensors"),
         *("window", "current_step", "oom", "torch_folders", "source_lines"),
+        "host_memory",
     )
 )
 
@@ -149,6 +150,7 @@ class FileMetadata:
         devices: By the index of the device.
         backends: None if the file does not have them.
         settings: The allocators' settings, in the form of their variables.
+        host_memory: Pairs of a step, and the bytes of host memory that the process had in it.
         given: The value of the option `metadata`.
     """
 
@@ -178,6 +180,7 @@ class FileMetadata:
     backends: tuple[str, ...] | None = None
     settings: tuple[str, ...] = ()
     torch_folders: tuple[str, ...] = ()
+    host_memory: tuple[tuple[int, int], ...] = ()
     given: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
@@ -259,6 +262,7 @@ def file_metadata(written: dict[str, Any]) -> FileMetadata:
         devices=_devices(written.get("devices")),
         backends=tuple(_texts(backends)) if isinstance(backends, list) else None,
         settings=tuple(_texts([*_dict(written.get("settings")).values()])),
+        host_memory=tuple(_pairs(written.get("host_memory"), _number)),
         torch_folders=tuple(filter(None, _texts(written.get("torch_folders")))),
         given=_dict(written.get("metadata")),
     )
@@ -272,15 +276,17 @@ def _devices(written: object) -> dict[int, DeviceMetadata]:
             found[index] = _typed(
                 DeviceMetadata,
                 entry,
-                steps=[
-                    (pair[0], pair[1])
-                    for pair in map(_list, _list(entry.get("steps")))
-                    if len(pair) == 2 and None not in map(_count, pair)
-                ],
+                steps=list(_pairs(entry.get("steps"), _count)),
                 statistics=_optional(Statistics, entry.get("statistics")),
                 _uses=entry.get("uses"),
             )
     return found
+
+
+def _pairs(written: object, second: Callable[[object], int | None]) -> Iterator[tuple[int, int]]:
+    for pair in map(_list, _list(written)):
+        if len(pair) == 2 and None not in (_count(pair[0]), second(pair[1])):
+            yield pair[0], pair[1]
 
 
 def _tensor_uses(written: object) -> Iterator[TensorUse]:

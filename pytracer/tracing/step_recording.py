@@ -8,6 +8,7 @@ from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.tracing import phases, step_sources
 from pytracer.tracing.device_recording import DeviceRecording, Indices
+from pytracer.tracing.host_memory import HostMemory
 from pytracer.tracing.phase_windows import DiscreteWindows, Occurrence
 from pytracer.tracing.snapshot_writer import Metadata, SnapshotWriter
 from pytracer.tracing.step_windows import Steps, Window
@@ -31,6 +32,7 @@ class StepRecording:
         self.changing = threading.RLock()
         self.started = False
         self.steps = Steps()
+        self._host = HostMemory()
         self._source = step_sources.Source()
         self._discrete: DiscreteWindows | None = None
         self._late_steps: threading.Timer | None = None
@@ -40,6 +42,7 @@ class StepRecording:
         return {
             "current_step": self.steps.current,
             "step_from": self._source.name,
+            "host_memory": [[step, size_bytes] for step, size_bytes in self._host.samples],
             "waiting": not self.steps.are_recorded,
         }
 
@@ -179,6 +182,7 @@ class StepRecording:
     def _move_to(self, step: int) -> Window | None:
         """Begin a step; return the window that ends."""
         ended = self.steps.enter(step)
+        self._host.note(step)
         if self._discrete is not None:
             self._discrete.begin_step(step, self.steps.are_recorded)
         return ended

@@ -231,7 +231,8 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
     found = np.flatnonzero(is_carried & ~is_lost)
     row = rows_at_end(data.snapshot, data.device, blocks)[found]
     is_of_model = are_of_category(data.snapshot, row, OF_MODEL.__contains__)
-    owner = np.where(is_of_model, data.snapshot.blocks.owner[np.where(is_of_model, row, 0)], 0)
+    owner = np.zeros(len(row), np.int64)
+    owner[is_of_model] = data.snapshot.blocks.owner[row[is_of_model]]
     lives = Lives(
         birth=birth[found],
         death=death[found],

@@ -25,9 +25,6 @@ def present_accelerator() -> str | None:
 
     Call this only in a process that does not fork afterwards: where NVML does not answer, torch
     asks the driver, which initialises it. `automatic_backend` never does.
-
-    Raises:
-        HookError: torch cannot be imported.
     """
     _, *accelerators = running_torch.built_backends()
     for backend in reversed(accelerators):  # torch_npu next to a CUDA build means the NPU
@@ -71,11 +68,7 @@ def _count_without_initialising(backend: str) -> int | None:
 
 
 def resolve(names: Iterable[str]) -> dict[str, list[int] | None]:
-    """Return the backends that `names` mean, and indices of their devices; None: all devices.
-
-    Args:
-        names: Values of the option `device`, such as "auto", "cpu" and "cuda:1".
-    """
+    """Return the backends of names such as "auto" and "cuda:1", and the indices; None: all."""
     wanted: dict[str, list[int] | None] = {}
     for name in names:
         backend, _, index = (automatic_backend() if name == "auto" else name).partition(":")
@@ -85,11 +78,7 @@ def resolve(names: Iterable[str]) -> dict[str, list[int] | None]:
 
 
 def indices(backend: str, wanted: list[int] | None) -> list[int]:
-    """Return the devices to record: `wanted`, or all.
-
-    Raises:
-        HookError: There is no device, one of `wanted` does not exist, or the allocator is bypassed.
-    """
+    """Return the devices to record: `wanted`, or all. Raises a HookError if that is impossible."""
     module = torch_module(backend)
     name = backend.upper()
     if is_lost_at_fork(backend):
@@ -138,11 +127,9 @@ def attach_oom_observer(backend: str, observer: OomObserver) -> None:
 
 
 def memory(backend: str, index: int) -> dict[str, int | None]:
-    """Return how full a device is, in bytes. The device must be initialised and in use.
+    """Return how full a device is, as the driver reports it. It must be initialised and in use.
 
-    Returns:
-        `total_bytes` and `free_bytes`: what the driver reports for the device. `process_bytes`:
-        what the driver says this process holds on the device. None: unknown.
+    `process_bytes` are those that this process holds on the device. None: unknown.
     """
     try:
         free, total = torch_module(backend).mem_get_info(index)

@@ -42,10 +42,12 @@ A text, because reading thousands of lists makes Python's collector look at all 
 
 
 class HookCache:
-    """The cached keys of one process. Keys are written by `write` alone."""
+    """The cached keys of one process. Keys are written by `write` alone.
+
+    A cached key is trusted as a hook in `folders` is.
+    """
 
     def __init__(self, folders: HookFolders) -> None:
-        """Read nothing yet. A cached key is trusted as a hook in `folders` is."""
         self._folders = folders
         self._unwritten: dict[str, tuple[str, dict[str, Stamp]]] = {}  # by file name
 

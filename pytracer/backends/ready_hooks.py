@@ -28,23 +28,14 @@ FORMAT = 1  # of the index; one of another format counts as none
 
 @dataclass(frozen=True)
 class ReadyHook:
-    """One library of the index.
+    """One library of the index."""
 
-    Attributes:
-        backend: "cpu", "cuda", "npu" or "autograd".
-        library: The name of its file.
-        sha256: The hash of the file's bytes, in hexadecimal digits.
-        key: What `headers_key` returns for the headers that its compilation read.
-        headers: The paths of these headers, relative to the folders in which they were found.
-        releases: The versions of torch, or for "npu" of torch_npu, with these headers.
-    """
-
-    backend: str
-    library: str
-    sha256: str
-    key: str
-    headers: tuple[str, ...]
-    releases: tuple[str, ...]
+    backend: str  # one of `LIBRARIES`
+    library: str  # the name of its file
+    sha256: str  # of the file's bytes, in hexadecimal digits
+    key: str  # what `headers_key` returns for the headers that its compilation read
+    headers: tuple[str, ...]  # relative to the folders in which they were found
+    releases: tuple[str, ...]  # the versions of torch, or of torch_npu, with these headers
 
 
 def digests_in(
@@ -76,10 +67,9 @@ def digests_in(
 
 
 class ReadyHooks:
-    """The ready hooks of this installation, if it has any."""
+    """The ready hooks of this installation, if it has any, in the folders of its `package`."""
 
     def __init__(self, package: Sequence[Path], compiler: HookCompiler) -> None:
-        """Read nothing yet; `package` are the folders of the package `pytracer`."""
         self._directories = [folder / FOLDER for folder in package]
         self._compiler = compiler
 

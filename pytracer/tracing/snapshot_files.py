@@ -83,10 +83,12 @@ os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 class _Kept:
-    """The files of one kind that are on the disk, in the order in which they were written."""
+    """The files of one kind that are on the disk, in the order in which they were written.
+
+    At most `most` are kept; a further one replaces the file at the index `replaces`.
+    """
 
     def __init__(self, most: int | None, replaces: int) -> None:
-        """Keep at most `most` files; a further one replaces the file at the index `replaces`."""
         self._most = most
         self._replaces = replaces
         self._paths: list[Path] = []
@@ -105,14 +107,11 @@ class _Kept:
 class Files:
     """The files of one tracer: their names, which are wanted, and which are deleted.
 
-    Any thread may call the methods: `_changing` is held while a file is added to those kept.
-
-    Attributes:
-        oom_snapshots: How many snapshots of an out-of-memory were tried.
+    The option `output` is not None, and relative to the present working directory. Any thread may
+    call the methods: `_changing` is held while a file is added to those kept.
     """
 
     def __init__(self, options: Options) -> None:
-        """Take the options; `output` is not None, and relative to the present working directory."""
         assert options.output is not None
         ranks.remember_group()
         self._options = options
@@ -124,7 +123,7 @@ class Files:
             _directories[self._output] += 1
             self._number = _directories[self._output]
         self._end_claim = object()  # claims the name of the snapshot at the end
-        self.oom_snapshots = 0
+        self.oom_snapshots = 0  # how many were tried
         self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
@@ -133,13 +132,8 @@ class Files:
     def begin(self, make: bool) -> None:
         """Begin another recording, whose snapshot at the end is another file.
 
-        It checks that files can be written: an error comes before the training, not after it.
-
-        Args:
-            make: Whether the directory is made now, or else when there is something to write.
-
-        Raises:
-            ConfigError: The directory cannot be made or written to.
+        A ConfigError says now that files cannot be written, and not after the training. The
+        directory is made now, or without `make` when there is something to write.
         """
         self._check_output(make)
         self._end_claim = object()
@@ -174,10 +168,7 @@ class Files:
             )
 
     def at_the_end(self) -> Path | None:
-        """Return the path of the snapshot at the end, the same for all of a recording.
-
-        None: only other ranks write one.
-        """
+        """Return the path of the recording's snapshot at the end; None: other ranks write one."""
         return self._unclaimed("exit", "", claim=self._end_claim) if self.are_wanted() else None
 
     def are_wanted(self) -> bool:

@@ -16,8 +16,7 @@ import pytest
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_file import sealed
-from pytracer.backends.hook_folders import HookFolders
+from pytracer.backends.hook_folders import HookFolders, sealed
 from pytracer.backends.hook_key import headers_key
 from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, write_index
 from pytracer.backends.running_torch import TorchBuild

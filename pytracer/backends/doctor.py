@@ -21,36 +21,64 @@ _OPTIONS = {AUTOGRAD: " with forward_stacks=True", HOST: " with pinned_memory=Tr
 
 @dataclass(frozen=True)
 class BackendReport:
-    """Whether one allocator can be recorded."""
+    """Whether one allocator can be recorded.
 
-    backend: str  # one of `LIBRARIES`
-    available: bool  # the hook exists and works, or can be built when it is needed
-    torch: str | None  # the version for which the hook is built; None without torch
-    hook: str | None  # the file; None: there is none for this torch yet
-    folder: str | None  # the name of the folder that has the hook
-    message: str  # what happens next, or what is missing and what to do about it
+    Attributes:
+        backend: "cpu", "cuda" or "npu"; "autograd" for the library for forward stacks; "host" for
+            pinned host memory.
+        available: Whether a tracer can record the allocator: the hook exists and works, or can be
+            built when it is needed.
+        torch: The version of the running torch, for which the hook is built; None without torch.
+        hook: The hook's file; None if there is no hook for this torch yet.
+        folder: The name of the folder that has the hook; None without a hook.
+        message: What happens next, or what is missing and what to do about it.
+    """
+
+    backend: str
+    available: bool
+    torch: str | None
+    hook: str | None
+    folder: str | None
+    message: str
 
 
 @dataclass(frozen=True)
 class InterpreterReport:
-    """Whether Python call stacks can be recorded."""
+    """Whether Python call stacks can be recorded.
 
-    python: str  # the implementation and its version
+    Attributes:
+        python: The implementation and version of Python.
+        executable: The interpreter's path.
+        stacks: Whether events have call stacks.
+        message: Why events have no call stacks, and what to do about it; empty if they have them.
+    """
+
+    python: str
     executable: str
     stacks: bool
-    message: str  # why events have no call stacks, and what to do about it; or empty
+    message: str
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor found; recording works without `autograd` and `host`."""
+    """What the doctor found.
 
-    requested: tuple[str, ...]  # of `LIBRARIES`
+    Attributes:
+        requested: The backends that should be recorded, and "autograd" or "host" if requested.
+        interpreter: The report on call stacks.
+        backends: A report on each backend that pytracer knows, requested or not.
+        autograd: The report on the library for forward stacks. Recording works without it.
+        host: The report on pinned host memory. Recording works without it.
+        ready_hooks: The versions of torch, and for "npu" of torch_npu, for which this package has
+            ready hooks, by backend. Other versions need a C++ compiler.
+    """
+
+    requested: tuple[str, ...]
     interpreter: InterpreterReport
-    backends: tuple[BackendReport, ...]  # all that pytracer knows
+    backends: tuple[BackendReport, ...]
     autograd: BackendReport
     host: BackendReport
-    ready_hooks: dict[str, list[str]]  # the releases that have ready hooks, by backend
+    ready_hooks: dict[str, list[str]]
 
     @property
     def problems(self) -> list[str]:
@@ -66,7 +94,10 @@ class Examination:
 def examine(requested: Sequence[str] = (), hooks: Hooks = HOOKS) -> Examination:
     """Examine this installation. It takes seconds, because torch is imported twice.
 
-    Without `requested`, the accelerator that torch finds should be recorded, or else the CPU.
+    Args:
+        requested: What should be recorded, of `LIBRARIES`; empty: the accelerator that torch finds,
+            or else the CPU.
+        hooks: How hooks are found and attached.
     """
     *backends, autograd, host = _examine_libraries(hooks)
     return Examination(

@@ -13,7 +13,6 @@ from pytracer import _core
 from pytracer.backends import running_torch
 from pytracer.log import print_line, report_once, warn_once
 
-
 recording: set[Any] = set()  # tracers
 waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers that are started, without a device
 _awaited: set[str] = set()  # backends

@@ -29,14 +29,7 @@ def variables(change: str) -> dict[str, str]:
     counts. A torch before 2.9 ignores `PYTORCH_ALLOC_CONF`, so its settings are also written to
     the older variable.
 
-    Args:
-        change: The change of the settings in this process's environment.
-
-    Returns:
-        Values by the names of variables.
-
-    Raises:
-        ConfigError: `change`, or a variable that is set, is malformed.
+    A ConfigError says which of `change` and the variables that are set is malformed.
     """
     general = os.environ.get("PYTORCH_ALLOC_CONF")
     cuda = os.environ.get(VARIABLE["cuda"], general or "")

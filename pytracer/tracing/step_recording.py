@@ -134,7 +134,7 @@ class StepRecording:
     def enter(self, step: int | None, by_program: bool = False) -> None:
         """End the current step and begin another: `step`; 0: none; None: the next. Never raises.
 
-        The program calls, or a framework or an optimizer.
+        `by_program`: the program calls, and not a framework or an optimizer.
         """
         if not self._recording.session.is_ours:
             return

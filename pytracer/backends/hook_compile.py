@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import NO_KEY, HookCache, Stamp, headers_key, included_files
+from pytracer.backends.hook_key import HookCache, SeenFiles, headers_key, included_files
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.child_process import run_captured
@@ -29,7 +29,7 @@ NPU_VERSIONS = (
 )
 """The releases of torch_npu whose allocator reports its events to a tracker."""
 
-STANDARDS = ("c++20", "c++17")  # the second is for compilers that do not know C++20
+STANDARDS = ("c++20", "c++17")  # tried in order; the second is for compilers that do not know C++20
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 # CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.
@@ -48,7 +48,7 @@ class HookCompiler:
 
     `environment` has the variables that choose the compiler; it is read at each use. `torch`
     describes the torch to compile for, or raises a HookError; `torch_npu` returns the folder of the
-    package torch_npu. The C++ `standards` are tried in order.
+    package torch_npu.
     """
 
     def __init__(
@@ -58,13 +58,11 @@ class HookCompiler:
         environment: Mapping[str, str] = os.environ,
         torch: Callable[[], TorchBuild] = torch_build,
         torch_npu: Callable[[], Path] | None = None,
-        standards: Sequence[str] = STANDARDS,
     ) -> None:
         self._folders = folders or HookFolders(environment)
         self._environment = environment
         self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
-        self._standards = standards
         self.cache = HookCache(self._folders)  # of the keys of compiled hooks and of ready ones
         self.timeout_s = COMPILE_SECONDS
 
@@ -116,9 +114,9 @@ class HookCompiler:
         source = self.source(backend)
         roots, facts = self.roots(backend), self.facts(backend)
 
-        def compute() -> tuple[str, dict[str, Stamp]]:
-            digests, seen = included_files(source, roots)
-            return headers_key(digests, facts, digests.get) or NO_KEY, seen
+        def compute(seen: SeenFiles) -> str | None:
+            digests = included_files(source, roots, seen)
+            return headers_key(digests, facts, digests.get)
 
         return self.cache.key("key", [os.fsencode(source)], roots, facts, compute)
 
@@ -213,14 +211,14 @@ class HookCompiler:
             options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
         parts = [[], *([flag] for flag in _WITHOUT_PARTS.get(backend, []))]
-        for left_out, standard in product(parts, self._standards):
+        for left_out, standard in product(parts, STANDARDS):
             flags = [*compiler_flags(backend), f"-std={standard}", *left_out, *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
                 return
             errors.append(done.stderr.strip())
         # The first standard's error is the useful one, unless it is about the standard itself.
-        lacks_standard = f"-std={self._standards[0]}" in errors[0]
+        lacks_standard = f"-std={STANDARDS[0]}" in errors[0]
         error = errors[-1] if lacks_standard else errors[0]
         lines = error.splitlines() or ["it wrote no message"]
         reason = quoted(next((line for line in lines if "error" in line), lines[-1]))

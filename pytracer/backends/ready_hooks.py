@@ -6,7 +6,6 @@ file `index.json` next to the libraries names them; `.ci/wheels/` in the sources
 makes both.
 """
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_key import NO_KEY, Stamp, headers_key, nearest_folder, stamp
+from pytracer.backends.hook_key import NO_KEY, SeenFiles, headers_key
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
@@ -38,30 +37,14 @@ class ReadyHook:
     releases: tuple[str, ...]  # the versions of torch, or of torch_npu, with these headers
 
 
-def digests_in(
-    roots: Sequence[Path], seen: dict[str, Stamp] | None = None
-) -> Callable[[str], bytes | None]:
-    """Return a function that hashes the first file of a name under `roots`, each file once.
-
-    `seen` gets the stamps of the files, and of the folders in which a file was not found.
-    """
-    stamps: dict[str, Stamp] = {} if seen is None else seen
-    prefixes = [str(root) for root in roots]
-    folder_of = functools.cache(nearest_folder)
+def digests_in(roots: Sequence[Path], seen: SeenFiles) -> Callable[[str], bytes | None]:
+    """Return a function that hashes the first file of a name under `roots`, each file once."""
 
     @functools.cache
     def digest(header: str) -> bytes | None:
-        for root in prefixes:
-            path = os.path.join(root, header)
-            with contextlib.suppress(OSError):
-                before = stamp(path)
-                content = hashlib.sha256(Path(path).read_bytes()).digest()
-                stamps[path] = before
-                return content
-            folder = folder_of(os.path.dirname(path))
-            if folder not in stamps:
-                stamps[folder] = stamp(folder)
-        return None
+        contents = (seen.read(os.path.join(root, header)) for root in roots)
+        content = next((each for each in contents if each is not None), None)
+        return None if content is None else hashlib.sha256(content).digest()
 
     return digest
 
@@ -92,15 +75,14 @@ class ReadyHooks:
         # The index itself: installers may give the index of another pytracer the same time.
         indices = [_hash_of(directory / INDEX).encode() for directory in self._directories]
 
-        def compute() -> tuple[str, dict[str, Stamp]]:
-            seen: dict[str, Stamp] = {}
+        def compute(seen: SeenFiles) -> str | None:
             digest = digests_in(roots, seen)
             hooks = [hook for _, hook in self._hooks if hook.backend == backend]
             hooks.sort(key=lambda hook: release not in hook.releases)  # which saves time
             fitting = (
                 hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
             )
-            return next(fitting, NO_KEY), seen
+            return next(fitting, None)
 
         cache = self._compiler.cache
         return cache.key("ready", [backend.encode(), *indices], roots, facts, compute)

@@ -56,7 +56,10 @@ def problem_of_function(name: str, may_import: bool) -> str | None:
     try:
         found = sys.modules.get(module) or (importlib.import_module(module) if may_import else None)
         if found is None:
-            return _missing_module(module)
+            parts = itertools.accumulate(module.split("."), "{}.{}".format)
+            outermost = next(part for part in parts if part not in sys.modules)
+            has_spec = importlib.util.find_spec(outermost) is not None
+            return None if has_spec else f"No module named {outermost!r}"
         spec = getattr(found, "__spec__", None)
         if module == "__main__" or getattr(spec, "_initializing", False):
             return None
@@ -65,10 +68,3 @@ def problem_of_function(name: str, may_import: bool) -> str | None:
     except (Exception, SystemExit) as error:  # an import may raise anything
         return str(error) or repr(error)
     return None
-
-
-def _missing_module(name: str) -> str | None:
-    """Look for the outermost part of a module's name that was not imported yet."""
-    parts = itertools.accumulate(name.split("."), "{}.{}".format)
-    outermost = next(part for part in parts if part not in sys.modules)
-    return None if importlib.util.find_spec(outermost) else f"No module named {outermost!r}"

@@ -1,35 +1,14 @@
-"""Where snapshots go.
+"""Where snapshots go: the names of docs/reference/files.md, in the layout of verl's `torch_memory`.
 
-`output` is None (nothing is written), a file name ending in `.pickle` or `.pkl`, or a directory,
-which gets the layout of verl's `torch_memory` profiler. {file} is
-`torch_memory_{who}_pid{P}.pickle`, and {who} is `rank{R}`, of a process without a rank its role, if
-it was given one, and its host's name:
+A process that the environment traces adds its pid to the name of a file if a traced process of the
+same rank, or without a rank like itself, started it (`FIRST_PROCESS`). So does a forked child whose
+parent had used the name before the fork. And so does a process that finds another one with the
+name: either the file was written since the recording began, or the other process still holds the
+name by an abstract Unix socket, which the kernel frees when the process ends, however it ends.
 
-| snapshot | in a directory | next to `name.pickle` |
-|---|---|---|
-| at the end | `exit/{file}` | `name.pickle` itself |
-| of a step | `step{N}/{file}` | `name.step{N}.pickle` |
-| of a window of steps | `steps{A}-{B}/{file}` | `name.steps{A}-{B}.pickle` |
-| of a phase in a step | `step{N}/{phase}/{file}` | `name.step{N}.{phase}.pickle` |
-| out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
-| on demand | `demand_{time}/{file}` | `name.demand-{time}.pickle` |
-
-With several ranks, each has `name.rank{R}` for `name`. A process that the environment traces adds
-`.pid{P}` if a traced process of the same rank, or without a rank like itself, started it. So does a
-forked child whose parent had used the name before the fork.
-
-If another process records into the same file name, or has written a file of the name since the
-recording began, the name gets `.pid{P}` too, and a warning is logged. While a process has a name,
-it holds an abstract Unix socket, which the kernel frees when the process ends, however it ends.
-
-A name that this process has already used gets `_2`: the file of a second tracer, of a tracer that
-was started again, of a step whose number comes again. A second tracer in a directory begins with
-`_2`. A phase's name gets `_2` when the phase occurs again in its step. No directory is listed and
-no file is locked, so any number of processes may share a directory; a second run of a program
-overwrites the first run's `name.pickle`.
-
-`max_oom_snapshots` keeps the first files and the last one, `keep_last` the last ones. Only files
-that were written count, and a file is deleted only after the file that replaces it is complete.
+A name that this process has already used gets a number. No directory is listed and no file is
+locked, so any number of processes may share a directory; a second run of a program overwrites the
+first run's `name.pickle`.
 """
 
 import contextlib

@@ -188,18 +188,6 @@ def test_a_file_is_deleted_only_after_its_replacement_exists(
     assert seconds_of(tmp_path) == [0, 0, 1, 3]
 
 
-@OUTPUTS
-def test_only_files_that_were_written_count(tmp_path: Path, output: str) -> None:
-    # GIVEN a disk that is full at times
-    some = files(tmp_path / output, max_oom_snapshots=2, keep_last=2)
-    for name in (some.out_of_memory, some.on_demand):
-        write(some, name(NOW.replace(second=0)))
-        fail_to_write(some, name(NOW.replace(second=1)))
-        write(some, name(NOW.replace(second=2)))
-    # THEN the limit counts only complete files, and no empty folder is left
-    assert seconds_of(tmp_path) == [0, 0, 2, 2]
-
-
 def test_a_failed_write_removes_only_the_folders_that_were_made_for_it(tmp_path: Path) -> None:
     # GIVEN a folder of the user, and a folder that has another file
     some = files(tmp_path / "mine" / "out")
@@ -329,15 +317,6 @@ def test_the_first_process_of_each_rank_claims_it(
     assert os.environ[FIRST_PROCESS] == f"3:{PID}:{path}"
 
 
-def test_two_tracers_of_a_process_in_one_directory(tmp_path: Path) -> None:
-    names = [files(tmp_path, role="r").at_the_end() for _ in range(2)]
-    host = socket.gethostname()
-    assert [path.name for path in names if path] == [
-        f"torch_memory_r_{host}_pid{PID}.pickle",
-        f"torch_memory_r_{host}_pid{PID}_2.pickle",
-    ]
-
-
 def test_one_file_for_two_tracers_and_for_a_second_recording(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,16 +390,6 @@ def test_two_recordings_of_two_tracers_in_one_directory(tmp_path: Path) -> None:
     assert len({*found}) == 4
     again = [re.findall(r"_pid\d+(.*)\.pickle", str(path))[0] for path in found]
     assert again == ["_2", "", "_3", "_4"]
-
-
-@OUTPUTS
-def test_files_of_the_same_time(tmp_path: Path, output: str) -> None:
-    # GIVEN two tracers that share an output, and a coarse clock
-    some = [files(tmp_path / output) for _ in range(2)]
-    # WHEN each writes two out-of-memory and two on-demand snapshots at the same time
-    paths = [name(NOW) for writer in some for name in (writer.out_of_memory, writer.on_demand) * 2]
-    # THEN each snapshot has its own name
-    assert len({*paths}) == 8
 
 
 def test_only_the_last_snapshots_on_demand_are_kept(tmp_path: Path) -> None:

@@ -111,9 +111,8 @@ def expandable_segments(on: bool, *, device: str = "auto") -> "AllocatorSettings
         pytracer.expandable_segments(True)  # for good
         with pytracer.expandable_segments(False): ...  # for a while
 
-    Existing segments stay as they are. A warning is logged on the logger "pytracer" if expandable
-    segments are known to break something that this process uses. For `device`, the return value
-    and errors see `allocator_settings`.
+    Existing segments stay as they are. For `device`, the return value and errors see
+    `allocator_settings`.
     """
     if not isinstance(on, bool):
         raise ConfigError(f"expandable_segments takes True or False, got {on!r}")

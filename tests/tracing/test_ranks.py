@@ -146,23 +146,6 @@ OUTPUTS = pytest.mark.parametrize("output", ["folder", "x.pickle"])
 
 
 @OUTPUTS
-@pytest.mark.parametrize(
-    ("most", "kept"), [(1, [5]), (2, [0, 5]), (3, [0, 1, 5]), (9, [0, 1, 2, 3, 4, 5])]
-)
-def test_the_first_snapshots_of_an_out_of_memory_and_the_last_are_kept(
-    tmp_path: Path, output: str, most: int, kept: list[int]
-) -> None:
-    # GIVEN a limit on the number of files
-    some = files(tmp_path / output, max_oom_snapshots=most)
-    # WHEN memory runs out more often than the limit
-    for second in range(6):
-        write(some, some.out_of_memory(NOW.replace(second=second)))
-    # THEN the first files are kept, and the last one
-    assert seconds_of(tmp_path) == kept
-    assert some.replaced_oom_snapshots == max(0, 6 - most)
-
-
-@OUTPUTS
 def test_a_file_is_deleted_only_after_its_replacement_exists(
     tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,16 +373,6 @@ def test_two_recordings_of_two_tracers_in_one_directory(tmp_path: Path) -> None:
     assert len({*found}) == 4
     again = [re.findall(r"_pid\d+(.*)\.pickle", str(path))[0] for path in found]
     assert again == ["_2", "", "_3", "_4"]
-
-
-def test_only_the_last_snapshots_on_demand_are_kept(tmp_path: Path) -> None:
-    for output in (tmp_path / "directory", tmp_path / "file" / "x.pickle"):
-        some = files(output, keep_last=2)
-        for second in range(4):
-            write(some, some.on_demand(NOW.replace(second=second)))
-        kept = sorted(path for path in output.parent.rglob("*demand-*0[0-3]-*"))
-        assert len([path for path in output.parent.rglob("*.pickle") if path.is_file()]) == 2
-        assert kept == [path for path in kept if "-120002-" in str(path) or "-120003-" in str(path)]
 
 
 def test_the_users_function_gets_every_path(tmp_path: Path) -> None:

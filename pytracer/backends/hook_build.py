@@ -1,8 +1,7 @@
 """Finding a hook, and building the hook that no folder has.
 
-A hook is a small shared library, compiled against the headers of the running torch because c10's
-C++ ABI changes between torch versions. Its file name carries a key made of everything it was
-compiled from, so that a hook made for another torch is never found, let alone loaded.
+A hook's file name carries a key made of everything that it was compiled from, so that a hook made
+for another torch is never found, let alone loaded: see docs/explanation/hooks.md.
 """
 
 import contextlib

@@ -107,13 +107,9 @@ class HookFolder:
     def made(self, room_bytes: int = 0, for_hooks: bool = True) -> "HookFolder":
         """Make the folder if it is missing; return it with its path without symbolic links.
 
-        Args:
-            room_bytes: How much is written to a file that is deleted again. Quotas, and some file
-                systems of other machines, report that they are full only then.
-            for_hooks: Whether hooks are kept there, and not only a lock.
-
-        Raises:
-            OSError: The folder cannot keep hooks; `strerror` says why.
+        The `strerror` of an OSError says why it cannot keep hooks, or only a lock. `room_bytes` are
+        written to a file that is deleted again: quotas, and some file systems of other machines,
+        report that they are full only then.
         """
         folder, real = self._open(self.forbidden_mode or 0, make=True)
         os.close(folder)

@@ -6,9 +6,8 @@ checks each folder by its descriptor before it opens the next one in it:
 
 1. The folder belongs to this user or to root.
 2. Other users cannot write to it, except to a folder with the sticky bit (`/tmp`), where they can
-   exchange only entries of their own. Rule 1 refuses these in the next step. A group that has this
-   user's name and no other member is no other user: with a umask of 002, which many systems have,
-   it may write to all folders of its user. Groups are read where the permission bits ask for it.
+   exchange only entries of their own, which rule 1 refuses. A group that has this user's name and
+   no other member is no other user: with a umask of 002, it may write to all folders of its user.
 3. A symbolic link belongs to this user or to root, and the folders of its target are checked too.
 
 So nobody else can change what the returned path names, neither before nor after the check.

@@ -25,10 +25,8 @@ def check_function(name: OnSnapshot, is_given: bool) -> None:
 
     A variable may be read in the middle of `import torch`, where nothing else may be imported, and
     before the program has changed `sys.path`. A problem with it is therefore only logged, and may
-    be gone when the function is needed. The code gives the option if `is_given`.
-
-    Raises:
-        ConfigError: The code names no function.
+    be gone when the function is needed. The code gives the option if `is_given`: then it is a
+    ConfigError.
     """
     if not isinstance(name, str):
         return

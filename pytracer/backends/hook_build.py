@@ -217,14 +217,14 @@ class HookBuilder:
                 if problems:
                     reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
                     warn_once(f"the hook is kept in {directory}, because of {reasons}")
-                return Found(backend, self.build(backend, directory), folder.name)
+                try:
+                    return Found(backend, self.build(backend, directory), folder.name)
+                except HookError:
+                    # The folder may have become full meanwhile. Compilers do not always say so.
+                    folder.made(BUILD_BYTES)
+                    raise
             except OSError as error:
                 problems[folder] = error.strerror or str(error)
-            except HookError:
-                # The folder may have become full meanwhile. Compilers do not always say so.
-                if (problem := folder.unusable(BUILD_BYTES)) is None:
-                    raise
-                problems[folder] = problem
         raise no_folder(problems)
 
     @contextlib.contextmanager

@@ -122,14 +122,6 @@ class HookFolder:
                 os.fsync(file.fileno())
         return replace(self, directory=Path(real))
 
-    def unusable(self, room_bytes: int = 0) -> str | None:
-        """Return why `made` fails, or None."""
-        try:
-            self.made(room_bytes)
-        except OSError as error:
-            return error.strerror or str(error)
-        return None
-
 
 class HookFolders:
     """The folders of one process, as its environment and its installation name them.

@@ -72,11 +72,7 @@ def open_atomically(path: Path | int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def open_output(path: Path, *, makes_folder: bool = False) -> Iterator[BinaryIO]:
-    """Open a file that a user asked for as `open_atomically` does, perhaps in a new folder.
-
-    Raises:
-        PytracerError: The file cannot be written.
-    """
+    """Open a file that a user asked for as `open_atomically` does, or raise a PytracerError."""
     try:
         if makes_folder:
             path.parent.mkdir(parents=True, exist_ok=True)

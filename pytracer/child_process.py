@@ -60,11 +60,8 @@ def run_captured(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, and return its output. It reads nothing.
 
-    The program and what it has started end with this process, whatever ends this process.
-
-    Raises:
-        OSError: The program cannot be started.
-        subprocess.TimeoutExpired: The program took too long, and was killed.
+    The program and what it has started end with this process, whatever ends this process. If it
+    takes too long, it is killed, and a `TimeoutExpired` is raised.
     """
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
@@ -118,9 +115,6 @@ def run_to_end(
 
     Returns:
         The exit code, as `subprocess` reports it, and how many seconds the program took.
-
-    Raises:
-        OSError: The program cannot be started.
     """
     with open(log, "wb") as file, _children_heed_interrupts():
         began = time.monotonic()

@@ -39,9 +39,5 @@ def parse_settings(settings: str) -> dict[str, str]:
 
 
 def merge_settings(settings: str, change: str) -> str:
-    """Return the settings after `change`. Keys keep their order, and new keys come last.
-
-    Raises:
-        ConfigError: As of `parse_settings`.
-    """
+    """Return the settings after `change`. Keys keep their order, and new keys come last."""
     return format_settings(parse_settings(settings) | parse_settings(change))

@@ -9,7 +9,7 @@ from pathlib import Path
 from pins import PACKAGES, Release, fetch
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_key import headers_key
+from pytracer.backends.hook_key import SeenFiles, headers_key
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.ready_hooks import ReadyHook, digests_in
 from pytracer.backends.running_torch import TorchBuild
@@ -78,7 +78,7 @@ def compile_hook(
     compiler.compile(cxx(), backend, library, _options(headers, read))
     roots, facts = compiler.roots(backend), compiler.facts(backend)
     names = tuple(sorted(set(_relative(_dependencies(read), roots))))
-    digest = digests_in(roots)
+    digest = digests_in(roots, SeenFiles())
     key = headers_key(names, facts, digest)
     assert key is not None, "a header was read that is in no root"
     read.unlink()

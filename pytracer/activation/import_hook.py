@@ -5,11 +5,10 @@
 - A line in `startup/torch_pytracer.pth`, which runs when an interpreter starts, calls `watch()` if
   the environment asks for anything. Tracing starts when the import of torch is complete.
 - An entry point in torch's group `torch.backends` calls `autoload()` near the end of `import
-  torch`. It serves programs that set the variable later, such as notebooks, and installations whose
-  `.pth` files Python does not read (`pip install --target`). torch skips the entry point if
-  torch_npu was imported first, or under `TORCH_DEVICE_BACKEND_AUTOLOAD=0`.
+  torch`.
 
 `pytracer.activation.environment` then starts the tracing. A failure is logged and not raised.
+docs/explanation/processes.md says what each of them misses.
 """
 
 import sys

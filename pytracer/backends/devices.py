@@ -1,11 +1,13 @@
 """The devices as torch shows them: which exist, and how full they are."""
 
+import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from pytracer.backends import running_torch
-from pytracer.backends.driver_memory import process_bytes
 from pytracer.backends.names import (
     ACCELERATORS,
     MAX_ACCELERATORS,
@@ -25,9 +27,6 @@ def present_accelerator() -> str | None:
 
     Call this only in a process that does not fork afterwards: where NVML does not answer, torch
     asks the driver, which initialises it. `automatic_backend` never does.
-
-    Raises:
-        HookError: torch cannot be imported.
     """
     _, *accelerators = running_torch.built_backends()
     for backend in reversed(accelerators):  # torch_npu next to a CUDA build means the NPU
@@ -71,11 +70,7 @@ def _count_without_initialising(backend: str) -> int | None:
 
 
 def resolve(names: Iterable[str]) -> dict[str, list[int] | None]:
-    """Return the backends that `names` mean, and indices of their devices; None: all devices.
-
-    Args:
-        names: Values of the option `device`, such as "auto", "cpu" and "cuda:1".
-    """
+    """Return the backends of names such as "auto" and "cuda:1", and the indices; None: all."""
     wanted: dict[str, list[int] | None] = {}
     for name in names:
         backend, _, index = (automatic_backend() if name == "auto" else name).partition(":")
@@ -85,11 +80,7 @@ def resolve(names: Iterable[str]) -> dict[str, list[int] | None]:
 
 
 def indices(backend: str, wanted: list[int] | None) -> list[int]:
-    """Return the devices to record: `wanted`, or all.
-
-    Raises:
-        HookError: There is no device, one of `wanted` does not exist, or the allocator is bypassed.
-    """
+    """Return the devices to record: `wanted`, or all. Raises a HookError if that is impossible."""
     module = torch_module(backend)
     name = backend.upper()
     if is_lost_at_fork(backend):
@@ -138,11 +129,9 @@ def attach_oom_observer(backend: str, observer: OomObserver) -> None:
 
 
 def memory(backend: str, index: int) -> dict[str, int | None]:
-    """Return how full a device is, in bytes. The device must be initialised and in use.
+    """Return how full a device is, as the driver reports it. It must be initialised and in use.
 
-    Returns:
-        `total_bytes` and `free_bytes`: what the driver reports for the device. `process_bytes`:
-        what the driver says this process holds on the device. None: unknown.
+    `process_bytes` are those that this process holds on the device. None: unknown.
     """
     try:
         free, total = torch_module(backend).mem_get_info(index)
@@ -151,5 +140,66 @@ def memory(backend: str, index: int) -> dict[str, int | None]:
     return {
         "total_bytes": total,
         "free_bytes": free,
-        "process_bytes": process_bytes(backend, index),
+        "process_bytes": _process_bytes(backend, index),
     }
+
+
+def _process_bytes(backend: str, index: int) -> int | None:
+    """Return the bytes that this process holds, also those that torch's allocator does not know.
+
+    None if the driver does not report them: without its library or the permission, for a part of a
+    device (MIG), or in a container that has process ids of its own.
+    """
+    try:
+        if _pids_are_translated():
+            return None
+        pids_and_bytes = _nvml(index) if backend == "cuda" else _dcmi(index)
+    except Exception:
+        return None
+    mine = [used for pid, used in pids_and_bytes if pid == os.getpid()]
+    return sum(mine) if mine and None not in mine else None
+
+
+def _pids_are_translated() -> bool:
+    """Return whether the driver knows this process by another process id than `os.getpid()`."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        numbers = next((line.split()[1:] for line in status if line.startswith("NSpid:")), [])
+    return len(numbers) > 1
+
+
+def _nvml(index: int) -> list[tuple[int, Any]]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        uuid = sys.modules["torch"].cuda.get_device_properties(index).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return [(process.pid, process.usedGpuMemory) for process in found]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class _DcmiProcess(ctypes.Structure):
+    """The C struct `dcmi_proc_mem_info` of Huawei's DCMI reference."""
+
+    _fields_ = (("pid", ctypes.c_int), ("used", ctypes.c_ulong))
+
+
+_DCMI_PROCESSES = 32  # the most that dcmi_get_device_resource_info fills in
+
+
+def _dcmi(index: int) -> list[tuple[int, int]]:
+    library = ctypes.CDLL("libdcmi.so")
+    with contextlib.suppress(KeyError):
+        index = int(os.environ["ASCEND_RT_VISIBLE_DEVICES"].split(",")[index])
+    card, chip, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    processes = (_DcmiProcess * _DCMI_PROCESSES)()
+    failed = (
+        library.dcmi_init()
+        or library.dcmi_get_card_id_device_id_from_logicid(
+            ctypes.byref(card), ctypes.byref(chip), ctypes.c_uint(index)
+        )
+        or library.dcmi_get_device_resource_info(card, chip, processes, ctypes.byref(count))
+    )
+    return [] if failed else [(process.pid, process.used) for process in processes[: count.value]]

@@ -14,11 +14,7 @@ from pytracer.log import warn_once
 
 
 def load_core() -> ModuleType:
-    """Import the C++ core. Most of the package can be imported without it.
-
-    Raises:
-        HookError: The core is missing or does not load.
-    """
+    """Import the C++ core, or raise a HookError. Most of the package can be imported without it."""
     try:
         from pytracer import _core
     except ImportError as error:
@@ -30,7 +26,10 @@ def load_core() -> ModuleType:
 
 
 class Hooks:
-    """The hooks of one process. A hook stays attached until the process ends."""
+    """The hooks of one process. A hook stays attached until the process ends.
+
+    `watch_oom` is called with each backend whose hook was attached.
+    """
 
     def __init__(
         self,
@@ -38,7 +37,6 @@ class Hooks:
         load_core: Callable[[], ModuleType] = load_core,
         watch_oom: Callable[[str], None] = oom.watch,
     ) -> None:
-        """Attach nothing yet; `watch_oom` is called with a backend whose hook was attached."""
         self.builder = builder or HookBuilder()
         self.load_core = load_core
         self._watch_oom = watch_oom
@@ -50,10 +48,8 @@ class Hooks:
     def attach(self, backend: str) -> None:
         """Attach the hook for `backend`, and build it first if no folder has it; idempotent.
 
-        The hook of an accelerator that torch has not initialised is attached when torch does.
-
-        Raises:
-            HookError: The backend cannot be recorded here; the message says why and what to do.
+        The hook of an accelerator that torch has not initialised is attached when torch does. A
+        HookError says why the backend cannot be recorded here, and what to do.
         """
         if backend in self._attached:
             return

@@ -1,28 +1,28 @@
 """Finding a hook, and building the hook that no folder has.
 
-A hook is a small shared library, compiled against the headers of the running torch because c10's
-C++ ABI changes between torch versions. Its file name carries a key made of everything it was
-compiled from, so that a hook made for another torch is never found, let alone loaded.
+A hook's file name carries a key made of everything that it was compiled from, so that a hook made
+for another torch is never found, let alone loaded: see docs/explanation/hooks.md.
 """
 
 import contextlib
 import functools
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytracer.backends.build_leftovers import remove_leftovers, scratch_prefix
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_file import sealed
 from pytracer.backends.hook_folders import (
     BUILD_BYTES,
     PREBUILT_REMEDY,
     HookFolder,
     HookFolders,
     no_folder,
+    sealed,
 )
 from pytracer.backends.names import AUTOGRAD, HOST, package_of
 from pytracer.backends.probe_process import probe_in_child
@@ -34,7 +34,15 @@ from pytracer.text import brief
 
 WAIT_SECONDS = 300.0
 
+ABANDONED_S = 3600.0
+"""The age after which what a build left is deleted: no build takes so long. Its process may run on
+another machine, so that only the age tells."""
+
 READY = "the package's ready hooks"  # the name of their folder
+
+_SCRATCH = ".build-"
+_OF_OPEN_ATOMICALLY = r"\.pytracer-\d+-[0-9a-f]+\.tmp"
+_LEFTOVER = re.compile(rf"{re.escape(_SCRATCH)}.+|{_OF_OPEN_ATOMICALLY}")
 
 Probe = Callable[[str, Path], None]
 """Tries the hook of a backend; raises HookError if the hook must not be used."""
@@ -42,24 +50,19 @@ Probe = Callable[[str, Path], None]
 
 @dataclass(frozen=True)
 class Found:
-    """A hook that fits the running torch.
+    """The file of a hook that fits the running torch."""
 
-    Attributes:
-        backend: One of `LIBRARIES`.
-        path: The hook's file.
-        folder: The name of the folder that has it, as in `HookFolder`, or `READY`.
-    """
-
-    backend: str
+    backend: str  # one of `LIBRARIES`
     path: Path
-    folder: str
+    folder: str  # the name of a `HookFolder`, or `READY`
 
 
 class HookBuilder:
     """Finds hooks and builds missing ones, one process of a node at a time.
 
     A fresh hook is tried by `probe` before it gets its name. A process that builds the same hook is
-    waited for at most `wait_s` seconds.
+    waited for at most `wait_s` seconds. What is left out is made for the running torch and this
+    process.
     """
 
     def __init__(
@@ -69,7 +72,6 @@ class HookBuilder:
         probe: Probe = probe_in_child,
         wait_s: float = WAIT_SECONDS,
     ) -> None:
-        """Find nothing yet. What is left out is made for the running torch and this process."""
         self.folders = folders or HookFolders()
         self.compiler = compiler or HookCompiler(self.folders)
         self.ready = ReadyHooks(self.folders.package, self.compiler)
@@ -81,10 +83,7 @@ class HookBuilder:
     def find(self, backend: str) -> Found | None:
         """Look in the folder that the user named, among the ready hooks, and in pytracer's folders.
 
-        Nothing is built or written.
-
-        Raises:
-            HookError: There is no such hook, no torch, or no headers.
+        Nothing is built or written. Raises a HookError without torch, its headers or the sources.
         """
         if found := self._look_up(backend, self.folders.named()):
             return found
@@ -104,11 +103,7 @@ class HookBuilder:
         return None
 
     def compiler_for(self, backend: str) -> list[str]:
-        """Return the compiler's command, for a hook that no folder has.
-
-        Raises:
-            HookError: There is no compiler, or it is forbidden; ready hooks are named too.
-        """
+        """Return the compiler's command as `find_command`; the error names ready hooks, too."""
         try:
             return self.compiler.find_command()
         except HookError as error:
@@ -128,12 +123,9 @@ class HookBuilder:
         return f"{why}, and the headers of this {package} {running} differ"
 
     def find_or_build(self, backend: str) -> Found:
-        """Look the hook up, and build it if no folder has it.
+        """Look the hook up, and build it if no folder has it, or raise a HookError.
 
         A build that failed is not repeated in this process with the same compiler.
-
-        Raises:
-            HookError: The hook can be neither found nor built.
         """
         self.compiler.is_allowed()  # a wrong PYTRACER_BUILD is logged even if nothing is compiled
         for named in self.folders.named():
@@ -165,9 +157,9 @@ class HookBuilder:
         target = directory.absolute() / self._file_name(backend)
         try:
             _make_folder(target.parent)
-            remove_leftovers(target.parent)
+            _remove_leftovers(target.parent)
             with tempfile.TemporaryDirectory(
-                prefix=scratch_prefix(), dir=target.parent, ignore_cleanup_errors=True
+                prefix=_SCRATCH, dir=target.parent, ignore_cleanup_errors=True
             ) as scratch:
                 fresh = Path(scratch) / target.name
                 self.compiler.compile(command, backend, fresh)
@@ -215,11 +207,7 @@ class HookBuilder:
                 raise
 
     def build_in_chosen(self, backend: str) -> Found:
-        """Build the hook, as `build` does, in the first of pytracer's folders that can keep it.
-
-        Raises:
-            HookError: As for `build`, or no folder can keep the hook; the message names both.
-        """
+        """Build the hook, as `build` does, in the first of pytracer's folders that can keep it."""
         release = f"{package_of(backend)} {self.compiler.release(backend)}"
         warn_once(f"compiling the hook {backend} for {release}, once: this can take some 20 s")
         problems: dict[HookFolder, str] = {}
@@ -229,19 +217,19 @@ class HookBuilder:
                 if problems:
                     reasons = "; ".join(f"{f.directory}: {why}" for f, why in problems.items())
                     warn_once(f"the hook is kept in {directory}, because of {reasons}")
-                return Found(backend, self.build(backend, directory), folder.name)
+                try:
+                    return Found(backend, self.build(backend, directory), folder.name)
+                except HookError:
+                    # The folder may have become full meanwhile. Compilers do not always say so.
+                    folder.made(BUILD_BYTES)
+                    raise
             except OSError as error:
                 problems[folder] = error.strerror or str(error)
-            except HookError:
-                # The folder may have become full meanwhile. Compilers do not always say so.
-                if (problem := folder.unusable(BUILD_BYTES)) is None:
-                    raise
-                problems[folder] = problem
         raise no_folder(problems)
 
     @contextlib.contextmanager
     def _turn(self, backend: str, lock_file: Path) -> Iterator[bool]:
-        """Hold the node's lock. The value is whether another process had the lock first.
+        """Hold the node's lock; the value is whether another process had the lock first.
 
         The lock file is in a folder of this node: locks on network file systems may not work, or
         may block for good. `filelock` unlocks explicitly, which also ends the hold of children
@@ -288,3 +276,14 @@ def _make_folder(directory: Path) -> None:
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o755, exist_ok=True)
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Delete what killed processes left in a folder of hooks."""
+    # A fresh file has the time of the machine that keeps the files.
+    with tempfile.TemporaryFile(dir=directory) as file:
+        now = os.fstat(file.fileno()).st_mtime
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):  # another process deletes it too
+            if _LEFTOVER.fullmatch(path.name) and now - path.lstat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from pytracer.backends.hook_folders import PREBUILT_REMEDY, HookFolders
-from pytracer.backends.hook_key import NO_KEY, HookCache, Stamp, headers_key, included_files
+from pytracer.backends.hook_key import HookCache, SeenFiles, headers_key, included_files
 from pytracer.backends.names import AUTOGRAD, HOST
 from pytracer.backends.running_torch import TorchBuild, torch_build
 from pytracer.child_process import run_captured
@@ -29,7 +29,7 @@ NPU_VERSIONS = (
 )
 """The releases of torch_npu whose allocator reports its events to a tracker."""
 
-STANDARDS = ("c++20", "c++17")  # the second is for compilers that do not know C++20
+STANDARDS = ("c++20", "c++17")  # tried in order; the second is for compilers that do not know C++20
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden")
 # CPU wheels lack the header with the CUDA build's configuration. A hook uses nothing of it.
@@ -46,10 +46,9 @@ _LIBRARIES = {AUTOGRAD: ("-lc10", "-ltorch_cpu"), HOST: ("-lc10", "-ltorch_cpu")
 class HookCompiler:
     """Names and compiles the hooks for the running torch.
 
-    Attributes:
-        torch: Describes the torch to compile for.
-        cache: The cached keys of hooks, of compiled ones and of ready ones.
-        timeout_s: How long one run of the compiler may take.
+    `environment` has the variables that choose the compiler; it is read at each use. `torch`
+    describes the torch to compile for, or raises a HookError; `torch_npu` returns the folder of the
+    package torch_npu.
     """
 
     def __init__(
@@ -59,31 +58,16 @@ class HookCompiler:
         environment: Mapping[str, str] = os.environ,
         torch: Callable[[], TorchBuild] = torch_build,
         torch_npu: Callable[[], Path] | None = None,
-        standards: Sequence[str] = STANDARDS,
     ) -> None:
-        """Compile nothing yet; None: the folders of this process, and the installed torch_npu.
-
-        Args:
-            folders: The folders of hooks and of the package.
-            environment: The variables that choose the compiler, read at each use.
-            torch: Describes the torch to compile for, or raises a HookError.
-            torch_npu: Returns the folder of the package torch_npu.
-            standards: The C++ standards to try, in order.
-        """
         self._folders = folders or HookFolders(environment)
         self._environment = environment
         self.torch = torch
         self._torch_npu = torch_npu or _installed_torch_npu
-        self._standards = standards
-        self.cache = HookCache(self._folders)
+        self.cache = HookCache(self._folders)  # of the keys of compiled hooks and of ready ones
         self.timeout_s = COMPILE_SECONDS
 
     def source(self, backend: str) -> Path:
-        """Return the hook's source, `hooks/{backend}.cpp` in a folder of sources.
-
-        Raises:
-            HookError: This version has no hook for the backend, or the installation lacks sources.
-        """
+        """Return the hook's source, `hooks/{backend}.cpp` in a folder of sources."""
         # The checkout of an editable install comes first. It is newer than what the install copied.
         package, *others = self._folders.package
         candidates = [package / "_hook_source", package.parent / "csrc"]
@@ -104,11 +88,7 @@ class HookCompiler:
         return folder / "hooks" / f"{backend}.cpp"
 
     def include_dirs(self, backend: str) -> list[Path]:
-        """Return the folders in which the compiler finds the headers for `backend`.
-
-        Raises:
-            HookError: torch's headers are missing.
-        """
+        """Return the folders in which the compiler finds the headers for `backend`."""
         headers = self.torch().root / "include"
         if not (headers / "c10").is_dir():
             raise HookError(
@@ -128,17 +108,15 @@ class HookCompiler:
 
         The key is a hash of the hook's source, of every header of pytracer and torch that the
         source includes, directly or not, and of what else decides the ABI. A version string would
-        not do, because vendors patch headers.
-
-        Raises:
-            HookError: There is no such hook, no torch, or no headers.
+        not do, because vendors patch headers. Raises a HookError if there is no such hook, no torch
+        or no headers.
         """
         source = self.source(backend)
         roots, facts = self.roots(backend), self.facts(backend)
 
-        def compute() -> tuple[str, dict[str, Stamp]]:
-            digests, seen = included_files(source, roots)
-            return headers_key(digests, facts, digests.get) or NO_KEY, seen
+        def compute(seen: SeenFiles) -> str | None:
+            digests = included_files(source, roots, seen)
+            return headers_key(digests, facts, digests.get)
 
         return self.cache.key("key", [os.fsencode(source)], roots, facts, compute)
 
@@ -183,8 +161,7 @@ class HookCompiler:
     def find_command(self) -> list[str]:
         """Return the C++ compiler's command: `$CXX`, else c++, g++ or clang++ on the PATH.
 
-        Raises:
-            HookError: There is no compiler, or `PYTRACER_BUILD` forbids compiling.
+        Raises a HookError if there is none, or if `PYTRACER_BUILD` forbids compiling.
         """
         if not self.is_allowed():
             searched = ", ".join(str(folder.directory) for folder in self._folders.lookup())
@@ -215,7 +192,7 @@ class HookCompiler:
         output: Path,
         options: Sequence[str] | None = None,
     ) -> None:
-        """Compile the hook for `backend` into the file `output`.
+        """Compile the hook for `backend` into the file `output`, or raise a HookError.
 
         Args:
             command: The compiler, as `find_command` returns it.
@@ -223,9 +200,6 @@ class HookCompiler:
             output: The library to write.
             options: More options of the compiler; None: the library remembers the folder of
                 torch's libraries.
-
-        Raises:
-            HookError: The compiler failed; the message has its first error.
         """
         torch = self.torch()
         library_dir = torch.root / "lib"
@@ -237,14 +211,14 @@ class HookCompiler:
             options = [f"-Wl,-rpath,{library_dir}"]
         errors = []
         parts = [[], *([flag] for flag in _WITHOUT_PARTS.get(backend, []))]
-        for left_out, standard in product(parts, self._standards):
+        for left_out, standard in product(parts, STANDARDS):
             flags = [*compiler_flags(backend), f"-std={standard}", *left_out, *options]
             done = self._run([*command, *flags, *inputs], output.parent)
             if done.returncode == 0:
                 return
             errors.append(done.stderr.strip())
         # The first standard's error is the useful one, unless it is about the standard itself.
-        lacks_standard = f"-std={self._standards[0]}" in errors[0]
+        lacks_standard = f"-std={STANDARDS[0]}" in errors[0]
         error = errors[-1] if lacks_standard else errors[0]
         lines = error.splitlines() or ["it wrote no message"]
         reason = quoted(next((line for line in lines if "error" in line), lines[-1]))

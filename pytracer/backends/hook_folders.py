@@ -2,17 +2,24 @@
 
 Loading a library runs its code. A folder that the user or the installer named is trusted. A folder
 that pytracer chose is used only if nobody but its owner and root can put a file there.
+
+A library that lost a page (an interrupted copy, a bad disk) kills the process that loads it. A hook
+therefore ends with the SHA-256 of its other bytes: as a part of the file, so that one rename
+installs both. The dynamic loader does not read it.
 """
 
 import contextlib
+import errno
+import hashlib
 import os
+import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from pytracer.backends.hook_file import is_intact, read_regular
 from pytracer.backends.trusted_folders import check_entry, open_trusted
 from pytracer.errors import HookError
 from pytracer.log import warn_once
@@ -25,21 +32,23 @@ PREBUILT_REMEDY = (
 
 BUILD_BYTES = 8 << 20  # more than the files of one compilation take
 _NOEXEC = "the file system is mounted noexec, so that no library can be loaded from it"
+_HASH_LABEL = b"\npytracer-sha256:"
+
+
+def sealed(library: bytes) -> bytes:
+    """Return a library with the hash of its bytes at the end."""
+    return library + _HASH_LABEL + hashlib.sha256(library).hexdigest().encode()
 
 
 @dataclass(frozen=True)
 class HookFolder:
-    """A folder in which hooks are looked up.
+    """A folder in which hooks are looked up, which need not exist.
 
-    Attributes:
-        name: The folder's name in messages.
-        directory: The folder, which need not exist.
-        forbidden_mode: Permission bits that the folder must not have; None for a folder that is
-            trusted because the user or the installer named it.
-        may_be_link: Whether the folder itself may be a symbolic link.
+    `forbidden_mode` are the permission bits that it must not have; None for a folder that is
+    trusted because the user or the installer named it.
     """
 
-    name: str
+    name: str  # in messages
     directory: Path
     forbidden_mode: int | None = None
     may_be_link: bool = True
@@ -59,7 +68,7 @@ class HookFolder:
         if (found := self.read(file_name)) is None:
             return None
         path, content = found
-        if not is_intact(content):
+        if sealed(content[: -len(sealed(b""))]) != content:
             warn_once(
                 f"the hook {path} is not loaded: it is damaged, or of an older pytracer (its bytes "
                 "do not have the SHA-256 at its end). Another hook is used or compiled instead"
@@ -75,14 +84,13 @@ class HookFolder:
         try:
             if self.forbidden_mode is None:
                 path = self.directory / file_name
-                found = read_regular(str(path))
-                return None if found is None else (path, found[0])
+                with _opened(str(path)) as file:
+                    return path, file.read()
             folder, real = self._open(self.forbidden_mode)
             try:
-                if (found := read_regular(file_name, folder)) is None:
-                    return None
-                check_entry(found[1], 0o022)
-                return Path(real, file_name), found[0]
+                with _opened(file_name, os.O_NOFOLLOW, folder) as file:
+                    check_entry(os.fstat(file.fileno()), 0o022)
+                    return Path(real, file_name), file.read()
             finally:
                 os.close(folder)
         except OSError as error:
@@ -99,13 +107,9 @@ class HookFolder:
     def made(self, room_bytes: int = 0, for_hooks: bool = True) -> "HookFolder":
         """Make the folder if it is missing; return it with its path without symbolic links.
 
-        Args:
-            for_hooks: Whether hooks are kept there, and not only a lock.
-            room_bytes: How much is written to a file that is deleted again. Quotas, and some file
-                systems of other machines, report that they are full only then.
-
-        Raises:
-            OSError: The folder cannot keep hooks; `strerror` says why.
+        The `strerror` of an OSError says why it cannot keep hooks, or only a lock. `room_bytes` are
+        written to a file that is deleted again: quotas, and some file systems of other machines,
+        report that they are full only then.
         """
         folder, real = self._open(self.forbidden_mode or 0, make=True)
         os.close(folder)
@@ -118,22 +122,16 @@ class HookFolder:
                 os.fsync(file.fileno())
         return replace(self, directory=Path(real))
 
-    def unusable(self, room_bytes: int = 0) -> str | None:
-        """Return why `made` fails, or None."""
-        try:
-            self.made(room_bytes)
-        except OSError as error:
-            return error.strerror or str(error)
-        return None
-
 
 class HookFolders:
-    """The folders of one process, as its environment variables and its installation name them."""
+    """The folders of one process, as its environment and its installation name them.
+
+    The environment is read at each use.
+    """
 
     def __init__(
         self, environment: Mapping[str, str] = os.environ, package: Sequence[Path] | None = None
     ) -> None:
-        """Look up nothing yet. The environment names folders; it is read at each use."""
         self._environment = environment
         self.package = _package_folders() if package is None else package
 
@@ -155,8 +153,7 @@ class HookFolders:
     def destination(self) -> HookFolder:
         """Return the user's cache or the private temporary folder, whichever can be used.
 
-        Raises:
-            HookError: Neither can be used; the message names both.
+        If neither can, a HookError names both.
         """
         problems = {}
         for folder in self.chosen():
@@ -177,6 +174,16 @@ class HookFolders:
         # A link to the cache is the user's own choice. Its target is what has to be safe.
         directory = Path(cache, "pytracer")
         return [HookFolder("the user's cache", directory, 0o022), self.private()]
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int = 0, folder: int | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file, relative to the descriptor `folder` if that is not None, to read it."""
+    flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
+    with open(os.open(path, flags, dir_fd=folder), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        yield file
 
 
 def _package_folders() -> list[Path]:

@@ -41,11 +41,49 @@ A text, because reading thousands of lists makes Python's collector look at all 
 """
 
 
+def stamp(path: str) -> Stamp:
+    """Return the state of a file or folder, or raise an OSError."""
+    info = os.stat(path)
+    return f"{info.st_size}:{info.st_mtime_ns}"
+
+
+class SeenFiles:
+    """Reads files, and notes on what the answers depend.
+
+    Attributes:
+        stamps: The stamps of the files, and of the folders in which a file was not found, by path.
+            While these are the same, so are the contents.
+    """
+
+    def __init__(self) -> None:
+        self.stamps: dict[str, Stamp] = {}
+        self._nearest = functools.cache(_nearest_folder)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a file; None: there is none."""
+        if not os.path.isfile(path):
+            folder = self._nearest(os.path.dirname(path))
+            if folder not in self.stamps:
+                self.stamps[folder] = stamp(folder)
+            return None
+        self.stamps[path] = stamp(path)  # before its content is read, which may then be newer
+        return Path(path).read_bytes()
+
+
+def _nearest_folder(path: str) -> str:
+    """Return the folder at `path`, or the nearest one above it that exists."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
 class HookCache:
-    """The cached keys of one process. Keys are written by `write` alone."""
+    """The cached keys of one process. Keys are written by `write` alone.
+
+    A cached key is trusted as a hook in `folders` is.
+    """
 
     def __init__(self, folders: HookFolders) -> None:
-        """Read nothing yet. A cached key is trusted as a hook in `folders` is."""
         self._folders = folders
         self._unwritten: dict[str, tuple[str, dict[str, Stamp]]] = {}  # by file name
 
@@ -55,7 +93,7 @@ class HookCache:
         parts: Sequence[bytes],
         roots: Sequence[Path],
         facts: Mapping[str, bytes],
-        compute: Callable[[], tuple[str, dict[str, Stamp]]],
+        compute: Callable[[SeenFiles], str | None],
     ) -> str:
         """Return the cached key or `NO_KEY`; compute it if a file has changed, and keep it.
 
@@ -64,17 +102,17 @@ class HookCache:
             parts: What decides the key, with the paths of `roots`, the `facts` and the files.
             roots: The folders in which the compiler would look for headers, in order.
             facts: What else decides the ABI, by name.
-            compute: Returns the key, or `NO_KEY`, and the stamps of the files that decide it, and
-                of the folders in which such a file was looked up and not found, by path. That of a
-                file was taken before the file was read, that of a folder after the look-up.
+            compute: Returns the key or None; gets what reads the files that decide it.
         """
         decides = [kind.encode(), *parts, *map(os.fsencode, roots)]
         decides += [b"%s=%s" % (name.encode(), fact) for name, fact in sorted(facts.items())]
         name = f"{kind}-{hashlib.sha256(bytes(1).join(decides)).hexdigest()[:20]}.json"
         if (cached := self._read(name, _KEYS[kind])) is not None:
             return cached
-        computed = self._unwritten[name] = compute()
-        return computed[0]
+        seen = SeenFiles()
+        key = compute(seen) or NO_KEY
+        self._unwritten[name] = key, seen.stamps
+        return key
 
     def _read(self, name: str, form: re.Pattern[str]) -> str | None:
         for folder in self._folders.chosen():
@@ -102,19 +140,6 @@ class HookCache:
                     file.write(json.dumps({"key": key, "seen": seen}).encode())
 
 
-def stamp(path: str) -> Stamp:
-    """Return the state of a file or folder, or raise an OSError."""
-    info = os.stat(path)
-    return f"{info.st_size}:{info.st_mtime_ns}"
-
-
-def nearest_folder(path: str) -> str:
-    """Return the folder at `path`, or the nearest one above it that exists."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
-
-
 def headers_key(
     headers: Iterable[str], facts: Mapping[str, bytes], digest: Callable[[str], bytes | None]
 ) -> str | None:
@@ -134,45 +159,29 @@ def headers_key(
     return whole.hexdigest()[:20]
 
 
-def included_files(
-    source: Path, roots: Sequence[Path]
-) -> tuple[dict[str, bytes], dict[str, Stamp]]:
-    """Return all files under `roots` that `source` includes, directly or not.
+def included_files(source: Path, roots: Sequence[Path], seen: SeenFiles) -> dict[str, bytes]:
+    """Return the hashes of all files under `roots` that `source` includes, directly or not.
 
-    Returns:
-        The hashes of the files, `source` among them, by the path relative to the root; and the
-        stamps of the files, and of the folders in which a header was looked up and not found, by
-        path. While these stamps are the same, so are the contents.
-
-    Raises:
-        OSError: A header cannot be read.
+    They are by the path relative to the root, and `source` is among them.
     """
     digests: dict[str, bytes] = {}
-    seen: dict[str, Stamp] = {}
     # torch_npu's headers name 200,000 files, most of them many times. Each is looked up once.
     prefixes = [str(root) for root in roots]
     tried: set[tuple[str, str]] = set()
     done: set[str] = set()
     todo = [str(source)]
-    folder_of = functools.cache(nearest_folder)
     while todo:
         path = todo.pop()
         if path in done:
             continue
         done.add(path)
         root = next((root for root in prefixes if path.startswith(f"{root}{os.sep}")), None)
-        if root is None:
+        if root is None or (content := seen.read(path)) is None:
             continue
-        if not os.path.isfile(path):
-            folder = folder_of(os.path.dirname(path))
-            seen.setdefault(folder, stamp(folder))
-            continue
-        seen[path] = stamp(path)  # before its content is read, which may then be newer
-        content = Path(path).read_bytes()
         digests[os.path.relpath(path, root)] = hashlib.sha256(content).digest()
         for name in map(os.fsdecode, set(_INCLUDE.findall(content))):
             for folder in (os.path.dirname(path), *prefixes):
                 if (folder, name) not in tried:
                     tried.add((folder, name))
                     todo.append(os.path.normpath(os.path.join(folder, name)))
-    return digests, seen
+    return digests

@@ -20,11 +20,7 @@ from pytracer.errors import HookError
 
 
 def probe_autograd(path: str) -> None:
-    """Attach the library at `path`, and compare what it reads in a node with what torch says.
-
-    Raises:
-        SystemExit: The library cannot be attached (`REFUSED`), or it reads something else.
-    """
+    """Attach the library at `path`, and compare what it reads in a node with what torch says."""
     _attach(_core.attach_autograd, os.fsencode(path), engine_code())
     seen: list[object] = [_core.running_node()]
     inner = torch.ones(3, requires_grad=True).exp()
@@ -42,11 +38,7 @@ def probe_autograd(path: str) -> None:
 
 
 def probe_host(path: str) -> None:
-    """Attach the hook for pinned memory at `path`, and pin and free memory under it.
-
-    Raises:
-        SystemExit: The hook cannot be attached or does not do its work, or no memory can be pinned.
-    """
+    """Attach the hook for pinned memory at `path`, and pin and free memory under it."""
     try:
         torch.cuda.init()
         before = torch.ones(1000, pin_memory=True)
@@ -67,11 +59,7 @@ def probe_host(path: str) -> None:
 
 
 def probe_device(backend: str, path: str) -> None:
-    """Attach the hook at `path`, and allocate and free with and without a recording.
-
-    Raises:
-        SystemExit: The hook cannot be attached or does not do its work, or the device is in use.
-    """
+    """Attach the hook at `path`, and allocate and free with and without a recording."""
 
     def work() -> set[int]:
         blocks = [torch.ones(size, device=backend) for size in (0, 1, 1000, 1_000_000)]

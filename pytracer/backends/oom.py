@@ -17,19 +17,14 @@ from pytracer.log import report_once, warn_once
 class OutOfMemory:
     """An allocation that failed for good.
 
-    Attributes:
-        device: Index of the device; -1: the CPU.
-        requested_bytes: The size of the allocation, as the allocator rounded it; 0: unknown.
-        total_bytes: How much of the device the process may use.
-        free_bytes: How much the device's driver, or the system, had left.
-        library_error: The error of the library that asked without the allocator, as in
-            "CUBLAS_STATUS_ALLOC_FAILED", and the line of the program; None: the allocator asked.
+    If a library has asked without the allocator, `library_error` is its error, such as
+    "CUBLAS_STATUS_ALLOC_FAILED", and the line of the program.
     """
 
-    device: int
-    requested_bytes: int
-    total_bytes: int
-    free_bytes: int
+    device: int  # -1: the CPU
+    requested_bytes: int  # as the allocator rounded them; 0: unknown
+    total_bytes: int  # of the device, that the process may use
+    free_bytes: int  # that the device's driver, or the system, had left
     library_error: str | None = None
 
 
@@ -59,7 +54,6 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
         self.observers: list[OomObserver] = []
         self.attached = False  # or attaching has failed
 

@@ -32,8 +32,7 @@ def probe_in_child(
 ) -> None:
     """Try a hook in a child process of this interpreter: attach it, allocate and free.
 
-    Raises:
-        HookError: The child died, failed or took too long; the message says which.
+    Raises a HookError if the child died, failed or took too long.
     """
     failed = f"the hook for {backend!r} is not used: its trial in a child process"
     interpreter = python or [sys.executable or "python3"]

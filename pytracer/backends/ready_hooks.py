@@ -6,7 +6,6 @@ file `index.json` next to the libraries names them; `.ci/wheels/` in the sources
 makes both.
 """
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_key import NO_KEY, Stamp, headers_key, nearest_folder, stamp
+from pytracer.backends.hook_key import NO_KEY, SeenFiles, headers_key
 
 FOLDER = "_ready_hooks"
 INDEX = "index.json"
@@ -28,58 +27,32 @@ FORMAT = 1  # of the index; one of another format counts as none
 
 @dataclass(frozen=True)
 class ReadyHook:
-    """One library of the index.
+    """One library of the index."""
 
-    Attributes:
-        backend: "cpu", "cuda", "npu" or "autograd".
-        library: The name of its file.
-        sha256: The hash of the file's bytes, in hexadecimal digits.
-        key: What `headers_key` returns for the headers that its compilation read.
-        headers: The paths of these headers, relative to the folders in which they were found.
-        releases: The versions of torch, or for "npu" of torch_npu, with these headers.
-    """
-
-    backend: str
-    library: str
-    sha256: str
-    key: str
-    headers: tuple[str, ...]
-    releases: tuple[str, ...]
+    backend: str  # one of `LIBRARIES`
+    library: str  # the name of its file
+    sha256: str  # of the file's bytes, in hexadecimal digits
+    key: str  # what `headers_key` returns for the headers that its compilation read
+    headers: tuple[str, ...]  # relative to the folders in which they were found
+    releases: tuple[str, ...]  # the versions of torch, or of torch_npu, with these headers
 
 
-def digests_in(
-    roots: Sequence[Path], seen: dict[str, Stamp] | None = None
-) -> Callable[[str], bytes | None]:
-    """Return a function that hashes the first file of a name under `roots`, each file once.
-
-    `seen` gets the stamps of the files, and of the folders in which a file was not found.
-    """
-    stamps: dict[str, Stamp] = {} if seen is None else seen
-    prefixes = [str(root) for root in roots]
-    folder_of = functools.cache(nearest_folder)
+def digests_in(roots: Sequence[Path], seen: SeenFiles) -> Callable[[str], bytes | None]:
+    """Return a function that hashes the first file of a name under `roots`, each file once."""
 
     @functools.cache
     def digest(header: str) -> bytes | None:
-        for root in prefixes:
-            path = os.path.join(root, header)
-            with contextlib.suppress(OSError):
-                before = stamp(path)
-                content = hashlib.sha256(Path(path).read_bytes()).digest()
-                stamps[path] = before
-                return content
-            folder = folder_of(os.path.dirname(path))
-            if folder not in stamps:
-                stamps[folder] = stamp(folder)
-        return None
+        contents = (seen.read(os.path.join(root, header)) for root in roots)
+        content = next((each for each in contents if each is not None), None)
+        return None if content is None else hashlib.sha256(content).digest()
 
     return digest
 
 
 class ReadyHooks:
-    """The ready hooks of this installation, if it has any."""
+    """The ready hooks of this installation, if it has any, in the folders of its `package`."""
 
     def __init__(self, package: Sequence[Path], compiler: HookCompiler) -> None:
-        """Read nothing yet; `package` are the folders of the package `pytracer`."""
         self._directories = [folder / FOLDER for folder in package]
         self._compiler = compiler
 
@@ -102,15 +75,14 @@ class ReadyHooks:
         # The index itself: installers may give the index of another pytracer the same time.
         indices = [_hash_of(directory / INDEX).encode() for directory in self._directories]
 
-        def compute() -> tuple[str, dict[str, Stamp]]:
-            seen: dict[str, Stamp] = {}
+        def compute(seen: SeenFiles) -> str | None:
             digest = digests_in(roots, seen)
             hooks = [hook for _, hook in self._hooks if hook.backend == backend]
             hooks.sort(key=lambda hook: release not in hook.releases)  # which saves time
             fitting = (
                 hook.key for hook in hooks if headers_key(hook.headers, facts, digest) == hook.key
             )
-            return next(fitting, NO_KEY), seen
+            return next(fitting, None)
 
         cache = self._compiler.cache
         return cache.key("ready", [backend.encode(), *indices], roots, facts, compute)

@@ -16,25 +16,15 @@ from pytracer.errors import HookError
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What a hook must match of the running torch.
-
-    Attributes:
-        version: `torch.__version__`.
-        root: The folder of the package `torch`, with its headers and libraries.
-        cxx11_abi: Whether torch uses the C++11 ABI of libstdc++.
-    """
+    """What a hook must match of the running torch."""
 
     version: str
-    root: Path
-    cxx11_abi: bool
+    root: Path  # the folder of the package, with its headers and libraries
+    cxx11_abi: bool  # of libstdc++
 
 
 def torch_build() -> TorchBuild:
-    """Describe the running torch, and import it if nothing has.
-
-    Raises:
-        HookError: torch is not installed, or its import fails.
-    """
+    """Describe the running torch, and import it if nothing has, or raise a HookError."""
     torch: Any = _imported("torch", "pip install torch", "repair the installation")
     return TorchBuild(
         torch.__version__, Path(torch.__file__).parent, bool(torch.compiled_with_cxx11_abi())
@@ -55,11 +45,7 @@ def _imported(package: str, install: str, repair: str) -> ModuleType:
 
 
 def torch_module(backend: str) -> ModuleType:
-    """Return `torch.cuda` or `torch.npu`.
-
-    Raises:
-        HookError: The running torch has no such backend.
-    """
+    """Return `torch.cuda` or `torch.npu`, or raise a HookError if the running torch has none."""
     torch_build()
     torch: Any = sys.modules["torch"]
     if backend != "cuda":
@@ -89,11 +75,7 @@ def engine_code() -> CodeType | None:
 
 
 def built_backends() -> list[str]:
-    """Return the backends that the running torch supports, with or without a device.
-
-    Raises:
-        HookError: torch cannot be imported.
-    """
+    """Return the backends that the running torch supports, with or without a device."""
     torch_build()
     backends = ["cpu"]
     for backend in ACCELERATORS:

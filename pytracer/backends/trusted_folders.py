@@ -6,9 +6,8 @@ checks each folder by its descriptor before it opens the next one in it:
 
 1. The folder belongs to this user or to root.
 2. Other users cannot write to it, except to a folder with the sticky bit (`/tmp`), where they can
-   exchange only entries of their own. Rule 1 refuses these in the next step. A group that has this
-   user's name and no other member is no other user: with a umask of 002, which many systems have,
-   it may write to all folders of its user. Groups are read where the permission bits ask for it.
+   exchange only entries of their own, which rule 1 refuses. A group that has this user's name and
+   no other member is no other user: with a umask of 002, it may write to all folders of its user.
 3. A symbolic link belongs to this user or to root, and the folders of its target are checked too.
 
 So nobody else can change what the returned path names, neither before nor after the check.
@@ -28,20 +27,15 @@ _OTHERS_MAY_WRITE = 0o022
 def open_trusted(
     directory: str, *, forbidden_mode: int, follow_last: bool = True, make: bool = False
 ) -> tuple[int, str]:
-    """Open a folder by the rules of this module.
+    """Open a folder, of which the absolute path is given, by the rules of this module.
 
-    Args:
-        directory: The folder's absolute path.
-        forbidden_mode: Permission bits that the folder itself must not have.
-        follow_last: Whether the folder itself may be a symbolic link.
-        make: Whether to make missing folders, each with mode 0700.
+    An OSError says which rule it breaks. The folder itself must not have the permission bits
+    `forbidden_mode`, and may be a symbolic link with `follow_last`. Missing folders are made with
+    mode 0700 if asked to.
 
     Returns:
         A descriptor, which can be used for its entries but not to list them, and the path of the
         folder without symbolic links.
-
-    Raises:
-        OSError: The folder does not exist or breaks a rule; `strerror` says why.
     """
     at, path, links = _root(), "/", 0
     try:
@@ -105,11 +99,7 @@ def _open(name: str, parent: int, make: bool) -> int:
 
 
 def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
-    """Check a folder by its descriptor; `forbidden_mode` is None for a folder above.
-
-    Raises:
-        OSError: The folder is not to be trusted; the message has its `path`.
-    """
+    """Check a folder by its descriptor; `forbidden_mode` is None for a folder above."""
     info = os.fstat(folder)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -132,11 +122,7 @@ def _check(folder: int, path: str, forbidden_mode: int | None) -> None:
 
 
 def check_entry(info: os.stat_result, forbidden_mode: int) -> None:
-    """Check the owner and the permission bits of a file or folder.
-
-    Raises:
-        OSError: Another user owns it, or it has forbidden bits; `strerror` says which.
-    """
+    """Raise an OSError if another user owns a file or folder, or if it has forbidden bits."""
     if not _is_own(info.st_uid):
         raise PermissionError(errno.EPERM, f"it belongs to another user ({info.st_uid})")
     mode = stat.S_IMODE(info.st_mode)

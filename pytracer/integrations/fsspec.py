@@ -9,8 +9,7 @@ import shutil
 
 import pytracer
 from pytracer.integrations import packages
-from pytracer.integrations.helper_process import send
-from pytracer.integrations.paths import remote_name
+from pytracer.integrations.helper_process import remote_name, send
 
 URL = "PYTRACER_UPLOAD_URL"
 

@@ -12,19 +12,12 @@ from pytracer.tracing import process
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure with its name in both systems.
+    """A figure with its name in both systems."""
 
-    Attributes:
-        name: The name; a count gets the suffix that the system asks for.
-        unit: "bytes", "ratio", or "count": the figure only increases while the process runs.
-        help: What the figure is.
-        read: Returns the figure from the counters of a device; None: the device has no such figure.
-    """
-
-    name: str
-    unit: str
+    name: str  # a count gets the suffix that the system asks for
+    unit: str  # "bytes", "ratio", or "count": the figure only increases while the process runs
     help: str
-    read: Callable[[Mapping[str, Any]], float | None]
+    read: Callable[[Mapping[str, Any]], float | None]  # from a device's counters; None: has none
 
 
 def _of_torch(key: str) -> Callable[[Mapping[str, Any]], float | None]:
@@ -93,9 +86,7 @@ METRICS = (
 def read(tracer: "pytracer.Tracer | None", metric: Metric) -> Iterator[tuple[str, float]]:
     """Yield the names of the recorded devices, and the figure of each that has it. Never raises.
 
-    Args:
-        tracer: The tracer; None: all tracers of the process that record.
-        metric: The figure.
+    Without a `tracer`, all tracers of the process that record are read.
     """
     tracers: Iterable[Any] = [*process.recording] if tracer is None else [tracer]
     seen: set[str] = set()

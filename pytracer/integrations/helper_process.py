@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from pytracer.child_process import python_command
 from pytracer.errors import PytracerError
@@ -26,6 +27,17 @@ END_SECONDS = 60.0
 _lock = threading.RLock()
 _helper: "subprocess.Popen[bytes] | None" = None
 _has_exit_handler = False
+
+
+def remote_name(path: str) -> str:
+    """Return the path in the working directory, or else the absolute path without its first `/`.
+
+    Names in pytracer's folders differ between ranks and processes, so files do not meet.
+    """
+    absolute = Path(os.path.abspath(path))
+    folder = Path.cwd()
+    inside = absolute.relative_to(folder if absolute.is_relative_to(folder) else absolute.anchor)
+    return inside.as_posix()
 
 
 def send(module: str, path: str, **arguments: str) -> None:

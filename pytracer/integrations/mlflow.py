@@ -9,8 +9,7 @@ from typing import Any
 
 from pytracer.errors import PytracerError
 from pytracer.integrations import packages
-from pytracer.integrations.helper_process import send
-from pytracer.integrations.paths import remote_name
+from pytracer.integrations.helper_process import remote_name, send
 
 
 def upload(path: str) -> None:

@@ -8,16 +8,12 @@ from pytracer.errors import PytracerError
 
 
 class MissingPackageError(PytracerError, ImportError):
-    """A package that an integration needs is not installed for this Python."""
+    """A package that an integration needs is not installed for this Python, or has a problem.
+
+    `integration` is the last part of the name of its module, `package` is the name for pip.
+    """
 
     def __init__(self, integration: str, package: str, problem: object = None) -> None:
-        """Name the package and the command that installs it.
-
-        Args:
-            integration: The last part of the name of the integration's module.
-            package: The package's name for pip.
-            problem: Why the package cannot be imported; None: it is not there.
-        """
         why = "which is not installed" if problem is None else f"which fails: {problem}"
         super().__init__(
             f"pytracer.integrations.{integration} needs the package {package}, {why}. "
@@ -27,11 +23,7 @@ class MissingPackageError(PytracerError, ImportError):
 
 @contextlib.contextmanager
 def needs(integration: str, package: str) -> Iterator[None]:
-    """Name the package in the error, if the body cannot import it.
-
-    Raises:
-        MissingPackageError: The body raised an `ImportError`.
-    """
+    """Raise a MissingPackageError in place of an `ImportError` of the body."""
     try:
         yield
     except ImportError as error:
@@ -39,10 +31,6 @@ def needs(integration: str, package: str) -> Iterator[None]:
 
 
 def check(integration: str, package: str, module: str) -> None:
-    """Check that a package can be found, without importing it.
-
-    Raises:
-        MissingPackageError: The package is not installed.
-    """
+    """Raise a MissingPackageError if a package cannot be found; it is not imported."""
     if importlib.util.find_spec(module) is None:
         raise MissingPackageError(integration, package)

@@ -20,11 +20,6 @@ class Collector:
     """Reads the counters of allocator and recorder each time that Prometheus asks."""
 
     def __init__(self, tracer: "pytracer.Tracer | None" = None) -> None:
-        """Read nothing yet.
-
-        Args:
-            tracer: The tracer; None: all tracers of the process that record.
-        """
         self._tracer = tracer
 
     def describe(self) -> list[Any]:

@@ -20,7 +20,6 @@ class GradientAccess:
     """What the current thread may read at one moment."""
 
     def __init__(self, torch: Any, registry: Registry) -> None:
-        """Look which thread this is."""
         self._thread = threading.get_ident()
         self._steppers: dict[int, int] = {}  # thread by parameter
         self._is_only_maker = self._thread in registry.makers and not _has_other_threads()
@@ -46,11 +45,9 @@ class GradientAccess:
     def may_read_graphs(self, devices: Collection[int]) -> bool:
         """Return whether no other thread runs a backward pass now, as far as that can be told.
 
-        Args:
-            devices: The devices that are in use; -1: the CPU. In backward, each accelerator has a
-                thread, so that there must not be a second one.
+        `devices` are those in use; -1: the CPU.
         """
-        if self._is_in_backward:
+        if self._is_in_backward:  # each accelerator has a thread
             return sum(device >= 0 for device in devices) < 2
         threads = {*self._steppers.values()}
         return threads == {self._thread} if threads else self._is_only_maker

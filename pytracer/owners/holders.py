@@ -25,6 +25,10 @@ Begin = tuple[int, int]
 class HoldersNow:
     """The holders of tensors at one moment.
 
+    Of `tensors`, which are all, those without a holder that is wanted are dropped. No other object
+    of pytracer may refer to them, because references are counted. `graphs` are the ids of tensors
+    that keep graphs of autograd.
+
     Attributes:
         found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
         of_tensors: The same by the id of the tensor.
@@ -39,16 +43,6 @@ class HoldersNow:
         graphs: Collection[int],
         patience: float = 1,
     ) -> None:
-        """Search the holders.
-
-        Args:
-            torch: The module.
-            tensors: All tensors, of which those without a holder that is wanted are dropped. No
-                other object of pytracer may refer to them, because references are counted.
-            is_wanted: Whether the holder of a storage is wanted.
-            graphs: The ids of the tensors that keep graphs of autograd.
-            patience: A factor of `MAX_SECONDS`.
-        """
         chosen, self.is_complete = _choose(torch, tensors, is_wanted, graphs)
         hidden = [f"{Path(str(module.__file__)).parent}/" for module in (pytracer, torch)]
         texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)

@@ -150,7 +150,6 @@ class RememberedNames:
     """
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._names: WeakKeyDictionary[Any, dict[tuple[int, int], tuple[int, str]]]
         self._names = WeakKeyDictionary()
 
@@ -181,7 +180,6 @@ class ParameterPaths:
     """The names of the parameters that modules have, at one moment. Keeps nothing alive."""
 
     def __init__(self, modules: list[Any]) -> None:
-        """Find the names in the known modules."""
         self._found: dict[int, tuple[str, ref[Any], str]] = {}
         for path, module in named_modules(modules):
             with contextlib.suppress(TypeError):  # a class without weak references

@@ -28,7 +28,9 @@ _MODULE, _OPTIMIZER, _GRAD, _CUBLAS, _SAVED = map(
 
 
 class OwnersNow:
-    """The owners of memory at one moment.
+    """The owners of memory at one moment, on `devices`, of which those `used` have had an event.
+
+    Graphs and holders may take `patience` times as long as usual. Reading never raises.
 
     Attributes:
         owners: The owners; of those with the same memory, the one that names it first.
@@ -42,13 +44,6 @@ class OwnersNow:
     def __init__(
         self, devices: Collection[int], used: Collection[int] = (), patience: float = 1
     ) -> None:
-        """Read the owners of memory on these devices; -1: the CPU. Never raises.
-
-        Args:
-            devices: The devices that are recorded.
-            used: Those that have had an event.
-            patience: How many times longer graphs and holders may take than usual.
-        """
         self.owners: list[Owner] = []
         self.unread = 0
         self.unread_gradients = 0

@@ -35,7 +35,6 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        """Know nothing yet, and do not follow torch."""
         self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # The thread that stepped an optimizer last; None: it has not stepped yet.
         self._optimizers: WeakKeyDictionary[Any, int | None] = WeakKeyDictionary()

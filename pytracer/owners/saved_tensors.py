@@ -54,7 +54,7 @@ class _Connected:
 
 
 class SavedTensors:
-    """The tensors that graphs keep at one moment.
+    """The tensors that graphs keep at one moment. `patience` is a factor of `MAX_SECONDS`.
 
     Attributes:
         unread: How many nodes, and regions of checkpoints, could not be read.
@@ -65,7 +65,6 @@ class SavedTensors:
     """
 
     def __init__(self, torch: Any, patience: float = 1) -> None:
-        """Read nothing yet. `patience`: a factor of `MAX_SECONDS`."""
         self.unread = 0
         self.is_complete = True
         self.later: dict[int, int] = {}

@@ -8,21 +8,13 @@ MAX_NESTING = 4  # how deep tensors may be nested in tensors, lists and dicts
 
 
 class Memory(NamedTuple):
-    """The memory of one tensor.
+    """The memory of one tensor."""
 
-    Attributes:
-        address: Where the tensor's elements begin.
-        size_bytes: The bytes of its elements.
-        device: The index of the accelerator; -1: the CPU.
-        storage_address: Where the storage begins, of which the tensor may be a part.
-        part: The tensor without other tensors in it that has the memory.
-    """
-
-    address: int
-    size_bytes: int
-    device: int
-    storage_address: int
-    part: Any
+    address: int  # where the tensor's elements begin
+    size_bytes: int  # of its elements
+    device: int  # -1: the CPU
+    storage_address: int  # where the storage begins, of which the tensor may be a part
+    part: Any  # the tensor without other tensors in it that has the memory
 
 
 def memory_of(torch: Any, tensor: Any, nesting: int = 0) -> Iterator[Memory]:

@@ -29,14 +29,7 @@ def variables(change: str) -> dict[str, str]:
     counts. A torch before 2.9 ignores `PYTORCH_ALLOC_CONF`, so its settings are also written to
     the older variable.
 
-    Args:
-        change: The change of the settings in this process's environment.
-
-    Returns:
-        Values by the names of variables.
-
-    Raises:
-        ConfigError: `change`, or a variable that is set, is malformed.
+    A ConfigError says which of `change` and the variables that are set is malformed.
     """
     general = os.environ.get("PYTORCH_ALLOC_CONF")
     cuda = os.environ.get(VARIABLE["cuda"], general or "")
@@ -61,13 +54,10 @@ def _of_variable(name: str, value: str) -> dict[str, str]:
 def check_in_new_process(change: str) -> str | None:
     """Have a new process's allocator read its settings, `variables(change)`.
 
+    A ConfigError says that the allocator refuses them, or reads other values.
+
     Returns:
         The accelerator, "cuda" or "npu"; None without one.
-
-    Raises:
-        ConfigError: The allocator refuses the settings, or reads other values.
-        HookError: torch cannot be imported.
-        PytracerError: The process failed for another reason.
     """
     from pytracer.child_process import last_exception, python_command  # slow imports, rarely needed
 
@@ -97,12 +87,9 @@ def check_in_new_process(change: str) -> str | None:
 def in_force(backend: str) -> str | None:
     """Return the settings of this process's allocator, in the form of the environment variable.
 
-    Nothing is initialised. The allocators report the string that was *tried* last, refused or not.
-    For CUDA, the string is checked against the values that the allocator shows, which leaves a
-    `snapshot` event of each device in recordings. For an NPU, the string is returned unchecked.
-
-    Returns:
-        The settings; "" means the defaults; None: unknown, or the backend has none ("cpu").
+    "" means the defaults; None: unknown, or the backend has none ("cpu"). Nothing is initialised.
+    For CUDA, the values that the allocator shows are read, which leaves a `snapshot` event of each
+    device in recordings. For an NPU, the string that was tried last is returned unchecked.
     """
     try:
         if backend == "cpu" or torch_module(backend)._is_in_bad_fork():
@@ -118,9 +105,8 @@ def expandable_segments(on: bool, *, device: str = "auto") -> "AllocatorSettings
         pytracer.expandable_segments(True)  # for good
         with pytracer.expandable_segments(False): ...  # for a while
 
-    Existing segments stay as they are. A warning is logged on the logger "pytracer" if expandable
-    segments are known to break something that this process uses. For `device`, the return value
-    and errors see `allocator_settings`.
+    Existing segments stay as they are. For `device`, the return value and errors see
+    `allocator_settings`.
     """
     if not isinstance(on, bool):
         raise ConfigError(f"expandable_segments takes True or False, got {on!r}")

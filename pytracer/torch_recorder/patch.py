@@ -6,9 +6,9 @@ holds the same functions, `_record_memory_history` (with torch's signature and a
 `torch_npu._C`, `_{device}_isHistoryEnabled` and `_{device}_attach_out_of_memory_observer`.
 
 Each owner (see `calling_owner`) enables, changes and ends only its own session. A caller reads its
-own session, else the program's, else any that is enabled. Torch's own recorder answers if there is
-none, or if it is on and no session is enabled. docs/how-to/torch-recorder.md lists what callers may
-notice, and docs/explanation/hooks.md has the reasons.
+own session, else the program's, else any that is enabled (`ReplacedFunctions._readable`).
+docs/how-to/torch-recorder.md lists what callers may notice, and docs/explanation/hooks.md has the
+reasons.
 """
 
 import os

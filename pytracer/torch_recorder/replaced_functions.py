@@ -44,21 +44,13 @@ Snapshot = dict[str, Any]
 
 
 class ReplacedFunctions:
-    """The replaced functions of one backend, and the sessions behind them.
+    """The replaced functions of one backend, and the sessions behind them, from now to `undo()`.
 
-    Attributes:
-        backend: "cuda" or "npu".
-        active: True until `undo()`. Later calls, through a wrapper of another library for example,
-            are answered by torch's own functions.
+    Later calls, through a wrapper of another library for example, are answered by torch's own
+    functions. `lock` is held while sessions change. Who constructs or undoes this, holds it.
     """
 
     def __init__(self, backend: str, lock: threading.RLock) -> None:
-        """Replace the functions.
-
-        Args:
-            backend: "cuda" or "npu".
-            lock: Held while sessions change. The caller holds it now.
-        """
         self.backend = backend
         self._lock = lock
         self._module = torch_module(backend)
@@ -108,7 +100,7 @@ class ReplacedFunctions:
         return ours
 
     def undo(self) -> None:
-        """Restore torch's functions and end all sessions. The caller holds the lock."""
+        """Restore torch's functions and end all sessions."""
         self.active = False
         for holder, name, ours in self._placed:
             if getattr(holder, name, None) is ours:

@@ -40,11 +40,7 @@ class RecordArguments:
 
     @classmethod
     def of_call(cls, given: dict[str, Any]) -> "RecordArguments | None":
-        """Return the arguments of a call; None if one of the values is unknown to pytracer.
-
-        Args:
-            given: All arguments by name.
-        """
+        """Return the arguments of a call, by name; None if pytracer does not know a value."""
         try:
             known = {name: given[name] for name in cls.__annotations__ if name in given}
             arguments = cls(**{**known, "max_entries": operator.index(given["max_entries"])})
@@ -116,7 +112,6 @@ class TorchSession(Tracer):
     """
 
     def __init__(self, backend: str, owner: str) -> None:
-        """Record nothing yet."""
         super().__init__(None, device=backend)
         self._backend = backend
         self._described: dict[str, Any] = {"owner": owner}
@@ -127,9 +122,7 @@ class TorchSession(Tracer):
     def begin(self, arguments: RecordArguments, depth: dict[str, Any]) -> str | None:
         """Record from now on; return None, or why nothing can be recorded.
 
-        Args:
-            arguments: The arguments of the call.
-            depth: The option `stack_depth`, if it was given.
+        `depth` has the option `stack_depth`, if the call gave it.
         """
         self._recording.change(self._checked(arguments, depth), arguments.context)
         self.start()

@@ -27,7 +27,6 @@ class DeviceRecording:
     """The recording of one tracer.
 
     Attributes:
-        options: The tracer's options.
         context: Which stacks are kept, of `CONTEXTS`; a tracer keeps all of them, and a session of
             torch's recorder those that it asks for.
         session: The session of the core; replaced when other devices are recorded.
@@ -35,7 +34,6 @@ class DeviceRecording:
     """
 
     def __init__(self, options: Options) -> None:
-        """Record nothing yet."""
         self.options = options
         self.context: str | None = "all"
         self._untraced: dict[str, str] = {}  # reasons by backend; "all": for all devices
@@ -130,8 +128,7 @@ class DeviceRecording:
     def start(self, indices: Indices, step: int, history: bool) -> None:
         """Record these devices from now on; without `history`, only live blocks, and no events.
 
-        Raises:
-            ConfigError: There is no room for the ring.
+        Raises a ConfigError if there is no room for the ring.
         """
         if self.indices != indices:
             self.indices = indices
@@ -160,11 +157,7 @@ class DeviceRecording:
             ) from None
 
     def stop(self) -> None:
-        """End the recording.
-
-        Raises:
-            MemoryError: There is no memory to keep the live blocks; the recording has ended.
-        """
+        """End the recording, also if there is no memory to keep the live blocks: a MemoryError."""
         self._final_owners = read_owners(self.session)
         self.session.stop()
         if any(backend in ACCELERATORS for backend in self.indices):

@@ -21,13 +21,9 @@ Categories = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, repr=False)
 class LiveReport:
-    """The answer of `pytracer show` about the recording. A notebook shows it as text.
+    """The answer of `pytracer show` about the recording. A notebook shows it as text."""
 
-    Attributes:
-        explanations: One explanation for each device; devices that ran out of memory come first.
-    """
-
-    explanations: "list[Explanation]"
+    explanations: "list[Explanation]"  # of each device; those that ran out of memory come first
 
     def __str__(self) -> str:
         """Return the answer about each device, without commands that read a file."""

@@ -1,13 +1,8 @@
 """Snapshots on demand: on a signal, or when a file is touched.
 
 One thread of the process waits for both while there is any watch. It needs nothing of the main
-thread, which may be stuck in C for ever, for example in a collective that hangs: the signal's
-handler, in C++, only wakes the thread, and calls the program's own handler. The dumps run on the
-thread, and so never inside of an allocator. (A thread that is stuck in C and holds the GIL stops
-this thread too.)
-
-Any number of processes may watch one file. Each looks at it about once a second, and none deletes
-it.
+thread, which may be stuck in C for ever, and it never dumps inside of an allocator.
+docs/explanation/processes.md has the reasons.
 """
 
 import os

@@ -25,10 +25,8 @@ def check_function(name: OnSnapshot, is_given: bool) -> None:
 
     A variable may be read in the middle of `import torch`, where nothing else may be imported, and
     before the program has changed `sys.path`. A problem with it is therefore only logged, and may
-    be gone when the function is needed. The code gives the option if `is_given`.
-
-    Raises:
-        ConfigError: The code names no function.
+    be gone when the function is needed. The code gives the option if `is_given`: then it is a
+    ConfigError.
     """
     if not isinstance(name, str):
         return
@@ -56,7 +54,10 @@ def problem_of_function(name: str, may_import: bool) -> str | None:
     try:
         found = sys.modules.get(module) or (importlib.import_module(module) if may_import else None)
         if found is None:
-            return _missing_module(module)
+            parts = itertools.accumulate(module.split("."), "{}.{}".format)
+            outermost = next(part for part in parts if part not in sys.modules)
+            has_spec = importlib.util.find_spec(outermost) is not None
+            return None if has_spec else f"No module named {outermost!r}"
         spec = getattr(found, "__spec__", None)
         if module == "__main__" or getattr(spec, "_initializing", False):
             return None
@@ -65,10 +66,3 @@ def problem_of_function(name: str, may_import: bool) -> str | None:
     except (Exception, SystemExit) as error:  # an import may raise anything
         return str(error) or repr(error)
     return None
-
-
-def _missing_module(name: str) -> str | None:
-    """Look for the outermost part of a module's name that was not imported yet."""
-    parts = itertools.accumulate(name.split("."), "{}.{}".format)
-    outermost = next(part for part in parts if part not in sys.modules)
-    return None if importlib.util.find_spec(outermost) else f"No module named {outermost!r}"

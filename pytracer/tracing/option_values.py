@@ -11,29 +11,19 @@ from pytracer.tracing import options
 
 @dataclass(kw_only=True)
 class Options(options.TracerOptions):
-    """Checked options.
+    """Checked options: the values that the checks return. `ranks` is "all" if `all_ranks` is True.
 
-    Attributes:
-        given: The names of the options that the code gave.
-        problem: What is wrong with variables, whose options have their defaults, and what to do;
-            None: nothing.
-
-    The other attributes have the values that the checks return. `ranks` is "all" if `all_ranks` is
-    True.
+    `problem` says what is wrong with variables, whose options have their defaults, and what to do.
     """
 
-    given: frozenset[str]
+    given: frozenset[str]  # the names of the options that the code gave
     problem: str | None = None
 
     @classmethod
     def checked(cls, given: Mapping[str, object], **defaults: object) -> "Options":
-        """Check the options that the code gives, and those of variables.
+        """Check the options that the code gives, where a wrong one raises, and those of variables.
 
-        A wrong variable is reported in `problem`, and the default is used. `defaults` replace those
-        in code, for the environment's tracer.
-
-        Raises:
-            ConfigError: A given option is wrong; the message names it, its value and the remedy.
+        `defaults` replace those in code, for the environment's tracer.
         """
         problems: dict[str, str] = {}  # by option
         values: dict[str, Any] = {}

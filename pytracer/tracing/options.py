@@ -293,10 +293,9 @@ def variable_text(name: str) -> str:
 
 
 def switch(name: str) -> bool | None:
-    """Return the value of `PYTRACER` or `PYTRACER_PATCH_TORCH`; None: the variable is not set.
+    """Return the value of `PYTRACER` or `PYTRACER_PATCH_TORCH`; None: it is not set.
 
-    Raises:
-        ConfigError: The variable is not a boolean.
+    Raises a ConfigError if it is not a boolean.
     """
     text = variable_text(name)
     return form.check_bool(name, form.parse_bool(text)) if text else None

@@ -15,32 +15,22 @@ MAX_OCCURRENCES = 100  # of phases that get a file in a step; each file has all 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An occurrence of a phase that was entered and not left yet.
+    """An occurrence of a phase that was entered and not left yet."""
 
-    Attributes:
-        session: A session that started when the phase was entered.
-        phase: The number of the phase.
-        path: The names of the phases around it, outermost first, and its own.
-        step: The step in which the phase was entered.
-        number: Counts the occurrences of the name in the step, from 1.
-        thread: The thread that entered the phase.
-    """
-
-    session: _core.Session
+    session: _core.Session  # started when the phase was entered
     phase: int
-    path: tuple[str, ...]
-    step: int
-    number: int
+    path: tuple[str, ...]  # the names of the phases around it, outermost first, and its own
+    step: int  # when the phase was entered
+    number: int  # counts the occurrences of the name in the step, from 1
     thread: int
 
 
 class DiscreteWindows:
     """A listener of `phases`, for one tracer. Any thread may call it; it never raises.
 
-    An occurrence is recorded if it begins in a recorded step, and written when it ends.
-
-    Attributes:
-        total: How many occurrences began in recorded steps, whether there was room for them or not.
+    An occurrence is recorded if it begins in a recorded step, and written when it ends: `write`
+    gets it, and whether it is complete. `fail` counts a failure; it gets a message, and a kind of
+    which one message is logged.
     """
 
     def __init__(
@@ -49,18 +39,11 @@ class DiscreteWindows:
         write: Callable[[Occurrence, bool], None],
         fail: Callable[[str, str], None],
     ) -> None:
-        """Record nothing yet.
-
-        Args:
-            recording: Makes the sessions of occurrences.
-            write: Writes an occurrence; its second argument is whether the occurrence is complete.
-            fail: Counts a failure; gets a message, and a kind of which one message is logged.
-        """
         self._wanted = recording.options.discrete
         self._recording = recording
         self._write = write
         self._fail = fail
-        self.total = 0
+        self.total = 0  # occurrences in recorded steps, whether there was room for them or not
         self._writing = threading.local()
         self._changing = threading.RLock()  # guards all below
         self._step = 0

@@ -30,11 +30,7 @@ os.register_at_fork(after_in_child=listeners.clear)
 
 
 def path_of(phase: int) -> tuple[str, ...]:
-    """Return the names of the phases around a phase, outermost first, and its own; () for 0.
-
-    Raises:
-        IndexError: The process has no such phase.
-    """
+    """Return the names of the phases around a phase, outermost first, and its own; () for 0."""
     return tuple(name.decode("utf-8", "replace") for name in _core.phase_path(phase))
 
 
@@ -65,7 +61,6 @@ class annotate:  # noqa: N801
     """
 
     def __init__(self, name: str) -> None:
-        """Enter nothing yet."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f'annotate({name!r}) has no name: give it one, as in annotate("a")')
         self._name = name

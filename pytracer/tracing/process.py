@@ -7,25 +7,14 @@ import os
 import sys
 import threading
 import weakref
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 from pytracer import _core
 from pytracer.backends import running_torch
 from pytracer.log import print_line, report_once, warn_once
 
-
-class Registered(Protocol):
-    """What this module calls of a tracer in `recording` or `waiting`: see `Tracer`."""
-
-    def _follow_devices(self) -> None: ...
-
-    def _finish(self, error: BaseException | None = None) -> None: ...
-
-    def _notify_hidden_oom(self, error: BaseException | None) -> None: ...
-
-
-recording: set[Registered] = set()
-waiting: weakref.WeakSet[Registered] = weakref.WeakSet()  # started, without a device to record
+recording: set[Any] = set()  # tracers
+waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers that are started, without a device
 _awaited: set[str] = set()  # backends
 _prepared_pid: int | None = None
 _watches_threads = False

@@ -23,15 +23,10 @@ _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 
 @dataclass(frozen=True)
 class Rank:
-    """The number of a process in its job.
+    """The number of a process in its job."""
 
-    Attributes:
-        rank: The number, from 0; None: the process is not one of several.
-        world_size: How many processes there are; None: unknown.
-    """
-
-    rank: int | None
-    world_size: int | None
+    rank: int | None  # from 0; None: the process is not one of several
+    world_size: int | None  # None: unknown
 
     @property
     def is_one_of_several(self) -> bool:

@@ -1,35 +1,14 @@
-"""Where snapshots go.
+"""Where snapshots go: the names of docs/reference/files.md, in the layout of verl's `torch_memory`.
 
-`output` is None (nothing is written), a file name ending in `.pickle` or `.pkl`, or a directory,
-which gets the layout of verl's `torch_memory` profiler. {file} is
-`torch_memory_{who}_pid{P}.pickle`, and {who} is `rank{R}`, of a process without a rank its role, if
-it was given one, and its host's name:
+A process that the environment traces adds its pid to the name of a file if a traced process of the
+same rank, or without a rank like itself, started it (`FIRST_PROCESS`). So does a forked child whose
+parent had used the name before the fork. And so does a process that finds another one with the
+name: either the file was written since the recording began, or the other process still holds the
+name by an abstract Unix socket, which the kernel frees when the process ends, however it ends.
 
-| snapshot | in a directory | next to `name.pickle` |
-|---|---|---|
-| at the end | `exit/{file}` | `name.pickle` itself |
-| of a step | `step{N}/{file}` | `name.step{N}.pickle` |
-| of a window of steps | `steps{A}-{B}/{file}` | `name.steps{A}-{B}.pickle` |
-| of a phase in a step | `step{N}/{phase}/{file}` | `name.step{N}.{phase}.pickle` |
-| out of memory | `oom_{time}/torch_memory_oom_{who}_pid{P}.pickle` | `name.oom-{time}.pickle` |
-| on demand | `demand_{time}/{file}` | `name.demand-{time}.pickle` |
-
-With several ranks, each has `name.rank{R}` for `name`. A process that the environment traces adds
-`.pid{P}` if a traced process of the same rank, or without a rank like itself, started it. So does a
-forked child whose parent had used the name before the fork.
-
-If another process records into the same file name, or has written a file of the name since the
-recording began, the name gets `.pid{P}` too, and a warning is logged. While a process has a name,
-it holds an abstract Unix socket, which the kernel frees when the process ends, however it ends.
-
-A name that this process has already used gets `_2`: the file of a second tracer, of a tracer that
-was started again, of a step whose number comes again. A second tracer in a directory begins with
-`_2`. A phase's name gets `_2` when the phase occurs again in its step. No directory is listed and
-no file is locked, so any number of processes may share a directory; a second run of a program
-overwrites the first run's `name.pickle`.
-
-`max_oom_snapshots` keeps the first files and the last one, `keep_last` the last ones. Only files
-that were written count, and a file is deleted only after the file that replaces it is complete.
+A name that this process has already used gets a number. No directory is listed and no file is
+locked, so any number of processes may share a directory; a second run of a program overwrites the
+first run's `name.pickle`.
 """
 
 import contextlib
@@ -83,10 +62,12 @@ os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 class _Kept:
-    """The files of one kind that are on the disk, in the order in which they were written."""
+    """The files of one kind that are on the disk, in the order in which they were written.
+
+    At most `most` are kept; a further one replaces the file at the index `replaces`.
+    """
 
     def __init__(self, most: int | None, replaces: int) -> None:
-        """Keep at most `most` files; a further one replaces the file at the index `replaces`."""
         self._most = most
         self._replaces = replaces
         self._paths: list[Path] = []
@@ -105,14 +86,11 @@ class _Kept:
 class Files:
     """The files of one tracer: their names, which are wanted, and which are deleted.
 
-    Any thread may call the methods: `_changing` is held while a file is added to those kept.
-
-    Attributes:
-        oom_snapshots: How many snapshots of an out-of-memory were tried.
+    The option `output` is not None, and relative to the present working directory. Any thread may
+    call the methods: `_changing` is held while a file is added to those kept.
     """
 
     def __init__(self, options: Options) -> None:
-        """Take the options; `output` is not None, and relative to the present working directory."""
         assert options.output is not None
         ranks.remember_group()
         self._options = options
@@ -124,7 +102,7 @@ class Files:
             _directories[self._output] += 1
             self._number = _directories[self._output]
         self._end_claim = object()  # claims the name of the snapshot at the end
-        self.oom_snapshots = 0
+        self.oom_snapshots = 0  # how many were tried
         self._kept_oom = _Kept(options.max_oom_snapshots, replaces=-1)
         self._kept_demand = _Kept(options.keep_last, replaces=0)
         self._kept: dict[Path, _Kept] = {}  # the bounds of files that are not written yet
@@ -133,13 +111,8 @@ class Files:
     def begin(self, make: bool) -> None:
         """Begin another recording, whose snapshot at the end is another file.
 
-        It checks that files can be written: an error comes before the training, not after it.
-
-        Args:
-            make: Whether the directory is made now, or else when there is something to write.
-
-        Raises:
-            ConfigError: The directory cannot be made or written to.
+        A ConfigError says now that files cannot be written, and not after the training. The
+        directory is made now, or without `make` when there is something to write.
         """
         self._check_output(make)
         self._end_claim = object()
@@ -174,10 +147,7 @@ class Files:
             )
 
     def at_the_end(self) -> Path | None:
-        """Return the path of the snapshot at the end, the same for all of a recording.
-
-        None: only other ranks write one.
-        """
+        """Return the path of the recording's snapshot at the end; None: other ranks write one."""
         return self._unclaimed("exit", "", claim=self._end_claim) if self.are_wanted() else None
 
     def are_wanted(self) -> bool:

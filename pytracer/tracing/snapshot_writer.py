@@ -89,6 +89,9 @@ def metadata(recording: DeviceRecording) -> Metadata:
 class SnapshotWriter:
     """The writer of one tracer's snapshots. Any thread may call its methods.
 
+    `default_output` takes the place of an output in a variable that is wrong. With `only_if_used`,
+    a process that used no device leaves nothing on the disk.
+
     Attributes:
         files: The names of the tracer's files; None before the start, and without an output.
         failures: How many snapshots could not be written, or lack their segments.
@@ -97,11 +100,6 @@ class SnapshotWriter:
     def __init__(
         self, recording: DeviceRecording, default_output: str | None, only_if_used: bool
     ) -> None:
-        """Open no file yet.
-
-        `default_output` takes the place of an output in a variable that is wrong. With
-        `only_if_used`, a process that used no device leaves nothing on the disk.
-        """
         self._recording = recording
         self._default_output = default_output
         self._only_if_used = only_if_used
@@ -111,10 +109,9 @@ class SnapshotWriter:
         self._latest_oom: tuple[Path, int] | None = None  # and the device
 
     def open(self) -> None:
-        """Check that the output can be written to, and begin a recording's files.
+        """Begin a recording's files, or raise a ConfigError if that is impossible.
 
-        Raises:
-            ConfigError: The output cannot be written to, or `on_snapshot` names no function.
+        So the output can be written to, and `on_snapshot` names a function.
         """
         options = self._recording.options
         if options.output is None:
@@ -173,11 +170,7 @@ class SnapshotWriter:
     def write(
         self, path: str | os.PathLike[str] | int, more: Metadata, view: _core.View | None = None
     ) -> None:
-        """Write a file as `open_atomically` does; see `save`.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write a file as `open_atomically` does; see `save`."""
         if view is None:
             # A program that runs out of memory again and again is not stopped so long each time.
             is_rare = self.files is not None and not self.files.replaced_oom_snapshots

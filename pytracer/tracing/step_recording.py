@@ -18,19 +18,13 @@ class StepRecording:
     """Has the session of a tracer follow the steps, and writes a file when a window ends.
 
     Any thread may call the methods. `changing` guards all attributes and the session's window.
-
-    Attributes:
-        changing: The lock.
-        started: Whether the tracer is started, even if there is nothing to record yet.
-        steps: The current step, and the windows.
     """
 
     def __init__(self, recording: DeviceRecording, writer: SnapshotWriter) -> None:
-        """Begin no step yet."""
         self._recording = recording
         self._writer = writer
         self.changing = threading.RLock()
-        self.started = False
+        self.started = False  # also if there is nothing to record yet
         self.steps = Steps()
         self._host = HostMemory()
         self._source = step_sources.Source()
@@ -83,11 +77,7 @@ class StepRecording:
                 self._writer.fail(f"steps are not recorded: {failure!r}", "a restart of steps")
 
     def record(self, indices: Indices) -> None:
-        """Record these devices in the current step.
-
-        Raises:
-            ConfigError: There is no room for the ring.
-        """
+        """Record these devices in the current step; see `DeviceRecording.start`."""
         with self.changing:
             try:
                 self._recording.start(indices, self.steps.current, self.steps.are_recorded)
@@ -145,11 +135,9 @@ class StepRecording:
             )
 
     def enter(self, step: int | None, by_program: bool = False) -> None:
-        """End the current step and begin another. Never raises.
+        """End the current step and begin another: `step`; 0: none; None: the next. Never raises.
 
-        Args:
-            step: The number of the step that begins; 0: none begins; None: the next one.
-            by_program: Whether the program calls, rather than a framework or an optimizer.
+        `by_program`: the program calls, and not a framework or an optimizer.
         """
         if not self._recording.session.is_ours:
             return

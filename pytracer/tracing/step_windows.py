@@ -50,21 +50,13 @@ class CyclicSchedule:
 
 @dataclass(frozen=True)
 class Window:
-    """A run of consecutive steps that share a file, or a phase in a step that has a file.
-
-    Attributes:
-        first: The first step.
-        last: The last step; if the window was cut short, the last step that had begun.
-        complete: Whether the window was not cut short.
-        phase: The names of the phases around the phase, and its own, with "/" between them.
-        occurrence: Counts the occurrences of the phase's name in its step, from 1.
-    """
+    """A run of consecutive steps that share a file, or a phase in a step that has a file."""
 
     first: int
-    last: int
-    complete: bool = True
-    phase: str | None = None
-    occurrence: int | None = None
+    last: int  # if the window was cut short, the last step that had begun
+    complete: bool = True  # it was not cut short
+    phase: str | None = None  # with the names of the phases around it before it, and "/" between
+    occurrence: int | None = None  # counts those of the phase's name in its step, from 1
 
     @property
     def name(self) -> str:
@@ -81,6 +73,9 @@ def last_of(steps: Collection[int]) -> int:
 class Steps:
     """The current step of a tracer, and its windows. Used by one thread at a time.
 
+    The steps of `selected` or of `schedule` are recorded; without either, everything is.
+    `per_window` steps of `selected` make a window; the last window may have fewer.
+
     Attributes:
         current: The number of the current step; 0: none.
         entered: How many steps have begun.
@@ -95,10 +90,6 @@ class Steps:
         per_window: int = 1,
         schedule: Schedule | None = None,
     ) -> None:
-        """Select the steps of `selected` or of `schedule`; without either, record everything.
-
-        `per_window` steps of `selected` make a window; the last window may have fewer.
-        """
         self.current = self.last = self.entered = self.windows = 0
         # A range may be long, and looks its steps up as fast as a set.
         self._selected: Collection[int] = (

@@ -48,7 +48,6 @@ class Tracer(LiveAnswers):
 
     @takes_options(TracerOptions)
     def __init__(self, given: dict[str, Any]) -> None:
-        """Check the options; record nothing yet."""
         self._recording = DeviceRecording(Options.checked(given, **self._defaults))
         default_output = self._defaults.get("output")
         assert default_output is None or isinstance(default_output, str)

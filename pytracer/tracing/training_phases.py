@@ -228,7 +228,6 @@ class ModulePhases:
     """How long all names together may be, each counted once."""
 
     def __init__(self) -> None:
-        """Know no names yet."""
         self._names: dict[str, set[str]] = {"models": set(), "paths": set()}
         self._bytes = 0
         self._modules: dict[int, tuple[ref[Any], str]] = {}
@@ -312,7 +311,6 @@ class annotate_modules:  # noqa: N801
     """
 
     def __init__(self, model: Any, depth: int | None = None) -> None:
-        """Mark the phases from now on."""
         if not callable(getattr(model, "named_modules", None)):
             raise ConfigError(f"{model!r:.80} is not a torch.nn.Module: give the model itself")
         if depth is not None and (type(depth) is not int or depth < 0):

@@ -5,8 +5,6 @@ import errno
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from hook_world import World, set_age
 from processes import HANG_S
 
 from pytracer import log
-from pytracer.backends import build_leftovers
+from pytracer.backends import hook_build
 from pytracer.backends.probe_process import probe_in_child
 from pytracer.errors import HookError
 
@@ -206,7 +204,8 @@ def test_what_a_killed_start_leaves(world: World, killed: str) -> None:
     os.waitpid(child, 0)
     # THEN the processes that it started end
     wait_until(lambda: not any(map(is_alive, processes)))
-    # WHEN the next start builds
+    # WHEN the next start builds, later
+    set_age(*world.cache.glob(".build-*"), int(hook_build.ABANDONED_S) + 60)
     world.hooks().attach("cpu")
     # THEN its folder is gone
     assert [path.name for path in world.cache.iterdir()] == [world.hook_name]
@@ -228,34 +227,17 @@ def test_a_compiler_that_takes_too_long_ends_with_its_processes(world: World) ->
 
 
 def test_temporary_files_of_running_builds_stay(world: World) -> None:
-    # GIVEN folders of running builds, of this process and of another machine
+    # GIVEN the folder of a running build, and what builds left that were killed long ago
     world.cache.mkdir(parents=True)
-    here = world.cache / f"{build_leftovers.scratch_prefix()}x"
-    elsewhere = world.cache / ".build-00aa-17-4-5-x"
-    for folder in (here, elsewhere):
+    running, *gone = (world.cache / f".build-{name}" for name in ("new", "old"))
+    for folder in (running, *gone):
         folder.mkdir()
-    # AND what builds that were killed left: here, elsewhere, and of an older pytracer
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    machine = build_leftovers.scratch_prefix().rsplit("-", 3)[0]
-    gone = [f"{machine}-{process.pid}-1-x", ".build-00bb-17-4-5-x", ".build-abc"]
-    gone += [".pytracer-4-00000000.tmp"]
-    for name in gone:
-        path = world.cache / name
-        path.touch() if name.endswith(".tmp") else path.mkdir()
-        if name != gone[0]:
-            set_age(path, int(build_leftovers.ABANDONED_S) + 60)
+        (folder / "hook.so").touch()
+    gone.append(world.cache / ".pytracer-4-00000000.tmp")
+    gone[-1].touch()
+    for path in gone:
+        set_age(path, int(hook_build.ABANDONED_S) + 60)
     # WHEN
     world.hooks().attach("cpu")
     # THEN
-    assert {*world.cache.iterdir()} == {here, elsewhere, world.cache / world.hook_name}
-
-
-def test_machines_that_cannot_be_told_apart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN machines without a number, and a build of a process that this one does not have
-    monkeypatch.setattr(build_leftovers, "_machine", lambda: "0-0")
-    folder = world.cache / f".build-0-0-{2**22 + 1}-5-x"
-    folder.mkdir(parents=True)
-    # WHEN THEN it may run on another machine
-    build_leftovers.remove_leftovers(world.cache)
-    assert folder.exists()
+    assert {*world.cache.iterdir()} == {running, world.cache / world.hook_name}

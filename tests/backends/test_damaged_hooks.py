@@ -9,7 +9,7 @@ import pytest
 from hook_world import World
 
 from pytracer import log
-from pytracer.backends.hook_file import sealed
+from pytracer.backends.hook_folders import sealed
 from pytracer.errors import HookError
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from processes import HANG_S
 
+from pytracer.backends import hook_compile
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import HookBuilder
 from pytracer.backends.hook_compile import STANDARDS, HookCompiler
 from pytracer.backends.hook_folders import HookFolders
-from pytracer.backends.hook_key import included_files
+from pytracer.backends.hook_key import SeenFiles, included_files
 from pytracer.errors import HookError
 
 ATTACH = (
@@ -185,11 +186,14 @@ def test_error_of_the_compiler_is_quoted(hooks: Hooks, source: Path, tmp_path: P
 
 
 @pytest.mark.long
-def test_both_standards_compile(env: dict[str, str], tmp_path: Path) -> None:
+def test_both_standards_compile(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for standard in STANDARDS:
         # GIVEN
+        monkeypatch.setattr(hook_compile, "STANDARDS", (standard, "c++98"))
         folders = HookFolders(env)
-        compiler = HookCompiler(folders, environment=env, standards=(standard, "c++98"))
+        compiler = HookCompiler(folders, environment=env)
         # WHEN / THEN
         assert HookBuilder(folders, compiler).build("cpu", tmp_path / standard).exists()
 
@@ -203,7 +207,7 @@ def test_key_covers_all_files_that_the_compiler_reads() -> None:
     rule = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     opened = {Path(word).resolve() for word in rule.replace("\\\n", " ").split()[1:]}
     # WHEN
-    hashed, _ = included_files(source, [folder, include])
+    hashed = included_files(source, [folder, include], SeenFiles())
     # THEN
     roots = (folder.resolve(), include.resolve())
     tracked = {path for path in opened if any(root in path.parents for root in roots)}

@@ -47,16 +47,6 @@ def test_find_writes_nothing(world: World) -> None:
     assert world.compilations == []
 
 
-def test_hook_of_another_torch_is_not_found(world: World) -> None:
-    # GIVEN
-    old = world.put_hook(world.cache)
-    # WHEN torch is upgraded
-    (world.include / "c10/core/B.h").write_text("virtual void annotate();")
-    # THEN
-    assert world.builder().find("cpu") is None
-    assert old.exists()
-
-
 def test_relative_cache_home_is_ignored(world: World) -> None:
     # GIVEN
     world.environment["XDG_CACHE_HOME"] = "somewhere"
@@ -184,15 +174,6 @@ def test_named_folder_is_trusted(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.environment["PYTRACER_HOOK_DIR"] = str(path.parent)
     # THEN
     assert world.builder().find("cpu") == Found("cpu", path, "PYTRACER_HOOK_DIR")
-
-
-def test_unwritable_cache_falls_back_to_the_private_folder(world: World) -> None:
-    # GIVEN
-    world.environment["XDG_CACHE_HOME"] = "/dev/null/cache"
-    # WHEN
-    world.hooks().attach("cpu")
-    # THEN
-    assert world.attached == [str(world.private / world.hook_name)]
 
 
 def test_a_message_names_both_folders_that_cannot_be_written(world: World) -> None:

@@ -71,15 +71,6 @@ def test_key_ignores_other_headers_the_version_and_the_install_path(world: World
     assert world.compiler().key("cpu") == before
 
 
-def test_file_name_contains_backend_and_key(world: World) -> None:
-    # WHEN
-    key = world.compiler().key("cpu")
-    # THEN
-    assert 16 <= len(key) <= 20
-    assert set(key) <= set("0123456789abcdef")
-    assert world.compiler().file_name("cpu") == f"pytracer_cpu-{key}.so"
-
-
 def test_missing_headers_are_named(world: World) -> None:
     # GIVEN
     world.torch = replace(world.torch, root=world.root / "bare")
@@ -237,15 +228,11 @@ def test_a_cached_key_is_not_used_after_a_change(
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"\xff",
         b"[]",
-        b"null",
         b'{"key": "../../other", "seen": {}}',
-        b'{"key": 5, "seen": {}}',
         b'{"key": "", "seen": {}}',
         b'{"key": "00000000000000000000", "seen": {"/nonexistent": [1, 2]}}',
-        b'{"key": "00000000000000000000", "seen": 3}',
         b'{"key": "00000000000000000000", "seen": {"a\\u0000b": [1, 2]}}',
         b"[" * 100_000,
     ],

@@ -16,9 +16,8 @@ import pytest
 from pytracer.backends.hook_attach import Hooks
 from pytracer.backends.hook_build import WAIT_SECONDS, HookBuilder, Probe
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_file import sealed
-from pytracer.backends.hook_folders import HookFolders
-from pytracer.backends.hook_key import headers_key
+from pytracer.backends.hook_folders import HookFolders, sealed
+from pytracer.backends.hook_key import SeenFiles, headers_key
 from pytracer.backends.ready_hooks import FOLDER, ReadyHook, digests_in, write_index
 from pytracer.backends.running_torch import TorchBuild
 
@@ -166,7 +165,7 @@ class World:
         compiler = self.compiler()
         roots, facts = compiler.roots("cpu"), compiler.facts("cpu")
         headers = (*(f"c10/core/{name}.h" for name in ("A", "B", "near")), "hooks/cpu.cpp")
-        key = headers_key(headers, facts, digests_in(roots))
+        key = headers_key(headers, facts, digests_in(roots, SeenFiles()))
         assert key is not None
         path = self.package / f"cpu-{key}.so"
         path.write_text("a ready hook")

@@ -14,8 +14,8 @@ from processes import Done, environment, installed, run, without_end_line
 
 import pytracer
 from pytracer.integrations import fsspec, helper_process
+from pytracer.integrations.helper_process import remote_name
 from pytracer.integrations.packages import MissingPackageError
-from pytracer.integrations.paths import remote_name
 
 STEPS = """
 import pytracer

@@ -151,19 +151,6 @@ def test_a_peak_after_clear(
     del kept
 
 
-def test_the_first_file_of_a_step_has_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Tracer(tmp_path / "x.pickle", device="cpu", steps=[1, 2]) as tracer:
-        for _ in range(2):
-            work()
-            tracer.step()
-    first, _ = sorted(tmp_path.iterdir())
-    assert capsys.readouterr().err == (
-        f"pytracer: wrote {first}; later files of steps are written without a line\n"
-    )
-
-
 def test_no_line_for_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Tracer(device="cpu") as tracer:
         work()

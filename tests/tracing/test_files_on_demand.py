@@ -1,10 +1,7 @@
 """Which files stay, and what is called with their paths?"""
 
-import errno
 import logging
-import os
 import re
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -37,32 +34,6 @@ def test_keep_last(tmp_path: Path, output: str) -> None:
         found = on_demand_files(tmp_path / "out")
         assert [str(path) for path in found] == reported[3:]
         assert len(list((tmp_path / "out").iterdir())) == 2
-
-
-@pytest.mark.parametrize("output", ["out", "out/x.pickle"])
-def test_a_failed_write_deletes_no_older_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
-) -> None:
-    # GIVEN a tracer that keeps two files, and a disk that is full at the third snapshot
-    with Tracer(tmp_path / output, device="cpu", keep_last=2) as tracer:
-        for second in range(4):
-            with monkeypatch.context() as patch:
-                if second == 2:
-                    patch.setattr(tracer._writer, "write", full_disk)
-                # WHEN snapshots are written on demand
-                tracer._on_demand(datetime(2026, 1, 1, 0, 0, second))
-            # THEN the last two complete files are kept, and nothing else
-            kept = {0: [0], 1: [0, 1], 2: [0, 1], 3: [1, 3]}[second]
-            seconds = [
-                int(str(path).split("-00000")[1][0]) for path in on_demand_files(tmp_path / "out")
-            ]
-            assert seconds == kept
-            assert len(list((tmp_path / "out").iterdir())) == len(kept)
-        assert tracer.stats()["failures"] == 1
-
-
-def full_disk(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_on_snapshot(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from phase_files import of_phase, read, step_of_a_job, trace
+from phase_files import of_phase, read, trace
 from step_files import BYTE
 
 from pytracer import Tracer, _core, annotate
@@ -53,17 +53,6 @@ def test_functions_whose_bodies_alternate_have_no_files(tmp_path: Path) -> None:
     assert {*files} == {"step1", "step1/all"}
     assert len(of_phase(trace(files["step1"]), "turns")) == 5 * 18
     assert len(of_phase(trace(files["step1/all"]), "turns")) == 5 * 6
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_ranks_that_write_phases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    with Tracer(tmp_path, device="cpu", steps=[1], discrete=True) as tracer:
-        step_of_a_job(1)
-        tracer.step()
-    assert bool(read(tmp_path)) == (rank == "0")
 
 
 def test_an_upload_that_is_a_phase_has_no_file(tmp_path: Path) -> None:

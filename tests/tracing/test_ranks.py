@@ -146,23 +146,6 @@ OUTPUTS = pytest.mark.parametrize("output", ["folder", "x.pickle"])
 
 
 @OUTPUTS
-@pytest.mark.parametrize(
-    ("most", "kept"), [(1, [5]), (2, [0, 5]), (3, [0, 1, 5]), (9, [0, 1, 2, 3, 4, 5])]
-)
-def test_the_first_snapshots_of_an_out_of_memory_and_the_last_are_kept(
-    tmp_path: Path, output: str, most: int, kept: list[int]
-) -> None:
-    # GIVEN a limit on the number of files
-    some = files(tmp_path / output, max_oom_snapshots=most)
-    # WHEN memory runs out more often than the limit
-    for second in range(6):
-        write(some, some.out_of_memory(NOW.replace(second=second)))
-    # THEN the first files are kept, and the last one
-    assert seconds_of(tmp_path) == kept
-    assert some.replaced_oom_snapshots == max(0, 6 - most)
-
-
-@OUTPUTS
 def test_a_file_is_deleted_only_after_its_replacement_exists(
     tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,18 +169,6 @@ def test_a_file_is_deleted_only_after_its_replacement_exists(
     monkeypatch.setattr(Path, "unlink", checked)
     write(some, some.out_of_memory(NOW.replace(second=3)))
     assert seconds_of(tmp_path) == [0, 0, 1, 3]
-
-
-@OUTPUTS
-def test_only_files_that_were_written_count(tmp_path: Path, output: str) -> None:
-    # GIVEN a disk that is full at times
-    some = files(tmp_path / output, max_oom_snapshots=2, keep_last=2)
-    for name in (some.out_of_memory, some.on_demand):
-        write(some, name(NOW.replace(second=0)))
-        fail_to_write(some, name(NOW.replace(second=1)))
-        write(some, name(NOW.replace(second=2)))
-    # THEN the limit counts only complete files, and no empty folder is left
-    assert seconds_of(tmp_path) == [0, 0, 2, 2]
 
 
 def test_a_failed_write_removes_only_the_folders_that_were_made_for_it(tmp_path: Path) -> None:
@@ -329,15 +300,6 @@ def test_the_first_process_of_each_rank_claims_it(
     assert os.environ[FIRST_PROCESS] == f"3:{PID}:{path}"
 
 
-def test_two_tracers_of_a_process_in_one_directory(tmp_path: Path) -> None:
-    names = [files(tmp_path, role="r").at_the_end() for _ in range(2)]
-    host = socket.gethostname()
-    assert [path.name for path in names if path] == [
-        f"torch_memory_r_{host}_pid{PID}.pickle",
-        f"torch_memory_r_{host}_pid{PID}_2.pickle",
-    ]
-
-
 def test_one_file_for_two_tracers_and_for_a_second_recording(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,26 +373,6 @@ def test_two_recordings_of_two_tracers_in_one_directory(tmp_path: Path) -> None:
     assert len({*found}) == 4
     again = [re.findall(r"_pid\d+(.*)\.pickle", str(path))[0] for path in found]
     assert again == ["_2", "", "_3", "_4"]
-
-
-@OUTPUTS
-def test_files_of_the_same_time(tmp_path: Path, output: str) -> None:
-    # GIVEN two tracers that share an output, and a coarse clock
-    some = [files(tmp_path / output) for _ in range(2)]
-    # WHEN each writes two out-of-memory and two on-demand snapshots at the same time
-    paths = [name(NOW) for writer in some for name in (writer.out_of_memory, writer.on_demand) * 2]
-    # THEN each snapshot has its own name
-    assert len({*paths}) == 8
-
-
-def test_only_the_last_snapshots_on_demand_are_kept(tmp_path: Path) -> None:
-    for output in (tmp_path / "directory", tmp_path / "file" / "x.pickle"):
-        some = files(output, keep_last=2)
-        for second in range(4):
-            write(some, some.on_demand(NOW.replace(second=second)))
-        kept = sorted(path for path in output.parent.rglob("*demand-*0[0-3]-*"))
-        assert len([path for path in output.parent.rglob("*.pickle") if path.is_file()]) == 2
-        assert kept == [path for path in kept if "-120002-" in str(path) or "-120003-" in str(path)]
 
 
 def test_the_users_function_gets_every_path(tmp_path: Path) -> None:

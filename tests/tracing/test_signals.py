@@ -148,24 +148,6 @@ def test_a_later_handler_replaces_the_tracers(tmp_path: Path, handler: list[int]
     assert on_demand_files(tmp_path) == []
 
 
-def test_a_hundred_signals_in_quick_succession(tmp_path: Path) -> None:
-    # GIVEN a program that allocates
-    with Tracer(tmp_path, device="cpu", dump_signal=SIGNAL) as tracer:
-        # WHEN a hundred signals come at once
-        for number in range(100):
-            send()
-            torch.empty(number + 1)
-        # THEN some complete snapshots are written, and the next signal leads to a snapshot too
-        wait_until(lambda: len(on_demand_files(tmp_path)) >= 1)
-        time.sleep(0.3)
-        before = len(on_demand_files(tmp_path))
-        send()
-        paths = wait_for(before + 1, tmp_path)
-    assert len(paths) <= 101
-    assert {len(load(path)["segments"]) for path in paths} <= {0, 1}
-    assert tracer.stats()["failures"] == 0
-
-
 def test_a_signal_that_cannot_be_watched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

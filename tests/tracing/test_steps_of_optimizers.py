@@ -134,38 +134,6 @@ def test_steps_are_those_of_the_first_optimizer_by_default(tmp_path: Path) -> No
     assert snapshot["pytracer"]["step_from"] == "optimizer AdamW"
 
 
-TRAINING = """
-import torch
-weight = torch.ones(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for step in range(1, 5):
-    torch.empty(1000 + step, dtype=torch.uint8)
-    weight.grad = torch.ones(1)
-    optimizer.step()
-"""
-
-
-@pytest.mark.slow
-def test_steps_of_the_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    # GIVEN a program without calls for steps
-    env = installed(
-        tmp_path_factory.mktemp("installed"),
-        PYTRACER="1",
-        PYTRACER_STEPS="1,3",
-        PYTRACER_STEP_FROM="optimizer",
-    )
-    # WHEN it is traced, THEN the steps of its optimizer are counted
-    done = run(TRAINING, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "outputs" / "profile"
-    assert names(folder) == ["step1/P.pickle", "step3/P.pickle"]
-    for step in (1, 3):
-        assert 1000 + step in allocated(only(folder / f"step{step}"))
-        assert not {1001, 1002, 1003, 1004} - {1000 + step} & {
-            *allocated(only(folder / f"step{step}"))
-        }
-
-
 @pytest.mark.slow
 def test_steps_of_pytracer_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     command = """
@@ -174,8 +142,8 @@ from pytracer.commands.main import main
 main(["run", "-o", "x.pickle", "--schedule", "wait=1,active=2", "--step-from", "optimizer:SGD",
       "--discrete", "fwd,bwd", "training.py"])
 """
-    (tmp_path / "training.py").write_text(TRAINING)
+    (tmp_path / "training.py").write_text(LOOP)
     env = installed(tmp_path_factory.mktemp("installed"))
     done = run(command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path) == ["x.steps2-3.pickle"]
+    assert "x.steps2-3.pickle" in names(tmp_path)

@@ -21,7 +21,7 @@ from attack import Budget, Outcome
 from jobs import User
 
 from pytracer.backends.hook_compile import HookCompiler
-from pytracer.backends.hook_file import sealed
+from pytracer.backends.hook_folders import sealed
 
 PROMISE = (
     "The job runs to its end, recorded or untraced with a reason, and a library that others could "

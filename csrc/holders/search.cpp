@@ -16,6 +16,7 @@ constexpr Py_ssize_t kLookInterval = 1024;  // how many objects are asked before
 constexpr Py_ssize_t kListed = 1;     // references to each object: that of the list of all objects
 constexpr int kHashBits = 20;
 constexpr int kMaxPasses = 12;
+constexpr int kPartForTexts = 4;  // of the time, the part in which what was found is put into words
 
 struct Node {
   PyObject* object;
@@ -32,7 +33,8 @@ class Search {
  public:
   Search(PyObject* targets, PyObject* objects, Roots roots, const SearchBounds& bounds)
       : roots_(std::move(roots)), targets_(targets), objects_(objects), bounds_(bounds),
-        end_(std::chrono::steady_clock::now() + bounds.time) {
+        end_(std::chrono::steady_clock::now() + bounds.time),
+        walks_until_(end_ - bounds.time / kPartForTexts) {
     const Py_ssize_t count = PyList_GET_SIZE(targets);
     nodes_.reserve(count);
     for (Py_ssize_t i = 0; i < count; ++i) add(PyList_GET_ITEM(targets, i), 0);
@@ -92,7 +94,7 @@ class Search {
       asked_ = PyList_GET_ITEM(objects_, pass_ % 2 != 0 ? count - 1 - i : i);
       asked_number_ = kNone;
       if (traverseproc traverse = Py_TYPE(asked_)->tp_traverse) traverse(asked_, &visit, this);
-      if (i % kLookInterval == 0) is_late_ = std::chrono::steady_clock::now() > end_;
+      if (i % kLookInterval == 0) is_late_ = std::chrono::steady_clock::now() > walks_until_;
     }
   }
 
@@ -223,7 +225,7 @@ class Search {
   PyObject* const targets_;
   PyObject* const objects_;
   const SearchBounds bounds_;
-  const std::chrono::steady_clock::time_point end_;
+  const std::chrono::steady_clock::time_point end_, walks_until_;
   std::vector<Node> nodes_;                         // the targets come first
   std::unordered_map<PyObject*, size_t> numbers_;   // of the nodes
   std::vector<bool> may_be_wanted_ = std::vector<bool>(size_t{1} << kHashBits);  // by hash

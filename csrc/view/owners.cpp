@@ -57,9 +57,9 @@ Owners::Found Owners::find(uint64_t address, uint64_t size, const LiveBlock* liv
     if (found.first == nullptr || owner->size > found.first->size) found.first = &*owner;
     ++found.count;
   }
-  if (found.category == Category::unknown || found.category == Category::activation) {
-    found.holder = holder_in(address, size, device);
-  }
+  found.holder = holder_in(address, size, device);
+  const bool is_owned = found.category != Category::unknown && found.category != Category::activation;
+  if (is_owned && found.holder == &kNoHolder) found.holder = nullptr;
   return found;
 }
 

@@ -57,7 +57,8 @@ struct Owner {
   std::string name;
 };
 
-// The Python object that holds a tensor without an owner, or a graph that keeps an activation.
+// The Python object that holds a tensor without an owner, a graph that keeps an activation, or one of
+// several models or optimizers.
 struct Holder {
   uint64_t address;  // where the storage begins
   int device;
@@ -80,7 +81,7 @@ class Owners {
     Rule rule = Rule::no_owner;
     const Owner* first = nullptr;  // the largest one
     uint64_t count = 0;            // how many owners the block has
-    const std::string* holder = nullptr;  // of an unknown block or an activation
+    const std::string* holder = nullptr;  // null: unknown, or of no interest
   };
   // `live`: the live table's entry of the block, or null.
   Found find(uint64_t address, uint64_t size, const LiveBlock* live,

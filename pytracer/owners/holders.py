@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ class HoldersNow:
 
     Of `tensors`, which are all, those without a holder that is wanted are dropped. No other object
     of pytracer may refer to them, because references are counted. `graphs` are the ids of tensors
-    that keep graphs of autograd.
+    that keep graphs of autograd. `roots` returns models and optimizers, and of each whether the
+    list or dict that keeps it is wanted, too.
 
     Attributes:
         found: The holder by the storage: "losses[41] of main()"; "": nobody was found.
         of_tensors: The same by the id of the tensor.
+        of_roots: By the ids of models and optimizers those that are garbage, or in such a list.
         is_complete: Whether a storage that is not in `found` has no tensor in Python.
     """
 
@@ -41,11 +43,23 @@ class HoldersNow:
         tensors: list[Any],
         is_wanted: Callable[[Begin], bool],
         graphs: Collection[int],
+        roots: Callable[[], Iterable[tuple[Any, bool]]],
         patience: float = 1,
     ) -> None:
         chosen, self.is_complete = _choose(torch, tensors, is_wanted, graphs)
         hidden = [f"{Path(str(module.__file__)).parent}/" for module in (pytracer, torch)]
+        first_root, wanted = len(tensors), []
+        for root, is_list_wanted in roots():
+            tensors.append(root)
+            wanted.append((id(root), is_list_wanted))
+            del root
         texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)
+        self.of_roots = {
+            number: text
+            for (number, is_list_wanted), text in zip(wanted, texts[first_root:], strict=True)
+            if text.endswith(IS_GARBAGE) or (is_list_wanted and "[" in text)
+        }
+        del tensors[first_root:], texts[first_root:]
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
         garbage: dict[Begin, tuple[str, list[Any]]] = {}

@@ -14,38 +14,45 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The names of the module in a wrapper: of torch.compile, FSDP1, and wrappers for checkpointing."""
 
 
-def named_tensors(modules: list[Any]) -> Iterator[tuple[str, Any, bool]]:
+def named_tensors(modules: list[Any]) -> Iterator[tuple[str, Any, bool, int]]:
     """Yield the names of modules' parameters and buffers, the tensors, and which are buffers.
+
+    The last value is the id of the outermost module.
 
     A name is a path, as of `named_modules`, such as "layers.3.attn.q_proj.weight". A tensor of
     several modules comes more than once.
     """
-    for path, module in named_modules(modules):
+    for path, module, root in named_modules(modules):
         for kind in ("_parameters", "_buffers"):
             for name, tensor in _items(module, kind):
-                yield f"{path}.{name}" if path else name, tensor, kind == "_buffers"
+                yield f"{path}.{name}" if path else name, tensor, kind == "_buffers", id(root)
 
 
-def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the paths of known modules and of all their submodules, and the modules.
+def named_modules(modules: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths of known modules and of all their submodules, these, and the outermost ones.
 
     With several outermost modules, the paths begin with the class of theirs, and a number if two
     of them have the same class: "Actor.layers.0", "Critic#2.head". A module keeps the beginning
     that it had first: the only outermost module has none, also when a second one comes.
     """
-    inner = {id(child) for module in modules for _, child in _items(module, "_modules")}
-    outermost = [module for module in modules if id(module) not in inner]
     visited: set[int] = set()
     trees = []
     # Modules that contain each other have no outermost one, so the others come after.
-    for root in [*outermost, *modules]:
+    for root in [*outermost(modules), *modules]:
         if id(root) not in visited:
             tree = [*submodules(root, visited)]
             if any(_has_tensors(module) for _, module in tree):
-                trees.append((unwrapped(root), tree))
-    for prefix, (_, tree) in zip(_PREFIXES.of([root for root, _ in trees]), trees, strict=True):
+                trees.append((root, tree))
+    prefixes = _PREFIXES.of([unwrapped(root) for root, _ in trees])
+    for prefix, (root, tree) in zip(prefixes, trees, strict=True):
         for path, module in tree:
-            yield f"{prefix}.{path}" if prefix and path else prefix or path, module
+            yield f"{prefix}.{path}" if prefix and path else prefix or path, module, root
+
+
+def outermost(modules: list[Any]) -> list[Any]:
+    """Return the modules that no other of them contains."""
+    inner = {id(child) for module in modules for _, child in _items(module, "_modules")}
+    return [module for module in modules if id(module) not in inner]
 
 
 class _Prefixes:
@@ -181,7 +188,7 @@ class ParameterPaths:
 
     def __init__(self, modules: list[Any]) -> None:
         self._found: dict[int, tuple[str, ref[Any], str]] = {}
-        for path, module in named_modules(modules):
+        for path, module, _ in named_modules(modules):
             with contextlib.suppress(TypeError):  # a class without weak references
                 reference = ref(module)
                 for key, parameter in _items(module, "_parameters"):

@@ -2,6 +2,7 @@
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -9,12 +10,14 @@ from pytracer import _core
 from pytracer.log import warn_once
 from pytracer.owners.gradients import GradientAccess
 from pytracer.owners.holders import IS_GARBAGE, Begin, HoldersNow
-from pytracer.owners.names import named_tensors
+from pytracer.owners.names import named_tensors, outermost
 from pytracer.owners.registry import REGISTRY
 from pytracer.owners.saved_tensors import SavedTensors
 from pytracer.owners.tensors import memory_of, tensors_in
 
 MAX_OWNERS = 200_000  # how many owners are read at most; later ones are counted
+_MOST_ROOTS = 1000  # of how many models and optimizers the holders are searched at most
+_SEVERAL = 3  # so many models of one class show that they are kept, as in a list
 Owner = tuple[int, int, int, int, int, str]
 """Address, bytes, device, indices in `_core.CATEGORIES` and `_core.CATEGORY_RULES`, name."""
 
@@ -49,6 +52,7 @@ class OwnersNow:
         self.unread_gradients = 0
         self.holders: list[tuple[int, int, str]] = []
         self.has_all_holders = False
+        self._of_roots: dict[int, list[Begin]] = {}  # by the id of a model or an optimizer
         self._graphs: dict[Begin, int] = {}  # the id of the tensor that keeps a saved one
         self._later: dict[int, int] = {}
         self._has_all_graphs = False
@@ -68,15 +72,16 @@ class OwnersNow:
 
     def _read(self) -> bool:
         """Read what models and optimizers have; return whether graphs may be read, too."""
-        parameters: dict[int, tuple[str, Any]] = {}  # by id; the tensors stay alive meanwhile
-        for name, parameter in self._of_modules():
-            parameters.setdefault(id(parameter), (name, parameter))
+        # By id, with the id of the model or the optimizer; the tensors stay alive meanwhile.
+        parameters: dict[int, tuple[str, Any, int]] = {}
+        for name, parameter, root in self._of_modules():
+            parameters.setdefault(id(parameter), (name, parameter, root))
         optimizers = REGISTRY.optimizers()
         access = GradientAccess(self._torch, REGISTRY)
         for optimizer in optimizers:
             self._attempt(self._parameters_of, optimizer, parameters, access)
-        for name, parameter in parameters.values():
-            self._attempt(self._gradient_of, name, parameter, access)
+        for name, parameter, root in parameters.values():
+            self._attempt(self._gradient_of, name, parameter, root, access)
         for optimizer in optimizers:
             self._attempt(self._state_of, optimizer, parameters)
         return access.may_read_graphs(self._used)
@@ -131,7 +136,7 @@ class OwnersNow:
             return begin[0] in self._devices and not (is_in and begin[1] < ends[named[place]])
 
         graphs = {*self._graphs.values(), *self._later.values()}
-        now = HoldersNow(self._torch, tensors, is_wanted, graphs, self._patience)
+        now = HoldersNow(self._torch, tensors, is_wanted, graphs, self._roots, self._patience)
         texts = now.of_tensors
         for begin, tensor in self._graphs.items():
             # Nobody may hold the tensor itself, but one that was computed from it.
@@ -144,8 +149,22 @@ class OwnersNow:
             # The tensor itself may be in a variable, too. Another graph may keep what garbage does.
             own = now.found.get(begin, "")
             now.found[begin] = text or ("" if own.endswith(IS_GARBAGE) else own)
+        for root, text in now.of_roots.items():
+            now.found.update(dict.fromkeys(self._of_roots[root], text))
         self.holders = [(address, device, text) for (device, address), text in now.found.items()]
         self.has_all_holders = now.is_complete and self._has_all_graphs and not self.unread
+
+    def _roots(self) -> Iterator[tuple[Any, bool]]:
+        """Yield the models and optimizers of a class that has several, and whether it has many.
+
+        A model that is still used is in a variable, which says nothing; one of several may be kept.
+        """
+        roots = [*outermost(REGISTRY.modules()), *REGISTRY.optimizers()]
+        roots = [root for root in roots if id(root) in self._of_roots][-_MOST_ROOTS:]
+        counts = Counter(map(type, roots))
+        yield from (
+            (root, counts[type(root)] >= _SEVERAL) for root in roots if counts[type(root)] > 1
+        )
 
     def _attempt(self, read: Any, *arguments: Any) -> None:
         try:
@@ -158,9 +177,12 @@ class OwnersNow:
                 f"owners: {type(error)}",
             )
 
-    def _add(self, tensor: Any, category: int, rule: int, name: str) -> None:
+    def _add(self, tensor: Any, category: int, rule: int, name: str, root: int) -> None:
+        """Add a tensor of a model or an optimizer with this id."""
         for memory in memory_of(self._torch, tensor):
             self._add_owner((*memory[:3], category, rule, name))
+            begin = memory.device, memory[0]
+            self._of_roots.setdefault(root, []).append(begin)
 
     def _add_owner(self, owner: Owner) -> None:
         if owner[2] not in self._devices:
@@ -179,12 +201,12 @@ class OwnersNow:
             name = "cuBLASLt workspace" if is_lt else "cuBLAS workspace"
             self._add_owner((address, 1, device, _WORKSPACE, _CUBLAS, name))
 
-    def _of_modules(self) -> Iterator[tuple[str, Any]]:
-        """Add what modules have; yield the parameters."""
+    def _of_modules(self) -> Iterator[tuple[str, Any, int]]:
+        """Add what modules have; yield the parameters, and the ids of the outermost modules."""
         named: list[Any] = []
         self._attempt(lambda: named.extend(named_tensors(REGISTRY.modules())))
         names: dict[int, str] = {}
-        for name, tensor, is_buffer in named:
+        for name, tensor, is_buffer, _ in named:
             if not is_buffer:
                 names.setdefault(id(tensor), name)
         self._attempt(
@@ -192,14 +214,14 @@ class OwnersNow:
             lambda parameter: names.get(id(parameter), ""),
             REGISTRY.optimizers(),
         )
-        for name, tensor, is_buffer in named:
+        for name, tensor, is_buffer, root in named:
             category = _BUFFER if is_buffer else _PARAMETER
-            self._attempt(self._add, tensor, category, _MODULE, name)
+            self._attempt(self._add, tensor, category, _MODULE, name, root)
             if not is_buffer:
-                yield name, tensor
+                yield name, tensor, root
 
     def _parameters_of(
-        self, optimizer: Any, parameters: dict[int, tuple[str, Any]], access: GradientAccess
+        self, optimizer: Any, parameters: dict[int, tuple[str, Any, int]], access: GradientAccess
     ) -> None:
         """Add the parameters that no module has."""
         kind = type(optimizer).__name__
@@ -211,35 +233,36 @@ class OwnersNow:
                 if id(parameter) not in parameters:
                     name = REGISTRY.names.name_of(optimizer, (number, position), parameter)
                     name = name or f"{kind} group {number} parameter {position}"
-                    parameters[id(parameter)] = (name, parameter)
-                    self._attempt(self._add, parameter, _PARAMETER, _OPTIMIZER, name)
+                    root = id(optimizer)
+                    parameters[id(parameter)] = (name, parameter, root)
+                    self._attempt(self._add, parameter, _PARAMETER, _OPTIMIZER, name, root)
 
-    def _gradient_of(self, name: str, parameter: Any, access: GradientAccess) -> None:
+    def _gradient_of(self, name: str, parameter: Any, root: int, access: GradientAccess) -> None:
         if not access.may_read(parameter):
             self.unread_gradients += parameter.requires_grad
         elif parameter.is_leaf and (gradient := parameter.grad) is not None:
-            self._add(gradient, _GRADIENT, _GRAD, f"grad of {name}")
+            self._add(gradient, _GRADIENT, _GRAD, f"grad of {name}", root)
         # Megatron's gradient in full precision. A property of this name is not asked, because
         # Megatron-FSDP's allocates the gradient.
         main_grad = getattr(parameter, "__dict__", {}).get("main_grad")
         if isinstance(main_grad, self._torch.Tensor):
-            self._add(main_grad, _GRADIENT, _GRAD, f"main_grad of {name}")
+            self._add(main_grad, _GRADIENT, _GRAD, f"main_grad of {name}", root)
 
-    def _state_of(self, optimizer: Any, parameters: dict[int, tuple[str, Any]]) -> None:
-        kind = type(optimizer).__name__
+    def _state_of(self, optimizer: Any, parameters: dict[int, tuple[str, Any, int]]) -> None:
+        kind, root = type(optimizer).__name__, id(optimizer)
         for key, state in list(optimizer.state.items()):
-            owner, _ = parameters.get(id(key), (kind, None))
+            owner, *_ = parameters.get(id(key), (kind,))
             values = list(state.items()) if isinstance(state, dict) else [(key, state)]
             for name, value in values:
                 text = f"{name if isinstance(name, str | int) else 'state'} of {owner}"
                 for tensor in tensors_in(self._torch, value):
-                    self._attempt(self._add, tensor, _STATE, _OPTIMIZER, text)
+                    self._attempt(self._add, tensor, _STATE, _OPTIMIZER, text, root)
         for number, group in enumerate(list(optimizer.param_groups)):
             for name, value in list(group.items()):
                 if name != "params":  # such as a learning rate that is a tensor
                     for tensor in tensors_in(self._torch, value):
                         named = f"{name} of {kind} group {number}"
-                        self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named)
+                        self._attempt(self._add, tensor, _STATE, _OPTIMIZER, named, root)
 
 
 def read_owners(session: _core.Session, patience: float = 1) -> _core.Owners | None:

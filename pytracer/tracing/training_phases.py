@@ -257,7 +257,7 @@ class ModulePhases:
         names: dict[str, Any] = {kind: sorted(names) for kind, names in self._names.items()}
         owners: dict[str, str] = {}
         with contextlib.suppress(Exception):  # code of the program: attributes of modules
-            for path, module in named_modules(REGISTRY.modules()) if self._modules else ():
+            for path, module, _ in named_modules(REGISTRY.modules()) if self._modules else ():
                 reference, name = self._modules.get(id(module), (None, ""))
                 if reference is not None and reference() is module:
                     owners[path] = name

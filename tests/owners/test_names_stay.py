@@ -13,7 +13,7 @@ class Actor(nn.Module):
 
 
 def names(*modules: nn.Module) -> list[str]:
-    return [name for name, _, _ in named_tensors([*modules])]
+    return [name for name, *_ in named_tensors([*modules])]
 
 
 def test_a_second_root_changes_no_name() -> None:

@@ -159,22 +159,43 @@ def _compared(
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
-    pairs: list[SummaryPair] = []
+    by_place: dict[str, list[tuple[SnapshotSummary, SnapshotSummary]]] = {}
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(
         matched.pairs, results[::2], results[1::2], strict=True
     ):
         where = (str(place) or str(path)) if is_directory else ""
         if isinstance(before, SnapshotSummary) and isinstance(after, SnapshotSummary):
-            pairs.append((where, before, after))
+            by_place.setdefault(where, []).append((before, after))
             continue
         found = [error for error in (before, after) if isinstance(error, PytracerError)]
         if not is_directory:
             raise found[0]
         errors += (f"{where}: {error}" for error in found)
+    pairs = [pair for where, same in by_place.items() for pair in _by_role(where, same)]
     only_baseline, only_new = map(str, matched.only_first), map(str, matched.only_second)
     report = compare(str(baseline), str(new), pairs, only_baseline, only_new, errors)
     return report, pairs, print_errors([*unsearched, *results])
+
+
+def _by_role(
+    where: str, pairs: Sequence[tuple[SnapshotSummary, SnapshotSummary]]
+) -> Iterator[SummaryPair]:
+    """Pair the files of one place by their roles, which names of files with ranks do not have."""
+    if len(pairs) == 1:
+        yield where, *pairs[0]
+        return
+    sides = [*zip(*pairs, strict=True)]
+    known = {file.metadata.role for file in sides[0]} & {file.metadata.role for file in sides[1]}
+
+    def key(file: SnapshotSummary) -> tuple[bool, str]:
+        role = file.metadata.role
+        return role in known, role or "" if role in known else ""
+
+    befores, afters = (sorted(side, key=key) for side in sides)
+    is_named = len({file.metadata.role or "" for file in befores} - {""}) == len(befores)
+    for before, after in zip(befores, afters, strict=True):
+        yield f"{where}, {before.metadata.role if is_named else before.path}", before, after
 
 
 def _parts(report: Difference, top: int) -> Iterator[Text | Table]:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
@@ -74,9 +75,13 @@ def _names(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
         if ranks == {*range(len(among))}:
             return f"{noun} {own} of {len(among)}"
         return f"{noun} {own} (of {len(among)} ranks with files)"
-    if len({(device.rank, device.pid) for device in among}) == 1:
-        return f"{', '.join(device.device for device in devices)} of {len(among)} devices"
-    names = [f"{_process(device)} {device.device}" for device in devices]
+    names = [device.device for device in devices]
+    process_of = _process
+    if len({(_process(device), device.device) for device in among}) < len(among):
+        process_of = attrgetter("path")  # roles may have equal ranks
+    elif len({_process(device) for device in among}) == 1:
+        return f"{', '.join(names)} of {len(among)} devices"
+    names = [f"{process_of(device)} {device.device}" for device in devices]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} of {number(len(among), 'recording')}"
 
@@ -177,9 +182,11 @@ def _advice(report: LeakReport) -> Iterator[str]:
             f"{device.unit}s would not be found: record more steps to find it."
         )
         return
-    if device.unit != "step" or device.first is None:
+    is_torchs = device.pid is None  # torch's own recorder does not write it
+    if device.unit != "step" or (is_torchs and device.first is None):
+        switch = "PYTRACER=1" if is_torchs else "PYTRACER_STEP_FROM=optimizer"
         yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
-        yield "    PYTRACER=1 python train.py"
+        yield f"    export {switch}"
         return
     yield (
         "What to do: record more steps in one file, with a larger trace_alloc_max_entries if the "

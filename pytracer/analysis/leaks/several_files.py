@@ -82,7 +82,8 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
     """
     devices = chosen_devices(snapshot, device)
     metadata = snapshot.metadata
-    process: tuple[object, ...] = (metadata.host, metadata.pid)
+    # Containers of one host may have equal process ids.
+    process: tuple[object, ...] = (metadata.host, metadata.pid, metadata.role, metadata.rank)
     if metadata.pid is None:
         who = parse_place(Path(snapshot.path)).who
         process = (who, *_RANK.findall(snapshot.path.lower()))

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
@@ -75,13 +74,11 @@ def _names(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
         if ranks == {*range(len(among))}:
             return f"{noun} {own} of {len(among)}"
         return f"{noun} {own} (of {len(among)} ranks with files)"
-    names = [device.device for device in devices]
-    process_of = _process
-    if len({(_process(device), device.device) for device in among}) < len(among):
-        process_of = attrgetter("path")  # roles may have equal ranks
-    elif len({_process(device) for device in among}) == 1:
-        return f"{', '.join(names)} of {len(among)} devices"
-    names = [f"{process_of(device)} {device.device}" for device in devices]
+    # Roles may have equal ranks.
+    is_unique = len({(_process(device), device.device) for device in among}) == len(among)
+    if is_unique and len({_process(device) for device in among}) == 1:
+        return f"{', '.join(device.device for device in devices)} of {len(among)} devices"
+    names = [f"{_process(each) if is_unique else each.path} {each.device}" for each in devices]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} of {number(len(among), 'recording')}"
 

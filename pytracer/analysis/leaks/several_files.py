@@ -10,7 +10,6 @@ import numpy as np
 
 from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
-from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
@@ -195,8 +194,8 @@ def _compare_ends(
     position = np.array(known[1:] if has_steps else range(2, slots + 2), np.float64)
     stacks = {key: frames for file in files for key, frames in file.stacks.items()}
     program = common_files(file.program_files for file in files)
-    seen, callers = _observation(ends, stacks, program, position, has_steps)
-    growths, releases = search(seen, callers)
+    seen = _observation(ends, stacks, program, position, has_steps)
+    growths, releases = search(seen)
     totals = np.array([int(end.size_bytes.sum()) for end in ends], np.int64)
     verdict, reason = judged(growths, releases, seen, totals[1:])
     return replace(
@@ -250,7 +249,7 @@ def _observation(
     program: ProgramFiles,
     position: Column,
     has_steps: bool,
-) -> tuple[Observation, Callers]:
+) -> Observation:
     slots, lives = len(ends) - 1, _lives(ends, {key: i for i, key in enumerate(stacks)})
     sites: dict[Frame | None, int] = {}
     paths = list(stacks.values())
@@ -261,8 +260,11 @@ def _observation(
             f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
             f"or a file with {LEAST_SLOTS} complete steps"
         )
-    seen = Observation(
+    return Observation(
         lives=lives,
+        site=np.array(site, np.int64),
+        frames=paths.__getitem__,
+        files=program,
         is_owned=np.zeros(len(lives.birth), bool),
         is_of_model=np.zeros(len(lives.birth), bool),
         slots=slots,
@@ -271,7 +273,6 @@ def _observation(
         begins_late=True,
         doubt=few,
     )
-    return seen, Callers(np.array(site, np.int64), paths.__getitem__, program)
 
 
 def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> Ends:

@@ -188,11 +188,10 @@ def _by_role(
     sides = [*zip(*pairs, strict=True)]
     known = {file.metadata.role for file in sides[0]} & {file.metadata.role for file in sides[1]}
 
-    def key(file: SnapshotSummary) -> tuple[bool, str]:
-        role = file.metadata.role
-        return role in known, role or "" if role in known else ""
+    def role(file: SnapshotSummary) -> str:
+        return file.metadata.role or "" if file.metadata.role in known else ""
 
-    befores, afters = (sorted(side, key=key) for side in sides)
+    befores, afters = (sorted(side, key=role) for side in sides)
     is_named = len({file.metadata.role or "" for file in befores} - {""}) == len(befores)
     for before, after in zip(befores, afters, strict=True):
         yield f"{where}, {before.metadata.role if is_named else before.path}", before, after

@@ -91,7 +91,7 @@ def command(
 
     Compares sizes, categories, modules, call sites, phases and options of two snapshots, each at
     its own peak, or both at the end if the peak of one is unknown. In two directories, compares the
-    files of the same step, phase and rank.
+    files of the same step, phase, rank and role.
     """
     are_directories = [os.path.isdir(path) for path in (baseline, new)]
     if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):

@@ -1,11 +1,12 @@
 """The blocks that had an address, for a device error that names one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pytracer.analysis.call_sites import CallChains
-from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
 from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.usage import time_of
 from pytracer.reading.snapshot import Frame, Snapshot
@@ -47,13 +48,26 @@ class AddressedBlock:
     callers: list[Frame]
 
 
-def blocks_at(snapshot: Snapshot, address: int, device: int | None = None) -> list[AddressedBlock]:
+def blocks_at(
+    snapshot: Snapshot,
+    address: int,
+    device: int | None = None,
+    note: Callable[[str], object] = lambda _: None,
+) -> list[AddressedBlock]:
     """Return the blocks in which an address was, in the order of their allocation.
+
+    Args:
+        snapshot: The snapshot.
+        address: The address.
+        device: The index of the only device; None for all devices that were used.
+        note: Called with a sentence if the file has no device.
 
     Raises:
         PytracerError: The snapshot has no such device.
     """
     chosen = chosen_devices(snapshot, device)
+    if not chosen:
+        note(f"{snapshot.path}: {why_empty(snapshot.metadata)}")
     return [block for i in chosen for block in _on_device(device_data(snapshot, i), address)]
 
 

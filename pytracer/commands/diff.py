@@ -91,7 +91,7 @@ def command(
 
     Compares sizes, categories, modules, call sites, phases and options of two snapshots, each at
     its own peak, or both at the end if the peak of one is unknown. In two directories, compares the
-    files of the same step, phase and rank.
+    files of the same step, phase, rank and role.
     """
     are_directories = [os.path.isdir(path) for path in (baseline, new)]
     if len(set(are_directories)) > 1 and os.path.exists(baseline) and os.path.exists(new):
@@ -159,22 +159,42 @@ def _compared(
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
     results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
-    pairs: list[SummaryPair] = []
+    by_place: dict[str, list[tuple[SnapshotSummary, SnapshotSummary]]] = {}
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(
         matched.pairs, results[::2], results[1::2], strict=True
     ):
         where = (str(place) or str(path)) if is_directory else ""
         if isinstance(before, SnapshotSummary) and isinstance(after, SnapshotSummary):
-            pairs.append((where, before, after))
+            by_place.setdefault(where, []).append((before, after))
             continue
         found = [error for error in (before, after) if isinstance(error, PytracerError)]
         if not is_directory:
             raise found[0]
         errors += (f"{where}: {error}" for error in found)
+    pairs = [pair for where, same in by_place.items() for pair in _by_role(where, same)]
     only_baseline, only_new = map(str, matched.only_first), map(str, matched.only_second)
     report = compare(str(baseline), str(new), pairs, only_baseline, only_new, errors)
     return report, pairs, print_errors([*unsearched, *results])
+
+
+def _by_role(
+    where: str, pairs: Sequence[tuple[SnapshotSummary, SnapshotSummary]]
+) -> Iterator[SummaryPair]:
+    """Pair the files of one place by their roles, which names of files with ranks do not have."""
+    if len(pairs) == 1:
+        yield where, *pairs[0]
+        return
+    sides = [*zip(*pairs, strict=True)]
+    known = {file.metadata.role for file in sides[0]} & {file.metadata.role for file in sides[1]}
+
+    def role(file: SnapshotSummary) -> str:
+        return file.metadata.role or "" if file.metadata.role in known else ""
+
+    befores, afters = (sorted(side, key=role) for side in sides)
+    is_named = len({file.metadata.role or "" for file in befores} - {""}) == len(befores)
+    for before, after in zip(befores, afters, strict=True):
+        yield f"{where}, {before.metadata.role if is_named else before.path}", before, after
 
 
 def _parts(report: Difference, top: int) -> Iterator[Text | Table]:

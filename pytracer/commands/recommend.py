@@ -1,6 +1,7 @@
 """The command `pytracer recommend`."""
 
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,11 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     table = make_table(_rows(found), columns, text=0)
     table.columns[0].min_width = NAME_WIDTH
     console.print(table)
+    files_of = Counter(rank.rank for rank in found.ranks)
     for rank in found.ranks:
-        who = rank.path if rank.rank is None else f"rank {rank.rank}"
+        # Roles may have equal ranks.
+        is_named = rank.rank is not None and files_of[rank.rank] == 1
+        who = f"rank {rank.rank}" if is_named else rank.path
         after = ""
         if rank.recommended is not None:
             after = f", recommended: {_outcome(rank.recommended)}"

@@ -147,14 +147,14 @@ def _question(
         UsageError: The options ask several questions.
     """
     asks_who = by is not None or depth > 0 or (moment is not None and not fragmentation)
-    asked = {
+    questions = {
         "--by, --at or --depth": asks_who,
         "--leaks": leaks,
         "--fragmentation": fragmentation,
         "--address": address is not None,
         "--all": has_all,
     }
-    names = [name for name, is_asked in asked.items() if is_asked]
+    names = [name for name, is_asked in questions.items() if is_asked]
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
     notes: list[str] = []
@@ -181,8 +181,9 @@ def _question(
         from pytracer.analysis.addresses import blocks_at
         from pytracer.commands import show_address
 
-        read = _ask(blocks_at, device=device, address=show_address.parsed(address))
-        return Question(read, list, _files, partial(show_address.show, top=top))
+        asked = {"address": show_address.parsed(address), "note": notes.append}
+        read = _ask(blocks_at, device=device, **asked)
+        return Question(read, list, _files, partial(show_address.show, top=top), notes=notes)
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
     show: Callable[[Answered], None] = _show_verdict
     if has_all:

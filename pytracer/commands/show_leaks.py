@@ -74,9 +74,11 @@ def _names(devices: Sequence[DeviceLeaks], among: Sequence[DeviceLeaks]) -> str:
         if ranks == {*range(len(among))}:
             return f"{noun} {own} of {len(among)}"
         return f"{noun} {own} (of {len(among)} ranks with files)"
-    if len({(device.rank, device.pid) for device in among}) == 1:
+    # Roles may have equal ranks.
+    is_unique = len({(_process(device), device.device) for device in among}) == len(among)
+    if is_unique and len({_process(device) for device in among}) == 1:
         return f"{', '.join(device.device for device in devices)} of {len(among)} devices"
-    names = [f"{_process(device)} {device.device}" for device in devices]
+    names = [f"{_process(each) if is_unique else each.path} {each.device}" for each in devices]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} of {number(len(among), 'recording')}"
 
@@ -177,9 +179,11 @@ def _advice(report: LeakReport) -> Iterator[str]:
             f"{device.unit}s would not be found: record more steps to find it."
         )
         return
-    if device.unit != "step" or device.first is None:
+    is_torchs = device.pid is None  # torch's own recorder does not write it
+    if device.unit != "step" or (is_torchs and device.first is None):
+        switch = "PYTRACER=1" if is_torchs else "PYTRACER_STEP_FROM=optimizer"
         yield "What to do: let the recording have steps. In the code, call tracer.step(); without:"
-        yield "    PYTRACER=1 python train.py"
+        yield f"    export {switch}"
         return
     yield (
         "What to do: record more steps in one file, with a larger trace_alloc_max_entries if the "

@@ -32,6 +32,9 @@ AMOUNTS = {
 
 AMOUNTS_OF_CPU = ("requested_bytes", "allocated_bytes")
 
+OF_BLOCKS = ("requested_bytes", "allocated_bytes", "active_bytes")
+"""The amounts that blocks alone have, without the segments that they are in."""
+
 # Samples have one bound and an uncertainty. The bound of these is the upper one, and the numbers in
 # _EXACT have no uncertainty.
 _UPPER = {"fragmentation_bytes", "inactive_split_bytes", "largest_free_bytes", "free_bytes"}
@@ -46,12 +49,17 @@ def usage_text(device: DeviceReport, source: UsageSample | Step | Phase, name: s
         if the number is unknown.
     """
     count_bytes: int | None = getattr(source, name)
-    if count_bytes is None:
+    if count_bytes is None or (_is_sum(device, source) and name not in OF_BLOCKS):
         return "-"
     if _is_guess(device, source, name):
         return f"~ {size(count_bytes)}"
     bound = _second_bound(source, name, count_bytes)
     return size_range(*sorted((count_bytes, bound)))
+
+
+def _is_sum(device: DeviceReport, source: UsageSample | Step | Phase) -> bool:
+    """Return whether the sample is of the sum of the trace alone, which has no segments."""
+    return device.contradiction is not None and source is device.peak_allocated
 
 
 def _is_guess(device: DeviceReport, source: UsageSample | Step | Phase, name: str) -> bool:
@@ -108,6 +116,8 @@ def usage_table(device: DeviceReport) -> Table:
 
 
 def _segments(device: DeviceReport, sample: UsageSample) -> str:
+    if _is_sum(device, sample):
+        return "-"
     return ("~ " if _is_guess(device, sample, "segments") else "") + f"{sample.segments:,}"
 
 

@@ -11,6 +11,9 @@ LEAST_RUNS_FOR_TIMES = 4
 of 4 and 4 runs do not overlap in 3 % of all experiments, those of 2 and 2 runs in 33 %."""
 
 
+_TIMES = ("step_us", "wall_s")
+
+
 def report(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison and its conclusions as JSON has them."""
     document: dict[str, Any] = to_json(comparison)
@@ -57,9 +60,13 @@ def wrapped_name(name: str, width: int) -> str:
 def is_comparable(first: Setting, setting: Setting, name: str) -> bool:
     """Return whether the difference of an attribute is that of the settings.
 
-    Lower bounds and the numbers of runs that ended early have no difference that is known.
+    Lower bounds and the numbers of runs that ended early have no difference that is known, and
+    times of a few runs differ by chance.
     """
-    return not any(each.is_lower_bound(name) or each.ended_early for each in (first, setting))
+    if any(each.is_lower_bound(name) or each.ended_early for each in (first, setting)):
+        return False
+    runs = min(len(first.measured), len(setting.measured))
+    return name not in _TIMES or runs >= LEAST_RUNS_FOR_TIMES
 
 
 def _ooms(first: Setting, setting: Setting) -> str:
@@ -98,9 +105,7 @@ def _reserved(first: Setting, setting: Setting) -> str:
 def _steps(first: Setting, setting: Setting) -> str:
     """Compare the times of steps, if there are enough runs to exclude chance."""
     before, difference = first.typical("step_us"), _clear_difference(first, setting, "step_us")
-    if before is None or not difference or first.ended_early or setting.ended_early:
-        return ""
-    if min(len(first.measured), len(setting.measured)) < LEAST_RUNS_FOR_TIMES:
+    if before is None or not difference or not is_comparable(first, setting, "step_us"):
         return ""
     word = "shorter" if difference < 0 else "longer"
     amount = duration(abs(round(difference)))

@@ -111,12 +111,12 @@ def test_lines_of_an_edited_file() -> None:
             {"/a.py": frozenset(lines)},
             {"/a.py": frozenset((new_number[number], name) for number, name in lines)},
         )
-        found = [*match_sites(before, after, *stacks)]
-        # THEN each line is in one row
-        assert sorted(frame for old, _, _ in found for frame in old) == sorted(before)
-        assert sorted(frame for _, new, _ in found for frame in new) == sorted(after)
+        found = match_sites(before, after, *stacks)
+        # THEN no line is matched twice
+        counterparts = [counterpart for counterpart, _ in found.values()]
+        assert len({*counterparts} & after) == len(counterparts) == len(before & found.keys())
         # AND those of both sides are matched, apart from a few next to an edit
-        matched = {(*old, *new) for old, new, rule in found if rule is not None}
+        matched = {(old, new) for old, (new, _) in found.items()}
         expected = {
             (frame, frame._replace(line=new_number[frame.line]))
             for frame in before
@@ -133,8 +133,8 @@ def test_an_unchanged_file_with_other_lines_in_use() -> None:
         [Frame("/a.py", "f", line) for line in lines] for lines in ((10, 20), (20, 30))
     )
     # THEN only the same line is matched
-    found = [(old, new) for old, new, rule in match_sites(before, after, *stacks) if rule]
-    assert found == [([Frame("/a.py", "f", 20)], [Frame("/a.py", "f", 20)])]
+    frame = Frame("/a.py", "f", 20)
+    assert match_sites(before, after, *stacks) == {frame: (frame, "line")}
 
 
 def test_paths_that_differ() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from leaking_programs import LINE, MODEL, SIZE, keep, recorded
-from synthetic_snapshots import Program
+from synthetic_snapshots import Program, file_metadata
 
 from pytracer.analysis import find_leaks
 
@@ -49,14 +49,19 @@ def test_files_of_other_programs_are_not_compared() -> None:
     assert (device.verdict, device.files) == ("unknown", 1)
 
 
-def test_files_of_ranks_without_metadata_are_not_compared() -> None:
-    # GIVEN nine ranks of one program, each of which holds one block more than the one before
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_files_of_ranks_are_not_compared(has_metadata: bool) -> None:
+    # GIVEN nine ranks of one program, each of which holds one block more than the one before, in
+    # containers of one host, which have the same process ids
     snapshots = []
     for rank in range(9):
         program = Program()
         for _ in range(rank + 1):
             program.alloc(SIZE, LINE)
-        snapshots.append(program.snapshot(f"out/snapshot_rank_{rank}.pickle"))
+        if has_metadata:
+            program.metadata = file_metadata(rank=rank)
+        name = "" if has_metadata else f"_rank_{rank}"
+        snapshots.append(program.snapshot(f"out/snapshot{name}.pickle"))
     # THEN no rank leaks because another one holds more
     devices = find_leaks(*snapshots).devices
     assert [(device.verdict, device.files) for device in devices] == [("unknown", 1)] * 9

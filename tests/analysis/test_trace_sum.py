@@ -3,15 +3,19 @@
 import pickle
 import random
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import cells, invoke
 
 from pytracer.analysis import stats, who_holds
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain
+from pytracer.analysis.pinned_segments import fragmentation
 from pytracer.analysis.report import DeviceReport
+from pytracer.errors import NoMomentError
 from pytracer.reading import Snapshot, load
 from pytracer.text import size
 
@@ -19,11 +23,15 @@ Event = dict[str, Any]
 
 
 def file_of(events: list[Event], held_bytes: int = 2048) -> Snapshot:
+    return load(content_of(events, held_bytes))
+
+
+def content_of(events: list[Event], held_bytes: int) -> bytes:
     """Return a file whose segment has nothing to do with its events, as a generated file has."""
     block = {"address": 4096, "size": held_bytes, "requested_size": 9, "state": "active_allocated"}
     segment = {"device": 0, "address": 4096, "total_size": 50 << 20, "blocks": [block]}
     trace = [deepcopy(each) for each in events]
-    return load(pickle.dumps({"segments": [segment], "device_traces": [trace]}))
+    return pickle.dumps({"segments": [segment], "device_traces": [trace]})
 
 
 def event(action: str, address: int, size_bytes: int, line: int = 0) -> Event:
@@ -104,10 +112,12 @@ def test_the_peak_is_the_sum_of_the_trace(seed: int) -> None:
     assert device.end.allocated_bytes == 2048
 
 
-def test_other_answers_have_the_sum_too() -> None:
+def test_other_answers_have_the_sum_too(tmp_path: Path) -> None:
     # GIVEN such a file
     events, usage, _ = random_program(0)
-    snapshot = file_of(events)
+    path = tmp_path / "a.pickle"
+    path.write_bytes(content_of(events, 2048))
+    snapshot = load(path)
     # THEN the memory at its peak, and the explanation, are those of the sum
     for by in ("line", "module", "stream"):
         (at_peak,) = who_holds(snapshot, at="peak", by=by)
@@ -118,7 +128,16 @@ def test_other_answers_have_the_sum_too() -> None:
     assert answer.kind == "unknown"
     assert "the sum of the trace alone" in answer.texts("why")[0]
     assert answer.texts("peak") == [size(max(usage))]
-    # AND the end is that of the state
+    # AND the table of the usage has neither reserved nor free memory at its peak
+    rows = cells(invoke("show", "--all", path).output)
+    assert ["reserved", "-", "50 MiB"] in rows
+    assert ["segments", "-", "1"] in rows
+    # AND free memory is that at the end
+    (fragments,) = fragmentation(snapshot)
+    assert str(fragments.moment) == "at the end"
+    with pytest.raises(NoMomentError, match="give --at end"):
+        fragmentation(snapshot, at="peak")
+    # AND the held memory at the end is that of the state
     (at_end,) = who_holds(snapshot, at="end", by="line")
     assert (at_end.active_bytes, at_end.is_exact) == (2048, True)
 

@@ -200,6 +200,36 @@ def test_diff_of_ranks_that_swapped_their_blocks(tmp_path: Path) -> None:
         assert rows[row][:4] == ["0 B", "2.5 MiB", "2.5 MiB", "+4 MiB"]
 
 
+def test_diff_of_roles_with_equal_ranks(tmp_path: Path) -> None:
+    # GIVEN two runs of an actor and a rollout, both of rank 0, with other process ids
+    for run, pids in (("a", {"actor": 7, "rollout": 8}), ("b", {"actor": 9, "rollout": 6})):
+        for role, pid in pids.items():
+            program = Program()
+            program.metadata = file_metadata(rank=0, role=role, pid=pid)
+            for _ in range(2 if role == "actor" else 5):
+                program.alloc(MIB, (f"/a/{role}.py", "f", 1))
+            program.write(tmp_path / run / "step1" / f"torch_memory_rank0_pid{pid}.pickle")
+    # THEN each role is compared with itself
+    result = invoke("diff", tmp_path / "a", tmp_path / "b", "--fail-over", "0%")
+    assert result.output == "Within the limit of 0%: no peak and no end has grown.\n"
+    # AND each has a row
+    report = json.loads(invoke("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert {file["after"]: file["after_bytes"] for file in report["files"]} == {
+        "step 1, rank 0, actor": 2 * MIB,
+        "step 1, rank 0, rollout": 5 * MIB,
+    }
+    # AND so has each of several files that one process wrote when memory ran out
+    for run in "ab":
+        for number in (1, 2):
+            program = Program()
+            program.alloc(number * MIB, ("/a/train.py", "f", 1))
+            folder = tmp_path / "ooms" / run / f"oom_{number}"
+            program.write(folder / "torch_memory_oom_rank0_pid7.pickle")
+    ooms = tmp_path / "ooms"
+    report = json.loads(invoke("diff", ooms / "a", ooms / "b", "--json").stdout)
+    assert sorted(file["after_bytes"] for file in report["files"]) == [MIB, 2 * MIB]
+
+
 def test_diff_of_files_with_two_devices(tmp_path: Path) -> None:
     # GIVEN two runs with another option, whose files have two devices each
     for run, depth in (("a", 1), ("b", 2)):

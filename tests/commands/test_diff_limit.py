@@ -125,6 +125,17 @@ def test_a_job_that_died_is_not_within_the_limit(tmp_path: Path) -> None:
         assert reason in result.output
 
 
+def test_devices_of_an_unknown_kind_are_compared(tmp_path: Path) -> None:
+    # GIVEN files of torch's recorder, of the only device of two machines
+    paths = []
+    for index in (0, 1):
+        program = Program(index)
+        program.alloc(MIB, SITE)
+        paths.append(program.write(tmp_path / f"{index}.pickle"))
+    result = invoke("diff", *paths, "--fail-over", "5%")
+    assert "the baseline is of device 0" not in result.output
+
+
 def test_a_number_without_a_unit_is_refused(tmp_path: Path) -> None:
     file = recording(tmp_path / "a.pickle", 20)
     result = invoke("diff", file, file, "--fail-over", "5")

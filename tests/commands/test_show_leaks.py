@@ -133,10 +133,12 @@ def test_a_file_without_steps_cannot_tell(tmp_path: Path) -> None:
         "the end of each step. The largest growth is "
     )
     assert "from me/train.py:41 train_step" in output.splitlines()[0]
+    assert output.splitlines()[-1] == "    export PYTRACER_STEP_FROM=optimizer"
     # AND so cannot a file of another recorder
     program.metadata = {}
     output = invoke("show", "--leaks", program.write(tmp_path / "b.pickle")).output
     assert output.startswith("Can't tell whether there is a leak, because the file has no steps")
+    assert output.splitlines()[-1] == "    export PYTRACER=1"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -144,6 +146,8 @@ def test_a_few_steps_cannot_tell(steps: int, tmp_path: Path) -> None:
     output = invoke("show", "--leaks", training(steps).write(tmp_path / "a.pickle")).output
     assert output.startswith("Can't tell whether there is a leak, because ")
     assert "8 are needed" in output or "only 5 steps" in output
+    # AND steps that it has are not asked for, but more of them
+    assert "What to do: record more steps in one file" in output
 
 
 def test_a_leak_is_found_on_the_ranks_that_have_it(tmp_path: Path) -> None:
@@ -160,6 +164,12 @@ def test_a_leak_is_found_on_the_ranks_that_have_it(tmp_path: Path) -> None:
     first, second, *_ = invoke("show", "--leaks", *paths).output.splitlines()
     assert first.startswith("rank 2 of 4: Leak: 1 MiB a step since step 1, from ")
     assert second.startswith("ranks 0-1, 3 of 4: ")
+    # AND of roles with equal ranks, it names the file
+    for role in ("actor", "rollout"):
+        program = training(30 if role == "actor" else 5, rank=0, pid=7, role=role)
+        program.write(tmp_path / "roles" / f"{role}.pickle")
+    first, *_ = invoke("show", "--leaks", tmp_path / "roles").output.splitlines()
+    assert first.startswith(f"{tmp_path / 'roles' / 'actor.pickle'} cuda:0 of 2 recordings: Leak: ")
     # AND if all leak, that is one line
     paths = [
         training(30, rank=rank, pid=rank).write(tmp_path / f"all{rank}.pickle") for rank in range(4)
@@ -281,9 +291,16 @@ def test_a_file_without_devices(tmp_path: Path) -> None:
     path = empty.write(tmp_path / "empty.pickle")
     # WHEN commands are asked about it, THEN each says what the file lacks, and why
     sentence = "the file has no events and no segments: CUDA is not recorded: no hook"
-    for command in (["show"], ["show", "--leaks"], ["diff", path], ["export", "--to", "collapsed"]):
+    for command in (
+        ["show"],
+        ["show", "--leaks"],
+        ["show", "--address", 1],
+        ["show", "--fragmentation"],
+        ["diff", path],
+        ["export", "--to", "collapsed"],
+    ):
         result = invoke(*command, path)
-        assert result.exit_code == 0
+        assert result.exit_code == ("--fragmentation" in command)
         assert sentence in " ".join((result.output + result.stderr).split()), command
     (device,) = find_leaks(load(path)).devices
     assert (device.verdict, device.reason) == ("unknown", sentence)

@@ -179,3 +179,8 @@ def test_a_rank_that_cannot_tell_whether_the_settings_of_the_job_help(tmp_path: 
     assert (first["why_unknown"], second["recommended"]) == (None, None)
     line = next(line for line in done.stdout.splitlines() if line.startswith("rank 1: "))
     assert line.endswith(f"Can't tell about other settings, because {second['why_unknown']}")
+    # AND of roles with equal ranks, the lines name the files
+    path = write_changed(tmp_path / "rank1.pickle", rank=0)
+    lines = invoke("recommend", tmp_path).stdout.splitlines()
+    assert any(line.startswith(f"{path}: own settings: ") for line in lines)
+    assert not any(line.startswith("rank 0: ") for line in lines)

@@ -1,11 +1,11 @@
 """The changes of call sites, phases, categories and modules between recordings."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from pytracer.analysis.diff.matching import Lines, Rule, match_sites
+from pytracer.analysis.diff.matching import Rule
 from pytracer.reading.snapshot import Frame
 
 Kind = Literal["new", "gone", "grown", "shrunk", "same"]
@@ -86,78 +86,78 @@ class Pair(Generic[Key]):
     after: Mapping[Key, Held]
 
 
-def site_changes(pairs: Sequence[Pair[Frame | None]], before: Lines, after: Lines) -> list[Change]:
-    """Return the changes of call sites over all pairs, the largest first.
+def changes(
+    pairs: Sequence[Pair[Key]],
+    match: Callable[[Iterable[Key], Iterable[Key]], Mapping[Key, tuple[Key, Rule]]] | None = None,
+) -> list[Change]:
+    """Return the changes over all pairs of files, the largest first.
 
     Args:
-        pairs: What the call sites of each two files hold.
-        before, after: The lines in the stacks of all baselines, and of all new recordings.
+        pairs: What the call sites, phases, categories or modules of each two files hold.
+        match: Returns the counterparts of keys of the baseline, from the keys of both sides. None:
+            equal keys are counterparts.
     """
-    sides = _Sides(pairs)
-    matches = match_sites(sides.before, sides.after, before, after)
-    return _sorted(sides.change(*match) for match in matches)
-
-
-def changes(pairs: Sequence[Pair[Key]]) -> list[Change]:
-    """Return the changes of phases, categories or modules over all pairs, the largest first."""
-    sides = _Sides(pairs)
-    names = dict.fromkeys([*sides.before, *sides.after])
-    return _sorted(sides.change([name], [name], None) for name in names)
-
-
-class _Sides(Generic[Key]):
-    """Both sides of all pairs, by key, so that a key takes as long as the pairs that have it.
-
-    Attributes:
-        before, after: For each key of a side the pairs that have it, by their index.
-    """
-
-    def __init__(self, pairs: Sequence[Pair[Key]]) -> None:
-        self._pairs = pairs
-        self.before: dict[Key, list[tuple[int, Held]]] = defaultdict(list)
-        self.after: dict[Key, list[tuple[int, Held]]] = defaultdict(list)
-        for i, pair in enumerate(pairs):
-            for side, found in ((pair.before, self.before), (pair.after, self.after)):
-                for key, held in side.items():
-                    found[key].append((i, held))
-
-    def change(self, before: Sequence[Key], after: Sequence[Key], rule: Rule | None) -> Change:
-        """Return the change of one key; `before` or `after` is [] if that side lacks the key."""
-        old = [each for key in before for each in self.before.get(key, ())]
-        new = [each for key in after for each in self.after.get(key, ())]
-        deltas = {i: 0 for i, _ in sorted([*old, *new])}
-        for sign, side in ((-1, old), (1, new)):
-            for i, held in side:
-                deltas[i] += sign * held.size_bytes
-        total = sum(deltas.values())
-
-        def mean(numbers: Iterable[int]) -> int:
-            return round(sum(numbers) / len(self._pairs))
-
-        before_bytes, after_bytes = (
-            mean(held.size_bytes for _, held in side) for side in (old, new)
-        )
-        largest = max(deltas, key=lambda i: abs(deltas[i]))
-        several = len(self._pairs) > 1
-        kind: Kind = "grown" if total > 0 else "shrunk" if total < 0 else "same"
-        return Change(
-            before=before[0] if old else None,
-            after=after[0] if new else None,
-            matched_by=rule,
-            kind=kind if old and new else "gone" if old else "new",
-            before_bytes=before_bytes,
-            after_bytes=after_bytes,
-            delta_bytes=after_bytes - before_bytes,
-            before_count=mean(held.number for _, held in old),
-            after_count=mean(held.number for _, held in new),
-            largest_in=self._pairs[largest].place if several else None,
-            largest_delta_bytes=deltas[largest] if several else None,
-        )
-
-
-def _sorted(found: Iterable[Change]) -> list[Change]:
+    # By key and the index of the pair, so that a key takes as long as the pairs that have it.
+    before: dict[Key, dict[int, Held]] = defaultdict(dict)
+    after: dict[Key, dict[int, Held]] = defaultdict(dict)
+    for i, pair in enumerate(pairs):
+        for side, held_by in ((pair.before, before), (pair.after, after)):
+            for key, held in side.items():
+                held_by[key][i] = held
+    both = before.keys() & after.keys()
+    matched: Mapping[Key, tuple[Key, Rule | None]] = {key: (key, None) for key in both}
+    if match is not None:
+        matched = match(before, after)
+    places = [pair.place for pair in pairs]
+    found = []
+    for key, old in before.items():
+        if (counterpart := matched.get(key)) is None:
+            found.append(_change(places, None, key, old, None, {}))
+        else:
+            other, rule = counterpart
+            found.append(_change(places, rule, key, old, other, after.pop(other)))
+    found += (_change(places, None, None, {}, key, new) for key, new in after.items())
     return sorted(
         found,
         key=lambda change: (change.most_bytes, max(change.before_bytes, change.after_bytes)),
         reverse=True,
+    )
+
+
+def _change(
+    places: Sequence[str],
+    rule: Rule | None,
+    before: Frame | str | None,
+    old: Mapping[int, Held],
+    after: Frame | str | None,
+    new: Mapping[int, Held],
+) -> Change:
+    """Return the change of what holds memory in the pairs of these places, by their indices."""
+    nothing = Held(0, 0)
+    deltas = {
+        i: new.get(i, nothing).size_bytes - old.get(i, nothing).size_bytes
+        for i in sorted({*old, *new})
+    }
+    largest = max(deltas, key=lambda i: abs(deltas[i]))
+    total, several = sum(deltas.values()), len(places) > 1
+
+    def mean(numbers: Iterable[int]) -> int:
+        return round(sum(numbers) / len(places))
+
+    before_bytes, after_bytes = (
+        mean(held.size_bytes for held in side.values()) for side in (old, new)
+    )
+    kind: Kind = "grown" if total > 0 else "shrunk" if total < 0 else "same"
+    return Change(
+        before=before,
+        after=after,
+        matched_by=rule,
+        kind=kind if old and new else "gone" if old else "new",
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        delta_bytes=after_bytes - before_bytes,
+        before_count=mean(held.number for held in old.values()),
+        after_count=mean(held.number for held in new.values()),
+        largest_in=places[largest] if several else None,
+        largest_delta_bytes=deltas[largest] if several else None,
     )

@@ -60,28 +60,30 @@ def compare(
     pairs = list(pairs)
     only = [*only_baseline], [*only_new]
     # The file of a step has the blocks of its phases too: a mean over both would count them twice.
-    has_complete = not all(_is_of_phase(pair) for pair in pairs)
+    are_of_phases = [
+        any(file.metadata.only_phase is not None for file in (before, after))
+        for _, before, after in pairs
+    ]
+    has_complete = not all(are_of_phases)
     found: list[DevicePair] = []
     by_kind: dict[object, list[DevicePair]] = defaultdict(list)
     failed = list(errors)
-    for pair in pairs:
-        place, before, after = pair
+    for (place, before, after), is_of_phase in zip(pairs, are_of_phases, strict=True):
         empty = [file for file in (before, after) if not file.devices]
         failed += (f"{file.path}: {why_empty(file.metadata)}" for file in empty)
         devices, unpaired = pair_devices(before, after, place)
         for known, path, names in zip(only, (before.path, after.path), unpaired, strict=True):
             known += (f"{path}, {name}" if place else name for name in names)
         found += devices
-        if not has_complete or not _is_of_phase(pair):
+        if not (has_complete and is_of_phase):
             for each in devices:
                 compared = each.before.report.name, each.after.report.name
                 by_kind[tuple(map(kind_of, compared)) if place else compared].append(each)
     differences = [device_difference(group) for group in by_kind.values()]
-    if has_complete and any(_is_of_phase(pair) for pair in pairs):
+    if has_complete and any(are_of_phases):
+        note = "These are files of complete steps: files of one phase have the same blocks again"
         for difference in differences:
-            difference.notes.append(
-                "These are files of complete steps: files of one phase have the same blocks again"
-            )
+            difference.notes.append(note)
     return Difference(
         baseline=baseline,
         new=new,
@@ -93,8 +95,3 @@ def compare(
         only_new=only[1],
         errors=failed,
     )
-
-
-def _is_of_phase(pair: SummaryPair) -> bool:
-    _, before, after = pair
-    return (before.metadata.only_phase, after.metadata.only_phase) != (None, None)

@@ -4,11 +4,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from pytracer.analysis.diff.changes import Change, Held, Pair, changes, site_changes
+from pytracer.analysis.diff.changes import Change, Held, Pair, changes
 from pytracer.analysis.diff.differences import Amount, DeviceDifference
-from pytracer.analysis.diff.matching import Line, Lines
+from pytracer.analysis.diff.matching import Line, Lines, match_sites
 from pytracer.analysis.diff.summaries import DeviceSummary, SnapshotSummary
 from pytracer.analysis.usage import UsageSample
 from pytracer.text import size
@@ -93,6 +94,11 @@ def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
     def of(kind: str) -> list[Pair[Any]]:
         return [pair.held[kind] for pair in pairs if kind in pair.held]
 
+    match = partial(
+        match_sites,
+        lines_before=_lines(pair.baseline for pair in pairs),
+        lines_after=_lines(pair.new for pair in pairs),
+    )
     is_certain = all(
         pair.reasons or (pair.before.report.is_peak_certain and pair.after.report.is_peak_certain)
         for pair in pairs
@@ -106,9 +112,7 @@ def device_difference(pairs: Sequence[DevicePair]) -> DeviceDifference:
         notes=_notes(pairs),
         is_certain=is_certain,
         amounts=_amounts(pairs),
-        sites=site_changes(
-            of("sites"), _lines(pair.baseline for pair in pairs), _lines(pair.new for pair in pairs)
-        ),
+        sites=changes(of("sites"), match),
         phases=changes(of("phases")),
         categories=changes(of("categories")),
         modules=changes(of("modules")),
@@ -187,20 +191,18 @@ def _pair(
             notes.append(f"The {side}: {device.report.contradiction}")
         elif not reasons and (more := _peak_uncertainty(device)):
             uncertain.append((side, more))
-    old, held = (device.at_end if reasons else device.at_peak for device in (before, after))
-    names = {kind: kind for kind in ("sites", "phases", "categories", "modules")}
+    old, held = (dict(device.at_end if reasons else device.at_peak) for device in (before, after))
     if baseline.has_forward_stacks != new.has_forward_stacks:
-        names["sites"] = "own_sites"
+        old["sites"], held["sites"] = old["own_sites"], held["own_sites"]
         # Options show it, if both files have them.
         if not baseline.metadata.is_pytracers or not new.metadata.is_pytracers:
             side = _lacking(baseline.has_forward_stacks)
             notes.append(
                 f"The {side} has no stacks of forward calls: call sites are compared without them"
             )
-    both = {kind: (getattr(old, name), getattr(held, name)) for kind, name in names.items()}
-    pairs = {kind: Pair(place, *sides) for kind, sides in both.items() if None not in sides}
-    lacks_before, lacks_after = (side.keys() == {None} for side in both["sites"])
-    if lacks_before != lacks_after and all(both["sites"]):
+    pairs = {kind: Pair(place, old[kind], held[kind]) for kind in old.keys() & held.keys()}
+    lacks_before, lacks_after = (side["sites"].keys() == {None} for side in (old, held))
+    if lacks_before != lacks_after and old["sites"] and held["sites"]:
         del pairs["sites"]
         notes.append(f"The {_lacking(lacks_after)} has no stacks: call sites are not compared")
     if "phases" in pairs and baseline.has_phases != new.has_phases:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pytracer.analysis.diff.devices import pair_devices
+from pytracer.analysis.diff.devices import kind_of, pair_devices
 from pytracer.analysis.diff.summaries import SnapshotSummary
 from pytracer.analysis.diff.texts import delta, share
 from pytracer.analysis.report import DeviceReport
@@ -19,19 +19,17 @@ class Limit:
 
     Attributes:
         text: The limit as the user wrote it, as in "5%".
-        share: The share of the baseline's memory; None for a limit in bytes.
-        count_bytes: The number of bytes; None for a share.
+        share: The share of the baseline's memory; 0 for a limit in bytes.
+        count_bytes: The number of bytes; 0 for a share.
     """
 
     text: str
-    share: float | None
-    count_bytes: int | None
+    share: float = 0
+    count_bytes: int = 0
 
     def allowed(self, before_bytes: float) -> float:
         """Return the most bytes that are within the limit."""
-        if self.share is not None:
-            return before_bytes * (1 + self.share)
-        return before_bytes + (self.count_bytes or 0)
+        return before_bytes * (1 + self.share) + self.count_bytes
 
 
 def parse_limit(text: str) -> Limit:
@@ -41,11 +39,11 @@ def parse_limit(text: str) -> Limit:
         ValueError: The text is neither a percentage nor a size.
     """
     if found := re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*", text):
-        return Limit(text.strip(), float(found[1]) / 100, None)
+        return Limit(text.strip(), share=float(found[1]) / 100)
     try:
         if text.strip().isdecimal():
             raise ValueError  # 5 is rather meant as 5% than as 5 bytes
-        return Limit(text.strip(), None, parsed_size(text))
+        return Limit(text.strip(), count_bytes=parsed_size(text))
     except ValueError:
         raise ValueError(
             f"{text!r} is not a limit: give a percentage such as 5%, or a size such as 200MiB"
@@ -160,7 +158,7 @@ def _incomparable(before: DeviceReport, after: DeviceReport, path: str) -> Itera
         yield (
             f"{path} has {number(len(after.steps), 'step')}, and the baseline {len(before.steps):,}"
         )
-    if before.name.partition(":")[0] != after.name.partition(":")[0]:
+    if kind_of(before.name) != kind_of(after.name):
         yield f"the baseline is of {before.name}, and {path} of {after.name}"
 
 

@@ -8,7 +8,7 @@ never become one.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Literal
 
@@ -21,9 +21,6 @@ Line = tuple[int, str]
 
 Lines = Mapping[str, frozenset[Line]]
 """The lines in the stacks of a recording, by file."""
-
-Match = tuple[list[Frame | None], list[Frame | None], Rule | None]
-"""A call site of the baseline, one of the new recording (at least one of them), and the rule."""
 
 _MOVE_COST = 0.75
 """What a change of the distance costs, in matched lines: one line alone may have moved."""
@@ -38,41 +35,31 @@ def match_sites(
     after: Iterable[Frame | None],
     lines_before: Lines,
     lines_after: Lines,
-) -> Iterator[Match]:
-    """Yield each call site once, with that of the other side if there is one."""
-    old, new = dict.fromkeys(before), dict.fromkeys(after)
+) -> dict[Frame | None, tuple[Frame | None, Rule]]:
+    """Return for call sites of the baseline the same line on the other side, and the rule."""
+    old, new = dict.fromkeys(before), set(after)
     old_lines, new_lines = _with_lines_of(old, lines_before), _with_lines_of(new, lines_after)
     files = _paired_files(old_lines.keys(), new_lines.keys())
     moved = {
         filename: _paired_lines(old_lines[filename], new_lines[other])
         for filename, (other, _) in files.items()
     }
+    found: dict[Frame | None, tuple[Frame | None, Rule]] = {}
     for frame in old:
-        counterpart, rule = _counterpart(frame, files, moved)
-        if rule is None or counterpart not in new:
-            yield [frame], [], None
-        else:
-            del new[counterpart]
-            yield [frame], [counterpart], rule
-    yield from (([], [frame], None) for frame in new)
-
-
-def _counterpart(
-    frame: Frame | None,
-    files: Mapping[str, tuple[str, Rule]],
-    moved: Mapping[str, Mapping[Line, int]],
-) -> tuple[Frame | None, Rule | None]:
-    """Return the same line on the other side, and the rule; no rule if there is none."""
-    if frame is None:
-        return None, "line"  # memory without a stack
-    if frame.filename not in files:
-        return None, None
-    other, rule = files[frame.filename]
-    line = moved[frame.filename].get((frame.line, frame.name))
-    if line is None:
-        return None, None
-    is_moved = rule == "line" and line != frame.line
-    return Frame(other, frame.name, line), "function" if is_moved else rule
+        counterpart: Frame | None = None  # memory without a stack
+        rule: Rule = "line"
+        if frame is not None:
+            other, rule = files.get(frame.filename, ("", rule))
+            line = moved.get(frame.filename, {}).get((frame.line, frame.name))
+            if line is None:
+                continue
+            if rule == "line" and line != frame.line:
+                rule = "function"
+            counterpart = Frame(other, frame.name, line)
+        if counterpart in new:
+            new.remove(counterpart)
+            found[frame] = counterpart, rule
+    return found
 
 
 def _with_lines_of(sites: Iterable[Frame | None], lines: Lines) -> dict[str, set[Line]]:

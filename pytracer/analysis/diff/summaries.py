@@ -17,26 +17,10 @@ from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.reading.metadata import FileMetadata
 from pytracer.reading.snapshot import Frame, Snapshot
 
-Sites = Mapping[Frame | None, Held]
-
-
-@dataclass(frozen=True)
-class Holders:
-    """What held memory at one moment.
-
-    Attributes:
-        sites: By call site.
-        own_sites: By call site without forward stacks: what the backward pass allocated is where it
-            was called.
-        phases, categories, modules: By phase, category and module; None if unknown. A file does not
-            have the phases of the blocks that exist at its end.
-    """
-
-    sites: Sites
-    own_sites: Sites
-    phases: Mapping[str | None, Held] | None
-    categories: Mapping[str, Held] | None
-    modules: Mapping[str | None, Held] | None
+Holders = Mapping[str, Mapping[Any, Held]]
+"""What held memory at one moment: "sites" by call site, "own_sites" without forward stacks (what
+the backward pass allocated is where it was called), and "phases", "categories" and "modules" if
+they are known. A file does not have the phases of the blocks that exist at its end."""
 
 
 @dataclass(frozen=True)
@@ -102,44 +86,32 @@ def _has_forward_stacks(snapshot: Snapshot) -> bool:
     return bool(snapshot.metadata.forward_stacks or stacks.forward.any() or is_known.any())
 
 
-def _has_nodes(snapshot: Snapshot) -> bool:
-    return bool(snapshot.stacks.forward.any() or snapshot.stacks.node.any())
-
-
 def _summarised(snapshot: Snapshot, index: int) -> DeviceSummary:
     data = device_data(snapshot, index)
     report = report_device(data, top=0, points=LEAST_POINTS)
     phases = {
         phase.phase: Held(phase.at_peak_bytes or 0, phase.allocations) for phase in report.phases
     }
-    at_peak, at_end = held_memory(data, data.history.peak), held_memory(data, None)
-    return DeviceSummary(
-        report=report,
-        at_peak=_holders(at_peak, report, phases, is_known=data.history.is_replayed),
-        at_end=_holders(at_end, report, None, is_known=True),
-    )
+    peak, end = held_memory(data, data.history.peak), held_memory(data, None)
+    at_peak = _holders(peak, report, is_known=data.history.is_replayed)
+    at_end = _holders(end, report, is_known=True)
+    return DeviceSummary(report, {**at_peak, "phases": phases}, at_end)
 
 
-def _holders(
-    held: HeldMemory,
-    report: DeviceReport,
-    phases: Mapping[str | None, Held] | None,
-    *,
-    is_known: bool,
-) -> Holders:
+def _holders(held: HeldMemory, report: DeviceReport, *, is_known: bool) -> Holders:
     """Return what held memory; without categories and modules unless they are known then."""
-    sites = own_sites = _by_site(held)
-    if _has_nodes(held.data.snapshot):
-        nothing = np.zeros_like(held.stacks.forward)
-        own_stacks = replace(held.stacks, forward=nothing, node=nothing)
-        own_sites = _by_site(replace(held, stacks=own_stacks))
-    return Holders(
-        sites=sites,
-        own_sites=own_sites,
-        phases=phases,
-        categories=_by(held, "category") if is_known and report.categories is not None else None,
-        modules=_by(held, "module") if is_known and report.modules is not None else None,
-    )
+    sites = _by_site(held)
+    found = {"sites": sites, "own_sites": sites}
+    stacks = held.stacks
+    if stacks.forward.any() or stacks.node.any():
+        nothing = np.zeros_like(stacks.forward)
+        own_stacks = replace(stacks, forward=nothing, node=nothing)
+        found["own_sites"] = _by_site(replace(held, stacks=own_stacks))
+    if is_known and report.categories is not None:
+        found["categories"] = _by(held, "category")
+    if is_known and report.modules is not None:
+        found["modules"] = _by(held, "module")
+    return found
 
 
 def _by_site(held: HeldMemory) -> dict[Frame | None, Held]:
@@ -152,7 +124,7 @@ def _by(held: HeldMemory, key: str) -> dict[Any, Held]:
 
 def _lines(snapshot: Snapshot, devices: Sequence[DeviceSummary]) -> Lines:
     held = [holders for device in devices for holders in (device.at_peak, device.at_end)]
-    sites = (frame for each in held for frame in (*each.sites, *each.own_sites))
+    sites = (frame for each in held for frame in (*each["sites"], *each["own_sites"]))
     files = {frame.filename for frame in sites if frame is not None}
     stacks, strings = snapshot.stacks, snapshot.stacks.strings
     is_chosen = frames_matching(files.__contains__, stacks, "filename")

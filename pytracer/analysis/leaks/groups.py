@@ -1,18 +1,18 @@
 """The search for groups of blocks that grow, in the blocks of one device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
 
+from pytracer.analysis.call_sites import is_programs_frame
 from pytracer.analysis.holder_names import holder_names, main_holder
-from pytracer.analysis.leaks.callers import Callers, by, divided, shared_frames
 from pytracer.analysis.leaks.growth import (
     LEAST_SLOTS,
     Lives,
     Steadiness,
-    horizon,
     largest_deviation,
     levels,
     longest_life,
@@ -20,7 +20,8 @@ from pytracer.analysis.leaks.growth import (
     theil_sen,
 )
 from pytracer.analysis.leaks.results import OF_MODEL, Growth, Release, in_order
-from pytracer.reading.snapshot import Column
+from pytracer.analysis.program_files import ProgramFiles
+from pytracer.reading.snapshot import Column, Frame
 
 _LEAST_OLDER = 8
 """The least number of older and newer growths together that prove a leak of rare growths."""
@@ -38,6 +39,9 @@ class Observation:
 
     Attributes:
         lives: The blocks that outlived a slot.
+        site: int64, for each stack a number that identifies its call site.
+        frames: Returns the frames of a stack, from the call site outwards; () for an empty stack.
+        files: The program's source files.
         is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
             states of an optimizer that are made late are no leak: the parameters bound them.
         is_of_model: bool, whether the block is a parameter or a buffer at the end.
@@ -53,6 +57,9 @@ class Observation:
     """
 
     lives: Lives
+    site: Column
+    frames: Callable[[int], tuple[Frame, ...]]
+    files: ProgramFiles
     is_owned: Column
     is_of_model: Column
     slots: int
@@ -66,13 +73,13 @@ class Observation:
     strings: Sequence[str] = ("",)
 
 
-def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Release]]:
+def search(seen: Observation) -> tuple[list[Growth], list[Release]]:
     """Return the memory that grew, leaks and the largest first, and memory that is no leak."""
-    others, of_model = _Search(seen, callers), _Search(seen, callers)
+    others, of_model = _Search(seen), _Search(seen)
     others.examine_all(~seen.is_owned)
     # Whether a released block was a part of a model is unknown: its line decides. A bounded
     # collection of modules is no leak, and a buffer may be replaced by a larger one.
-    site, is_released = callers.site[seen.lives.stack], seen.lives.death < seen.slots
+    site, is_released = seen.site[seen.lives.stack], seen.lives.death < seen.slots
     of_model.examine_all(
         seen.is_of_model | (is_released & np.isin(site, np.unique(site[seen.is_of_model])))
     )
@@ -81,8 +88,8 @@ def search(seen: Observation, callers: Callers) -> tuple[list[Growth], list[Rele
 
 
 class _Search:
-    def __init__(self, seen: Observation, callers: Callers) -> None:
-        self.seen, self.callers = seen, callers
+    def __init__(self, seen: Observation) -> None:
+        self.seen = seen
         self.growths: list[Growth] = []
         self.releases: list[Release] = []
         lives = seen.lives
@@ -96,15 +103,15 @@ class _Search:
     def examine_all(self, chosen: Column) -> None:
         """Examine the chosen blocks by their call sites."""
         lives = self.seen.lives.of(chosen)
-        for group in by(lives, self.callers.site[lives.stack]):
+        for group in lives.by(self.seen.site[lives.stack]):
             if self.may_grow(group):
                 self.examine(group)
 
     def growths_of_model(self) -> Iterator[Growth]:
         """Yield the leaks among what was found in parameters and buffers.
 
-        All else is no doubt: a model is built in several parts, and its parameters may be replaced
-        in turns by those of another line. Then what the steps release balances what they keep.
+        All else is no doubt: a model is built in several parts, and each step may replace other
+        parameters by those of another line. Then the steps release as much as they keep.
         """
         lives, slots = self.seen.lives, self.seen.slots
         parts = lives.of(self.seen.is_of_model | (lives.death < slots))
@@ -131,7 +138,7 @@ class _Search:
         before = len(self.growths)
         parts = []
         if divisions < _MOST_DIVISIONS:
-            parts = divided(group, self.callers, by_caller_only=is_leak)
+            parts = self._divided(group, by_caller_only=is_leak)
         if sum([self.examine(part, divisions + 1) for part in parts if self.may_grow(part)]):
             return True
         found = kept if parts or is_leak else self._replaced(group) or kept
@@ -144,6 +151,29 @@ class _Search:
             self.releases.append(found)
         return isinstance(found, Growth) and found.verdict == "leak"
 
+    def _divided(self, group: Lives, *, by_caller_only: bool) -> list[Lives]:
+        """Divide the blocks by the first caller that differs; [] if all are alike.
+
+        Unless `by_caller_only`, blocks with the same callers are divided by the rest of their
+        stacks: by what the call site called.
+        """
+        stacks = np.unique(group.stack)
+        if len(stacks) < 2:
+            return []
+        paths = [self.seen.frames(int(stack)) for stack in stacks]
+        depth = len(_common(paths))
+        keys: dict[object, int] = {}
+        parts = [keys.setdefault(path[depth : depth + 1] or None, len(keys)) for path in paths]
+        if len(keys) == 1:  # the stacks differ only in the frames that the call site called
+            return [] if by_caller_only else list(group.by(group.stack))
+        return list(group.by(np.array(parts)[np.searchsorted(stacks, group.stack)]))
+
+    def _shared_frames(self, group: Lives) -> tuple[Frame, ...]:
+        """Return the program's frames that all blocks share, the call site first."""
+        shared = _common([self.seen.frames(int(stack)) for stack in np.unique(group.stack)])
+        called_by = (frame for frame in shared[1:] if is_programs_frame(frame, self.seen.files))
+        return (*shared[:1], *called_by)
+
     def may_grow(self, group: Lives) -> bool:
         """Return whether the group has blocks that a later slot than the first one kept."""
         return bool(np.any((group.birth > 0) & (group.death == self.seen.slots)))
@@ -152,7 +182,8 @@ class _Search:
         """Return whether blocks of the group stay for ever."""
         slots = self.seen.slots
         longest = longest_life(group, slots)
-        end = horizon(longest, slots)
+        # A block born later may still be released. Half a life more, because lives vary.
+        end = slots - longest - longest // 2 - 1 if longest else slots
         alive = _without_set_up(group.of((group.birth >= 0) & (group.death == slots)))
         overdue = alive.of(alive.birth < end)
         growths = np.unique(overdue.birth)
@@ -163,10 +194,13 @@ class _Search:
             return self._release(group, reason)
         steady = steadiness(growths, end, slots)
         older = group.of((group.birth < 0) & (group.death == slots))
-        is_older = self._has_older(older, overdue)
-        if not steady.is_steady and is_older and steady.is_open:
-            steady = self._with_older(steady, older, growths, end)
-        if not steady.is_steady and not steady.is_open:
+        # Whether blocks of the same sizes were kept in steps that the file lacks.
+        is_older = self.seen.begins_late and bool(
+            np.isin(older.size_bytes, overdue.size_bytes).any()
+        )
+        if steady.is_open and is_older and self._is_confirmed(len(older), len(growths), end):
+            steady = Steadiness("")
+        if steady.reason and not steady.is_open:
             return self._release(group, steady.reason) if len(growths) > 2 else None
         reason = self.seen.doubt or steady.reason
         reason = reason or self._older_released(overdue, longest, len(overdue))
@@ -184,8 +218,7 @@ class _Search:
         if len(growths) < 3:
             return None
         grown = int(floor[-1] - floor[growths[0] - 1])
-        steady = steadiness(growths, slots, slots)
-        if not steady.is_steady or grown <= 2 * int(fall.max(initial=0)):
+        if steadiness(growths, slots, slots).reason or grown <= 2 * int(fall.max(initial=0)):
             return None
         if largest_deviation(level[growths[0] :]) > grown * max(0.15, 1.5 / len(growths)):
             return None
@@ -232,7 +265,7 @@ class _Search:
             verdict="unknown" if reason else "leak",
             reason=reason,
             kind=kind,
-            frames=shared_frames(suspects, self.callers),
+            frames=self._shared_frames(suspects),
             phase=self.seen.strings[int(phases[0])] if len(phases) == 1 else None,
             bytes_per_step=line.slope,
             least_bytes_per_step=line.least,
@@ -256,24 +289,14 @@ class _Search:
 
     def _release(self, group: Lives, reason: str) -> Release:
         most = int(levels(group, self.seen.slots).max())
-        return Release(shared_frames(group, self.callers), most, reason)
+        return Release(self._shared_frames(group), most, reason)
 
-    def _has_older(self, older: Lives, overdue: Lives) -> bool:
-        """Return whether blocks of the same sizes were kept in steps that the file lacks."""
-        sizes = np.unique(overdue.size_bytes)
-        return self.seen.begins_late and bool(np.isin(older.size_bytes, sizes).any())
-
-    def _with_older(
-        self, steady: Steadiness, older: Lives, growths: Column, end: int
-    ) -> Steadiness:
-        """Return the steadiness of rare growths, if blocks of missing steps confirm their rate."""
-        missing = float(self.seen.position[0]) - 1
-        expected = len(growths) / end * missing
-        is_as_many = 0.6 * expected <= len(older) <= 1.6 * expected
-        is_enough = len(growths) >= 3 and len(growths) + len(older) >= _LEAST_OLDER
-        if self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough:
-            return Steadiness(True, "", False)
-        return steady
+    def _is_confirmed(self, older: int, growths: int, end: int) -> bool:
+        """Return whether blocks of missing steps confirm the rate of rare growths."""
+        expected = growths / end * (float(self.seen.position[0]) - 1)
+        is_as_many = 0.6 * expected <= older <= 1.6 * expected
+        is_enough = growths >= 3 and growths + older >= _LEAST_OLDER
+        return self.seen.slots >= LEAST_SLOTS and self.seen.has_steps and is_as_many and is_enough
 
     def _older_released(self, suspects: Lives, longest: int, count: int) -> str:
         """Return a doubt if older blocks that may be of the same group were released late."""
@@ -312,6 +335,12 @@ class _Search:
         if line.least > 0 and line.slope * len(others) > 0.05 * np.median(others):
             return "the program's other allocations grow as well, as with growing batches"
         return ""
+
+
+def _common(paths: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
+    """Return the frames with which all paths begin."""
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return tuple(level[0] for level in levels)
 
 
 def _without_set_up(alive: Lives) -> Lives:

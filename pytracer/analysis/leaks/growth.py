@@ -6,7 +6,9 @@ what its group's own released blocks lived, and if such blocks were born steadil
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,9 +56,14 @@ class Lives:
         """Return the chosen blocks."""
         return Lives(*(column[chosen] for column in vars(self).values()))
 
+    def by(self, keys: Column) -> Iterator["Lives"]:
+        """Yield the blocks of each key, in the order of keys."""
+        order = np.argsort(keys, kind="stable")
+        edges = np.flatnonzero(np.diff(keys[order])) + 1
+        return (self.of(chosen) for chosen in np.split(order, edges) if len(chosen))
 
-@dataclass(frozen=True)
-class Line:
+
+class Line(NamedTuple):
     """The slope of points: the Theil-Sen estimate and its 95% confidence interval."""
 
     slope: float
@@ -85,28 +92,14 @@ def longest_life(lives: Lives, slots: int) -> int:
     return int((lives.death - lives.birth)[released].max(initial=0))
 
 
-def horizon(longest: int, slots: int) -> int:
-    """Return the slot before which a block must be born to have outlived its group's releases.
+class Steadiness(NamedTuple):
+    """Why growths are not spread over the slots as those of a leak are; "" if they are.
 
-    The margin of half a life allows for lives that vary.
-    """
-    return slots if longest == 0 else slots - longest - longest // 2 - 1
-
-
-@dataclass(frozen=True)
-class Steadiness:
-    """Whether growths are spread over the slots as those of a leak are.
-
-    Attributes:
-        is_steady: Whether they are.
-        reason: Why not; "" if they are.
-        is_open: Whether more slots could show a leak: growth so far is as that of a leak, but too
-            little was observed.
+    `is_open`: more slots could show a leak, because growth so far is as that of a leak.
     """
 
-    is_steady: bool
     reason: str
-    is_open: bool
+    is_open: bool = False
 
 
 def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
@@ -121,21 +114,21 @@ def steadiness(growths: Column, end: int, slots: int) -> Steadiness:
     gaps = np.diff(growths)
     largest = int(gaps.max(initial=1))
     if count < 3:
-        return Steadiness(False, "it grew in fewer than three steps", False)
+        return Steadiness("it grew in fewer than three steps")
     if end - 1 - last > 1.5 * largest:
-        return Steadiness(False, "it stopped growing", False)
+        return Steadiness("it stopped growing")
     third = (end - first) / 3
     early = int(np.count_nonzero(growths < first + third))
     late = int(np.count_nonzero(growths >= end - third))
     if late + 1 < 0.6 * early:
         is_open = late + 1 > 0.35 * early
-        return Steadiness(False, "its growth slows down, as that of a cache that fills", is_open)
+        return Steadiness("its growth slows down, as that of a cache that fills", is_open)
     if count < LEAST_GROWTHS:
         is_regular = largest <= 2 * int(gaps.min())
-        return Steadiness(False, f"it grew in only {count} steps", is_regular)
+        return Steadiness(f"it grew in only {count} steps", is_regular)
     if slots < LEAST_SLOTS:
-        return Steadiness(False, f"only {slots} steps were observed", True)
-    return Steadiness(True, "", False)
+        return Steadiness(f"only {slots} steps were observed", True)
+    return Steadiness("")
 
 
 def levels(lives: Lives, slots: int) -> Column:

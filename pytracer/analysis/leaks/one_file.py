@@ -16,7 +16,6 @@ from pytracer.analysis.block_categories import (
 from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import file_holders
-from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
@@ -113,8 +112,7 @@ def leaks_on_device(data: DeviceData) -> DeviceLeaks:
         reason = f"the file has {slots.slots or 'no'} complete step{'s' * (slots.slots != 1)}"
         return unknown(snapshot, device, f"{reason}; {LEAST_SLOTS} are needed")
     seen = _observe(data, slots)
-    sites, files = call_sites(snapshot.stacks), program_files(snapshot.stacks)
-    growths, releases = search(seen, Callers(sites, stack_frames(snapshot, sites), files))
+    growths, releases = search(seen)
     allocated = history.usage.allocated_bytes
     at_ends = allocated[slots.edges[1:]]
     verdict, reason = judged(growths, releases, seen, at_ends)
@@ -244,8 +242,12 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         holder=np.where(is_of_model, owner, file_holders(data.snapshot, row)),
     )
     has_steps = slots.unit == "step"
+    sites = call_sites(data.snapshot.stacks)
     return Observation(
         lives=lives,
+        site=sites,
+        frames=stack_frames(data.snapshot, sites),
+        files=program_files(data.snapshot.stacks),
         is_owned=~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0),
         is_of_model=is_of_model,
         slots=count,

@@ -10,7 +10,6 @@ import numpy as np
 
 from pytracer.analysis.call_sites import call_sites
 from pytracer.analysis.device_data import chosen_devices, device_data, why_empty
-from pytracer.analysis.leaks.callers import Callers
 from pytracer.analysis.leaks.groups import Observation, search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
 from pytracer.analysis.leaks.one_file import judged, leaks_on_device, stack_frames, unknown
@@ -27,10 +26,6 @@ _RANK = re.compile(r"rank[_-]?(\d+)")
 
 MOST_BLOCKS = 250_000
 """The ends of files with more live blocks of a device are not compared: each takes 24 bytes."""
-
-
-# Of the multiplicative hash of Knuth, and of xxHash; int64 wraps around.
-_FACTORS = 0x1E3779B97F4A7C15, 0x42B2AE3D27D4EB4F, 0x165667B19E3779F9
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +77,8 @@ def examine(snapshot: Snapshot, device: int | None = None, *, is_only: bool = Fa
     """
     devices = chosen_devices(snapshot, device)
     metadata = snapshot.metadata
-    process: tuple[object, ...] = (metadata.host, metadata.pid)
+    # Containers of one host may have equal process ids.
+    process: tuple[object, ...] = (metadata.host, metadata.pid, metadata.role, metadata.rank)
     if metadata.pid is None:
         who = parse_place(Path(snapshot.path)).who
         process = (who, *_RANK.findall(snapshot.path.lower()))
@@ -187,15 +183,35 @@ def _compare_ends(
         for before, after in pairwise(ends)
     ):
         return None
-    slots = len(ends) - 1
     steps = [file.step for file in files]
     known = [step for step in steps if step is not None]
     has_steps = len(known) == len(steps) and all(a < b for a, b in pairwise(known))
-    position = np.array(known[1:] if has_steps else range(2, slots + 2), np.float64)
+    slots = len(ends) - 1
+    few = ""
+    if slots < LEAST_SLOTS:
+        few = (
+            f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
+            f"or a file with {LEAST_SLOTS} complete steps"
+        )
     stacks = {key: frames for file in files for key, frames in file.stacks.items()}
-    program = common_files(file.program_files for file in files)
-    seen, callers = _observation(ends, stacks, program, position, has_steps)
-    growths, releases = search(seen, callers)
+    paths = list(stacks.values())
+    sites: dict[Frame | None, int] = {}
+    site = [sites.setdefault(path[0] if path else None, len(sites)) for path in paths]
+    lives = _lives(ends, {key: number for number, key in enumerate(stacks)})
+    seen = Observation(
+        lives=lives,
+        site=np.array(site, np.int64),
+        frames=paths.__getitem__,
+        files=common_files(file.program_files for file in files),
+        is_owned=np.zeros(len(lives), bool),
+        is_of_model=np.zeros(len(lives), bool),
+        slots=slots,
+        position=np.array(known[1:] if has_steps else range(2, slots + 2), np.float64),
+        has_steps=has_steps,
+        begins_late=True,
+        doubt=few,
+    )
+    growths, releases = search(seen)
     totals = np.array([int(end.size_bytes.sum()) for end in ends], np.int64)
     verdict, reason = judged(growths, releases, seen, totals[1:])
     return replace(
@@ -243,36 +259,6 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
     )
 
 
-def _observation(
-    ends: Sequence[Ends],
-    stacks: Mapping[int, tuple[Frame, ...]],
-    program: ProgramFiles,
-    position: Column,
-    has_steps: bool,
-) -> tuple[Observation, Callers]:
-    slots, lives = len(ends) - 1, _lives(ends, {key: i for i, key in enumerate(stacks)})
-    sites: dict[Frame | None, int] = {}
-    paths = list(stacks.values())
-    site = [sites.setdefault(path[0] if path else None, len(sites)) for path in paths]
-    few = ""
-    if slots < LEAST_SLOTS:
-        few = (
-            f"{slots + 1} files are too few to compare their ends: {LEAST_SLOTS + 1} are needed, "
-            f"or a file with {LEAST_SLOTS} complete steps"
-        )
-    seen = Observation(
-        lives=lives,
-        is_owned=np.zeros(len(lives.birth), bool),
-        is_of_model=np.zeros(len(lives.birth), bool),
-        slots=slots,
-        position=position,
-        has_steps=has_steps,
-        begins_late=True,
-        doubt=few,
-    )
-    return seen, Callers(np.array(site, np.int64), paths.__getitem__, program)
-
-
 def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]) -> Ends:
     """Return the blocks alive at the end of a file, and add the frames of their stacks."""
     blocks, rows = snapshot.blocks, snapshot.blocks_in_use(device)
@@ -281,7 +267,7 @@ def _alive(snapshot: Snapshot, device: int, stacks: dict[int, tuple[Frame, ...]]
     keys = [hash(frames(stack)) for stack in present.tolist()]
     stacks |= zip(keys, map(frames, present.tolist()), strict=True)
     stack, size_bytes = np.array(keys, np.int64)[which], blocks.size_bytes[rows]
-    # Odd factors, so that blocks that differ in one of the three have different numbers.
-    number = blocks.address[rows] * _FACTORS[0] + size_bytes * _FACTORS[1] + stack * _FACTORS[2]
-    _, first = np.unique(number, return_index=True)
-    return Ends(number[first], size_bytes[first], stack[first])
+    columns = (column.tolist() for column in (blocks.address[rows], size_bytes, stack))
+    number = np.array([hash(block) for block in zip(*columns, strict=True)], np.int64)
+    number, first = np.unique(number, return_index=True)
+    return Ends(number, size_bytes[first], stack[first])

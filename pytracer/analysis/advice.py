@@ -7,7 +7,7 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pytracer.analysis.categories import CategoryUsage
@@ -19,6 +19,7 @@ from pytracer.analysis.holder_names import (
     is_of_exception,
     is_of_forward,
     is_variable,
+    outermost_name,
     tells_where,
 )
 from pytracer.analysis.holders import Holder, Keeper, kept_bytes
@@ -44,6 +45,7 @@ from pytracer.analysis.verdicts import (
     LARGER_INPUT,
     LIBRARY,
     LIMIT,
+    NEARLY_ALL,
     OTHER_POOL,
     OTHERS,
     REPLACED,
@@ -61,8 +63,9 @@ LEAST_STEPS = 3
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""
 
-_MUCH_OF_ITEMS = 0.25
-"""The least part of the memory that the items of an object keep if they are where to look."""
+_MUCH_OF_ITEMS, _MOST_OF_ITEMS = 0.25, 0.5
+"""The least part of the memory that the items of an object keep if they are where to look: if only
+less memory helps, and else."""
 
 _HELD = {EXHAUSTED, TOO_LARGE, LARGER_INPUT, REPLACED}
 """The verdicts after which only less memory helps."""
@@ -113,6 +116,15 @@ class Memory:
     progress: Unfinished | None
     avoidable: Sequence[str]
 
+    @property
+    def is_nearly_all(self) -> bool:
+        """Whether nearly all memory was allocated."""
+        sample = self.oom.sample
+        if sample is None:
+            return False
+        total = sample.reserved_bytes + self.oom.available_bytes
+        return sample.allocated_bytes >= NEARLY_ALL * total
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -157,14 +169,22 @@ def advise_after_oom(
         trials: The simulated settings; None if none could be simulated.
         leaks: The leaks that are one of the reasons, or that the program had after it; else None.
     """
-    kinds = [verdict.kind for verdict in found]
+    kinds = {verdict.kind for verdict in found}
     path = shlex.quote(data.snapshot.path)
-    settings = _of_settings(data, path, kinds, trials)
     if leaks is not None:
-        suggestions = [*_of_leak(path, leaks), *settings]
+        suggestions = _of_leak(path, leaks)
     else:
-        lower = _dropping(memory.keepers) if {GARBAGE, EXCEPTION}.intersection(kinds) else []
-        lower += _less(memory, kinds, is_needed=not lower and _HELD.intersection(kinds) != set())
+        is_too_little = kinds <= _HELD or (UNKNOWN in kinds and memory.is_nearly_all)
+        least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
+        lower = _dropping(memory.keepers) if kinds & {GARBAGE, EXCEPTION} else []
+        lower += _of_items(memory, least)
+        has_reason = lower != []
+        lower += _less(memory, kinds, is_needed=is_too_little and not has_reason)
+        # A setting with which this allocation succeeds moves the failure of a program that needs
+        # more, or keeps more and more.
+        if has_reason or kinds <= _HELD:
+            trials = trials and []
+        settings = _of_settings(data, path, kinds, trials)
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
     if OTHERS in kinds:
         command = "npu-smi info" if data.snapshot.backend(data.device) == "npu" else "nvidia-smi"
@@ -172,13 +192,11 @@ def advise_after_oom(
     return [*suggestions, *_for_next_run(data, memory.holders)]
 
 
-def _less(memory: Memory, kinds: list[str], *, is_needed: bool) -> list[Suggestion]:
+def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
-    found = []
-    if EXHAUSTED in kinds or TOO_LARGE in kinds:
-        found += _of_items(memory.keepers, sum(each.size_bytes for each in categories))
-    if (_HELD | {UNKNOWN}).issuperset(kinds):
+    found: list[Suggestion] = []
+    if kinds <= _HELD | {UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
     found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
@@ -238,14 +256,13 @@ def _of_leak(path: str, leaks: DeviceLeaks) -> list[Suggestion]:
 
 
 def _of_settings(
-    data: DeviceData, path: str, kinds: list[str], trials: list[Trial] | None
+    data: DeviceData, path: str, kinds: Set[str], trials: list[Trial] | None
 ) -> list[Suggestion]:
     """Return the settings that would have helped, or else how to look for such."""
     kind, own = data.snapshot.backend(data.device), data.snapshot.settings_text or ""
     version = data.snapshot.metadata.torch_version(kind)
     fitting = next((trial for trial in trials or [] if trial.fits), None)
-    # A setting with which this allocation succeeds moves the failure of a program that needs more.
-    if fitting is not None and not _HELD.issuperset(kinds):
+    if fitting is not None:
         why = "What the program would have allocated next is unknown."
         command = command_of(fitting.settings, kind, version, own)
         how = "simulated" if fitting.is_exact else "simulated, with some deviation"
@@ -255,7 +272,7 @@ def _of_settings(
         command = command_of(with_settings(own, _UNTESTED_CHANGE, kind), kind, version, own)
         why = "Lets the allocator join free memory. Whether that is enough was not simulated."
         found.append(Suggestion(command, why, UNTESTED))
-    if any(kind in kinds for kind in (EXHAUSTED, FRAGMENTED, UNKNOWN)):
+    if kinds & {EXHAUSTED, FRAGMENTED, UNKNOWN}:
         found += _of_search(data, path)
     return found
 
@@ -307,16 +324,22 @@ def command_of(settings: str, backend: str, torch_version: str | None, own_setti
     return f"export {variable}={shlex.quote(settings)}"
 
 
-def _of_items(keepers: Sequence[Keeper], held_bytes: int) -> list[Suggestion]:
-    """Return where to look if a list's items, or several graphs, keep much of the memory."""
-    most = next(iter(keepers), None)
-    if most is None or most.size_bytes < _MUCH_OF_ITEMS * held_bytes or is_of_forward(most.name):
+def _of_items(memory: Memory, least: float) -> list[Suggestion]:
+    """Return where to look if a list's items, or several graphs, keep this part of the memory."""
+    held_bytes = sum(each.size_bytes for each in memory.categories)
+    # The parameters and states of models in a list are used.
+    kept = [(each.unknown_bytes + each.activation_bytes, each) for each in memory.keepers]
+    size_bytes, most = max(kept, key=lambda pair: pair[0], default=(0, None))
+    if most is None or size_bytes < least * held_bytes:
         return []
-    is_graph = 2 * most.unknown_bytes < most.size_bytes  # most is saved by nodes
-    has_items = (ITEM in most.name or INSIDE in most.name) and ", which " not in most.name
-    if not (has_items and tells_where(most.name)) and not (is_graph and is_variable(most.name)):
+    name = most.name
+    if is_garbage(name) or is_of_exception(name) or is_of_forward(name) or not tells_where(name):
         return []
-    text = look_at(most.name, size(most.size_bytes), is_graph=is_graph)
+    is_graph = 2 * most.activation_bytes > size_bytes
+    name = outermost_name(name)
+    if ITEM not in name and INSIDE not in name and not (is_graph and is_variable(name)):
+        return []
+    text = look_at(name, size(size_bytes), is_graph=is_graph)
     return [Suggestion("", f"{sentence(text)}.")]
 
 

@@ -15,7 +15,7 @@ TEMPORARY = "a temporary value"  # of an expression that is computed, without a 
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "
 _OF_PYTHON = " of module sys keeps"  # Python keeps the exception that has ended the program
-_VARIABLE = re.compile(r"\w+ of .*\(\)")
+_VARIABLE = re.compile(r"\w+ of (?:.*\(\)|module __main__)")
 _OF_FORWARD = re.compile(r" of (?:\w+\.)*forward\(\)$")
 _OF_LAST = re.compile(rf", which (the traceback of )?last_\w+{_OF_PYTHON}$")
 """What files say of a block's holder: csrc/view/owners.cpp and csrc/holders/."""
@@ -51,8 +51,14 @@ def tells_where(holder: str | None) -> TypeGuard[str]:
 
 
 def is_variable(holder: str) -> bool:
-    """Return whether a variable of a function that runs keeps memory, not an item of it."""
+    """Return whether a variable keeps memory, and not an item of it: of a function that runs, or of
+    a program without functions."""
     return _VARIABLE.fullmatch(holder) is not None
+
+
+def outermost_name(holder: str) -> str:
+    """Return the object that keeps a function and its variables; else the holder itself."""
+    return holder.rpartition(", which ")[2].removesuffix(" keeps")
 
 
 def kept_by_text(holder: str) -> str:

@@ -75,21 +75,25 @@ class Keeper:
             main()" for "cache[…].keys of main()".
         size_bytes: The bytes that the allocator gave the blocks that it keeps.
         unknown_bytes: The part of `size_bytes` in blocks of the category "unknown".
+        activation_bytes: The part that graphs keep for a backward pass.
     """
 
     name: str
     size_bytes: int
     unknown_bytes: int
+    activation_bytes: int
 
 
 def keepers_of(held: HeldMemory) -> list[Keeper]:
     """Return the Python objects that keep memory, those that keep most first."""
-    sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     names, group = holder_names(held.data.snapshot.strings, held.unusual_holder)
     size_bytes = held.column("size_bytes")
-    of_all = sum_by_group(group, size_bytes, len(names))
-    of_unknown = sum_by_group(group, size_bytes * held.is_in({UNKNOWN}), len(names))
-    for name, *of_name in zip(names, of_all.tolist(), of_unknown.tolist(), strict=True):
+    sums = [
+        sum_by_group(group, size_bytes * is_counted, len(names)).tolist()
+        for is_counted in (1, held.is_in({UNKNOWN}), held.is_in({"activation"}))
+    ]
+    for name, *of_name in zip(names, *sums, strict=True):
         if name is not None:
             path, item, rest = name.partition(ITEM)
             name = path + item + rest[max(rest.find(" of "), 0) :] if item else name

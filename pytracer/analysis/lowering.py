@@ -60,7 +60,13 @@ def lowering(
     texts += [" saves ".join(one) for one in saving[:1]] + [" ".join(one) for one in saving[1:]]
     if texts:
         return [f"By estimate, {', '.join(texts)}."]
-    return ["The program must hold less: a smaller batch, checkpointing, a smaller optimizer."]
+    usual = {
+        "a smaller batch": of_batch,
+        "checkpointing": sizes.get("activation", 0),
+        "a smaller optimizer": sizes.get("optimizer_state", 0),
+    }
+    named = [name for name, size_bytes in usual.items() if size_bytes >= least] or [*usual][:1]
+    return [f"The program must hold less: {', '.join(named)}."]
 
 
 def _of_checkpoints(categories: Sequence[CategoryUsage]) -> int:

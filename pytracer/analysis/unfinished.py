@@ -151,17 +151,35 @@ def _are_layers(requests: list[Column], once: Column, count: int) -> bool:
 
 def _layers(parameters: dict[str, int]) -> tuple[str, int] | None:
     """Return the name and the length of the list of layers that a model mainly has."""
-    lists: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    lists: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for name, size_bytes in parameters.items():
         for found in _NUMBER.finditer(name):
-            lists[name[: found.start()]][found.group()] += size_bytes
+            lists[name[: found.start()]][found.group()][name[found.end() :]] = size_bytes
     total = sum(parameters.values())
-    for name, layers in sorted(lists.items(), key=lambda each: -sum(each[1].values())):
-        is_main = sum(layers.values()) >= _LEAST_OF_MODEL * total
-        is_alike = max(layers.values()) <= _ALIKE * min(layers.values())
-        if is_main and is_alike and len(layers) > _LEAST_STARTED:
-            return name.rstrip(".") or "of the model", len(layers)
+    for name, layers in lists.items():
+        parts = [layers[number] for number in sorted(layers, key=int)]
+        period = _period(parts)
+        sizes = [
+            sum(sum(part.values()) for part in parts[begin : begin + period])
+            for begin in range(0, len(parts), period)
+        ]
+        # At most one list has more than half of the parameters, apart from those inside of it.
+        if sum(sizes) < _LEAST_OF_MODEL * total:
+            continue
+        if max(sizes) <= _ALIKE * min(sizes) and len(sizes) > _LEAST_STARTED:
+            return name.rstrip(".") or "of the model", len(sizes)
     return None
+
+
+def _period(parts: list[dict[str, int]]) -> int:
+    """Return how many children of a module make a layer: two, if a wide and a narrow one alternate.
+
+    Args:
+        parts: The sizes of the parameters of each child.
+    """
+    count = len(parts)
+    periods = (n for n in range(1, count // 2 + 1) if count % n == 0)
+    return next((n for n in periods if parts[n:] == parts[:-n]), 1)
 
 
 def _repeated_requests(data: DeviceData, event: int) -> list[Column]:

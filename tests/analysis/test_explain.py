@@ -194,10 +194,8 @@ def test_what_keeps_much_is_named_first(blocks: int, is_much: bool) -> None:
     )
     assert held == f"{4 * blocks} KiB at that moment: {parts}"
     # AND the object that keeps a quarter of all is where to look first
-    look = "Look at losses[…] of main(), which keeps 8 KiB. A loss, for example, keeps its graph "
-    assert (
-        found.suggestions[0].why == f"{look}until backward(), and loss.item() does not."
-    ) == is_much
+    look = "Look at losses[…] of main(), which keeps 8 KiB. A loss or a hidden state keeps its "
+    assert (found.suggestions[0].why == f"{look}graph; item() and detach() do not.") == is_much
 
 
 @pytest.mark.parametrize(("kept", "is_named"), [(1, False), (2, True)])
@@ -218,7 +216,7 @@ def test_little_memory_without_a_category_has_no_name(kept: int, is_named: bool)
 @pytest.mark.parametrize(
     ("holder", "category", "expected"),
     [
-        ("losses[0] of main()", "activation", f"{LOOK}. A loss, for example"),
+        ("losses[0] of main()", "activation", f"{LOOK}. A loss or a hidden state"),
         ("losses[0].keys of main()", "unknown", f"{LOOK}."),
         (
             "losses (inside a deque) of main()",
@@ -261,9 +259,7 @@ def test_a_variable_that_keeps_graphs(passes: int, losses: int, is_named: bool) 
     (found,) = explain(program.snapshot())
     # THEN it is where to look if each of three passes has its own loss
     looks = [each.why for each in found.suggestions if each.why.startswith("Look at")]
-    expected = (
-        f"Look at total of main(), which keeps {4 * passes + losses} KiB. A loss, for example"
-    )
+    expected = f"Look at total of main(), which keeps {4 * passes + losses} KiB. A loss or a hidden"
     assert [look.startswith(expected) for look in looks] == [True] * is_named
 
 

@@ -74,8 +74,11 @@ def test_what_is_saved(
 
 def test_little_is_not_named() -> None:
     assert lowering(usage(unknown=GIB, activation=40 * MIB), is_needed=True) == [
-        "The program must hold less: a smaller batch, checkpointing, a smaller optimizer."
+        "The program must hold less: a smaller batch."
     ]
+    # AND what the program does not have is no remedy
+    found = lowering(usage(parameter=GIB, optimizer_state=GIB), missing_bytes=GIB, is_needed=True)
+    assert found == ["The program must hold less: a smaller optimizer."]
     # At a peak, one kind of memory is no reason to say something.
     assert lowering(usage(unknown=GIB, activation=GIB)) == []
     assert len(lowering(usage(optimizer_state=GIB, activation=GIB))) == 1

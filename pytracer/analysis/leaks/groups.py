@@ -122,6 +122,9 @@ class _Search:
                 continue
             per_growth = growth.bytes_per_step * growth.period_steps
             if 2 * np.median(grown) >= min(per_growth, growth.held_bytes):
+                if growth.kept_by is not None and " of " in growth.kept_by:  # what keeps models
+                    yield growth
+                    continue
                 names = "" if growth.kept_by is None else f"'s {growth.kept_by}"
                 yield replace(growth, kept_by=OF_MODEL + names)
 

@@ -229,6 +229,7 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
     found = np.flatnonzero(is_carried & ~is_lost)
     row = rows_at_end(data.snapshot, data.device, blocks)[found]
     is_of_model = are_of_category(data.snapshot, row, OF_MODEL.__contains__)
+    holder = file_holders(data.snapshot, row)
     owner = np.zeros(len(row), np.int64)
     owner[is_of_model] = data.snapshot.blocks.owner[row[is_of_model]]
     lives = Lives(
@@ -239,7 +240,7 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         phase=blocks.user_metadata[found].astype(np.int64),
         is_freed_later=(death[found] == count)
         & (blocks.free_requested_event[found] < len(data.trace)),
-        holder=np.where(is_of_model, owner, file_holders(data.snapshot, row)),
+        holder=np.where(is_of_model & (holder == 0), owner, holder),
     )
     has_steps = slots.unit == "step"
     sites = call_sites(data.snapshot.stacks)

@@ -242,7 +242,7 @@ def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return the remedy against memory that an object keeps, as `remedy` does."""
     text = f"look at {holder}, which keeps {what}"
     if is_graph:
-        text += ". A loss, for example, keeps its graph until backward(), and loss.item() does not"
+        text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
     return text
 
 

@@ -24,8 +24,7 @@ from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSe
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
 from pytracer.recommendation.what_if import change_requests
 from pytracer.simulator.deviation import Reference, reference_of
-from pytracer.simulator.recording import limits_of, version_note
-from pytracer.simulator.simulate import begins_as_recorded
+from pytracer.simulator.simulate import begins_as_recorded, limits_of, version_note
 from pytracer.simulator.trials import trials_of
 from pytracer.text import number, size
 

@@ -19,9 +19,8 @@ from pytracer.recommendation.candidates import (
     with_choice,
 )
 from pytracer.recommendation.results import TriedSetting
-from pytracer.simulator.recording import Limits, rules_under, simulate_recording
 from pytracer.simulator.rules import AllocatorRules
-from pytracer.simulator.simulate import Simulated
+from pytracer.simulator.simulate import Limits, Simulated, rules_under, simulate_recording
 from pytracer.variables import merge_settings
 
 ROUNDS = 2

@@ -19,6 +19,7 @@ from pytracer.commands.show_tables import (
     HeldRow,
     held_table,
     ooms_table,
+    overview,
     phases_table,
     sites_table,
     steps_table,
@@ -35,8 +36,6 @@ def show(found: Answered, top: int) -> None:
     for line in text_lines(found.answer, shutil.get_terminal_size().columns, has_all=True):
         console.print(Text(line), soft_wrap=True)
     if len(results) > 1:
-        from pytracer.commands.show_files import overview  # not needed for one file
-
         console.print()
         console.print(overview([result.report for result in results if result.report]))
     for result in results:
@@ -156,14 +155,14 @@ def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
         if usage.owners:
             owner = usage.owners[0]
             name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
-        rows.append(HeldRow.of(usage, name))
+        rows.append(HeldRow.of([usage], name))
     title = f"What memory was for at the {moment}"
     return held_table(rows, title, len(rows), key="category", noun="category")
 
 
 def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
     names = ("(none)" if each.module is None else printable(each.module) for each in usages)
-    rows = [HeldRow.of(usage, name) for usage, name in zip(usages, names, strict=True)]
+    rows = [HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)]
     title = f"Modules that held memory at the {moment}"
     return held_table(rows, title, top, key="module", noun="")
 

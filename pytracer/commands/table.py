@@ -56,6 +56,20 @@ def new_table(names: Iterable[str], *, title: str | None = None, text: int | Non
     return table
 
 
+def transposed_table(
+    columns: Mapping[str, Any], rows: Mapping[str, Callable[[Any], Cell]], title: str | None = None
+) -> Table:
+    """Make a table with a column for each of `columns`, by name, and a row for each figure of them.
+
+    A row without texts is left out.
+    """
+    table = new_table(["", *columns], title=title, text=0)
+    for name, figure in rows.items():
+        if any(cells := [figure(each) for each in columns.values()]):
+            add_row(table, name, *cells)
+    return table
+
+
 def add_row(table: Table, *cells: "Cell") -> None:
     """Add a row without markup; a range that is too wide breaks between its bounds."""
     table.add_row(*map(_shown, cells))

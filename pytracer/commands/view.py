@@ -3,6 +3,7 @@
 import shlex
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
-from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, Summary, open_file, summarised
-from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
-from pytracer.page.verdict import compared, of_file_named, verdict_of
+from pytracer.page.open_file import (
+    OpenFile,
+    Summary,
+    compared,
+    open_file,
+    summarised,
+    verdict_of,
+)
+from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, difference_of, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
@@ -150,16 +156,19 @@ def _page_of_files(
             "of them."
         )
         summaries = summaries[:MOST_FILES]
-    first = _open(Path(summaries[0].path))
+    first = _open(Path(summaries[0].file.path))
     data, sentences = file_data(first.snapshot, first.devices, max_events)
-    verdict = of_file_named(verdict_of(first), summaries[0])
+    verdict = verdict_of(first)
+    path = Path(first.snapshot.path)
+    name = printable(f"{path.parent.name}/{path.name}".lstrip("/"))
+    verdict = replace(verdict, heading=f"{name}: {verdict.heading}")
     content, left = {0: data}, max_events - summaries[0].events
     left_out += sentences
     del first
     for index, summary in enumerate(summaries[1:], 1):
         if summary.events <= left:
             try:
-                file = open_file(load(Path(summary.path)))  # it was explained before
+                file = open_file(load(Path(summary.file.path)))  # it was explained before
             except PytracerError as error:  # the file was changed or deleted meanwhile
                 failed.append(error)
                 continue
@@ -171,7 +180,7 @@ def _page_of_files(
         left_out.append(
             f"Of {number(len(summaries) - len(content), 'file')}, the page has the usage only, "
             f"because it has at most {max_events:,} events. To see such a file: pytracer view "
-            f"{shlex.quote(missing.path)}"
+            f"{shlex.quote(missing.file.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
     return Page(title, verdict, summaries, content, left_out), failed
@@ -183,7 +192,7 @@ def _summarised(path: Path) -> Summary:
 
 def _in_order(summaries: Sequence[Summary]) -> list[Summary]:
     """Return the files in the order of `pytracer show`, and of the other files by rank."""
-    by_path = {summary.path: summary for summary in summaries}
+    by_path = {summary.file.path: summary for summary in summaries}
     files = [by_path[file.path] for file in in_order(each.file for each in summaries)]
 
     def key(summary: Summary) -> tuple[bool, bool, int]:

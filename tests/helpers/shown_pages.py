@@ -10,9 +10,8 @@ from browser import Tab
 from synthetic_snapshots import Program, file_metadata
 
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import open_file, summarised
+from pytracer.page.open_file import open_file, summarised, verdict_of
 from pytracer.page.page import Page, page_of
-from pytracer.page.verdict import verdict_of
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 

@@ -21,11 +21,9 @@ from shown_pages import (
 )
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import open_file, summarised
-from pytracer.page.page import Page, page_of
-from pytracer.page.verdict import verdict_of
+from pytracer.page.open_file import open_file, summarised, verdict_of
+from pytracer.page.page import Page, difference_of, page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import numpy as np
 from pytracer.analysis.advice import UNTESTED
 from pytracer.analysis.answer import one_line
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.answered_files import AnsweredFile, answered_file, importance
-from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data, why_empty
+from pytracer.analysis.answered_files import AnsweredFile, answered_file
+from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.usage import final_sample
 from pytracer.page.file_data import capacity_bytes
@@ -26,25 +26,24 @@ CURVE_POINTS = 300
 
 @dataclass(frozen=True, eq=False)
 class OpenFile:
-    """A file in memory, with the explanation of each of its devices.
+    """A file in memory: its devices, and what happened on them.
 
-    The device that matters is the first: that which ran out of memory, else one that leaks, else
-    the accelerator with the highest peak.
+    The device that matters is the first in both: that which ran out of memory, else one that leaks,
+    else the accelerator with the highest peak.
     """
 
     snapshot: Snapshot
     devices: list[DeviceData]
-    explanations: list[Explanation]
+    file: AnsweredFile
 
 
 def open_file(
     snapshot: Snapshot, explain: Callable[[DeviceData], Explanation] = explain_device
 ) -> OpenFile:
     """Replay the devices of a snapshot and explain what happened on them."""
-    devices = [device_data(snapshot, device) for device in chosen_devices(snapshot, None)]
-    explained = [(data, explain(data)) for data in devices]
-    explained.sort(key=lambda pair: importance(pair[1]))
-    return OpenFile(snapshot, [data for data, _ in explained], [each for _, each in explained])
+    devices = {index: device_data(snapshot, index) for index in chosen_devices(snapshot, None)}
+    file = answered_file(snapshot, map(explain, devices.values()))
+    return OpenFile(snapshot, [devices[each.device] for each in file.devices], file)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def summarised(file: OpenFile) -> Summary:
         if history.is_replayed:
             curve = {name: _highest(getattr(usage, f"{name}_bytes")) for name in curve}
     return Summary(
-        file=answered_file(file.snapshot, file.explanations),
+        file=file.file,
         events=sum(map(rows_of, file.devices)),
         ooms=sum(int(np.count_nonzero(data.trace.action == OOM)) for data in file.devices),
         figures=figures,
@@ -116,15 +115,14 @@ class Verdict:
     is_leak: bool = False
 
 
-def verdict_of(file: OpenFile, *, is_saved: bool = True) -> Verdict:
+def verdict_of(file: AnsweredFile, *, is_saved: bool = True) -> Verdict:
     """Return the answer of `pytracer show` about the device that matters.
 
     Without `is_saved`, commands cannot read the file.
     """
     if not file.devices:
-        text = why_empty(file.snapshot.metadata)
-        return Verdict(f"{sentence(text)}.", [], [])
-    explanation = file.explanations[0]
+        return Verdict(f"{sentence(file.why_empty)}.", [], [])
+    explanation = file.devices[0]
     answer = answer_of(explanation, is_saved=is_saved)
     lines = [
         f"{line.role.capitalize()}: {one_line(line)}"

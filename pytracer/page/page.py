@@ -127,7 +127,9 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
     """Return the page of one file; the other arguments are those of `file_data`."""
     data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
     summary = summarised(file)
-    return Page(summary.name, verdict_of(file, is_saved=is_saved), [summary], {0: data}, left_out)
+    return Page(
+        summary.name, verdict_of(summary.file, is_saved=is_saved), [summary], {0: data}, left_out
+    )
 
 
 def _headline(summary: Summary) -> str:

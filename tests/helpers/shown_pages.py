@@ -82,7 +82,7 @@ def page_of_two_files() -> Page:
     first, other = open_file(load(CUDA)), open_file(training())
     return Page(
         title="two",
-        verdict=verdict_of(first),
+        verdict=verdict_of(first.file),
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=[],

@@ -57,7 +57,7 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     first, other = open_file(load(path)), open_file(training())
     page = Page(
         title=names[1],
-        verdict=verdict_of(first),
+        verdict=verdict_of(first.file),
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=names,
@@ -170,7 +170,7 @@ def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_
     first, other = open_file(load(CUDA)), open_file(training())
     page = Page(
         title="two",
-        verdict=verdict_of(first),
+        verdict=verdict_of(first.file),
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=["Something was left out."],

@@ -36,19 +36,14 @@ _MOST_SOURCES = 8
 class Question:
     """What `pytracer show` is asked.
 
-    Attributes:
-        read: Reads a file; its result answers the question for the file.
-        combine: Answers the question for all files, from their results.
-        content: Returns the content of the JSON document from that answer.
-        show: Prints that answer, which is of at least one file.
-        in_processes: Whether processes may read many files.
-        notes: What `read` says about parts of files that it leaves out, in any order.
+    `combine` makes the answer from the results of `read`, `content` makes the JSON document of the
+    answer, and `show` prints the answer if there are files. `notes` has what `read` leaves out.
     """
 
     read: Callable[[Path], Any]
-    combine: Callable[[list[Any]], Any]
-    content: Callable[[Any], Mapping[str, Any]]
     show: Callable[[Any], None]
+    combine: Callable[[list[Any]], Any] = list
+    content: Callable[[Any], Mapping[str, Any]] = lambda results: {"files": results}
     in_processes: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -163,26 +158,25 @@ def _question(
         from pytracer.commands import show_held
 
         read = _ask(show_held.held, device=device, by=by or "line", depth=depth, **at)
-        return Question(read, list, _files, partial(show_held.show, top=top), notes=notes)
+        return Question(read, partial(show_held.show, top=top), notes=notes)
     if leaks:
         from pytracer.analysis.leaks.several_files import combine, examine
         from pytracer.commands import show_leaks
 
         read = _ask(examine, device=device, is_only=is_only)
-        return Question(read, combine, vars, partial(show_leaks.show, top=top))
+        return Question(read, partial(show_leaks.show, top=top), combine, vars)
     if fragmentation:
         from pytracer.analysis import pinned_segments
         from pytracer.commands import show_fragmentation
 
         read = _ask(pinned_segments.fragmentation, device=device, **at)
-        shown = partial(show_fragmentation.show, top=top)
-        return Question(read, list, _files, shown, notes=notes)
+        return Question(read, partial(show_fragmentation.show, top=top), notes=notes)
     if address is not None:
         from pytracer.analysis.addresses import blocks_at
         from pytracer.commands import show_address
 
         read = _ask(blocks_at, device=device, address=show_address.parsed(address))
-        return Question(read, list, _files, partial(show_address.show, top=top))
+        return Question(read, partial(show_address.show, top=top))
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
     show: Callable[[Answered], None] = _show_verdict
     if has_all:
@@ -190,16 +184,12 @@ def _question(
 
         read = partial(read, has_all=True)
         show = partial(show_all.show, top=top)
-    return Question(read, partial(answered, device=device), _content, show, in_processes=True)
+    return Question(read, show, partial(answered, device=device), _content, in_processes=True)
 
 
 def _ask(function: Callable[..., Any], **question: Any) -> Callable[[Path], Any]:
     """Return the function that loads a file and calls `function` with the snapshot."""
     return lambda path: function(load(path), **question)
-
-
-def _files(results: list[Any]) -> Mapping[str, Any]:
-    return {"files": results}
 
 
 def _content(found: Answered) -> Mapping[str, Any]:

@@ -208,7 +208,7 @@ _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 
 @dataclass(frozen=True)
 class HeldRow:
-    """A row of a table of held memory: the bytes, the number of blocks, and what holds them."""
+    """A row of a table of held memory; `count` is the number of blocks."""
 
     size_bytes: int
     requested_bytes: int
@@ -223,14 +223,9 @@ class HeldRow:
 
 
 def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:
-    """Make the table of what holds memory, the largest first.
+    """Make the table of what holds memory; `key` is the header of the names.
 
-    Args:
-        rows: All rows; their bytes are the whole.
-        title: The title; "" for none.
-        top: How many rows to show; the others are one row.
-        key: The header of the names.
-        noun: What a row is, as in "call site".
+    All rows but the first `top` are one row, of other `noun`s.
     """
     whole = sum(row.size_bytes for row in rows)
     is_rounded = any(

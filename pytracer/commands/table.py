@@ -40,13 +40,7 @@ def make_table(
 
 
 def new_table(names: Iterable[str], *, title: str | None = None, text: int | None = None) -> Table:
-    """Make a table of numbers without rows.
-
-    Args:
-        names: The headers of the columns.
-        title: The title above the table.
-        text: The index of the column with texts, 0 or -1; None: all columns have numbers.
-    """
+    """Make a table without rows. Of its columns of numbers, the one at `text` has texts instead."""
     # Titles and cells may hold names from a file, whose brackets are not markup.
     table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
     for name in names:
@@ -97,11 +91,7 @@ def _attribute(row: Any, name: str) -> "Cell":
 
 
 class Fitted:
-    """A cell that fits its text to the width of its column.
-
-    Attributes:
-        longest: The text for a column that is wide enough.
-    """
+    """A cell that fits its text to the width of its column."""
 
     def __init__(self, fit: Callable[[int | None], str]) -> None:
         """Make a cell, given a function that returns the text for a width; None: any width."""

@@ -46,13 +46,10 @@ class Page:
     """The content of a page. A notebook shows the page in the output of the cell.
 
     Attributes:
-        title: The title of the page.
-        verdict: The first lines.
         files: The files, the one that matters first.
         data: The data of files (`file_data`) by their index in `files`; the first file has data.
         left_out: What the page does not show, and how to have it, as sentences.
-        difference: The difference of the first file to the second, the baseline; None: there is no
-            baseline.
+        difference: The difference of the first file to the second, the baseline.
     """
 
     title: str

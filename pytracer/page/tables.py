@@ -42,8 +42,7 @@ class Tables:
 
     Attributes:
         left_out: What was left out, as sentences.
-        frames: The frames, for the header.
-        sites: The texts of the call sites, for the header.
+        frames, sites: The frames and the texts of call sites, for the header.
         stack, phase, pool: The number in the page of each stack, each string that is a phase, and
             each pool of the snapshot.
     """

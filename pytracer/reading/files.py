@@ -178,12 +178,7 @@ def match(first: Path, second: Path, on_error: OnError | None = None) -> Matched
     has only one, and so are role and host of processes without a rank, if these files have no
     match and both directories have equally many of them for the place.
 
-    Args:
-        first, second: The directories.
-        on_error: As for `find`.
-
-    Raises:
-        PytracerError: As for `find`.
+    `on_error` and the errors are those of `find`.
     """
     left = [_places(root, on_error) for root in (first, second)]
     pairs: list[tuple[Place, Path, Path]] = []

@@ -34,11 +34,7 @@ def answered(
 ) -> Recommendation:
     """Return a recommendation with the answer that its figures allow.
 
-    Args:
-        found: The recommendation, without an answer and without a change.
-        best: The best settings.
-        recording: The recording, as it is.
-        why_unknown: Why the recording says nothing about other settings; None if it does.
+    `why_unknown` is why the recording says nothing about other settings; None if it does.
     """
     own, capacity, needed = found.own, found.capacity_bytes, size(found.needed_bytes)
     if capacity is not None and found.needed_bytes > capacity:
@@ -79,6 +75,11 @@ def answered(
     return _change(found, best, recording)
 
 
+def ran_out(recording: Recording) -> bool:
+    """Return whether an allocation failed in a recording."""
+    return bool(np.any(recording.requests.kind == FAIL))
+
+
 def leak_first(found: Recommendation, sentence: str) -> Recommendation:
     """Return a recommendation whose answer begins with the sentence on a leak."""
     text = sentence if sentence.startswith("Leak") else f"Leak: {sentence}"
@@ -111,7 +112,7 @@ def _unknown(found: Recommendation, recording: Recording, why: str) -> Recommend
         names = [tried.name for tried in _others(found)]
         what = f"whether {names[0]} helps" if len(names) == 1 else "which of the settings helps"
     advice = COMPLETE
-    if recording.starts_empty and np.any(recording.requests.kind == FAIL):
+    if recording.starts_empty and ran_out(recording):
         advice = (
             "If you know how much the allocator could reserve in the recording, give --capacity."
         )
@@ -132,7 +133,7 @@ def _keep(found: Recommendation) -> Recommendation:
 
 def _change(found: Recommendation, best: TriedSetting, recording: Recording) -> Recommendation:
     own, peak = found.own, size(best.peak_reserved_bytes)
-    failed = bool(np.any(recording.requests.kind == FAIL))
+    failed = ran_out(recording)
     notes = [*found.notes]
     if not own.fits:
         fits = "the program would fit"

@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pytracer.analysis.advice import LEAST_STEPS
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain_device
-from pytracer.analysis.requests import FAIL, Recording, extract_recording
+from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_boundaries
-from pytracer.recommendation.answers import answered, leak_first
+from pytracer.recommendation.answers import answered, leak_first, ran_out
 from pytracer.recommendation.candidates import COLLECTION, name_of, placement
 from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
 from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
@@ -36,8 +34,6 @@ class _Loaded:
     """A file that can be simulated.
 
     Attributes:
-        snapshot: The snapshot.
-        recording: The recording of its device.
         changed: The recording with the requests to simulate.
         what_if: A sentence about each change of the requests.
         given_bytes: The capacity to simulate; None: as much as in the recording.
@@ -50,21 +46,11 @@ class _Loaded:
     given_bytes: int | None
 
     @property
-    def rank(self) -> int | None:
-        return self.snapshot.metadata.rank
-
-    @property
     def capacity_bytes(self) -> int | None:
         return self.recording.limit_bytes if self.given_bytes is None else self.given_bytes
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether an allocation failed in the recording."""
-        return bool(np.any(self.recording.requests.kind == FAIL))
-
     def search(self) -> Search:
-        limits = limits_of(self.recording, self.given_bytes)
-        return Search(self.changed, limits, self.recording.own_name)
+        return Search(self.changed, limits_of(self.recording, self.given_bytes))
 
     def reference(self) -> Reference:
         return reference_of(self.recording, self.given_bytes)
@@ -149,9 +135,10 @@ def _of_directory(
             errors.append(f"Not judged: {error}")
             continue
         # A rank that ran out of memory, but not in the simulation, leaves no answer to the job.
-        is_clear = not one.ran_out or reference.why_unknown is None
+        is_clear = reference.why_unknown is None or not ran_out(one.recording)
         orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (one.capacity_bytes or 1)))
-        ranks.append(RankOutcome(os.fspath(file), one.rank, own, reference.why_unknown, None))
+        rank = one.snapshot.metadata.rank
+        ranks.append(RankOutcome(os.fspath(file), rank, own, reference.why_unknown, None))
     if not ranks:
         raise PytracerError(f"no file can be simulated: {errors[0]}")
     worst = min(range(len(ranks)), key=orders.__getitem__)
@@ -190,7 +177,7 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         ranked = [best, *(tried for tried in ranked if tried.choice != best.choice)]
     found = Recommendation(
         path=one.snapshot.path,
-        rank=one.rank,
+        rank=one.snapshot.metadata.rank,
         device=recording.name,
         torch_version=recording.torch_version,
         capacity_bytes=one.capacity_bytes,
@@ -248,7 +235,7 @@ def _advised_after_oom(recording: Recording, search: Search, best: Tried) -> Tri
 
     All answers to one question name the same settings, also those that simulate few settings.
     """
-    if not np.any(recording.requests.kind == FAIL):
+    if not ran_out(recording):
         return best
     fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
     if fitting is None or placement(fitting.settings) == best.choice:

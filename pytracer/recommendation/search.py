@@ -56,9 +56,9 @@ class Tried:
 class Search:
     """The simulations of one recording."""
 
-    def __init__(self, recording: Recording, limits: Limits, own: str) -> None:
-        """Prepare a search; `own` is the name of the recording's own settings."""
-        self._recording, self._limits, self._own = recording, limits, own
+    def __init__(self, recording: Recording, limits: Limits) -> None:
+        """Prepare a search."""
+        self._recording, self._limits = recording, limits
         self._seen: set[frozenset[tuple[str, str]]] = set()
         self._needed = needed_bytes(recording.requests)
 
@@ -68,7 +68,7 @@ class Search:
         Raises:
             ConfigError: The simulator does not know these settings.
         """
-        own = self.of_settings(self._recording.settings, self._own)
+        own = self.of_settings(self._recording.settings, self._recording.own_name)
         self._seen.add(frozenset(own.choice.items()))
         return own
 

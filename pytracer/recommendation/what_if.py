@@ -26,8 +26,7 @@ def change_requests(
     """Return a recording with changed requests, and a sentence about each change.
 
     Args:
-        snapshot: The snapshot of the recording.
-        recording: The recording.
+        snapshot, recording: What is changed.
         without: Whose allocations to leave out. "model.py:12" are the allocations that this line
             made or called, "model.py" those of the file, and "category:optimizer_state" those
             of a category (see `CategoryUsage`).

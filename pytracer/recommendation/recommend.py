@@ -16,10 +16,24 @@ from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_boundaries
-from pytracer.recommendation.answers import answered, leak_first, ran_out
-from pytracer.recommendation.candidates import COLLECTION, name_of, placement
-from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
-from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
+from pytracer.recommendation.answers import (
+    RankOutcome,
+    Recommendation,
+    TriedSetting,
+    answered,
+    leak_first,
+    ran_out,
+)
+from pytracer.recommendation.search import (
+    COLLECTION,
+    Search,
+    Tried,
+    best_of,
+    is_tight,
+    name_of,
+    needed_bytes,
+    placement,
+)
 from pytracer.recommendation.what_if import change_requests
 from pytracer.simulator.deviation import Reference, reference_of
 from pytracer.simulator.simulate import begins_as_recorded, limits_of, version_note

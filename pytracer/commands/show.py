@@ -200,30 +200,28 @@ def _content(found: Answered) -> Mapping[str, Any]:
 def _show_verdict(found: Answered) -> None:
     assert found.answer is not None
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-    for line in text_lines(found.answer, width, SourceLines(found.files[0])):
+    for line in text_lines(found.answer, width, _source_of(found.files[0])):
         click.echo(line)
 
 
-class SourceLines:
-    """Returns the source of the call site of a line of an answer, as in "h = self.mlp(h)".
+def _source_of(file: AnsweredFile) -> Callable[[Line], str]:
+    """Return a function that returns the source of a line's call site; "" if it is unknown.
 
     A few files on this machine are read, and none that was changed after the snapshot was written.
     """
+    written_ns = file.written_ns
+    if written_ns is None:
+        with contextlib.suppress(OSError):
+            written_ns = Path(file.path).stat().st_mtime_ns
+    files: dict[str, list[str]] = {}
 
-    def __init__(self, file: AnsweredFile) -> None:
-        """Find the time of a snapshot, after which sources must not have changed."""
-        self._written_ns = file.written_ns
-        if self._written_ns is None:
-            with contextlib.suppress(OSError):
-                self._written_ns = Path(file.path).stat().st_mtime_ns
-        self._files: dict[str, list[str]] = {}
-
-    def __call__(self, line: Line) -> str:
-        """Return the source of a line's call site; "" if it is unknown."""
+    def source(line: Line) -> str:
         frame = line.frame
         if line.role != "lines" or frame is None:
             return ""
-        if frame.filename not in self._files and len(self._files) < _MOST_SOURCES:
-            self._files[frame.filename] = read_source(frame.filename, self._written_ns or 0)
-        lines = self._files.get(frame.filename, [])
+        if frame.filename not in files and len(files) < _MOST_SOURCES:
+            files[frame.filename] = read_source(frame.filename, written_ns or 0)
+        lines = files.get(frame.filename, [])
         return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+
+    return source

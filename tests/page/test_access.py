@@ -167,15 +167,8 @@ def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
-    first, other = open_file(load(CUDA)), open_file(training())
-    page = Page(
-        title="two",
-        verdict=verdict_of(first.file),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=["Something was left out."],
-        difference=difference_of(first.snapshot, other.snapshot),
-    )
+    difference = difference_of(load(CUDA), training())
+    page = page_of_two_files(left_out=["Something was left out."], difference=difference)
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
         tab.run((web / AXE).read_text())
         for view in (*TABS, "ranks", "difference"):

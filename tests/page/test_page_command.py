@@ -67,10 +67,6 @@ def test_a_failure_leaves_the_earlier_page(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_no_files() -> None:
-    assert view("no/such/file.pickle").exit_code == 1
-
-
 def test_the_browser_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 

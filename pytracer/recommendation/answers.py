@@ -75,6 +75,13 @@ class TriedSetting:
         """The calls to the device, which are the price of a setting."""
         return self.device_allocs + self.device_frees + self.maps + self.unmaps
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The order of settings: those that fit without retries, with retries, and the others."""
+        if not self.fits:
+            return 2, -(1 << 62 if self.failed_event is None else self.failed_event)
+        return int(self.retries > 0), self.peak_reserved_bytes
+
 
 @dataclass(frozen=True)
 class RankOutcome:

@@ -27,7 +27,6 @@ from pytracer.recommendation.answers import (
 from pytracer.recommendation.search import (
     COLLECTION,
     Search,
-    Tried,
     best_of,
     is_tight,
     name_of,
@@ -36,7 +35,7 @@ from pytracer.recommendation.search import (
 )
 from pytracer.recommendation.what_if import change_requests
 from pytracer.simulator.deviation import Reference, reference_of
-from pytracer.simulator.simulate import begins_as_recorded, limits_of, version_note
+from pytracer.simulator.simulate import begins_as_recorded, limits_of, rules_under, version_note
 from pytracer.simulator.trials import trials_of
 from pytracer.text import number, size
 
@@ -142,7 +141,7 @@ def _of_directory(
     for file in files:
         try:
             one = loaded(file)
-            reference, own = one.reference(), one.search().own().result
+            reference, own = one.reference(), one.search().own()
         except ConfigError:
             raise
         except PytracerError as error:
@@ -165,7 +164,7 @@ def _of_directory(
                 ranks[i] = replace(rank, recommended=best)
             elif rank.why_unknown is None:
                 search = loaded(Path(rank.path)).search()
-                tried = search.of_settings(best.settings, best.name).result
+                tried = search.of_settings(best.settings, best.name)
                 ranks[i] = replace(rank, recommended=tried)
                 if not tried.fits:
                     notes.append(f"{rank.path}: does not fit with the recommended settings.")
@@ -188,7 +187,10 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         advised = _advised_after_oom(recording, search, best)
         notes += _why_not_best(advised, best)
         best = advised
-        ranked = [best, *(tried for tried in ranked if tried.choice != best.choice)]
+        ranked = [
+            best,
+            *(tried for tried in ranked if placement(tried.settings) != placement(best.settings)),
+        ]
     found = Recommendation(
         path=one.snapshot.path,
         rank=one.snapshot.metadata.rank,
@@ -202,33 +204,33 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         why="",
         needed_bytes=needed_bytes(changed.requests),
         deviation=reference.deviation,
-        own=own.result,
+        own=own,
         recommended=None,
         settings=given,
-        tried=[tried.result for tried in ranked],
+        tried=ranked,
         ranks=[],
         notes=notes,
         is_estimate=bool(one.what_if),
     )
-    found = answered(found, best.result, recording, reference.why_unknown)
+    found = answered(found, best, recording, reference.why_unknown)
     if not given and (leak := _leak_sentence(one.snapshot, recording)):
         found = leak_first(found, leak)
     simulated = [own] if best is own else [own, best]
     notes = [*found.notes, *_notes(changed, ranked if given else simulated)]
     if given:
-        notes += _notes_of_given((t for t in found.tried if t is not own.result), recording)
+        notes += _notes_of_given((t for t in found.tried if t is not own), recording)
     if (note := version_note(recording)) is not None:
         notes.append(note)
     return replace(found, notes=notes)
 
 
 def _measured(
-    search: Search, own: Tried, others: list[Tried], *, measure_all: bool
-) -> tuple[Tried, Tried, list[Tried]]:
+    search: Search, own: TriedSetting, others: list[TriedSetting], *, measure_all: bool
+) -> tuple[TriedSetting, TriedSetting, list[TriedSetting]]:
     """Return the recording's own settings, the best, and all, with the devices of the best."""
     own, *given = search.with_smallest_device([own, *(others if measure_all else [])])
     everything = [own, *(given or others)]
-    fitting = [tried for tried in everything if tried.result.fits]
+    fitting = [tried for tried in everything if tried.fits]
     if measure_all:
         measured = given
         best = best_of(own, everything)
@@ -239,12 +241,12 @@ def _measured(
         best = best_of(own, everything)
         measured = search.with_smallest_device([] if best is own else [best])
         best = measured[0] if measured else own
-    by_name = {tried.result.name: tried for tried in [*everything, *measured, own]}
+    by_name = {tried.name: tried for tried in [*everything, *measured, own]}
     ranked = sorted(by_name.values(), key=lambda tried: (tried is not best, tried.rank))
     return own, best, ranked
 
 
-def _advised_after_oom(recording: Recording, search: Search, best: Tried) -> Tried:
+def _advised_after_oom(recording: Recording, search: Search, best: TriedSetting) -> TriedSetting:
     """Return the settings that an explanation of the same out-of-memory names, or else the best.
 
     All answers to one question name the same settings, also those that simulate few settings.
@@ -252,20 +254,19 @@ def _advised_after_oom(recording: Recording, search: Search, best: Tried) -> Tri
     if not ran_out(recording):
         return best
     fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
-    if fitting is None or placement(fitting.settings) == best.choice:
+    if fitting is None or placement(fitting.settings) == placement(best.settings):
         return best
     name = name_of(placement(fitting.settings))
     (tried,) = search.with_smallest_device([search.of_settings(fitting.settings, name)])
     return tried
 
 
-def _why_not_best(advised: Tried, best: Tried) -> list[str]:
-    least, needed = best.result.smallest_device_bytes, advised.result.smallest_device_bytes
+def _why_not_best(advised: TriedSetting, best: TriedSetting) -> list[str]:
+    least, needed = best.smallest_device_bytes, advised.smallest_device_bytes
     if least is None or needed is None or least >= needed:
         return []
     return [
-        f"With {best.result.name}, the smallest device would have {size(least)}, and not "
-        f"{size(needed)}."
+        f"With {best.name}, the smallest device would have {size(least)}, and not {size(needed)}."
     ]
 
 
@@ -276,16 +277,20 @@ def _leak_sentence(snapshot: Snapshot, recording: Recording) -> str:
     return explain_device(device_data(snapshot, recording.device)).leak_sentence()
 
 
-def _names(simulated: list[Tried]) -> str:
-    return " and of ".join(one.result.name for one in simulated)
+def _names(simulated: list[TriedSetting]) -> str:
+    return " and of ".join(one.name for one in simulated)
 
 
-def _notes(recording: Recording, simulated: list[Tried]) -> Iterator[str]:
+def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]:
     """Yield how the simulations start, and what makes them inexact, in sentences."""
     requests = recording.requests
     if requests.start is not None or requests.older_blocks:
         blocks = number(requests.older_blocks, "block")
-        kept = [one for one in simulated if begins_as_recorded(requests, one.rules)]
+        kept = [
+            one
+            for one in simulated
+            if begins_as_recorded(requests, rules_under(one.settings, recording))
+        ]
         others = [one for one in simulated if one not in kept]
         if kept:
             yield (

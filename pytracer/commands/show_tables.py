@@ -218,8 +218,9 @@ class HeldRow:
     @classmethod
     def of(cls, holders: Iterable[Any], name: str | Fitted) -> "HeldRow":
         """Return the row of what holds memory: one `Site`, `Group` or usage, or several."""
-        amounts = [(each.size_bytes, each.requested_bytes, each.count) for each in holders]
-        return cls(*map(sum, zip(*amounts, strict=True)), name)
+        amounts = ((each.size_bytes, each.requested_bytes, each.count) for each in holders)
+        size_bytes, requested_bytes, count = map(sum, zip(*amounts, strict=True))
+        return cls(size_bytes, requested_bytes, count, name)
 
 
 def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:

@@ -150,8 +150,8 @@ def _of_directory(
         # A rank that ran out of memory, but not in the simulation, leaves no answer to the job.
         is_clear = reference.why_unknown is None or not ran_out(one.recording)
         orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (one.capacity_bytes or 1)))
-        rank = one.snapshot.metadata.rank
-        ranks.append(RankOutcome(os.fspath(file), rank, own, reference.why_unknown, None))
+        its_rank, why = one.snapshot.metadata.rank, reference.why_unknown
+        ranks.append(RankOutcome(os.fspath(file), its_rank, own, why, None))
     if not ranks:
         raise PytracerError(f"no file can be simulated: {errors[0]}")
     worst = min(range(len(ranks)), key=orders.__getitem__)

@@ -195,20 +195,16 @@ def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
     segments = Segments(*(column[segment_rows] for column in tables["segments"]))
     blocks = Blocks(*(column[block_rows] for column in tables["blocks"]))
+    offsets = np.concatenate((np.zeros(1, np.int64), tables["stack_ends"]))
+    stacks: list[Any] = [offsets, tables["stack_frames"], *tables["frames"]]
+    stacks += [*tables["stack_backward"], strings, metadata.torch_folders]
     events = [compress_constant(column) for column in tables.pop("events")]
     return Snapshot(
         path=path,
         traces=tuple(Trace(*(column[rows] for column in events)) for rows in tables["traces"]),
         segments=replace(segments, first_block=segments.first_block - block_rows.start),
         blocks=replace(blocks, segment=blocks.segment - segment_rows.start),
-        stacks=Stacks(
-            np.concatenate((np.zeros(1, np.int64), tables["stack_ends"])),
-            tables["stack_frames"],
-            *tables["frames"],
-            *tables["stack_backward"],
-            strings=strings,
-            torch_folders=metadata.torch_folders,
-        ),
+        stacks=Stacks(*stacks),
         strings=strings,
         pools=tables["pools"].reshape(-1, 2),
         actions=tables["actions"],

@@ -67,7 +67,6 @@ def _show_file(console: Console, result: ReadFile, top: int) -> None:
 
 
 def _written(report: Report) -> str:
-    """Describe which process wrote the file, when and why."""
     metadata = report.metadata
     if not metadata.is_pytracers:
         return ""
@@ -86,7 +85,6 @@ def _written(report: Report) -> str:
 
 
 def _window(metadata: FileMetadata) -> list[str]:
-    """Name the steps or the phase of a file."""
     window = metadata.window
     if window is None:
         return []
@@ -124,7 +122,6 @@ def _show_device(
 def _tables(
     report: Report, device: DeviceReport, holders: Sequence[Holder], top: int
 ) -> Iterator[Table]:
-    """Yield the tables of who held memory, of the steps and of the phases."""
     at_oom, categories, modules = device.sites_at_oom, device.categories, device.modules
     moment = "end" if at_oom is None else "out-of-memory"
     at_peak = "peak" if device.peak_allocated is not None else "end"

@@ -185,7 +185,6 @@ class Experiment:
         return environment
 
     def _add_notes(self, run: Run, outcome: Outcome, files: RunFiles) -> None:
-        """Note what the table does not show."""
         metadata, notes = self.comparison.metadata, self.comparison.notes
         metadata["environment"] = metadata["environment"] or files.environment
         name = self.comparison.settings[run.setting].name

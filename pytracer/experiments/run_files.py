@@ -50,7 +50,6 @@ class _Device:
     limit_bytes: int | None = None
 
     def add(self, snapshot: Snapshot, index: int, statistics: Statistics) -> None:
-        """Add the numbers of a file and of the allocator's own statistics in it."""
         trace, history = snapshot.traces[index], _history(snapshot, index)
         # The program may have reset its statistics; the trace may still show larger numbers.
         traced = _traced(trace, history)
@@ -162,7 +161,6 @@ def _is_complete(snapshot: Snapshot, device: int, history: History) -> bool:
 
 
 def _largest(devices: Collection[_Device]) -> dict[str, Any]:
-    """Return the largest value of each number over all devices."""
     numbers: dict[str, Any] = {}
     for device in devices:
         for name, value in device.numbers.items():

@@ -74,7 +74,7 @@ def measure(path: str) -> dict[str, Any]:
     from pytracer.analysis.requests import extract_recording
     from pytracer.reading import load
     from pytracer.recommendation import recommend
-    from pytracer.simulator.recording import limits_of, own_rules, simulate_recording
+    from pytracer.simulator.simulate import limits_of, own_rules, simulate_recording
     from pytracer.simulator.trials import try_settings
 
     began = time.perf_counter()

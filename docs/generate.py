@@ -46,7 +46,7 @@ from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
 from pytracer.reading.metadata import FileMetadata
-from pytracer.recommendation.results import Recommendation
+from pytracer.recommendation.answers import Recommendation
 from pytracer.tracing.options import OPTIONS
 
 DOCS = Path(__file__).parent

@@ -27,11 +27,9 @@ class ReadFile:
     """What is kept of a file.
 
     Attributes:
-        file: The explanations of its devices.
         leaks: What the search for leaks in several files needs; None of a file that ran out of
             memory, or of the only file.
-        report: The report in numbers; None if it was not asked for.
-        fragments: The free memory of its accelerators; [] if it was not asked for.
+        fragments: The free memory of its accelerators.
         is_only: Whether it was read as the only file, with simulated settings.
     """
 
@@ -53,7 +51,6 @@ def read_file(
     """Read a file for its answer.
 
     Args:
-        path: The file.
         device: The index of the only device; None for all devices that were used.
         is_only: Whether it is the only file, so that no other decides and settings are simulated.
         has_report: Whether to make the report in numbers too.
@@ -102,7 +99,7 @@ class Answered:
     """The answer about files.
 
     Attributes:
-        answer: The answer; None if there are no files.
+        answer: None if there are no files.
         files: The files, the one that matters first.
         results: What was kept of the files, in the order in which they were given.
     """

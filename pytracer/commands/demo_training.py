@@ -124,7 +124,6 @@ def _found(device: str) -> str:
 
 
 def _report(path: Path, losses: list[float]) -> None:
-    """Print the peak, the call sites that held memory at the peak, and how to see more."""
     snapshot = load(path)
     (device,) = stats(snapshot, device=0).devices
     peak = device.peak_allocated

@@ -95,7 +95,9 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
     """
     failures = []
     try:
-        for library in libraries or _all_libraries():
+        backends = built_backends()
+        pinned = [HOST] if "cuda" in backends else []
+        for library in libraries or [*backends, AUTOGRAD, *pinned]:
             try:
                 if output is None:
                     path = builder.build_in_chosen(library).path
@@ -111,11 +113,6 @@ def _build(builder: HookBuilder, libraries: Sequence[str], output: Path | None) 
         failures.append(str(error))
     if failures:
         raise click.ClickException("\n".join(dict.fromkeys(failures)))
-
-
-def _all_libraries() -> list[str]:
-    backends = built_backends()
-    return [*backends, AUTOGRAD, *([HOST] if "cuda" in backends else [])]
 
 
 def _variable_problems(build_problem: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.parallel import progress_bar
 from pytracer.errors import PytracerError
 from pytracer.experiments.comparison import Outcome
-from pytracer.experiments.experiment_runs import REPORT, Experiment, Run
+from pytracer.experiments.experiment_runs import REPORT, Experiment
 from pytracer.text import duration, printable, size
 
 
@@ -98,11 +98,7 @@ def command(
     interruption: Interruption | None = None
     try:
         with signals_interrupt(), progress_bar() as bar:
-            progress = _Progress(experiment, bar)
-            experiment.prepare()
-            for run in experiment.runs:
-                progress.begin(run)
-                progress.end(run, experiment.run(run))
+            _run_all(experiment, bar)
     except Interruption as error:
         interruption = error
     if any(setting.outcomes for setting in experiment.comparison.settings):
@@ -115,26 +111,19 @@ def command(
         context.exit(1)
 
 
-class _Progress:
-    """Progress on standard error: a bar in a terminal, or else a line for each ended run."""
-
-    def __init__(self, experiment: Experiment, bar: Progress) -> None:
-        self._experiment = experiment
-        self._bar = bar
-        self._task = bar.add_task("Checking the settings", total=len(experiment.runs))
-
-    def begin(self, run: Run) -> None:
-        self._bar.update(self._task, description=printable(self._name(run)))
-
-    def end(self, run: Run, outcome: Outcome) -> None:
-        self._bar.advance(self._task)
-        line = f"{self._name(run)}: {_outcome_text(outcome)}"
-        if outcome.failure is not None or not self._bar.console.is_terminal:
-            self._bar.console.print(Text(printable(line)), soft_wrap=True)
-
-    def _name(self, run: Run) -> str:
-        setting = self._experiment.comparison.settings[run.setting].name
-        return f"{self._experiment.runs.index(run) + 1}/{len(self._experiment.runs)} {setting}"
+def _run_all(experiment: Experiment, bar: Progress) -> None:
+    """Run the program, with a bar in a terminal, or else a line for each ended run."""
+    runs, settings = experiment.runs, experiment.comparison.settings
+    task = bar.add_task("Checking the settings", total=len(runs))
+    experiment.prepare()
+    for number, run in enumerate(runs, 1):
+        name = f"{number}/{len(runs)} {settings[run.setting].name}"
+        bar.update(task, description=printable(name))
+        outcome = experiment.run(run)
+        bar.advance(task)
+        if outcome.failure is not None or not bar.console.is_terminal:
+            line = printable(f"{name}: {_outcome_text(outcome)}")
+            bar.console.print(Text(line), soft_wrap=True)
 
 
 def _outcome_text(outcome: Outcome) -> str:

@@ -15,12 +15,7 @@ from pytracer.reading.files import SUFFIXES
 
 @dataclass(frozen=True)
 class JsonOutput:
-    """Where a command writes its report as JSON.
-
-    Attributes:
-        is_only: Whether the report is printed as JSON, and nothing else is printed.
-        path: The file to write the report to; "-": standard output; None: none.
-    """
+    """Where a command writes its report as JSON: to a file ("-": stdout), or as the only output."""
 
     is_only: bool = False
     path: str | None = None

@@ -14,7 +14,6 @@ import pytest
 
 from pytracer.analysis.device_data import DeviceData, device_data
 from pytracer.analysis.frame_text import call_site_text
-from pytracer.analysis.history import History
 from pytracer.analysis.holders import sites_at
 from pytracer.backends.devices import automatic_backend
 from pytracer.errors import PytracerError
@@ -148,8 +147,8 @@ def _check(item: pytest.Item, name: str, amount: str) -> Check | None:
     return Check(limit_bytes, str(device))
 
 
-def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | str:
-    """Return the device and its history with the blocks of the test only; a sentence if unknown."""
+def _tests_own(snapshot: Snapshot, device: int) -> DeviceData | str:
+    """Return the device with the history of the test's blocks only; a sentence if unknown."""
     data = device_data(snapshot, device)
     if not data.history.is_replayed:
         return data.contradiction or ""
@@ -157,20 +156,18 @@ def _tests_own(snapshot: Snapshot, device: int) -> tuple[DeviceData, History] | 
         return f"the test has more events than the recording's {RING_ENTRIES:,}"
     blocks = data.history.blocks
     history = dataclasses.replace(data.history, blocks=blocks.at(blocks.alloc_event >= 0))
-    return dataclasses.replace(data, history=history), history
+    return dataclasses.replace(data, history=history)
 
 
 def _exceeded(snapshot: Snapshot, device: int, limit_bytes: int, is_leak: bool) -> Iterator[str]:
     """Yield lines if a test allocated, or left, more than its limit, or if this is unknown."""
-    found, name = _tests_own(snapshot, device), snapshot.device_name(device)
-    if isinstance(found, str):
+    data, name = _tests_own(snapshot, device), snapshot.device_name(device)
+    if isinstance(data, str):
         doubt = "left memory" if is_leak else f"allocated more than {size(limit_bytes)}"
-        yield f"may have {doubt} on {name}: {found}"
+        yield f"may have {doubt} on {name}: {data}"
         return
-    data, history = found
     if is_leak:
-        entry = len(snapshot.traces[device])
-        blocks = history.blocks
+        entry, blocks = len(data.trace), data.history.blocks
         amount = int(blocks.size_bytes[blocks.free_requested_event >= entry].sum())
         allowed = f", and {size(limit_bytes)} are allowed" if limit_bytes else ""
         text = (
@@ -178,7 +175,7 @@ def _exceeded(snapshot: Snapshot, device: int, limit_bytes: int, is_leak: bool) 
             "fixtures, most is held by:"
         )
     else:
-        added = history.usage.allocated_bytes - history.usage.allocated_bytes[0]
+        added = data.history.usage.allocated_bytes - data.history.usage.allocated_bytes[0]
         entry = int(added.argmax())
         amount = int(added[entry])
         text = (

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,9 @@ def _show(found: Recommendation, is_one_of_several: bool) -> None:
     write(f"{found.path}, {found.device}: {found.requests:,} requests{limit}")
     write(deviation_text(found.deviation))
     columns: Columns = {
-        "setting": partial(_short_name, found),
+        "setting": lambda row: wrapped_name(
+            "own settings" if row.name == found.own.name else printable(row.name), NAME_WIDTH
+        ),
         "OOM": lambda row: "no" if row.fits else Text("yes", "bold red"),
         "peak\nreserved": "peak_reserved_bytes",
         "not\nallocated": "waste_bytes",
@@ -153,11 +154,6 @@ def _rows(found: Recommendation) -> list[TriedSetting]:
             rows.append(tried)
             seen.add(keys)
     return rows
-
-
-def _short_name(found: Recommendation, row: TriedSetting) -> str:
-    name = "own settings" if row.name == found.own.name else printable(row.name)
-    return wrapped_name(name, NAME_WIDTH)
 
 
 def _keys(tried: TriedSetting) -> tuple[str, ...]:

@@ -36,19 +36,14 @@ _MOST_SOURCES = 8
 class Question:
     """What `pytracer show` is asked.
 
-    Attributes:
-        read: Reads a file; its result answers the question for the file.
-        combine: Answers the question for all files, from their results.
-        content: Returns the content of the JSON document from that answer.
-        show: Prints that answer, which is of at least one file.
-        in_processes: Whether processes may read many files.
-        notes: What `read` says about parts of files that it leaves out, in any order.
+    `combine` makes the answer from the results of `read`, `content` makes the JSON document of the
+    answer, and `show` prints the answer if there are files. `notes` has what `read` leaves out.
     """
 
     read: Callable[[Path], Any]
-    combine: Callable[[list[Any]], Any]
-    content: Callable[[Any], Mapping[str, Any]]
     show: Callable[[Any], None]
+    combine: Callable[[list[Any]], Any] = list
+    content: Callable[[Any], Mapping[str, Any]] = lambda results: {"files": results}
     in_processes: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -163,27 +158,26 @@ def _question(
         from pytracer.commands import show_held
 
         read = _ask(show_held.held, device=device, by=by or "line", depth=depth, **at)
-        return Question(read, list, _files, partial(show_held.show, top=top), notes=notes)
+        return Question(read, partial(show_held.show, top=top), notes=notes)
     if leaks:
         from pytracer.analysis.leaks.several_files import combine, examine
         from pytracer.commands import show_leaks
 
         read = _ask(examine, device=device, is_only=is_only)
-        return Question(read, combine, vars, partial(show_leaks.show, top=top))
+        return Question(read, partial(show_leaks.show, top=top), combine, vars)
     if fragmentation:
         from pytracer.analysis import pinned_segments
         from pytracer.commands import show_fragmentation
 
         read = _ask(pinned_segments.fragmentation, device=device, **at)
-        shown = partial(show_fragmentation.show, top=top)
-        return Question(read, list, _files, shown, notes=notes)
+        return Question(read, partial(show_fragmentation.show, top=top), notes=notes)
     if address is not None:
         from pytracer.analysis.addresses import blocks_at
         from pytracer.commands import show_address
 
         asked = {"address": show_address.parsed(address), "note": notes.append}
         read = _ask(blocks_at, device=device, **asked)
-        return Question(read, list, _files, partial(show_address.show, top=top), notes=notes)
+        return Question(read, partial(show_address.show, top=top), notes=notes)
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
     show: Callable[[Answered], None] = _show_verdict
     if has_all:
@@ -191,16 +185,12 @@ def _question(
 
         read = partial(read, has_all=True)
         show = partial(show_all.show, top=top)
-    return Question(read, partial(answered, device=device), _content, show, in_processes=True)
+    return Question(read, show, partial(answered, device=device), _content, in_processes=True)
 
 
 def _ask(function: Callable[..., Any], **question: Any) -> Callable[[Path], Any]:
     """Return the function that loads a file and calls `function` with the snapshot."""
     return lambda path: function(load(path), **question)
-
-
-def _files(results: list[Any]) -> Mapping[str, Any]:
-    return {"files": results}
 
 
 def _content(found: Answered) -> Mapping[str, Any]:
@@ -211,30 +201,28 @@ def _content(found: Answered) -> Mapping[str, Any]:
 def _show_verdict(found: Answered) -> None:
     assert found.answer is not None
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
-    for line in text_lines(found.answer, width, SourceLines(found.files[0])):
+    for line in text_lines(found.answer, width, _source_of(found.files[0])):
         click.echo(line)
 
 
-class SourceLines:
-    """Returns the source of the call site of a line of an answer, as in "h = self.mlp(h)".
+def _source_of(file: AnsweredFile) -> Callable[[Line], str]:
+    """Return a function that returns the source of a line's call site; "" if it is unknown.
 
     A few files on this machine are read, and none that was changed after the snapshot was written.
     """
+    written_ns = file.written_ns
+    if written_ns is None:
+        with contextlib.suppress(OSError):
+            written_ns = Path(file.path).stat().st_mtime_ns
+    files: dict[str, list[str]] = {}
 
-    def __init__(self, file: AnsweredFile) -> None:
-        """Find the time of a snapshot, after which sources must not have changed."""
-        self._written_ns = file.written_ns
-        if self._written_ns is None:
-            with contextlib.suppress(OSError):
-                self._written_ns = Path(file.path).stat().st_mtime_ns
-        self._files: dict[str, list[str]] = {}
-
-    def __call__(self, line: Line) -> str:
-        """Return the source of a line's call site; "" if it is unknown."""
+    def source(line: Line) -> str:
         frame = line.frame
         if line.role != "lines" or frame is None:
             return ""
-        if frame.filename not in self._files and len(self._files) < _MOST_SOURCES:
-            self._files[frame.filename] = read_source(frame.filename, self._written_ns or 0)
-        lines = self._files.get(frame.filename, [])
+        if frame.filename not in files and len(files) < _MOST_SOURCES:
+            files[frame.filename] = read_source(frame.filename, written_ns or 0)
+        lines = files.get(frame.filename, [])
         return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+
+    return source

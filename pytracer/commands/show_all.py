@@ -19,6 +19,7 @@ from pytracer.commands.show_tables import (
     HeldRow,
     held_table,
     ooms_table,
+    overview,
     phases_table,
     sites_table,
     steps_table,
@@ -35,8 +36,6 @@ def show(found: Answered, top: int) -> None:
     for line in text_lines(found.answer, shutil.get_terminal_size().columns, has_all=True):
         console.print(Text(line), soft_wrap=True)
     if len(results) > 1:
-        from pytracer.commands.show_files import overview  # not needed for one file
-
         console.print()
         console.print(overview([result.report for result in results if result.report]))
     for result in results:
@@ -68,7 +67,6 @@ def _show_file(console: Console, result: ReadFile, top: int) -> None:
 
 
 def _written(report: Report) -> str:
-    """Describe which process wrote the file, when and why."""
     metadata = report.metadata
     if not metadata.is_pytracers:
         return ""
@@ -87,7 +85,6 @@ def _written(report: Report) -> str:
 
 
 def _window(metadata: FileMetadata) -> list[str]:
-    """Name the steps or the phase of a file."""
     window = metadata.window
     if window is None:
         return []
@@ -125,7 +122,6 @@ def _show_device(
 def _tables(
     report: Report, device: DeviceReport, holders: Sequence[Holder], top: int
 ) -> Iterator[Table]:
-    """Yield the tables of who held memory, of the steps and of the phases."""
     at_oom, categories, modules = device.sites_at_oom, device.categories, device.modules
     moment = "end" if at_oom is None else "out-of-memory"
     at_peak = "peak" if device.peak_allocated is not None else "end"
@@ -156,14 +152,14 @@ def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
         if usage.owners:
             owner = usage.owners[0]
             name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
-        rows.append(HeldRow.of(usage, name))
+        rows.append(HeldRow.of([usage], name))
     title = f"What memory was for at the {moment}"
     return held_table(rows, title, len(rows), key="category", noun="category")
 
 
 def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
     names = ("(none)" if each.module is None else printable(each.module) for each in usages)
-    rows = [HeldRow.of(usage, name) for usage, name in zip(usages, names, strict=True)]
+    rows = [HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)]
     title = f"Modules that held memory at the {moment}"
     return held_table(rows, title, top, key="module", noun="")
 

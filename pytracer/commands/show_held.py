@@ -43,53 +43,42 @@ def show(files: Sequence[Sequence[Held]], top: int) -> None:
 
 def _rows(held: Held) -> list[HeldRow]:
     """Return a row for each group; modules that are alike, and steps, have one together."""
-    known: list[Group] = []
-    alike: list[tuple[str, list[int]]] = []
-    others = held.groups
-    if held.by == "step":
-        known = sorted(
-            (each for each in others if each.step is not None), key=lambda g: g.step or 0
-        )
-        for run in alike_runs([(each.step or 0, each.size_bytes) for each in known]):
+    by, alike, known = held.by, [], []
+    if by in ("step", "module"):
+        known = [group for group in held.groups if getattr(group, by) is not None]
+    if by == "step":
+        known.sort(key=lambda group: group.step or 0)
+        for run in alike_runs([(group.step or 0, group.size_bytes) for group in known]):
             alike.append((f"{known[run[0]].step} to {known[run[-1]].step}", run))
-        others = [group for group in others if group.step is None]
-    elif held.by == "module":
-        known = [group for group in others if group.module is not None]
+    elif by == "module":
         alike = alike_names([(group.module or "", group.size_bytes) for group in known])
-        others = [group for group in others if group.module is None]
-    rows = [_row(held.by, [known[i] for i in same], name) for name, same in alike]
-    rows += [_row(held.by, [group], "") for group in others]
+    rows = [_row(by, [known[i] for i in same], name) for name, same in alike]
+    others = (group for group in held.groups if not known or getattr(group, by) is None)
+    rows += [_row(by, [group], "") for group in others]
     return sorted(rows, key=lambda row: -row.size_bytes)
 
 
 def _row(by: str, groups: Sequence[Group], name: str) -> HeldRow:
     """Return the row of a group, or of several that are alike and have a name together."""
+    if len(groups) == 1:
+        return HeldRow.of(groups, _name(by, groups[0]))
     sizes = [group.size_bytes for group in groups]
-    shown = _name(by, groups[0])
-    if len(groups) > 1:
-        each = size_range(min(sizes), max(sizes))
-        shown = f"{printable(name)} ({len(groups)} \N{MULTIPLICATION SIGN}, {each} each)"
-    requested = sum(group.requested_bytes for group in groups)
-    return HeldRow(sum(sizes), requested, sum(group.count for group in groups), shown)
+    each = f"{len(groups)} \N{MULTIPLICATION SIGN}, {size_range(min(sizes), max(sizes))} each"
+    return HeldRow.of(groups, f"{printable(name)} ({each})")
 
 
 def _name(by: str, group: Group) -> str | Fitted:
-    if by == "phase":
-        return "(unknown)" if group.phase is None else printable(group.phase) or "(none)"
-    if by in ("category", "owner"):
-        category = printable((group.category or "").replace("_", " "))
-        if by == "category":
-            return category
-        return f"({category})" if group.owner is None else printable(group.owner)
-    if by == "holder":
-        return "(not known)" if group.holder is None else printable(group.holder)
-    if by == "module":
-        return "(none)" if group.module is None else printable(group.module)
+    if by in ("line", "caller", "stack"):
+        if not group.frames:
+            return "(none)" if by == "caller" else "(unknown)"
+        return call_chain(group.frames[0], group.frames[1:])
+    category = printable((group.category or "").replace("_", " "))
+    if by == "category":
+        return category
+    value: Any = getattr(group, by)
+    if value is None:
+        missing = {"owner": f"({category})", "holder": "(not known)", "module": "(none)"}
+        return missing.get(by, "(unknown)")
     if by == "pool":
-        return "(unknown)" if group.pool is None else f"{group.pool[0]}.{group.pool[1]}"
-    if by in ("step", "age", "stream"):
-        value: int | None = getattr(group, by)
-        return "(unknown)" if value is None else f"{value:#x}" if by == "stream" else str(value)
-    if not group.frames:
-        return "(none)" if by == "caller" else "(unknown)"
-    return call_chain(group.frames[0], group.frames[1:])
+        return f"{value[0]}.{value[1]}"
+    return f"{value:#x}" if by == "stream" else printable(str(value)) or "(none)"

@@ -90,7 +90,6 @@ def _process(device: DeviceLeaks) -> str:
 
 
 def _observed(device: DeviceLeaks, is_only: bool) -> str:
-    """Return what was observed, and the figures that decided."""
     who = device.device if is_only else f"{_process(device)}, {device.device}"
     path = device.path if device.files == 1 else f"the ends of {device.files} files"
     if device.begin_bytes is None or device.end_bytes is None:
@@ -106,7 +105,6 @@ def _observed(device: DeviceLeaks, is_only: bool) -> str:
 
 
 def _growths_table(device: DeviceLeaks, top: int) -> Table:
-    """Make the table of what grew."""
     unit = {"second": "s"}.get(device.unit, device.unit)
     is_mixed = len({growth.verdict for growth in device.growths}) > 1
 
@@ -164,7 +162,6 @@ def _releases_table(device: DeviceLeaks, top: int) -> Table:
 
 
 def _advice(report: LeakReport) -> Iterator[str]:
-    """Yield what to do next, as commands to paste."""
     verdicts = [device for device in report.devices if device.verdict == report.verdict]
     device = verdicts[0]
     path = shlex.quote(device.path)

@@ -1,20 +1,30 @@
-"""The tables of `pytracer show --all` about one device, and the table of held memory."""
+"""The tables of `pytracer show --all`, and the table of held memory."""
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.table import Table
 
 from pytracer.analysis.answer_words import LEAST_SHARE
-from pytracer.analysis.categories import CategoryUsage, ModuleUsage
 from pytracer.analysis.holders import Holder, Site
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.report import DeviceReport
+from pytracer.analysis.report import DeviceReport, Report
 from pytracer.analysis.steps_and_phases import Phase, Step
 from pytracer.analysis.usage import UsageSample
-from pytracer.commands.table import Columns, Fitted, add_row, call_chain, make_table, new_table
-from pytracer.text import duration, number, printable, size, size_range
+from pytracer.commands.table import (
+    Cell,
+    Columns,
+    Fitted,
+    add_row,
+    call_chain,
+    make_table,
+    new_table,
+    transposed_table,
+)
+from pytracer.text import duration, number, printable, size, size_range, wrapped_text
 
 SHOWN_OOMS = 3
 
@@ -94,25 +104,23 @@ def usage_table(device: DeviceReport) -> Table:
     if device.is_cpu:
         del samples["peak reserved"]
     columns = {name: sample for name, sample in samples.items() if sample is not None}
-    table = new_table(["", *columns], text=0)
-
-    def row(name: str, text: Callable[[UsageSample], str]) -> None:
-        cells = [text(sample) for sample in columns.values()]
-        if any(cells):
-            add_row(table, name, *cells)
-
-    row("after event", lambda sample: "" if sample.event is None else f"{sample.event:,}")
-    row("time", lambda sample: _since(device, sample))
-    if has_steps(device):
-        row("step", lambda sample: "" if sample.step is None else str(sample.step))
-    row("phase", lambda sample: printable(sample.phase or ""))
+    rows: dict[str, Callable[[UsageSample], Cell]] = {
+        "after event": lambda sample: "" if sample.event is None else f"{sample.event:,}",
+        "time": partial(_since, device),
+        "step": lambda sample: (
+            str(sample.step) if has_steps(device) and sample.step is not None else ""
+        ),
+        "phase": lambda sample: printable(sample.phase or ""),
+    }
     for key, name in AMOUNTS.items():
         if not device.is_cpu or key in AMOUNTS_OF_CPU:
-            row(name, partial(usage_text, device, name=key))
+            rows[name] = partial(usage_text, device, name=key)
     if not device.is_cpu:
-        row("Σ free² / (Σ free)²", lambda sample: _ratio(sample.free_concentration))
-        row("segments", lambda sample: _segments(device, sample))
-    return table
+        rows["Σ free² / (Σ free)²"] = lambda sample: (
+            "-" if sample.free_concentration is None else f"{sample.free_concentration:.3f}"
+        )
+        rows["segments"] = partial(_segments, device)
+    return transposed_table(columns, rows)
 
 
 def _segments(device: DeviceReport, sample: UsageSample) -> str:
@@ -125,10 +133,6 @@ def _since(device: DeviceReport, sample: UsageSample) -> str:
     if sample.time_us is None or device.first_us is None:
         return ""
     return "+ " + duration(sample.time_us - device.first_us)
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def steps_table(device: DeviceReport, top: int) -> Table:
@@ -177,36 +181,34 @@ def ooms_table(device: DeviceReport) -> Table:
     """Make the table of the last out-of-memory errors, one column each."""
     count, shown = len(device.ooms), device.ooms[-SHOWN_OOMS:]
     title = "Out of memory" + (f", the last {SHOWN_OOMS} of {count}" if count > SHOWN_OOMS else "")
-    table = new_table(["", *(f"event {oom.event:,}" for oom in shown)], title=title, text=0)
 
-    def row(name: str, text: Callable[[OutOfMemory], str | Fitted]) -> None:
-        add_row(table, name, *map(text, shown))
+    def usage(key: str) -> Callable[[OutOfMemory], str]:
+        return lambda oom: "unknown" if oom.sample is None else usage_text(device, oom.sample, key)
 
-    def usage(name: str, key: str) -> None:
-        row(
-            name,
-            lambda oom: "unknown" if oom.sample is None else usage_text(device, oom.sample, key),
-        )
-
-    row("requested", lambda oom: _size(oom.requested_bytes))
-    free = "free in the system" if device.is_cpu else "free on the device"
-    row(free, lambda oom: _size(oom.device_free_bytes))
+    rows: dict[str, Callable[[OutOfMemory], Cell]] = {
+        "requested": lambda oom: _size(oom.requested_bytes),
+        f"free {'in the system' if device.is_cpu else 'on the device'}": lambda oom: _size(
+            oom.device_free_bytes
+        ),
+    }
     if any(oom.available_bytes != oom.device_free_bytes for oom in shown):
-        row("free within the limit", lambda oom: _size(oom.available_bytes))
-    usage("allocated", "allocated_bytes")
+        rows["free within the limit"] = lambda oom: _size(oom.available_bytes)
+    rows["allocated"] = usage("allocated_bytes")
     if not device.is_cpu:
-        usage("reserved", "reserved_bytes")
-        usage("free in segments", "free_bytes")
-        usage("largest free block", "largest_free_bytes")
-        row("held elsewhere", lambda oom: _size(oom.elsewhere_bytes))
-        row("fits in one block", lambda oom: _ANSWERS[oom.fits_in_largest_block])
-        row("fits if joined", lambda oom: _ANSWERS[oom.fits_if_joined])
+        rows |= {
+            "reserved": usage("reserved_bytes"),
+            "free in segments": usage("free_bytes"),
+            "largest free block": usage("largest_free_bytes"),
+            "held elsewhere": lambda oom: _size(oom.elsewhere_bytes),
+            "fits in one block": lambda oom: _ANSWERS[oom.fits_in_largest_block],
+            "fits if joined": lambda oom: _ANSWERS[oom.fits_if_joined],
+        }
     if has_steps(device):
-        row("step", lambda oom: "-" if oom.step is None else str(oom.step))
+        rows["step"] = lambda oom: "-" if oom.step is None else str(oom.step)
     if any(oom.phase for oom in shown):
-        row("phase", lambda oom: printable(oom.phase) or "-")
-    row("call site", lambda oom: call_chain(oom.call_site))
-    return table
+        rows["phase"] = lambda oom: printable(oom.phase) or "-"
+    rows["call site"] = lambda oom: call_chain(oom.call_site)
+    return transposed_table({f"event {oom.event:,}": oom for oom in shown}, rows, title=title)
 
 
 def _size(size_bytes: int | None) -> str:
@@ -218,7 +220,7 @@ _ANSWERS = {True: "yes", False: "no", None: "unknown"}
 
 @dataclass(frozen=True)
 class HeldRow:
-    """A row of a table of held memory: the bytes, the number of blocks, and what holds them."""
+    """A row of a table of held memory; `count` is the number of blocks."""
 
     size_bytes: int
     requested_bytes: int
@@ -226,20 +228,17 @@ class HeldRow:
     name: str | Fitted
 
     @classmethod
-    def of(cls, holder: Site | CategoryUsage | ModuleUsage, name: str | Fitted) -> "HeldRow":
-        """Return the row of what holds memory."""
-        return cls(holder.size_bytes, holder.requested_bytes, holder.count, name)
+    def of(cls, holders: Iterable[Any], name: str | Fitted) -> "HeldRow":
+        """Return the row of what holds memory: one `Site`, `Group` or usage, or several."""
+        amounts = ((each.size_bytes, each.requested_bytes, each.count) for each in holders)
+        size_bytes, requested_bytes, count = map(sum, zip(*amounts, strict=True))
+        return cls(size_bytes, requested_bytes, count, name)
 
 
 def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun: str) -> Table:
-    """Make the table of what holds memory, the largest first.
+    """Make the table of what holds memory; `key` is the header of the names.
 
-    Args:
-        rows: All rows; their bytes are the whole.
-        title: The title; "" for none.
-        top: How many rows to show; the others are one row.
-        key: The header of the names.
-        noun: What a row is, as in "call site".
+    All rows but the first `top` are one row, of other `noun`s.
     """
     whole = sum(row.size_bytes for row in rows)
     is_rounded = any(
@@ -257,10 +256,7 @@ def held_table(rows: Sequence[HeldRow], title: str, top: int, *, key: str, noun:
     }
     shown = list(rows[:top])
     if others := rows[top:]:
-        size_bytes = sum(row.size_bytes for row in others)
-        requested_bytes = sum(row.requested_bytes for row in others)
-        name = f"({number(len(others), f'other {noun}'.rstrip())})"
-        shown.append(HeldRow(size_bytes, requested_bytes, sum(row.count for row in others), name))
+        shown.append(HeldRow.of(others, f"({number(len(others), f'other {noun}'.rstrip())})"))
     return make_table(shown, columns, title=title or None, text=-1)
 
 
@@ -268,7 +264,75 @@ def sites_table(sites: Sequence[Site], title: str, top: int, holders: Sequence[H
     """Make the table of the largest call sites, with callers of those that `holders` has."""
     callers = {holder.site.call_site: holder.callers for holder in holders}
     rows = [
-        HeldRow.of(site, call_chain(site.call_site, callers.get(site.call_site, [])))
+        HeldRow.of([site], call_chain(site.call_site, callers.get(site.call_site, [])))
         for site in sites
     ]
     return held_table(rows, title, top, key="call site ← callers", noun="call site")
+
+
+def overview(reports: Sequence[Report]) -> Table:
+    """Make the table of the peaks of each file, and of whether the file lacks events.
+
+    The newest file comes last; files that do not say when they were written come first.
+    """
+    reports = sorted(reports, key=lambda report: report.metadata.written_ns or 0)
+    files = [os.path.abspath(report.path) for report in reports]
+    folder = os.path.commonpath([os.path.dirname(file) for file in files])
+    table = new_table(
+        ("file", "peak\nallocated", "peak\nreserved", "reserved -\nallocated", "OOM", "lost"),
+        title=printable(folder),
+        text=0,
+    )
+    for report, file in zip(reports, files, strict=True):
+        name = printable(os.path.relpath(file, folder))
+        if not report.devices:
+            add_row(table, _cell(name), *"-----")
+        for device in report.devices:
+            peak, reserved = device.peak_allocated, device.peak_reserved
+            add_row(
+                table,
+                _cell(f"{name}, {printable(device.name)}"),
+                _peak(device),
+                _amount(device, reserved, "reserved_bytes"),
+                _amount(device, peak, "fragmentation_bytes"),
+                str(len(device.ooms)),
+                _is_lossy(report, device),
+            )
+    return table
+
+
+def _cell(name: str) -> Fitted:
+    return Fitted(lambda width: name if width is None else wrapped_text(name, width, "/_, -"))
+
+
+def _amount(device: DeviceReport, sample: UsageSample | None, name: str) -> str:
+    return "-" if sample is None or device.is_cpu else usage_text(device, sample, name)
+
+
+def _peak(device: DeviceReport) -> str:
+    peak = device.peak_allocated
+    if peak is None:
+        return "-"
+    if device.peak_most_bytes is None:
+        return f"~ {size(peak.allocated_bytes)}"
+    return size_range(peak.allocated_bytes, device.peak_most_bytes)
+
+
+def _is_lossy(report: Report, device: DeviceReport) -> str:
+    """Return whether the file lacks events or blocks, so that its usage may be wrong.
+
+    Blocks that are older than the trace do not count, because the report bounds their effect.
+    Missing stacks do not change the usage.
+    """
+    lost = device.lost
+    is_lossy = (
+        lost.overwritten
+        or lost.live_dropped
+        or lost.labels_dropped
+        or device.contradiction is not None
+        or report.metadata.untraced
+        or device.only_phase is not None
+    )
+    if not is_lossy and lost.overwritten is None and device.events:
+        return "unknown"
+    return "yes" if is_lossy else "no"

@@ -40,19 +40,27 @@ def make_table(
 
 
 def new_table(names: Iterable[str], *, title: str | None = None, text: int | None = None) -> Table:
-    """Make a table of numbers without rows.
-
-    Args:
-        names: The headers of the columns.
-        title: The title above the table.
-        text: The index of the column with texts, 0 or -1; None: all columns have numbers.
-    """
+    """Make a table without rows. Of its columns of numbers, the one at `text` has texts instead."""
     # Titles and cells may hold names from a file, whose brackets are not markup.
     table = Table(title=None if title is None else Text(title, "table.title"), title_justify="left")
     for name in names:
         table.add_column(name, justify="right")
     if text is not None:
         table.columns[text].justify, table.columns[text].overflow = "left", "fold"
+    return table
+
+
+def transposed_table(
+    columns: Mapping[str, Any], rows: Mapping[str, Callable[[Any], Cell]], title: str | None = None
+) -> Table:
+    """Make a table with a column for each of `columns`, by name, and a row for each figure of them.
+
+    A row without texts is left out.
+    """
+    table = new_table(["", *columns], title=title, text=0)
+    for name, figure in rows.items():
+        if any(cells := [figure(each) for each in columns.values()]):
+            add_row(table, name, *cells)
     return table
 
 
@@ -83,11 +91,7 @@ def _attribute(row: Any, name: str) -> "Cell":
 
 
 class Fitted:
-    """A cell that fits its text to the width of its column.
-
-    Attributes:
-        longest: The text for a column that is wide enough.
-    """
+    """A cell that fits its text to the width of its column."""
 
     def __init__(self, fit: Callable[[int | None], str]) -> None:
         """Make a cell, given a function that returns the text for a width; None: any width."""

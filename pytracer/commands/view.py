@@ -3,6 +3,7 @@
 import shlex
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from pytracer.analysis.explanation import explain_device
 from pytracer.commands.parallel import find_files, in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
-from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, Summary, open_file, summarised
-from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, page_of
-from pytracer.page.verdict import compared, of_file_named, verdict_of
+from pytracer.page.open_file import (
+    OpenFile,
+    Summary,
+    compared,
+    open_file,
+    summarised,
+    verdict_of,
+)
+from pytracer.page.page import MOST_EVENTS, MOST_FILES, Page, difference_of, page_of
 from pytracer.reading.files import without_suffix
 from pytracer.reading.reader import load
 from pytracer.simulator.trials import try_settings
@@ -86,7 +92,8 @@ def command(
         page, unread = _page_of_files(found, max_events, memory_bytes)
         failed += unread
     if page is not None:
-        path = output if output is not None else _default_output(paths[0])
+        name = f"{without_suffix(paths[0].absolute().name)}.html"
+        path = output if output is not None else paths[0].parent / name
         written = page.save(path)
         click.echo(printable(_sentence(page, path, written)))
         for sentence in page.left_out:
@@ -95,10 +102,6 @@ def command(
             click.echo(f"no browser was found: open {printable(str(path))} yourself", err=True)
     if print_errors(failed) or page is None:
         context.exit(1)
-
-
-def _default_output(path: Path) -> Path:
-    return path.parent / f"{without_suffix(path.absolute().name)}.html"
 
 
 def _sentence(page: Page, path: Path, written: int) -> str:
@@ -122,7 +125,7 @@ def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
     difference = difference_of(files[0].snapshot, files[1].snapshot)
     return Page(
         title=f"{summaries[0].name} and {summaries[1].name}",
-        verdict=compared(verdict_of(files[0]), summaries, difference),
+        verdict=compared(verdict_of(files[0].file), summaries, difference),
         files=summaries,
         data={0: data, 1: other_data},
         left_out=[*left_out, *(f"Baseline: {sentence}" for sentence in other_left_out)],
@@ -138,7 +141,9 @@ def _page_of_files(
     A file is read once for its short description and, if it is shown in full, once more, because
     not all files may fit into memory.
     """
-    results = in_parallel(_summarised, found, "Reading snapshots", memory_bytes)
+    results = in_parallel(
+        lambda path: summarised(_open(path)), found, "Reading snapshots", memory_bytes
+    )
     failed = [result for result in results if isinstance(result, PytracerError)]
     summaries = _in_order([result for result in results if isinstance(result, Summary)])
     if not summaries:
@@ -150,40 +155,38 @@ def _page_of_files(
             "of them."
         )
         summaries = summaries[:MOST_FILES]
-    first = _open(Path(summaries[0].path))
-    data, sentences = file_data(first.snapshot, first.devices, max_events)
-    verdict = of_file_named(verdict_of(first), summaries[0])
-    content, left = {0: data}, max_events - summaries[0].events
-    left_out += sentences
-    del first
-    for index, summary in enumerate(summaries[1:], 1):
-        if summary.events <= left:
+    content: dict[int, bytes] = {}
+    left = max_events
+    for index, summary in enumerate(summaries):
+        if index == 0 or summary.events <= left:
             try:
-                file = open_file(load(Path(summary.path)))  # it was explained before
+                file = open_file(load(Path(summary.file.path)))
             except PytracerError as error:  # the file was changed or deleted meanwhile
+                if index == 0:
+                    raise
                 failed.append(error)
                 continue
             content[index], sentences = file_data(file.snapshot, file.devices, max_events)
-            left_out += [f"{summary.name}: {sentence}" for sentence in sentences]
+            name = f"{summary.name}: " if index else ""
+            left_out += [f"{name}{sentence}" for sentence in sentences]
             left -= summary.events
     if len(content) < len(summaries):
         missing = next(each for index, each in enumerate(summaries) if index not in content)
         left_out.append(
             f"Of {number(len(summaries) - len(content), 'file')}, the page has the usage only, "
             f"because it has at most {max_events:,} events. To see such a file: pytracer view "
-            f"{shlex.quote(missing.path)}"
+            f"{shlex.quote(missing.file.path)}"
         )
     title = f"{number(len(summaries), 'snapshot')}, first {summaries[0].name}"
+    path, verdict = Path(summaries[0].file.path), verdict_of(summaries[0].file)
+    name = printable(f"{path.parent.name}/{path.name}".lstrip("/"))
+    verdict = replace(verdict, heading=f"{name}: {verdict.heading}")
     return Page(title, verdict, summaries, content, left_out), failed
-
-
-def _summarised(path: Path) -> Summary:
-    return summarised(_open(path))
 
 
 def _in_order(summaries: Sequence[Summary]) -> list[Summary]:
     """Return the files in the order of `pytracer show`, and of the other files by rank."""
-    by_path = {summary.path: summary for summary in summaries}
+    by_path = {summary.file.path: summary for summary in summaries}
     files = [by_path[file.path] for file in in_order(each.file for each in summaries)]
 
     def key(summary: Summary) -> tuple[bool, bool, int]:

@@ -56,14 +56,7 @@ def balanced_order(settings: int, repeat: int) -> list[tuple[int, int]]:
 
 
 class Experiment:
-    """The runs of one program under several settings.
-
-    Attributes:
-        comparison: The comparison of the runs that have ended.
-        output: The directory of all files.
-        runs: All runs, in their order.
-        step_from: What ends a step (see `Tracer`).
-    """
+    """The runs of one program under several settings, and the comparison of those that ended."""
 
     def __init__(
         self,
@@ -81,7 +74,7 @@ class Experiment:
             command: The program and its arguments.
             settings, repeat, output, step_from: Those of `pytracer.experiment`. Without
                 `step_from`, the environment variable decides.
-            name: The name of the program in the report; None: its command.
+            name: The name of the program in the report.
 
         Raises:
             ConfigError: A setting is malformed or is given twice, `output` exists and is not empty,
@@ -192,7 +185,6 @@ class Experiment:
         return environment
 
     def _add_notes(self, run: Run, outcome: Outcome, files: RunFiles) -> None:
-        """Note what the table does not show."""
         metadata, notes = self.comparison.metadata, self.comparison.notes
         metadata["environment"] = metadata["environment"] or files.environment
         name = self.comparison.settings[run.setting].name

@@ -131,7 +131,6 @@ def _is_near(limit_bytes: int, most_bytes: float) -> bool:
 
 
 def _name(setting: Setting) -> str:
-    """Return the text below a setting's bars."""
     name = wrapped_name(setting.name, _NAME_WIDTH)
     runs, known = setting.out_of_memory_runs
     if not setting.measured:

@@ -1,5 +1,6 @@
 """Read the numbers of a run from the snapshots that it wrote."""
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Collection
@@ -35,10 +36,9 @@ class _Device:
 
     Attributes:
         numbers: The largest value of each number in any file.
-        written_ns: When the last file was written.
         is_complete: Whether the trace of the last file has every event of the process.
-        oom_ns: When the last file with an out-of-memory was written.
-        oom: Its unallocated, reserved and requested bytes; None: no file has the trace of one.
+        oom: The unallocated, reserved and requested bytes at the last out-of-memory; None: no file
+            has the trace of one.
         limit_bytes: The least limit of any file.
     """
 
@@ -50,7 +50,6 @@ class _Device:
     limit_bytes: int | None = None
 
     def add(self, snapshot: Snapshot, index: int, statistics: Statistics) -> None:
-        """Add the numbers of a file and of the allocator's own statistics in it."""
         trace, history = snapshot.traces[index], _history(snapshot, index)
         # The program may have reset its statistics; the trace may still show larger numbers.
         traced = _traced(trace, history)
@@ -90,7 +89,6 @@ class RunFiles:
         numbers: The numbers of the run's `Outcome`; {}: no file is from a process that used an
             accelerator.
         settings: The allocators' settings when the processes ended, as far as known.
-        environment: The versions, the host and the devices of the run.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -105,7 +103,10 @@ def read_run(directory: Path) -> RunFiles:
     files = RunFiles()
     devices: dict[tuple[Process, int], _Device] = defaultdict(_Device)
     last: dict[Process, tuple[int, float | None, str | None]] = {}
-    for path in _paths(directory):
+    found: list[Path] = []
+    with contextlib.suppress(PytracerError):  # the directory has no snapshot
+        found = find([directory])
+    for path in found:
         try:
             snapshot = load(path)
         except PytracerError as error:
@@ -129,13 +130,6 @@ def read_run(directory: Path) -> RunFiles:
         files.numbers["step_us"] = max(steps_us)
     files.settings = {settings for _, _, settings in last.values() if settings is not None}
     return files
-
-
-def _paths(directory: Path) -> list[Path]:
-    try:
-        return find([directory])
-    except PytracerError:  # the directory has no snapshot
-        return []
 
 
 def _history(snapshot: Snapshot, device: int) -> History:
@@ -167,7 +161,6 @@ def _is_complete(snapshot: Snapshot, device: int, history: History) -> bool:
 
 
 def _largest(devices: Collection[_Device]) -> dict[str, Any]:
-    """Return the largest value of each number over all devices."""
     numbers: dict[str, Any] = {}
     for device in devices:
         for name, value in device.numbers.items():

@@ -32,12 +32,7 @@ class Packer:
         """Add a column and return its description for the header.
 
         A column of equal values takes no bytes. With `delta`, the differences of the values are
-        stored, which compress better where values rise slowly.
-
-        Args:
-            kind: One of `TYPES`, of which all values are.
-            values: A column.
-            delta: Whether to store the differences.
+        stored, which compress better where values rise slowly. `kind` is one of `TYPES`.
         """
         values = np.asarray(values).astype(TYPES[kind])
         column: dict[str, Any] = {"type": kind, "offset": self._end, "length": len(values)}
@@ -53,10 +48,9 @@ class Packer:
         return column
 
     def compressed(self, header: bytes) -> bytes:
-        """Return the header's length, the header and the columns, compressed.
+        """Return the header's length, the header (JSON) and the columns, compressed.
 
-        Args:
-            header: JSON; all descriptions of columns are relative to its end, padded to 8 bytes.
+        The offsets of columns count from the header's end, padded to 8 bytes.
         """
         head = len(header).to_bytes(4, "little") + header
         stream = zlib.compressobj(_LEVEL)

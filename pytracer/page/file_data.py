@@ -40,8 +40,7 @@ def file_data(
     """Return the data of a file, and what was left out, as sentences.
 
     Args:
-        snapshot: The snapshot.
-        devices: Its devices; the first is shown first.
+        snapshot, devices: The file; the first device is shown first.
         most_events: The largest number of events of all devices together; the newest are kept. A
             block of a device without a history counts as an event; the largest are kept.
         is_saved: Whether commands can read the file.

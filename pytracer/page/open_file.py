@@ -1,40 +1,49 @@
-"""A loaded file with its devices and what happened on them, and its short description."""
+"""A loaded file with what happened on its devices, its short description, and its verdict."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.answered_files import AnsweredFile, answered_file, importance
+from pytracer.analysis.advice import UNTESTED
+from pytracer.analysis.answer import one_line
+from pytracer.analysis.answer_words import answer_of
+from pytracer.analysis.answered_files import AnsweredFile, answered_file
 from pytracer.analysis.device_data import DeviceData, chosen_devices, device_data
 from pytracer.analysis.explanation import Explanation, explain_device
 from pytracer.analysis.usage import final_sample
 from pytracer.page.file_data import capacity_bytes
 from pytracer.page.parts import rows_of
 from pytracer.reading.snapshot import OOM, Column, Snapshot
-from pytracer.text import printable
+from pytracer.text import printable, sentence
 
 CURVE_POINTS = 300
 """The most points of each curve of a file's short description."""
 
-Explain = Callable[[DeviceData], Explanation]
-
 
 @dataclass(frozen=True, eq=False)
 class OpenFile:
-    """A file in memory.
+    """A file in memory: its devices, and what happened on them.
 
-    Attributes:
-        snapshot: The snapshot.
-        devices: The devices that were used, the one that matters first: that which ran out of
-            memory, else one that leaks, else the accelerator with the highest peak.
-        explanations: The explanation of each device.
+    The device that matters is the first in both: that which ran out of memory, else one that leaks,
+    else the accelerator with the highest peak.
     """
 
     snapshot: Snapshot
     devices: list[DeviceData]
-    explanations: list[Explanation]
+    file: AnsweredFile
+
+
+def open_file(
+    snapshot: Snapshot, explain: Callable[[DeviceData], Explanation] = explain_device
+) -> OpenFile:
+    """Replay the devices of a snapshot and explain what happened on them."""
+    devices = {index: device_data(snapshot, index) for index in chosen_devices(snapshot, None)}
+    file = answered_file(snapshot, map(explain, devices.values()))
+    return OpenFile(snapshot, [devices[each.device] for each in file.devices], file)
 
 
 @dataclass(frozen=True)
@@ -42,72 +51,50 @@ class Summary:
     """The short description of a file.
 
     Attributes:
-        path: The file's path.
         file: The process that wrote the file, and the explanation of each device.
         events: The number of events of all devices; a block of a device without a history counts
             as an event.
-        peak_bytes, peak_reserved_bytes: The peaks of the first device; without a history the usage
-            at the end.
-        capacity_bytes: What the first device's allocator could reserve; None if unknown.
         ooms: The number of out-of-memory errors of all devices.
+        figures: Of the first device: "peak_bytes" and "peak_reserved_bytes", without a history
+            those at the end; "capacity_bytes", what the allocator could reserve, None if unknown.
         curve: The usage of the first device over its trace, by "allocated" and "reserved"; each
             point is the highest of equally many events. Without a history there are no points.
     """
 
-    path: str
     file: AnsweredFile
     events: int
-    peak_bytes: int
-    peak_reserved_bytes: int
-    capacity_bytes: int | None
     ooms: int
+    figures: dict[str, int | None]
     curve: dict[str, list[int]]
 
     @property
     def name(self) -> str:
         """The name of the file."""
-        return Path(self.path).name
-
-    @property
-    def what(self) -> str:
-        """What happened on the first device."""
-        answers = self.file.answers()
-        return printable(answers[0].headline) if answers else ""
-
-
-def open_file(snapshot: Snapshot, explain: Explain = explain_device) -> OpenFile:
-    """Replay the devices of a snapshot and explain what happened on them."""
-    devices = [device_data(snapshot, device) for device in chosen_devices(snapshot, None)]
-    explained = [(data, explain(data)) for data in devices]
-    explained.sort(key=lambda pair: importance(pair[1]))
-    return OpenFile(snapshot, [data for data, _ in explained], [each for _, each in explained])
-
-
-def _peaks(data: DeviceData) -> tuple[int, int]:
-    """Return the peaks of allocated and of reserved bytes."""
-    history, end = data.history, final_sample(data)
-    allocated = history.usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
-    # The sum of a trace says nothing about reserved memory.
-    reserved = history.usage.reserved_bytes.max() if history.is_replayed else end.reserved_bytes
-    return int(allocated), int(reserved)
+        return Path(self.file.path).name
 
 
 def summarised(file: OpenFile) -> Summary:
     """Return the short description of a file."""
-    snapshot = file.snapshot
-    first = file.devices[0] if file.devices else None
-    peak, peak_reserved = (0, 0) if first is None else _peaks(first)
+    figures = {"peak_bytes": 0, "peak_reserved_bytes": 0, "capacity_bytes": None}
     curve: dict[str, list[int]] = {"allocated": [], "reserved": []}
-    if first is not None and first.history.is_replayed:
-        curve = {name: _highest(getattr(first.history.usage, f"{name}_bytes")) for name in curve}
+    if file.devices:
+        data = file.devices[0]
+        usage, history, end = data.history.usage, data.history, final_sample(data)
+        # The sum of a trace says nothing about reserved memory.
+        allocated = usage.allocated_bytes.max() if history.is_known else end.allocated_bytes
+        reserved = usage.reserved_bytes.max() if history.is_replayed else end.reserved_bytes
+        figures = {
+            "peak_bytes": int(allocated),
+            "peak_reserved_bytes": int(reserved),
+            "capacity_bytes": capacity_bytes(data),
+        }
+        if history.is_replayed:
+            curve = {name: _highest(getattr(usage, f"{name}_bytes")) for name in curve}
     return Summary(
-        path=snapshot.path,
-        file=answered_file(snapshot, file.explanations),
+        file=file.file,
         events=sum(map(rows_of, file.devices)),
-        peak_bytes=peak,
-        peak_reserved_bytes=peak_reserved,
-        capacity_bytes=None if first is None else capacity_bytes(first),
         ooms=sum(int(np.count_nonzero(data.trace.action == OOM)) for data in file.devices),
+        figures=figures,
         curve=curve,
     )
 
@@ -116,3 +103,48 @@ def _highest(column: Column) -> list[int]:
     begins = np.linspace(0, len(column), min(len(column), CURVE_POINTS), endpoint=False)
     highest: list[int] = np.maximum.reduceat(column, begins.astype(np.int64)).tolist()
     return highest
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first lines of a page: what happened, the figures, and what to run next in a shell."""
+
+    heading: str
+    lines: list[str]
+    commands: list[str]
+    is_leak: bool = False
+
+
+def verdict_of(file: AnsweredFile, *, is_saved: bool = True) -> Verdict:
+    """Return the answer of `pytracer show` about the device that matters.
+
+    Without `is_saved`, commands cannot read the file.
+    """
+    if not file.devices:
+        return Verdict(f"{sentence(file.why_empty)}.", [], [])
+    explanation = file.devices[0]
+    answer = answer_of(explanation, is_saved=is_saved)
+    lines = [
+        f"{line.role.capitalize()}: {one_line(line)}"
+        for line in answer.lines
+        if not line.is_command
+    ]
+    untested = [one.command for one in explanation.suggestions if one.evidence == UNTESTED]
+    lines += [f"Untested: {command}" for command in untested if is_saved]
+    commands = [line.text for line in answer.lines if line.is_command]
+    return Verdict(
+        heading=printable(f"{answer.verdict} ({answer.where})"),
+        lines=[printable(line) for line in lines],
+        commands=[printable(command) for command in commands],
+        is_leak=answer.kind == "leak",
+    )
+
+
+def compared(verdict: Verdict, files: Sequence[Summary], difference: Mapping[str, Any]) -> Verdict:
+    """Return the verdict on a run and its baseline: the difference, then the verdict on the run."""
+    run, baseline = (shlex.quote(each.file.path) for each in files)
+    return Verdict(
+        heading=f"Compared with the baseline: {difference['sentence']}",
+        lines=[printable(f"{files[0].name}: {verdict.heading}"), *verdict.lines],
+        commands=[printable(f"pytracer diff {baseline} {run}"), *verdict.commands],
+    )

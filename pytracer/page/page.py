@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import __version__
+from pytracer.analysis.diff.compare import compare_snapshots
+from pytracer.analysis.diff.texts import device_answer, falsified, site_text
 from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import OpenFile, Summary, summarised
+from pytracer.page.open_file import OpenFile, Summary, Verdict, summarised, verdict_of
 from pytracer.page.tables import shortened
-from pytracer.page.verdict import Verdict, verdict_of
+from pytracer.reading.snapshot import Snapshot
+from pytracer.text import printable
 
 FORMAT = 1
 
@@ -29,6 +32,9 @@ MOST_FILES = 256
 MOST_OF_LINE = 2_000
 """The longest line of the verdict and the longest sentence about what is left out."""
 
+MOST_ROWS = 1000
+"""The most call sites of a difference; those that changed least are left out."""
+
 _PLACE = b"<!-- pytracer:data -->"
 _PAGE_ID = "pytracer-page"
 _HEAD_BYTES = 2**22  # more than the template has
@@ -40,13 +46,10 @@ class Page:
     """The content of a page. A notebook shows the page in the output of the cell.
 
     Attributes:
-        title: The title of the page.
-        verdict: The first lines.
         files: The files, the one that matters first.
         data: The data of files (`file_data`) by their index in `files`; the first file has data.
         left_out: What the page does not show, and how to have it, as sentences.
-        difference: The difference of the first file to the second, the baseline; None: there is no
-            baseline.
+        difference: The difference of the first file to the second, the baseline.
     """
 
     title: str
@@ -64,7 +67,9 @@ class Page:
         for index, packed in self.data.items():
             tag = f'<script type="application/octet-stream" id="{_data_id(index)}">'
             parts.append(tag.encode() + base64.b64encode(packed) + b"</script>")
-        before, after = _template().split(_PLACE)
+        before, after = (
+            resources.files("pytracer.page").joinpath("template.html").read_bytes().split(_PLACE)
+        )
         return b"\n".join([before.rstrip(b"\n"), *parts, after.lstrip(b"\n")])
 
     def save(self, path: str | Path) -> int:
@@ -89,10 +94,8 @@ class Page:
             {
                 "name": shortened(summary.name),
                 "rank": summary.file.rank,
-                "verdict": shortened(summary.what),
-                "peak_bytes": summary.peak_bytes,
-                "peak_reserved_bytes": summary.peak_reserved_bytes,
-                "capacity_bytes": summary.capacity_bytes,
+                "verdict": shortened(_headline(summary)),
+                **summary.figures,
                 "ooms": summary.ooms,
                 "curve": summary.curve,
                 "data": _data_id(index) if index in self.data else None,
@@ -121,15 +124,45 @@ def page_of(file: OpenFile, most_events: int = MOST_EVENTS, *, is_saved: bool = 
     """Return the page of one file; the other arguments are those of `file_data`."""
     data, left_out = file_data(file.snapshot, file.devices, most_events, is_saved=is_saved)
     summary = summarised(file)
-    return Page(summary.name, verdict_of(file, is_saved=is_saved), [summary], {0: data}, left_out)
+    return Page(
+        summary.name, verdict_of(summary.file, is_saved=is_saved), [summary], {0: data}, left_out
+    )
+
+
+def _headline(summary: Summary) -> str:
+    answers = summary.file.answers()
+    return printable(answers[0].headline) if answers else ""
 
 
 def _data_id(index: int) -> str:
     return f"pytracer-data-{index}"
 
 
-def _template() -> bytes:
-    return resources.files("pytracer.page").joinpath("template.html").read_bytes()
+def difference_of(run: Snapshot, baseline: Snapshot) -> dict[str, Any]:
+    """Return how a run differs from a baseline, as `pytracer diff BASELINE RUN` reports it.
+
+    Of several devices, the one whose allocated memory changed most is shown.
+    """
+    found = compare_snapshots(baseline, run)
+    if not found.devices:
+        return {"rows": [], "sentence": "The files have no device in common."}
+    device = max(found.devices, key=lambda each: abs(each.amounts["allocated_bytes"].delta or 0))
+    sentences = [*falsified(found), device_answer(device)]
+    sentences += (f"{note}." for note in device.notes)
+    sentences += [f"Compared at the end, not at the peaks: {why}" for why in device.reasons]
+    rows = [
+        {
+            "site": shortened(printable(site_text(change.name))),
+            "before_bytes": change.before_bytes,
+            "after_bytes": change.after_bytes,
+        }
+        for change in device.sites
+        if change.is_change
+    ]
+    return {
+        "rows": rows[:MOST_ROWS],
+        "sentence": shortened(printable(" ".join(filter(None, sentences))), MOST_OF_LINE),
+    }
 
 
 def write_page(path: Path, content: bytes, mark: str, maker: str) -> None:

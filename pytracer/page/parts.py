@@ -45,7 +45,6 @@ class Part:
 
     Attributes:
         name: The name of the device, as in "cuda:0".
-        data: The device.
         first: The first event that is shown; earlier ones are left out.
         events: The number of events that are shown: the last ones of the trace, or none.
         has_history: Whether `blocks` have the events by which they were allocated and freed.
@@ -70,9 +69,8 @@ class Part:
 
 def rows_of(data: DeviceData) -> int:
     """Return the number of a device's events, and of its blocks at the end without a history."""
-    return len(data.trace) + (
-        len(data.snapshot.blocks_in_use(data.device)) if not data.history.is_replayed else 0
-    )
+    blocks = () if data.history.is_replayed else data.snapshot.blocks_in_use(data.device)
+    return len(data.trace) + len(blocks)
 
 
 def parts_of(data: DeviceData, share: float) -> list[Part]:
@@ -89,16 +87,9 @@ def parts_of(data: DeviceData, share: float) -> list[Part]:
     if data.contradiction is None:
         return [_state_at_end(data, name, share)]
     first = max(len(data.trace) - most_events, 0)
-    none = np.zeros(0, np.int64)
-    events = Part(
-        name=name,
-        data=data,
-        first=first,
-        events=len(data.trace) - first,
-        has_history=False,
-        blocks=Blocks(*[none] * len(fields(Blocks))),
-        left_out=_cut(data, name, first),
-    )
+    blocks = Blocks(*[np.zeros(0, np.int64)] * len(fields(Blocks)))
+    left_out = _cut(data, name, first)
+    events = Part(name, data, first, len(data.trace) - first, False, blocks, left_out)
     return [events, _state_at_end(data, f"{name}, at the end", share)]
 
 
@@ -123,11 +114,11 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
     lives, count = history.blocks, len(data.trace)
     first = max(count - most_events, 0)
     name = data.snapshot.device_name(data.device)
-    left_out = _cut(data, name, first)
-    segments: list[Segment] | None = None
+    left_out, are_known = _cut(data, name, first), True
     try:
         segments = segments_at(data.snapshot, data.device, first)
     except PytracerError as error:
+        segments, are_known = [], False
         left_out.append(
             f"{name}: the segments are unknown, and so are the reserved bytes: {error}."
         )
@@ -142,8 +133,8 @@ def _with_history(data: DeviceData, most_events: int) -> Part:
         blocks=blocks if len(kept) == len(lives) else blocks.at(kept),
         left_out=left_out,
         kinds=found.kinds,
-        segments=segments or [],
-        segments_are_known=segments is not None,
+        segments=segments,
+        segments_are_known=are_known,
     )
     return _bounded(part, MOST_OLDER)
 
@@ -180,27 +171,19 @@ def _state_at_end(data: DeviceData, name: str, share: float) -> Part:
 
 def _bounded(part: Part, most_blocks: int) -> Part:
     """Return the part without the smallest of too many older blocks, and of too many segments."""
-    blocks, segments, left_out = part.blocks, part.segments, list(part.left_out)
+    blocks = part.blocks
     older = np.flatnonzero(blocks.alloc_event < 0)
-    if len(older) > most_blocks:
-        order = np.argsort(blocks.size_bytes[older], kind="stable")
-        smallest = older[order[: len(older) - most_blocks]]
+    if (too_many := len(older) - most_blocks) > 0:
+        smallest = older[np.argsort(blocks.size_bytes[older], kind="stable")[:too_many]]
         age = " that are older than the events" if part.events else f" of {len(older):,}"
-        left_out.append(
+        part.left_out.append(
             f"{part.name}: {len(smallest):,} blocks{age} are left out, the smallest ones with "
             f"{size(int(blocks.size_bytes[smallest].sum()))} in all."
         )
-        blocks = blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest))
-    if len(segments) > MOST_OLDER:
-        left_out.append(
-            f"{part.name}: {len(segments) - MOST_OLDER:,} segments are left out, and so are the "
-            "reserved bytes."
+        part = replace(part, blocks=blocks.at(np.setdiff1d(np.arange(len(blocks)), smallest)))
+    if (too_many := len(part.segments) - MOST_OLDER) > 0:
+        part.left_out.append(
+            f"{part.name}: {too_many:,} segments are left out, and so are the reserved bytes."
         )
-        segments = segments[:MOST_OLDER]
-    return replace(
-        part,
-        blocks=blocks,
-        segments=segments,
-        left_out=left_out,
-        segments_are_known=part.segments_are_known and len(segments) == len(part.segments),
-    )
+        part = replace(part, segments=part.segments[:MOST_OLDER], segments_are_known=False)
+    return part

@@ -37,41 +37,12 @@ def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-class Texts:
-    """The texts of a file: a bounded list."""
-
-    def __init__(self) -> None:
-        """Begin with the empty text."""
-        self.texts = [""]
-        self.is_cut = False
-        self._left = MOST_TEXT
-        self._known = {"": 0}
-
-    def add(self, text: str) -> int:
-        """Return the index of a text, which may be shortened."""
-        found = self._known.get(text)
-        if found is None:
-            found = self._known[text] = len(self.texts)
-            self.texts.append(self.shortened(text))
-        return found
-
-    def shortened(self, text: str) -> str:
-        """Return a text that is not too long, and counts against the bound of all texts."""
-        shown = shortened(text)
-        if len(shown) > self._left:
-            shown = "…"
-        self.is_cut |= shown != text
-        self._left -= min(len(shown), self._left)
-        return shown
-
-
 class Tables:
     """The tables of a file, and the numbers in them of the snapshot's values.
 
     Attributes:
         left_out: What was left out, as sentences.
-        frames: The frames, for the header.
-        sites: The texts of the call sites, for the header.
+        frames, sites: The frames and the texts of call sites, for the header.
         stack, phase, pool: The number in the page of each stack, each string that is a phase, and
             each pool of the snapshot.
     """
@@ -81,7 +52,8 @@ class Tables:
         parts = list(parts)
         self.left_out: list[str] = []
         self._snapshot, self._packer = snapshot, packer
-        self._texts = Texts()
+        self._texts, self._number = [""], {"": 0}
+        self._is_cut, self._left = False, MOST_TEXT
         traces = [
             (part, part.data.trace, slice(part.first, part.first + part.events)) for part in parts
         ]
@@ -94,7 +66,7 @@ class Tables:
         pools += [np.array([s.pool for s in part.segments], np.int64) for part in parts]
         self.phase, used_phases = _numbered(phases, len(snapshot.strings), MOST_NAMES)
         self.pool, used_pools = _numbered(pools, len(snapshot.pools), MOST_NAMES)
-        phase_texts = [self._texts.shortened(snapshot.strings[i]) for i in used_phases]
+        phase_texts = [self.text(snapshot.strings[i]) for i in used_phases]
         every_kind = [(UNKNOWN, ""), *(kind for part in parts for kind in part.kinds)]
         all_kinds = list(dict.fromkeys(every_kind))
         kinds = all_kinds[:MOST_KINDS]
@@ -117,9 +89,9 @@ class Tables:
 
     def finish(self) -> dict[str, Any]:
         """Return the keys of the header, after all texts were added."""
-        if self._texts.is_cut:
+        if self._is_cut:
             self.left_out.append("Long texts are cut.")
-        return {**self._header, "strings": self._texts.texts}
+        return {**self._header, "strings": self._texts}
 
     def kinds(self, part: Part) -> Column:
         """Return the numbers of the kinds of a part's blocks; 0, unknown, for too many kinds."""
@@ -130,13 +102,22 @@ class Tables:
     def texts(self, column: Column) -> Column:
         """Return the numbers of texts, which are strings of the snapshot."""
         used, which = np.unique(column, return_inverse=True)
-        numbers = [self._texts.add(self._snapshot.strings[i]) for i in used.tolist()]
-        found: Column = np.array(numbers, np.uint32)[which]
+        strings = [self._snapshot.strings[i] for i in used.tolist()]
+        for text in strings:
+            if text not in self._number:
+                self._number[text] = len(self._texts)
+                self._texts.append(self.text(text))
+        found: Column = np.array([self._number[text] for text in strings], np.uint32)[which]
         return found
 
     def text(self, text: str) -> str:
-        """Return a text of bounded length."""
-        return self._texts.shortened(text)
+        """Return a text that is not too long, and counts against the bound of all texts."""
+        shown = shortened(text)
+        if len(shown) > self._left:
+            shown = "…"
+        self._is_cut |= shown != text
+        self._left -= min(len(shown), self._left)
+        return shown
 
     def _add_stacks(self, used: Column) -> dict[str, Any]:
         stacks, packer = self._snapshot.stacks, self._packer
@@ -163,9 +144,7 @@ class Tables:
             "name": packer.add("u32", self.texts(stacks.name[frames])),
             "line": packer.add("u32", np.clip(stacks.line[frames], 0, 2**32 - 1)),
         }
-        self.sites = [
-            self._texts.shortened(call_site_text(frame_at(stacks, site))) for site in sites.tolist()
-        ]
+        self.sites = [self.text(call_site_text(frame_at(stacks, site))) for site in sites.tolist()]
         return {
             "count": len(kept),
             "offsets": packer.add("u32", np.append(0, ends), delta=True),

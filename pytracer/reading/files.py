@@ -178,87 +178,55 @@ def match(first: Path, second: Path, on_error: OnError | None = None) -> Matched
     has only one, and so are role and host of processes without a rank, if these files have no
     match and both directories have equally many of them for the place.
 
-    Args:
-        first, second: The directories.
-        on_error: As for `find`.
-
-    Raises:
-        PytracerError: As for `find`.
+    `on_error` and the errors are those of `find`.
     """
-    places = [_files_by_place(root, on_error) for root in (first, second)]
+    left = [_places(root, on_error) for root in (first, second)]
     pairs: list[tuple[Place, Path, Path]] = []
-    left: list[dict[Place, list[Path]]] = [{}, {}]
-    for place in places[0].keys() | places[1].keys():
-        before, after = (files.get(place, []) for files in places)
-        both = min(len(before), len(after))
-        pairs += ((place, *pair) for pair in zip(before, after, strict=False))
-        left[0][place], left[1][place] = before[both:], after[both:]
-    without_rank = [_files_without_rank(files) for files in left]
-    for place in without_rank[0].keys() & without_rank[1].keys():
-        before, after = without_rank[0][place], without_rank[1][place]
-        if len(before) == len(after):
-            pairs += ((place, *pair) for pair in zip(before, after, strict=True))
-    matched = {path for _, *two in pairs for path in two}
-    only_first, only_second = (
-        sorted(
-            (path for paths in files.values() for path in paths if path not in matched),
-            key=_natural,
-        )
-        for files in left
-    )
-    return MatchedFiles(sorted(pairs, key=lambda pair: _natural(pair[1])), only_first, only_second)
+    for is_exact in (True, False):
+        same: dict[Place, tuple[list[Path], list[Path]]] = defaultdict(lambda: ([], []))
+        for side, places in enumerate(left):
+            for path, place in places.items():
+                if is_exact or place.rank is None:
+                    same[place if is_exact else replace(place, who="")][side].append(path)
+        for place, (before, after) in same.items():
+            if is_exact or len(before) == len(after):
+                pairs += ((place, *pair) for pair in zip(before, after, strict=False))
+        matched = {path for _, *two in pairs for path in two}
+        left = [{path: each[path] for path in each if path not in matched} for each in left]
+    return MatchedFiles(sorted(pairs, key=lambda pair: _natural(pair[1])), *map(list, left))
 
 
-def _files_by_place(root: Path, on_error: OnError | None) -> dict[Place, list[Path]]:
+def _places(root: Path, on_error: OnError | None) -> dict[Path, Place]:
+    """Return the places of the files in a directory, in the order of `find`."""
     found = {path: parse_place(path, root) for path in find([root], on_error)}
     if len({place.program for place in found.values()}) == 1:
         found = {path: replace(place, program="") for path, place in found.items()}
-    files = defaultdict(list)
-    for path, place in found.items():
-        files[place].append(path)
-    return files
-
-
-def _files_without_rank(files: dict[Place, list[Path]]) -> dict[Place, list[Path]]:
-    """Return the files of processes without a rank, by place without role and host."""
-    merged: dict[Place, list[Path]] = defaultdict(list)
-    for place, paths in files.items():
-        if place.rank is None:
-            merged[replace(place, who="")] += paths
-    return {place: sorted(paths, key=_natural) for place, paths in merged.items()}
+    return found
 
 
 def _inside(directory: Path, on_error: OnError | None) -> list[Path]:
-    found, folders = [], [os.fspath(directory)]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    elif entry.name.endswith(SUFFIXES) and not is_special(entry):
-                        found.append(Path(entry.path))
-        except OSError as error:
-            problem = PytracerError(f"cannot search {folder}: {error.strerror}")
-            if on_error is None or folder == os.fspath(directory):
-                raise problem from error
-            on_error(problem)
+    def failed(error: OSError) -> None:
+        problem = PytracerError(f"cannot search {error.filename}: {error.strerror}")
+        if on_error is None or error.filename == os.fspath(directory):
+            raise problem from error
+        on_error(problem)
+
+    found = []
+    for folder, folders, names in os.walk(directory, onerror=failed):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        named = (name for name in names if name.endswith(SUFFIXES) and not name.startswith("."))
+        found += [path for path in (Path(folder, name) for name in named) if not is_special(path)]
     return sorted(found, key=_natural)
 
 
-def is_special(entry: "os.DirEntry[str]") -> bool:
-    """Return whether an entry of a folder is neither a regular file nor unknown.
+def is_special(path: "os.PathLike[str]") -> bool:
+    """Return whether a file, or what a link leads to, is neither a regular file nor unknown.
 
     Opening a FIFO waits for its other end. Whoever may write to a folder can put one there. A file
     whose kind is unknown, such as a link to a missing one, is no special file: reading it fails.
     """
-    if not entry.is_symlink():
-        return not entry.is_file(follow_symlinks=False)
     try:
-        return not stat.S_ISREG(entry.stat().st_mode)
+        return not stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
         return False
 

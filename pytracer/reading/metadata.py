@@ -204,14 +204,12 @@ class FileMetadata:
         found = _dict(self.as_written.get("module_phases"))
         models, paths = (frozenset(_texts(found.get(kind))) for kind in ("models", "paths"))
         owners = found.get("paths_of_owners")
-        if isinstance(owners, dict):
-            names = models | paths
-            owners = {
-                path: name
-                for path, name in owners.items()
-                if isinstance(path, str) and isinstance(name, str) and name in names
-            }
-        return ModulePhases(models, paths, owners if isinstance(owners, dict) else None)
+        known = {
+            path: name
+            for path, name in _dict(owners).items()
+            if isinstance(path, str) and isinstance(name, str) and name in models | paths
+        }
+        return ModulePhases(models, paths, known if isinstance(owners, dict) else None)
 
     @property
     def source_lines(self) -> dict[tuple[str, int], str]:

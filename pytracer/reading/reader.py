@@ -192,30 +192,19 @@ def _decompressed(file: "io.BufferedReader[_Counted]", counted: _Counted, path: 
 def _snapshot(path: str, tables: dict[str, Any]) -> Snapshot:
     strings = tables["strings"]
     metadata = file_metadata(_checked(path, tables, "pytracer", dict))
-    filename, name, line = tables["frames"]
     segment_rows, block_rows = tables["device_segments"], tables["device_blocks"]
-    forward, node, phase, is_exact = tables["stack_backward"]
     segments = Segments(*(column[segment_rows] for column in tables["segments"]))
     blocks = Blocks(*(column[block_rows] for column in tables["blocks"]))
+    offsets = np.concatenate((np.zeros(1, np.int64), tables["stack_ends"]))
+    stacks: list[Any] = [offsets, tables["stack_frames"], *tables["frames"]]
+    stacks += [*tables["stack_backward"], strings, metadata.torch_folders]
     events = [compress_constant(column) for column in tables.pop("events")]
     return Snapshot(
         path=path,
         traces=tuple(Trace(*(column[rows] for column in events)) for rows in tables["traces"]),
         segments=replace(segments, first_block=segments.first_block - block_rows.start),
         blocks=replace(blocks, segment=blocks.segment - segment_rows.start),
-        stacks=Stacks(
-            offsets=np.concatenate((np.zeros(1, np.int64), tables["stack_ends"])),
-            frame=tables["stack_frames"],
-            filename=filename,
-            name=name,
-            line=line,
-            forward=forward,
-            node=node,
-            phase=phase,
-            is_exact=is_exact,
-            strings=strings,
-            torch_folders=metadata.torch_folders,
-        ),
+        stacks=Stacks(*stacks),
         strings=strings,
         pools=tables["pools"].reshape(-1, 2),
         actions=tables["actions"],

@@ -58,23 +58,6 @@ class Frame(NamedTuple):
     line: int
 
 
-class Backward(NamedTuple):
-    """What is known of the autograd node in which an allocation was made.
-
-    Attributes:
-        node: The node's name, such as "LogSoftmaxBackward0"; "" if unknown.
-        frames: The stack of the forward call that made the node, innermost first; () if unknown.
-        phase: The phase of the forward call; "" if there is none, or if it is unknown.
-        is_exact: Whether `frames` and `phase` are those of this node, and not of a neighbouring
-            node.
-    """
-
-    node: str
-    frames: tuple[Frame, ...]
-    phase: str
-    is_exact: bool
-
-
 def compress_constant(column: Column) -> Column:
     """Return the column, as a view of one value if all are equal (often streams and pools)."""
     if len(column) == 0 or np.any(column != column[0]):
@@ -124,18 +107,6 @@ class Stacks:
         return tuple(
             Frame(self.strings[self.filename[i]], self.strings[self.name[i]], int(self.line[i]))
             for i in self.frame[begin:end]
-        )
-
-    def backward(self, stack: int) -> Backward | None:
-        """Return what is known of the node of a stack; None: the stack is of no node."""
-        forward, node = int(self.forward[stack]), int(self.node[stack])
-        if not forward and not node:
-            return None
-        return Backward(
-            node=self.strings[node],
-            frames=self.frames(forward),
-            phase=self.strings[self.phase[stack]],
-            is_exact=bool(self.is_exact[stack]),
         )
 
 

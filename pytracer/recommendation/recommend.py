@@ -6,26 +6,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pytracer.analysis.advice import LEAST_STEPS
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain_device
-from pytracer.analysis.requests import FAIL, Recording, extract_recording
+from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once
 from pytracer.reading.files import find
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Snapshot
 from pytracer.reading.steps import step_boundaries
-from pytracer.recommendation.answers import answered, leak_first
-from pytracer.recommendation.candidates import COLLECTION, name_of, placement
-from pytracer.recommendation.results import RankOutcome, Recommendation, TriedSetting
-from pytracer.recommendation.search import Search, Tried, best_of, is_tight, needed_bytes
+from pytracer.recommendation.answers import (
+    RankOutcome,
+    Recommendation,
+    TriedSetting,
+    answered,
+    leak_first,
+    ran_out,
+)
+from pytracer.recommendation.search import (
+    COLLECTION,
+    Search,
+    best_of,
+    is_tight,
+    name_of,
+    needed_bytes,
+    placement,
+)
 from pytracer.recommendation.what_if import change_requests
 from pytracer.simulator.deviation import Reference, reference_of
-from pytracer.simulator.recording import limits_of, version_note
-from pytracer.simulator.simulate import begins_as_recorded
+from pytracer.simulator.simulate import begins_as_recorded, limits_of, rules_under, version_note
 from pytracer.simulator.trials import trials_of
 from pytracer.text import number, size
 
@@ -37,8 +47,6 @@ class _Loaded:
     """A file that can be simulated.
 
     Attributes:
-        snapshot: The snapshot.
-        recording: The recording of its device.
         changed: The recording with the requests to simulate.
         what_if: A sentence about each change of the requests.
         given_bytes: The capacity to simulate; None: as much as in the recording.
@@ -51,21 +59,11 @@ class _Loaded:
     given_bytes: int | None
 
     @property
-    def rank(self) -> int | None:
-        return self.snapshot.metadata.rank
-
-    @property
     def capacity_bytes(self) -> int | None:
         return self.recording.limit_bytes if self.given_bytes is None else self.given_bytes
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether an allocation failed in the recording."""
-        return bool(np.any(self.recording.requests.kind == FAIL))
-
     def search(self) -> Search:
-        limits = limits_of(self.recording, self.given_bytes)
-        return Search(self.changed, limits, self.recording.own_name)
+        return Search(self.changed, limits_of(self.recording, self.given_bytes))
 
     def reference(self) -> Reference:
         return reference_of(self.recording, self.given_bytes)
@@ -143,16 +141,17 @@ def _of_directory(
     for file in files:
         try:
             one = loaded(file)
-            reference, own = one.reference(), one.search().own().result
+            reference, own = one.reference(), one.search().own()
         except ConfigError:
             raise
         except PytracerError as error:
             errors.append(f"Not judged: {error}")
             continue
         # A rank that ran out of memory, but not in the simulation, leaves no answer to the job.
-        is_clear = not one.ran_out or reference.why_unknown is None
+        is_clear = reference.why_unknown is None or not ran_out(one.recording)
         orders.append((is_clear, own.fits, -own.peak_reserved_bytes / (one.capacity_bytes or 1)))
-        ranks.append(RankOutcome(os.fspath(file), one.rank, own, reference.why_unknown, None))
+        its_rank, why = one.snapshot.metadata.rank, reference.why_unknown
+        ranks.append(RankOutcome(os.fspath(file), its_rank, own, why, None))
     if not ranks:
         raise PytracerError(f"no file can be simulated: {errors[0]}")
     worst = min(range(len(ranks)), key=orders.__getitem__)
@@ -165,7 +164,7 @@ def _of_directory(
                 ranks[i] = replace(rank, recommended=best)
             elif rank.why_unknown is None:
                 search = loaded(Path(rank.path)).search()
-                tried = search.of_settings(best.settings, best.name).result
+                tried = search.of_settings(best.settings, best.name)
                 ranks[i] = replace(rank, recommended=tried)
                 if not tried.fits:
                     notes.append(f"{rank.path}: does not fit with the recommended settings.")
@@ -188,10 +187,13 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         advised = _advised_after_oom(recording, search, best)
         notes += _why_not_best(advised, best)
         best = advised
-        ranked = [best, *(tried for tried in ranked if tried.choice != best.choice)]
+        ranked = [
+            best,
+            *(tried for tried in ranked if placement(tried.settings) != placement(best.settings)),
+        ]
     found = Recommendation(
         path=one.snapshot.path,
-        rank=one.rank,
+        rank=one.snapshot.metadata.rank,
         device=recording.name,
         torch_version=recording.torch_version,
         capacity_bytes=one.capacity_bytes,
@@ -202,33 +204,33 @@ def _of_file(one: _Loaded, given: list[str], on_progress: Progress) -> Recommend
         why="",
         needed_bytes=needed_bytes(changed.requests),
         deviation=reference.deviation,
-        own=own.result,
+        own=own,
         recommended=None,
         settings=given,
-        tried=[tried.result for tried in ranked],
+        tried=ranked,
         ranks=[],
         notes=notes,
         is_estimate=bool(one.what_if),
     )
-    found = answered(found, best.result, recording, reference.why_unknown)
+    found = answered(found, best, recording, reference.why_unknown)
     if not given and (leak := _leak_sentence(one.snapshot, recording)):
         found = leak_first(found, leak)
     simulated = [own] if best is own else [own, best]
     notes = [*found.notes, *_notes(changed, ranked if given else simulated)]
     if given:
-        notes += _notes_of_given((t for t in found.tried if t is not own.result), recording)
+        notes += _notes_of_given((t for t in found.tried if t is not own), recording)
     if (note := version_note(recording)) is not None:
         notes.append(note)
     return replace(found, notes=notes)
 
 
 def _measured(
-    search: Search, own: Tried, others: list[Tried], *, measure_all: bool
-) -> tuple[Tried, Tried, list[Tried]]:
+    search: Search, own: TriedSetting, others: list[TriedSetting], *, measure_all: bool
+) -> tuple[TriedSetting, TriedSetting, list[TriedSetting]]:
     """Return the recording's own settings, the best, and all, with the devices of the best."""
     own, *given = search.with_smallest_device([own, *(others if measure_all else [])])
     everything = [own, *(given or others)]
-    fitting = [tried for tried in everything if tried.result.fits]
+    fitting = [tried for tried in everything if tried.fits]
     if measure_all:
         measured = given
         best = best_of(own, everything)
@@ -239,33 +241,32 @@ def _measured(
         best = best_of(own, everything)
         measured = search.with_smallest_device([] if best is own else [best])
         best = measured[0] if measured else own
-    by_name = {tried.result.name: tried for tried in [*everything, *measured, own]}
+    by_name = {tried.name: tried for tried in [*everything, *measured, own]}
     ranked = sorted(by_name.values(), key=lambda tried: (tried is not best, tried.rank))
     return own, best, ranked
 
 
-def _advised_after_oom(recording: Recording, search: Search, best: Tried) -> Tried:
+def _advised_after_oom(recording: Recording, search: Search, best: TriedSetting) -> TriedSetting:
     """Return the settings that an explanation of the same out-of-memory names, or else the best.
 
     All answers to one question name the same settings, also those that simulate few settings.
     """
-    if not np.any(recording.requests.kind == FAIL):
+    if not ran_out(recording):
         return best
     fitting = next((trial for trial in trials_of(recording) or [] if trial.fits), None)
-    if fitting is None or placement(fitting.settings) == best.choice:
+    if fitting is None or placement(fitting.settings) == placement(best.settings):
         return best
     name = name_of(placement(fitting.settings))
     (tried,) = search.with_smallest_device([search.of_settings(fitting.settings, name)])
     return tried
 
 
-def _why_not_best(advised: Tried, best: Tried) -> list[str]:
-    least, needed = best.result.smallest_device_bytes, advised.result.smallest_device_bytes
+def _why_not_best(advised: TriedSetting, best: TriedSetting) -> list[str]:
+    least, needed = best.smallest_device_bytes, advised.smallest_device_bytes
     if least is None or needed is None or least >= needed:
         return []
     return [
-        f"With {best.result.name}, the smallest device would have {size(least)}, and not "
-        f"{size(needed)}."
+        f"With {best.name}, the smallest device would have {size(least)}, and not {size(needed)}."
     ]
 
 
@@ -276,16 +277,20 @@ def _leak_sentence(snapshot: Snapshot, recording: Recording) -> str:
     return explain_device(device_data(snapshot, recording.device)).leak_sentence()
 
 
-def _names(simulated: list[Tried]) -> str:
-    return " and of ".join(one.result.name for one in simulated)
+def _names(simulated: list[TriedSetting]) -> str:
+    return " and of ".join(one.name for one in simulated)
 
 
-def _notes(recording: Recording, simulated: list[Tried]) -> Iterator[str]:
+def _notes(recording: Recording, simulated: list[TriedSetting]) -> Iterator[str]:
     """Yield how the simulations start, and what makes them inexact, in sentences."""
     requests = recording.requests
     if requests.start is not None or requests.older_blocks:
         blocks = number(requests.older_blocks, "block")
-        kept = [one for one in simulated if begins_as_recorded(requests, one.rules)]
+        kept = [
+            one
+            for one in simulated
+            if begins_as_recorded(requests, rules_under(one.settings, recording))
+        ]
         others = [one for one in simulated if one not in kept]
         if kept:
             yield (

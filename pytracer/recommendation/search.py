@@ -1,8 +1,9 @@
 """The search for the best settings: simulations of a coarse grid, then around the best."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 
 import numpy as np
@@ -10,19 +11,9 @@ import numpy as np
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, LEAVE, Recording, Requests
 from pytracer.errors import ConfigError
 from pytracer.fleet.memory_budget import cores
-from pytracer.recommendation.candidates import (
-    Choice,
-    coarse_grid,
-    name_of,
-    neighbours,
-    placement,
-    with_choice,
-)
-from pytracer.recommendation.results import TriedSetting
-from pytracer.simulator.recording import Limits, rules_under, simulate_recording
-from pytracer.simulator.rules import AllocatorRules
-from pytracer.simulator.simulate import Simulated
-from pytracer.variables import merge_settings
+from pytracer.recommendation.answers import TriedSetting
+from pytracer.simulator.simulate import Limits, Simulated, rules_under, simulate_recording
+from pytracer.variables import format_settings, merge_settings, parse_settings
 
 ROUNDS = 2
 """How often the neighbours of the best settings are tried."""
@@ -36,63 +27,65 @@ NEARLY = 0.01
 """Peaks that differ by less than this share are taken for equal: the cheaper setting wins."""
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A simulated setting: what was chosen, the allocator's rules, and the result."""
+EXPANDABLE = "expandable_segments"
+SPLIT = "max_split_size_mb"
+DIVISIONS = "roundup_power2_divisions"
+COLLECTION = "garbage_collection_threshold"
+SEGMENT = "large_segment_size_mb"
+ROUNDING = "max_non_split_rounding_mb"
 
-    choice: Choice
-    rules: AllocatorRules
-    result: TriedSetting
+PLACEMENT = (EXPANDABLE, SPLIT, DIVISIONS, COLLECTION, SEGMENT, ROUNDING)
+"""The settings that are searched. All other settings stay as the recording has them."""
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The order of settings: those that fit without retries, with retries, and the others."""
-        result = self.result
-        if not result.fits:
-            failed = result.failed_event
-            return 2, -(1 << 62 if failed is None else failed)
-        return int(result.retries > 0), result.peak_reserved_bytes
+Choice = dict[str, str]
+"""The values of the settings in `PLACEMENT` that differ from the defaults."""
+
+_SPLITS = (32, 64, 128, 256, 512, 1024)
+_DIVISIONS = (2, 4, 8, 16)
+_SEGMENTS = (40, 80)
 
 
 class Search:
     """The simulations of one recording."""
 
-    def __init__(self, recording: Recording, limits: Limits, own: str) -> None:
-        """Prepare a search; `own` is the name of the recording's own settings."""
-        self._recording, self._limits, self._own = recording, limits, own
-        self._seen: set[frozenset[tuple[str, str]]] = set()
+    def __init__(self, recording: Recording, limits: Limits) -> None:
+        """Prepare a search."""
+        self._recording, self._limits = recording, limits
         self._needed = needed_bytes(recording.requests)
 
-    def own(self) -> Tried:
+    def own(self) -> TriedSetting:
         """Simulate the recording's own settings.
 
         Raises:
             ConfigError: The simulator does not know these settings.
         """
-        own = self.of_settings(self._recording.settings, self._own)
-        self._seen.add(frozenset(own.choice.items()))
-        return own
+        return self.of_settings(self._recording.settings, self._recording.own_name)
 
-    def others(self, own: Tried, on_progress: Callable[[int], None]) -> list[Tried]:
+    def others(self, own: TriedSetting, on_progress: Callable[[int], None]) -> list[TriedSetting]:
         """Simulate the grid, and the neighbours of the best settings.
 
         After each simulation, `on_progress` is called with the number of settings.
         """
-        found = [own]
+        found, seen = [own], [placement(own.settings)]
         with ThreadPoolExecutor(cores()) as pool:
 
             def try_all(choices: Iterable[Choice]) -> None:
-                for tried in filter(None, pool.map(self._of_choice, self._new(choices))):
+                new: list[Choice] = []
+                for choice in choices:
+                    if choice not in seen:
+                        seen.append(choice)
+                        new.append(choice)
+                for tried in filter(None, pool.map(self._of_choice, new)):
                     found.append(tried)
                     on_progress(len(found))
 
             try_all(coarse_grid(self._limits.fraction_bytes is not None))
             for _ in range(ROUNDS):
                 best = min(found, key=lambda tried: tried.rank)
-                try_all(neighbours(best.choice))
+                try_all(neighbours(placement(best.settings)))
         return found[1:]
 
-    def given(self, changes: Iterable[str]) -> list[Tried]:
+    def given(self, changes: Iterable[str]) -> list[TriedSetting]:
         """Simulate changes of the recording's settings, such as "expandable_segments:True".
 
         Raises:
@@ -101,20 +94,20 @@ class Search:
         own = self._recording.settings
         return [self.of_settings(merge_settings(own, change), change) for change in changes]
 
-    def of_settings(self, settings: str, name: str) -> Tried:
+    def of_settings(self, settings: str, name: str) -> TriedSetting:
         """Simulate settings in the form of the variable.
 
         Raises:
             ConfigError: The allocator refuses them.
         """
-        rules = rules_under(settings, self._recording)
-        requests = self._recording.requests
-        done = simulate_recording(self._recording, rules, self._limits, with_curve=True)
+        recording = self._recording
+        rules, requests = rules_under(settings, recording), recording.requests
+        done = simulate_recording(recording, rules, self._limits, with_curve=True)
         failed, ooms = done.failed_request, done.oom_requests
         assert done.reserved_bytes is not None
         assert done.allocated_bytes is not None
         unallocated = done.reserved_bytes[ooms] - done.allocated_bytes[ooms]
-        result = TriedSetting(
+        return TriedSetting(
             name=name,
             settings=settings,
             fits=done.ooms == 0,
@@ -130,27 +123,33 @@ class Search:
             maps=done.maps,
             unmaps=done.unmaps,
         )
-        return Tried(placement(settings), rules, result)
 
-    def with_smallest_device(self, tried: list[Tried]) -> list[Tried]:
+    def _of_choice(self, choice: Choice) -> TriedSetting | None:
+        items = parse_settings(self._recording.settings)
+        kept = {key: value for key, value in items.items() if key not in PLACEMENT}
+        with contextlib.suppress(ConfigError):  # another version or backend has the setting
+            return self.of_settings(format_settings(kept | choice), name_of(choice))
+        return None
+
+    def with_smallest_device(self, tried: list[TriedSetting]) -> list[TriedSetting]:
         """Return the settings with the smallest device on which each fits."""
         with ThreadPoolExecutor(cores()) as pool:
             return list(pool.map(self._with_smallest_device, tried))
 
-    def least_needing(self, tried: list[Tried]) -> list[Tried]:
+    def least_needing(self, tried: list[TriedSetting]) -> list[TriedSetting]:
         """Return the settings with the smallest device, in the order of what they need.
 
         Settings that do not fit into `NEARLY` less than the best so far are not measured further,
         and are left out: one simulation, which ends early, shows that.
         """
-        found: list[Tried] = []
+        found: list[TriedSetting] = []
         lock = Lock()
 
-        def measure(one: Tried) -> None:
+        def measure(one: TriedSetting) -> None:
             with lock:
-                needs = [each.result.smallest_device_bytes or 0 for each in found]
+                needs = [each.smallest_device_bytes or 0 for each in found]
             bound = round(min(needs, default=0) * (1 + NEARLY))
-            if not needs or self._fits(one.rules, bound):
+            if not needs or self._simulate(one, bound).ooms == 0:
                 measured = self._with_smallest_device(one, bound if needs else None)
                 with lock:
                     found.append(measured)
@@ -159,83 +158,64 @@ class Search:
         measure(candidates[0])  # the first bound rejects most others
         with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(measure, candidates[1:]))
-        return sorted(found, key=lambda each: each.result.smallest_device_bytes or 0)
+        return sorted(found, key=lambda each: each.smallest_device_bytes or 0)
 
-    def _with_smallest_device(self, tried: Tried, bound: int | None = None) -> Tried:
+    def _with_smallest_device(self, tried: TriedSetting, bound: int | None = None) -> TriedSetting:
         """Bisect the memory that a setting needs; with `bound` bytes it is known to fit."""
-        result, low = tried.result, self._needed
-        high = bound
+        low, high = self._needed, bound
         if high is None:
-            high = result.peak_reserved_bytes
-            if not result.fits or result.retries:
-                unlimited = self._simulate(tried.rules, None)
+            high = tried.peak_reserved_bytes
+            if not tried.fits or tried.retries:
+                unlimited = self._simulate(tried, None)
                 if unlimited.ooms:  # no device is large enough
                     return tried
                 high = unlimited.peak_reserved_bytes
-                while not self._fits(tried.rules, high):  # retries and reserved ranges differ
+                while self._simulate(tried, high).ooms:  # retries and reserved ranges differ
                     if high > 4 * unlimited.peak_reserved_bytes:
                         return tried
                     low, high = high, high + high // 8
         while high - low > max(UNIT_BYTES, low // RESOLUTION):
             middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(tried.rules, middle) else (middle, high)
-        return replace(tried, result=replace(result, smallest_device_bytes=high))
+            low, high = (middle, high) if self._simulate(tried, middle).ooms else (low, middle)
+        return replace(tried, smallest_device_bytes=high)
 
-    def _fits(self, rules: AllocatorRules, memory_bytes: int) -> bool:
-        return self._simulate(rules, memory_bytes).ooms == 0
-
-    def _simulate(self, rules: AllocatorRules, memory_bytes: int | None) -> Simulated:
+    def _simulate(self, tried: TriedSetting, memory_bytes: int | None) -> Simulated:
         """Simulate with other memory, as the same kind of limit as the recording's."""
         has_fraction = self._limits.fraction_bytes is not None
         limits = Limits(memory_bytes, None) if has_fraction else Limits(None, memory_bytes)
+        rules = rules_under(tried.settings, self._recording)
         return simulate_recording(self._recording, rules, limits)
 
-    def _new(self, choices: Iterable[Choice]) -> Iterator[Choice]:
-        """Yield the choices that were not tried yet."""
-        for choice in choices:
-            if (items := frozenset(choice.items())) not in self._seen:
-                self._seen.add(items)
-                yield choice
 
-    def _of_choice(self, choice: Choice) -> Tried | None:
-        settings = with_choice(self._recording.settings, choice)
-        try:
-            return self.of_settings(settings, name_of(choice))
-        except ConfigError:  # another version or backend has the setting
-            return None
-
-
-def is_tight(own: Tried) -> bool:
+def is_tight(own: TriedSetting) -> bool:
     """Return whether the recording's own settings have little memory to spare.
 
     Then the best settings are those that fit into the smallest device. Otherwise they are those
     with the lowest peak.
     """
-    return not own.result.fits or own.result.retries > 0
+    return not own.fits or own.retries > 0
 
 
-def best_of(own: Tried, tried: Sequence[Tried]) -> Tried:
+def best_of(own: TriedSetting, tried: Sequence[TriedSetting]) -> TriedSetting:
     """Return the best settings; of those that are nearly equal, the simplest and cheapest.
 
     Args:
         own: The recording's own settings, which win if they are nearly as good as the best.
         tried: The settings to choose from. If memory is tight, all have the smallest device.
     """
-    fitting = [each for each in tried if each.result.fits]
+    fitting = [each for each in tried if each.fits]
     if not fitting:
         return min(tried, key=lambda each: each.rank)
 
-    def amount(each: Tried) -> int:
-        result = each.result
-        return (result.smallest_device_bytes if is_tight(own) else None) or (
-            result.peak_reserved_bytes
-        )
+    def amount(each: TriedSetting) -> int:
+        return (is_tight(own) and each.smallest_device_bytes) or each.peak_reserved_bytes
 
     least = min(map(amount, fitting))
 
-    def price(each: Tried) -> tuple[int, bool, int, int]:
-        changed = {key for key, _ in set(each.choice.items()) ^ set(own.choice.items())}
-        return len(changed), each.result.retries > 0, each.result.device_calls, amount(each)
+    def price(each: TriedSetting) -> tuple[int, bool, int, int]:
+        differing = placement(each.settings).items() ^ placement(own.settings).items()
+        changed = {key for key, _ in differing}
+        return len(changed), each.retries > 0, each.device_calls, amount(each)
 
     return min((each for each in fitting if amount(each) <= least * (1 + NEARLY)), key=price)
 
@@ -259,3 +239,68 @@ def needed_bytes(requests: Requests) -> int:
     (failed,) = np.nonzero(kind == FAIL)
     held[failed] += requests.size_bytes[failed]
     return int(held.max(initial=0))
+
+
+def placement(settings: str) -> Choice:
+    """Return the placement settings among all settings, without defaults.
+
+    Raises:
+        ConfigError: The settings are malformed.
+    """
+    found = {key: value for key, value in parse_settings(settings).items() if key in PLACEMENT}
+    if found.get(EXPANDABLE) == "False":
+        del found[EXPANDABLE]
+    return found
+
+
+def name_of(choice: Choice) -> str:
+    """Return a choice as text, as in "expandable_segments:True"."""
+    return format_settings(choice) or "defaults"
+
+
+def coarse_grid(has_fraction: bool) -> Iterator[Choice]:
+    """Yield the choices of the coarse grid; the defaults come first.
+
+    Args:
+        has_fraction: Whether the process has a limit (`set_per_process_memory_fraction`), without
+            which `garbage_collection_threshold` has no effect.
+    """
+    joined = {EXPANDABLE: "True"}
+    yield {}
+    yield joined
+    for divisions in _DIVISIONS:
+        yield {DIVISIONS: str(divisions)}
+        yield {**joined, DIVISIONS: str(divisions)}
+    for split in _SPLITS:
+        yield {SPLIT: str(split)}
+        yield {SPLIT: str(split), DIVISIONS: "8"}
+    for split in _SPLITS[1:4]:
+        yield {SPLIT: str(split), ROUNDING: "200"}
+        yield {**joined, SPLIT: str(split)}
+    for segment in _SEGMENTS:
+        yield {SEGMENT: str(segment)}
+        yield {**joined, SEGMENT: str(segment)}
+    for threshold in ("0.6", "0.8", "0.9") if has_fraction else ():
+        yield {COLLECTION: threshold}
+        yield {COLLECTION: threshold, SPLIT: "128"}
+
+
+def neighbours(choice: Choice) -> Iterator[Choice]:
+    """Yield the choices next to one: one value finer, or one setting more or less."""
+    for key in choice:
+        yield {other: value for other, value in choice.items() if other != key}
+    for key, least in ((SPLIT, 21), (SEGMENT, 20), (ROUNDING, 20)):
+        if key in choice:
+            value = int(choice[key])
+            for other in (value * 3 // 4, value * 3 // 2):
+                yield {**choice, key: str(max(other, least))}
+    if DIVISIONS in choice:
+        if choice[DIVISIONS].isdecimal():
+            value = int(choice[DIVISIONS])
+            yield from ({**choice, DIVISIONS: str(other)} for other in (value // 2, value * 2))
+    else:
+        yield from ({**choice, DIVISIONS: str(other)} for other in _DIVISIONS)
+    if SPLIT not in choice:
+        yield from ({**choice, SPLIT: str(other)} for other in (96, 384))
+    if SEGMENT not in choice:
+        yield {**choice, SEGMENT: "30"}

@@ -26,8 +26,7 @@ def change_requests(
     """Return a recording with changed requests, and a sentence about each change.
 
     Args:
-        snapshot: The snapshot of the recording.
-        recording: The recording.
+        snapshot, recording: What is changed.
         without: Whose allocations to leave out. "model.py:12" are the allocations that this line
             made or called, "model.py" those of the file, and "category:optimizer_state" those
             of a category (see `CategoryUsage`).
@@ -49,11 +48,13 @@ def change_requests(
         is_chosen = _chosen(snapshot, recording, what) & asks
         count, total = np.count_nonzero(is_chosen), int(requests.size_bytes[is_chosen].sum())
         if count == 0:
+            categories = block_categories(snapshot, recording.device, recording.history)
+            names = categories.categories()[0] if what.startswith(CATEGORY) else ()
             raise ConfigError(
                 f'"{what}" matches no allocation of {snapshot.path}: give FILE:LINE or FILE '
                 "of a call site or its caller (pytracer show --by line lists them), or "
                 f"{CATEGORY}NAME of a category that the file has"
-                f"{_similar_category(snapshot, recording, what)}"
+                f"{did_you_mean(what.removeprefix(CATEGORY), names, CATEGORY)}"
             )
         factor[is_chosen] *= times
         how = "without" if times == 0 else f"with {times:g} times the bytes of"
@@ -105,14 +106,6 @@ def _chosen(snapshot: Snapshot, recording: Recording, what: str) -> Column:
     of_block = np.where(requests.block < 0, False, by_block[np.maximum(requests.block, 0)])
     found: Column = np.where(requests.kind == FAIL, is_failed, of_block)
     return found
-
-
-def _similar_category(snapshot: Snapshot, recording: Recording, what: str) -> str:
-    """Return "; did you mean category:NAME?", or "" if the file has no similar category."""
-    if not what.startswith(CATEGORY):
-        return ""
-    names, _ = block_categories(snapshot, recording.device, recording.history).categories()
-    return did_you_mean(what.removeprefix(CATEGORY), names, CATEGORY)
 
 
 def _matching_stacks(stacks: Stacks, what: str) -> Column:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.requests import ALLOCATE, FAIL, FREE, Recording
-from pytracer.simulator.recording import limits_of, own_rules, simulate_recording
-from pytracer.simulator.simulate import Simulated
+from pytracer.simulator.simulate import Simulated, limits_of, own_rules, simulate_recording
 from pytracer.text import number, size
 
 LARGE = 0.05

@@ -27,29 +27,17 @@ _LEAST_SPLIT_MB = 20  # max_split_size_mb must be larger
 
 @dataclass(frozen=True)
 class AllocatorRules:
-    """The numbers by which an allocator places blocks: the fields of csrc/simulator/rules.h.
+    """The numbers by which an allocator places blocks, as in csrc/simulator/rules.h.
 
     Attributes:
-        padding_bytes: What the allocator adds to each request (NPU).
         max_split_bytes: Free blocks of this size or more are not split.
         max_rounding_bytes: Such blocks serve requests that are smaller by less than this.
         large_segment_bytes: The size of segments that several requests of more than 1 MiB share.
-        large_page_bytes: The unit of mapping in expandable segments of the large pool.
         collection_threshold: The part of the memory fraction above which blocks that have not been
             used for long are given back; 0 for none.
         waits_to_release: Whether the allocator waits for the device before it gives such blocks, or
             blocks of `max_split_bytes`, back (NPU).
-        expandable: Whether segments expand.
-        range_factor: The size of the range that an expandable segment reserves, as a multiple of
-            the device's size.
-        range_bytes: The size of this range; 0 for the factor's.
-        tie: Which of several free blocks of the same size is taken: "address" for that at the
-            lowest address, "creation" for the one that was created first, "segment" for that at the
-            lowest address of the segment that was created first.
-        pools_give_back: Whether the cache is given back, too, for an allocation of a private pool
-            that finds no memory.
-        alignment_bytes: Large blocks of expandable segments begin at multiples of it, if there is
-            room (NPU); 0: anywhere.
+        tie: The `Tie` of several free blocks of the same size: "address", "creation" or "segment".
         divisions: Into how many parts each of the 16 powers of two from 1 MiB on is divided; 0: it
             is not divided.
     """

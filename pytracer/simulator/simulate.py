@@ -1,12 +1,13 @@
-"""Simulates an allocator that serves the requests of a program."""
+"""Simulates an allocator that serves the requests of a program, or of its recording."""
 
 from dataclasses import asdict, dataclass
 
 from pytracer.analysis.allocator_rules import UNLIMITED
-from pytracer.analysis.requests import REQUEST_COLUMNS, Requests
+from pytracer.analysis.requests import REQUEST_COLUMNS, Recording, Requests
+from pytracer.errors import ConfigError, PytracerError
 from pytracer.reading import _reader
 from pytracer.reading.snapshot import Column
-from pytracer.simulator.rules import AllocatorRules, makes_same_segments
+from pytracer.simulator.rules import AllocatorRules, is_checked, makes_same_segments, rules_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def simulate(
     Args:
         requests: The requests. The size of `FAIL` is known only up to the recording's rounding,
             because CUDA's out-of-memory event has the rounded size.
-        rules: The allocator's rules.
+        rules: How the allocator places blocks.
         limit_bytes: The memory fraction, in bytes; None: there is none.
         device_bytes: What the device can give to this allocator; None: 1 PiB.
         with_curve: Whether to return the bytes after each request.
@@ -93,3 +94,82 @@ def begins_as_recorded(requests: Requests, rules: AllocatorRules) -> bool:
     """
     start = requests.start
     return start is not None and makes_same_segments(rules, start.settings)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory a simulated allocator has.
+
+    Attributes:
+        fraction_bytes: The limit of the process (`set_per_process_memory_fraction`); None: none.
+        device_bytes: What the device has for the allocator; None: more than it can use.
+    """
+
+    fraction_bytes: int | None
+    device_bytes: int | None
+
+
+def limits_of(recording: Recording, capacity_bytes: int | None = None) -> Limits:
+    """Return the limits of a recording, or the same kind of limit with another capacity."""
+    limit_bytes = recording.limit_bytes if capacity_bytes is None else capacity_bytes
+    if recording.fraction_bytes is not None:
+        return Limits(limit_bytes, None)
+    return Limits(None, limit_bytes)
+
+
+def rules_under(settings: str, recording: Recording) -> AllocatorRules:
+    """Return the rules of a recording's allocator under other settings (see `rules_of`)."""
+    return rules_of(settings, recording.backend, recording.torch_version)
+
+
+def own_rules(recording: Recording) -> AllocatorRules:
+    """Return the rules of the allocator that made a recording.
+
+    Raises:
+        PytracerError: The recording's own settings cannot be simulated.
+    """
+    try:
+        return rules_under(recording.settings, recording)
+    except ConfigError as error:
+        raise PytracerError(
+            f"the recording's own settings cannot be simulated: {error}. `pytracer experiment` "
+            "runs the program under other settings"
+        ) from error
+
+
+def version_note(recording: Recording) -> str | None:
+    """Return a sentence if no test has compared the simulator with the recording's allocator."""
+    if is_checked(recording.backend, recording.torch_version):
+        return None
+    name = "torch_npu" if recording.backend == "npu" else "torch"
+    if recording.torch_version is None:
+        return (
+            f"The file does not have the version of {name}. The simulator follows the rules of the "
+            "newest version that it knows."
+        )
+    return (
+        f"Unchecked: no test has compared the simulator with the allocator of {name} "
+        f"{recording.torch_version}."
+    )
+
+
+def simulate_recording(
+    recording: Recording, rules: AllocatorRules, limits: Limits, *, with_curve: bool = False
+) -> Simulated:
+    """Simulate the requests of a recording; with `with_curve`, with the usage after each.
+
+    Raises:
+        PytracerError: A request has a value that no allocator can get, as in a damaged file.
+    """
+    try:
+        return simulate(
+            recording.requests,
+            rules,
+            limit_bytes=limits.fraction_bytes,
+            device_bytes=limits.device_bytes,
+            with_curve=with_curve,
+        )
+    except ValueError as error:
+        raise PytracerError(
+            f"the requests of {recording.name} cannot be simulated: {error}"
+        ) from error

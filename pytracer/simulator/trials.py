@@ -8,8 +8,8 @@ from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import OOM
 from pytracer.simulator.deviation import reference_of
-from pytracer.simulator.recording import limits_of, rules_under, simulate_recording
 from pytracer.simulator.rules import is_checked
+from pytracer.simulator.simulate import limits_of, rules_under, simulate_recording
 from pytracer.variables import format_settings, parse_settings
 
 TRIED: tuple[dict[str, str], ...] = (

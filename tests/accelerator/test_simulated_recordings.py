@@ -18,9 +18,8 @@ from pytracer.reading import load
 from pytracer.reading.snapshot import ALLOC, OOM, Column
 from pytracer.recommendation import recommend
 from pytracer.simulator.deviation import deviation_text, reference_of
-from pytracer.simulator.recording import limits_of, simulate_recording
 from pytracer.simulator.rules import rules_of
-from pytracer.simulator.simulate import Simulated
+from pytracer.simulator.simulate import Simulated, limits_of, simulate_recording
 from pytracer.variables import merge_settings
 
 EVENTS = 5_000

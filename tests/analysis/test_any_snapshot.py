@@ -24,9 +24,8 @@ from pytracer.commands.main import main
 from pytracer.errors import PytracerError
 from pytracer.export.collapsed_stacks import collapse_stacks
 from pytracer.export.parquet import write_tables
-from pytracer.page.difference import difference_of
 from pytracer.page.open_file import open_file
-from pytracer.page.page import page_of
+from pytracer.page.page import difference_of, page_of
 from pytracer.reading import load
 from pytracer.reading.to_json import to_json
 from pytracer.simulator.trials import try_settings

@@ -40,14 +40,6 @@ def run(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.Completed
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_all_commands_are_listed() -> None:
-    with click.Context(main) as context:
-        assert main.list_commands(context) == [
-            *("run", "demo", "show", "diff", "view", "recommend", "experiment"),
-            *("fleet", "export", "doctor"),
-        ]
-
-
 def test_version_of_the_module_run_as_a_program(env: dict[str, str], tmp_path: Path) -> None:
     done = run("-m", "pytracer", "--version", env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -226,14 +218,6 @@ def test_the_demo_on_a_missing_device() -> None:
     assert result.output.count("\n") == 1
     # AND an unknown device name is a usage error
     assert CliRunner().invoke(main, ["demo", "--device", "tpu"]).exit_code == 2
-
-
-@pytest.mark.parametrize("steps", ["0", "-3", "many"])
-def test_invalid_steps(steps: str) -> None:
-    result = CliRunner().invoke(main, ["demo", "--steps", steps])
-    assert result.exit_code == 2
-    assert "--steps" in result.output
-    assert steps in result.output
 
 
 @pytest.mark.parametrize(

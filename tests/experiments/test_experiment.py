@@ -64,9 +64,6 @@ def test_without_an_accelerator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("x",), "Missing option '--set'"),
-        (("--set", ON), "Missing argument 'COMMAND...'"),
-        (("--set", ON, "--repeat", "0", "x"), "0 is not in the range x>=1"),
         (("--set", "", "x"), 'settings \'\': give "NAME:VALUE", or "current"'),
         (("--set", "expandable_segments", "x"), '"expandable_segments"'),
         (("--set", ON, "--set", OFF, "--set", ON, "x"), f'"{ON}" means the same as "{ON}"'),

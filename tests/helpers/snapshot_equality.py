@@ -16,11 +16,21 @@ def assert_same(found: Snapshot, expected: Snapshot) -> None:
         assert found_contents[name] == values, name
 
 
+def backward(snapshot: Snapshot, stack: int) -> Any:
+    """Return the node, the forward frames, their phase and whether all are exact; None: none."""
+    stacks, strings = snapshot.stacks, snapshot.strings
+    forward, node = int(stacks.forward[stack]), int(stacks.node[stack])
+    if not forward and not node:
+        return None
+    phase = strings[stacks.phase[stack]]
+    return strings[node], stacks.frames(forward), phase, bool(stacks.is_exact[stack])
+
+
 def contents(snapshot: Snapshot) -> dict[str, Any]:
     """Return each column with its type, with indices replaced by the values they refer to."""
     strings = list(snapshot.strings)
     all_stacks = range(len(snapshot.stacks))
-    stacks = [(snapshot.stacks.frames(s), snapshot.stacks.backward(s)) for s in all_stacks]
+    stacks = [(snapshot.stacks.frames(s), backward(snapshot, s)) for s in all_stacks]
     meanings: dict[str, Any] = {
         "action": snapshot.actions,
         "pool": [tuple(pool) for pool in snapshot.pools.tolist()],

@@ -21,11 +21,9 @@ from shown_pages import (
 )
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.page.difference import difference_of
 from pytracer.page.file_data import file_data
-from pytracer.page.open_file import open_file, summarised
-from pytracer.page.page import Page, page_of
-from pytracer.page.verdict import verdict_of
+from pytracer.page.open_file import open_file, summarised, verdict_of
+from pytracer.page.page import Page, difference_of, page_of
 from pytracer.reading.reader import load
 
 pytestmark = pytest.mark.slow
@@ -59,7 +57,7 @@ def test_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     first, other = open_file(load(path)), open_file(training())
     page = Page(
         title=names[1],
-        verdict=verdict_of(first),
+        verdict=verdict_of(first.file),
         files=[summarised(first), summarised(other)],
         data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
         left_out=names,
@@ -169,15 +167,8 @@ def test_a_block_is_selected_by_the_keyboard(chromium: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_defect(scheme: str, web: Path, chromium: Any, tmp_path: Path) -> None:
-    first, other = open_file(load(CUDA)), open_file(training())
-    page = Page(
-        title="two",
-        verdict=verdict_of(first),
-        files=[summarised(first), summarised(other)],
-        data={i: file_data(f.snapshot, f.devices, 10**6)[0] for i, f in enumerate((first, other))},
-        left_out=["Something was left out."],
-        difference=difference_of(first.snapshot, other.snapshot),
-    )
+    difference = difference_of(load(CUDA), training())
+    page = page_of_two_files(left_out=["Something was left out."], difference=difference)
     with shown(chromium, tmp_path, page, color_scheme=scheme) as tab:
         tab.run((web / AXE).read_text())
         for view in (*TABS, "ranks", "difference"):

@@ -41,7 +41,7 @@ def devices_of(
     file = page_file(page_of(opened, most_events).html())
     shown = {device["name"]: device for device in file["devices"]}
     assert len(shown) == len(file["devices"])
-    names = [explanation.name for explanation in opened.explanations]
+    names = [explanation.name for explanation in opened.file.devices]
     return [(data, file, shown[name]) for data, name in zip(opened.devices, names, strict=True)]
 
 

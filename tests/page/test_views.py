@@ -55,7 +55,7 @@ def check_model(tab: Tab, snapshot: Snapshot, rng: random.Random) -> None:
     """Compare the page's own figures at random moments with the analysis."""
     opened = open_file(snapshot)
     devices = tab.run("() => window.pytracerModel.file.devices.map(device => device.name)")
-    for data, explanation in zip(opened.devices, opened.explanations, strict=True):
+    for data, explanation in zip(opened.devices, opened.file.devices, strict=True):
         if not data.history.is_replayed:
             continue
         index = devices.index(explanation.name)

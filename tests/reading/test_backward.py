@@ -4,11 +4,12 @@ import pickle
 from typing import Any
 
 import pytest
+from snapshot_equality import backward
 
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.errors import PytracerError
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Backward, Frame, Snapshot
+from pytracer.reading.snapshot import Frame, Snapshot
 
 FORWARD = [
     '  File "/app/train.py", line 9, in main\n    loss = model(x)\n',
@@ -43,7 +44,7 @@ def test_forward_frames_of_torch_are_exact() -> None:
     # THEN its stack has the forward frames, innermost first, and nothing is unknown
     stack = int(loaded.traces[0].stack[0])
     assert loaded.stacks.frames(stack) == ()
-    assert loaded.stacks.backward(stack) == Backward("", FRAMES, "", True)
+    assert backward(loaded, stack) == ("", FRAMES, "", True)
     assert loaded.unknown_keys == ()
     # AND its call site is the program's line of the forward call
     assert site(loaded) == "/app/model, line 3.py:41 backward of forward"
@@ -80,7 +81,7 @@ def test_call_sites(keys: dict[str, Any], expected: str) -> None:
 def test_the_phase_of_the_forward_call() -> None:
     loaded = snapshot(forward_frames=FORWARD, forward_phase="layers.3.mlp")
     stack = int(loaded.traces[0].stack[0])
-    assert loaded.stacks.backward(stack) == Backward("", FRAMES, "layers.3.mlp", True)
+    assert backward(loaded, stack) == ("", FRAMES, "layers.3.mlp", True)
     assert loaded.unknown_keys == ()
     # AND stacks that differ in the phase alone are two
     event = {"action": "alloc", "addr": 64, "size": 8, "stream": 0, "frames": []}
@@ -108,6 +109,5 @@ def test_a_wrong_type_is_an_error(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ['  File "', '  File "a", line ', '  File "a", line x, in f', ""])
 def test_a_text_that_is_no_frame_is_left_out(text: str) -> None:
     loaded = snapshot(forward_frames=[text, FORWARD[0]])
-    backward = loaded.stacks.backward(int(loaded.traces[0].stack[0]))
-    assert backward is not None
-    assert backward.frames == (Frame("/app/train.py", "main", 9),)
+    _, frames, _, _ = backward(loaded, int(loaded.traces[0].stack[0]))
+    assert frames == (Frame("/app/train.py", "main", 9),)

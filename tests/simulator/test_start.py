@@ -12,9 +12,15 @@ from simulated_recordings import MIB, Recorded, random_requests
 from pytracer.analysis.allocator_rules import UNIT_BYTES
 from pytracer.analysis.requests import ALLOCATE, FREE, Recording, extract_recording
 from pytracer.reading.snapshot import ALLOC
-from pytracer.simulator.recording import limits_of, own_rules, simulate_recording
 from pytracer.simulator.rules import rules_of
-from pytracer.simulator.simulate import Simulated, begins_as_recorded, simulate
+from pytracer.simulator.simulate import (
+    Simulated,
+    begins_as_recorded,
+    limits_of,
+    own_rules,
+    simulate,
+    simulate_recording,
+)
 
 SETTINGS = (
     "",

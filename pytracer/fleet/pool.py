@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, TypeVar
 
+from pytracer.atomic_file import remove_unfinished
 from pytracer.errors import PytracerError
 from pytracer.fleet.memory_budget import SHARE_OF_FREE, cores, free_bytes
 
@@ -137,7 +138,7 @@ def _outcome(future: "Future[Any]") -> Any:
 def _begin_process() -> None:
     """Leave Control-C to the parent, which keeps what is complete, and end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: _end())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -145,4 +146,9 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()  # it would wait for work for ever after a parent that was killed
-        os._exit(1)
+        _end()
+
+
+def _end() -> None:
+    remove_unfinished()
+    os._exit(1)

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,6 +71,16 @@ def test_a_process_that_ends_while_it_sends_its_result_is_not_waited_for(tmp_pat
     manager.join(60)
     assert not manager.is_alive()
     assert sent.exception() is not None
+
+
+def test_processes_that_are_ended_leave_no_unfinished_files(tmp_path: Path) -> None:
+    pool = Pool(pool_jobs.write_slowly, workers=1)
+    pool._started().submit(pool_jobs.write_slowly, str(tmp_path / "output"))
+    while not (tmp_path / "output.mark").exists():
+        time.sleep(0.001)
+    assert list(tmp_path.glob(".pytracer-*.tmp"))
+    pool.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["output.mark"]
 
 
 def test_errors_are_results() -> None:
@@ -182,31 +191,23 @@ def test_a_full_disk_ends_the_collection_with_a_message(
         collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
 
 
-def test_show_and_diff_read_many_files_in_the_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN two runs of many files, one of them damaged
+def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN two runs, one file damaged
     for run in ("run6", "run7"):
         paths = make_run(tmp_path / run, ranks=2, steps=2)
     paths[-1].write_bytes(b"")
     commands = (
         ["show", tmp_path / "run7", "--json"],
+        ["show", tmp_path / "run7", "--by", "category", "--at", "oom"],
+        ["show", tmp_path / "run7", "--leaks"],
         ["diff", tmp_path / "run6", tmp_path / "run7", "--json"],
+        ["export", tmp_path / "run7", "--to", "collapsed"],
+        ["view", tmp_path / "run7", "-o", tmp_path / "page.html"],
     )
-    by_threads = [invoke(*command) for command in commands]
-    # WHEN processes read them
-    monkeypatch.setattr(parallel, "MANY_FILES", 2)
-    pools: list[int | None] = []
-
-    class LoggingPool(Pool[Path, object]):
-        def __init__(self, function: Callable[[Path], object], limit_bytes: int | None) -> None:
-            super().__init__(function, limit_bytes, workers=1)
-            pools.append(limit_bytes)
-
-    monkeypatch.setattr("pytracer.fleet.pool.Pool", LoggingPool)
-    by_processes = [invoke(*command, "--memory", "1GiB") for command in commands]
-    # THEN the answers are the same, within the same budget
-    assert pools == [2**30] * 2
-    for one, other in zip(by_threads, by_processes, strict=True):
-        assert (one.exit_code, one.output) == (other.exit_code, other.output)
-    assert "truncated" in by_threads[0].output or "cut short" in by_threads[0].output
+    here = [invoke(*command) for command in commands]
+    # WHEN processes read them THEN the answers are the same
+    monkeypatch.setattr(parallel, "SMALL_BYTES", 0)
+    for command, expected in zip(commands, here, strict=True):
+        found = invoke(*command)
+        assert (found.exit_code, found.output) == (expected.exit_code, expected.output)
+        assert "truncated" in found.output or "cut short" in found.output

@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+from pytracer.atomic_file import open_output
 from pytracer.fleet.sources import Source
 from pytracer.fleet.summary import collect_file
 from pytracer.fleet.tables import Encoded
@@ -27,6 +28,12 @@ def large(mark: str) -> bytes:
     """Return a result that takes many writes to send."""
     Path(mark).touch()
     return bytes(500_000_000)
+
+
+def write_slowly(path: str) -> None:
+    with open_output(Path(path)):
+        Path(f"{path}.mark").touch()
+        time.sleep(600)
 
 
 def divide(number: int) -> float:

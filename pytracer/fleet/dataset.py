@@ -23,8 +23,7 @@ from filelock import FileLock, Timeout
 
 from pytracer.atomic_file import open_atomically
 from pytracer.errors import PytracerError
-from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
-from pytracer.fleet.tables import Encoded, arrow_schema, decode, pyarrow
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, ArrowTables, arrow_schema, pyarrow
 from pytracer.reading.files import is_special
 from pytracer.text import file_name
 
@@ -113,7 +112,7 @@ class Dataset:
         """Return whether a source was collected in the state that a stamp tells."""
         return stamp != "" and self._stamps.get(source) == stamp
 
-    def write(self, batch: Iterable[Encoded]) -> list[str]:
+    def write(self, batch: Iterable[ArrowTables]) -> list[str]:
         """Add the rows of sources, and remove the rows of earlier states of their files.
 
         Returns:
@@ -122,13 +121,13 @@ class Dataset:
         Raises:
             PytracerError: The dataset cannot be written.
         """
-        contents = defaultdict(list)
-        for encoded in batch:
-            for table, content in encoded.items():
-                contents[table].append(content)
-        if not contents:
+        found = defaultdict(list)
+        for of_file in batch:
+            for table, rows in of_file.items():
+                found[table].append(rows)
+        if not found:
             return []
-        tables = {table: decode(of_table) for table, of_table in contents.items()}
+        tables = {table: self._arrow.concat_tables(rows) for table, rows in found.items()}
         by_table = {table: _by_partition(rows) for table, rows in tables.items()}
         number, self._next = self._next, self._next + 1
         old: dict[Part, set[str]] = defaultdict(set)

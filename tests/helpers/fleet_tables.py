@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 
 from pytracer.errors import PytracerError
 from pytracer.fleet.report_results import FleetReport
-from pytracer.fleet.schema import TABLES
+from pytracer.fleet.schema import TABLES, ArrowTables
 from pytracer.fleet.sources import Source, find_sources
 from pytracer.fleet.summary import collect_file
-from pytracer.fleet.tables import Encoded
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.6-cuda.pickle"  # with an out-of-memory
@@ -30,7 +29,7 @@ class InProcess:
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
         return find_sources(paths)
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
         for source in sources:
             self.names.append(Path(source.name).name)
             yield source, collect_file(source)

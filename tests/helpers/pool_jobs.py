@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from pytracer.atomic_file import open_output
+from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source
 from pytracer.fleet.summary import collect_file
-from pytracer.fleet.tables import Encoded
 
 
 def timed(seconds: float) -> tuple[float, float, int]:
@@ -40,7 +40,7 @@ def divide(number: int) -> float:
     return 1 / number
 
 
-def killed_by_rank_1(source: Source) -> Encoded:
+def killed_by_rank_1(source: Source) -> ArrowTables:
     if "rank1_" in source.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return collect_file(source)

@@ -15,6 +15,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -230,6 +231,8 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
         PytracerError: It is not.
     """
     mark = path / MARK
+    if path.exists() and not path.is_dir():
+        raise PytracerError(f"{path} is a file: give the name of a folder")
     try:
         if mark.exists() and not mark.is_file():
             raise OSError(0, "it is not a regular file")
@@ -243,8 +246,6 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
                 "that `pytracer fleet collect --output` wrote"
             ) from None
         version = SCHEMA_VERSION
-    except NotADirectoryError:
-        raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PytracerError(f"cannot read {mark}: {error}") from error
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
@@ -275,8 +276,6 @@ def _is_foreign(path: Path) -> bool:
     """Return whether a folder has more than the beginning of a dataset, which was interrupted."""
     try:
         return path.exists() and not {*os.listdir(path)} <= {*TABLES, UNFINISHED, ".pytracer.lock"}
-    except NotADirectoryError:
-        raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except OSError as error:
         raise PytracerError(f"cannot read {path}: {error.strerror}") from error
 
@@ -297,13 +296,10 @@ def _by_partition(rows: Any) -> dict[str, Any]:
     rows = rows.sort_by([(name, "ascending") for name in ("run", "step", "rank", "source")])
     keys = list(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
     found = {}
-    begin = 0
-    for end in range(1, len(keys) + 1):
-        if end == len(keys) or keys[end] != keys[begin]:
-            run, step = keys[begin]
-            # Readers take a run's name from the column, never from the folder.
-            folder = file_name(quote(run, safe=" "))
-            partition = f"run={folder}/step={_NULL if step is None else step}"
-            found[partition] = rows.slice(begin, end - begin)
-            begin = end
+    for (run, step), group in groupby(range(len(keys)), keys.__getitem__):
+        # Readers take a run's name from the column, never from the folder.
+        folder = file_name(quote(run, safe=" "))
+        indices = [*group]
+        partition = f"run={folder}/step={_NULL if step is None else step}"
+        found[partition] = rows.slice(indices[0], len(indices))
     return found

@@ -166,7 +166,9 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
     for outlier in outliers:
         outlier.sites = sites[outlier.process]
     overview = _rows(connection, "overview")[0]
-    highest = _rows(connection, "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1")
+    highest = _rows(
+        connection, "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
+    )
     damaged = "processes WHERE error IS NOT NULL ORDER BY step, rank, source"
     return FleetReport(
         table=str(table),

@@ -43,7 +43,7 @@ class Command:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class BaselineChange:
     """What changed against another run.
 

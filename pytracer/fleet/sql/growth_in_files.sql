@@ -5,6 +5,7 @@
 --
 -- process, rank   the process
 -- site            the call site
+-- files           the number of steps with a file
 -- growths         how often the memory grew from one file to the next
 -- first_step, last_step     the first and the last step with a file
 -- bytes_per_step  the median growth per step (Theil-Sen)
@@ -74,7 +75,7 @@ WITH newest AS (  -- of several files of a step, the last one
     FROM (FROM held SELECT 1 GROUP BY process, site HAVING min(size_bytes) < max(size_bytes))
 )
 SELECT
-    rising.* EXCLUDE (files), bytes_per_step,
+    rising.*, bytes_per_step,
     (SELECT count FROM tests) * 0.05 / factorial(least(files, 20)::INTEGER) < 0.01 AS is_certain
 FROM rising
 JOIN fitted USING (process, site)

@@ -155,6 +155,7 @@ def _question(
         raise click.UsageError(f"give one of {' and '.join(names)}")
     notes: list[str] = []
     show: Callable[[Any], None]
+    read: Callable[[Path], Any]
     if asks_who:
         from pytracer.commands import show_held
 

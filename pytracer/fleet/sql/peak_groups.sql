@@ -53,7 +53,7 @@ WITH gaps AS (
     FROM gaps
     JOIN numbered USING (slot)
     QUALIFY row_number() OVER (
-        PARTITION BY slot, process ORDER BY abs(peak_bytes - center), group_number
+        PARTITION BY slot, process ORDER BY abs(peak_bytes - center), group_number DESC
     ) = 1
 ), measured AS (
     SELECT

@@ -107,7 +107,7 @@ def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | No
         found = connection.execute(
             "SELECT run FROM read_parquet(?, hive_partitioning = false) GROUP BY run "
             "ORDER BY max(coalesce(written_ns, modified_ns)) DESC NULLS LAST, run",
-            [_pattern(table) + "/files/*/*/*.parquet"],
+            [_pattern(table) + "/files/*.parquet"],
         ).fetchall()
     runs = [name for (name,) in found]
     if not runs:

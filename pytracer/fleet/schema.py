@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pytracer.export import parquet
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "2.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
 # The most rows of a file in a table.

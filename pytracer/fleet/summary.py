@@ -22,6 +22,7 @@ from pytracer.analysis.ooms import is_oom_snapshot
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.export.texts import frame_text
 from pytracer.fleet import schema
 from pytracer.fleet.schema import ArrowTables, Row, arrow_tables
 from pytracer.fleet.sources import Source, read_content
@@ -275,16 +276,12 @@ def _site(frame: Frame | None) -> Row:
     if frame is None:
         return {}
     return {
-        "site": _frame_text(frame),
+        "site": frame_text(frame),
         "filename": frame.filename,
         "line": frame.line,
         "function": frame.name,
     }
 
 
-def _frame_text(frame: Frame) -> str:
-    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
-
-
 def _chain(frames: Iterable[Frame]) -> str:
-    return " <- ".join(map(_frame_text, frames))
+    return " <- ".join(map(frame_text, frames))

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,38 +50,19 @@ def test_the_budget_bounds_the_number_of_processes(limit: int, workers: int) -> 
     assert Pool(pool_jobs.timed, limit, workers=64).workers == workers
 
 
-def test_a_process_that_ends_while_it_sends_its_result_is_not_waited_for(tmp_path: Path) -> None:
-    # GIVEN a process that sends a result of 500 MB
-    mark = tmp_path / "mark"
-    pool = Pool(pool_jobs.large, workers=1)
-    executor = pool._started()
-    sent = executor.submit(pool_jobs.large, str(mark))
-    manager = executor._executor_manager_thread
-    assert manager is not None
-    while not mark.exists():
+@pytest.mark.parametrize("job", [pool_jobs.write_slowly, pool_jobs.large])
+def test_processes_are_ended_at_once(tmp_path: Path, job: Callable[[str], object]) -> None:
+    # GIVEN a process that writes a file, or has begun to send a result of 500 MB
+    pool = Pool(job, workers=1)
+    pool._start().send(str(tmp_path / "mark"))
+    while not (tmp_path / "mark").exists():
         time.sleep(0.001)
-    # WHEN the pool is closed in the middle: this thread lets no other one of this process read
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
-        pass
+    time.sleep(0.5)
+    # WHEN the pool is closed THEN the process has ended, and leaves no unfinished file
+    (process,) = pool._processes.values()
     pool.close()
-    sys.setswitchinterval(interval)
-    # THEN the thread that waits for results ends
-    manager.join(60)
-    assert not manager.is_alive()
-    assert sent.exception() is not None
-
-
-def test_processes_that_are_ended_leave_no_unfinished_files(tmp_path: Path) -> None:
-    pool = Pool(pool_jobs.write_slowly, workers=1)
-    pool._started().submit(pool_jobs.write_slowly, str(tmp_path / "output"))
-    while not (tmp_path / "output.mark").exists():
-        time.sleep(0.001)
-    assert list(tmp_path.glob(".pytracer-*.tmp"))
-    pool.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["output.mark"]
+    assert process.exitcode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mark"]
 
 
 def test_errors_are_results() -> None:
@@ -102,6 +84,16 @@ def test_a_killed_process_costs_one_job() -> None:
     for number in (-1, -2):
         assert isinstance(found[number], ProcessEndedError)
         assert "--memory" in str(found[number])
+
+
+def test_an_idle_process_that_was_killed_costs_nothing() -> None:
+    pool = Pool(pool_jobs.divide, workers=1)
+    assert dict(pool.results([(1, 0)])) == {1: 1.0}
+    (process,) = pool._processes.values()
+    process.kill()
+    process.join()
+    assert dict(pool.results([(2, 0)])) == {2: 0.5}
+    pool.close()
 
 
 def test_the_local_engine_makes_the_rows_of_this_process(tmp_path: Path) -> None:

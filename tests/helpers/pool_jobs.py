@@ -30,9 +30,9 @@ def large(mark: str) -> bytes:
     return bytes(500_000_000)
 
 
-def write_slowly(path: str) -> None:
-    with open_output(Path(path)):
-        Path(f"{path}.mark").touch()
+def write_slowly(mark: str) -> None:
+    with open_output(Path(f"{mark}.output")):
+        Path(mark).touch()
         time.sleep(600)
 
 

@@ -249,10 +249,8 @@ def fleet_tables_page() -> str:
     parts = ["# Tables of many files\n\n", MADE]
     parts += [
         "`pytracer fleet collect PATHS... --output TABLE` writes these tables in Parquet. The ",
-        "parts of a table are `TABLE/{table}/run={run}/step={step}/{number}.parquet`. A part has ",
-        "the rows of several ranks, sorted by rank. An unknown step is ",
-        "`step=__HIVE_DEFAULT_PARTITION__`. `run`, `step` and `rank` are columns of the files ",
-        "too.\n\n",
+        "parts of a table are `TABLE/{table}/{number}.parquet`. A part has the rows of several ",
+        "files, sorted by run, step and rank.\n\n",
         f"This is version {SCHEMA_VERSION} of the schema, as in `TABLE/_pytracer_fleet.json`. A ",
         "new minor version adds columns. A new major version changes the meaning of a column, and ",
         "is written to a new folder.\n\n",

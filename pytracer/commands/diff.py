@@ -158,7 +158,7 @@ def _compared(
             f"{new}: give two files instead"
         )
     paths = [path for _, *pair in matched.pairs for path in pair]
-    results = in_parallel(read, paths, "Reading snapshots", memory_bytes, in_processes=True)
+    results = in_parallel(read, paths, "Reading snapshots", memory_bytes)
     by_place: dict[str, list[tuple[SnapshotSummary, SnapshotSummary]]] = {}
     errors = [str(error) for error in unsearched]
     for (place, path, _), before, after in zip(

@@ -1,31 +1,28 @@
 """The command `pytracer export`: snapshots in the formats of other tools."""
 
 import contextlib
-import functools
 import gzip
 import os
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import click
 
 from pytracer.analysis.device_data import why_empty
-from pytracer.atomic_file import open_output, remove_unfinished
+from pytracer.atomic_file import open_output
 from pytracer.commands.parallel import in_parallel, print_errors
 from pytracer.commands.shared_options import files_argument, memory_option
 from pytracer.errors import PytracerError
 from pytracer.export import collapsed_stacks, parquet
 from pytracer.reading.files import SUFFIXES, find, without_suffix
 from pytracer.reading.reader import load
-from pytracer.reading.snapshot import Snapshot, used_devices
+from pytracer.reading.snapshot import used_devices
 from pytracer.text import file_name, printable
-
-Result = list[str | PytracerError]
-"""Notes, one sentence each, and the errors of files."""
 
 
 @click.command("export")
@@ -83,73 +80,55 @@ def command(
     output = output or Path("-")
     if output.name.endswith(SUFFIXES):
         raise click.UsageError(f"--output {output} is named like a snapshot: give another name")
+    if to == "parquet":
+        if str(output) == "-" or os.path.isfile(output):
+            raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
+        parquet.pyarrow()  # one error if it is missing, and not one for each file
     unsearched: list[PytracerError] = []
     files = find(paths, unsearched.append)
-    if to == "parquet":
-        results = _tables(files, output, memory_bytes)
-    else:
-        results = _stacks(files, output, memory_bytes, at or "peak", by_category)
-    for note in results:
-        if isinstance(note, str):
-            click.echo(printable(note), err=True)
-    if print_errors([*unsearched, *results]):
+    names = dict(zip(files, unique_names(files), strict=True))
+    write = partial(_write_tables, names=names, output=output)
+    if to == "collapsed":
+        roots = names if len(files) > 1 else {}
+        write = partial(_collapse, roots=roots, at=at or "peak", by_category=by_category)
+    results = in_parallel(write, files, "Exporting", memory_bytes)
+    errors = [result for result in results if isinstance(result, PytracerError)]
+    if len(errors) == len(files):
+        print_errors([*unsearched, *errors[:-1]])
+        raise errors[-1]
+    exported = [result for result in results if not isinstance(result, PytracerError)]
+    if to == "collapsed":
+        stacks: Counter[str] = Counter()
+        for each in exported:
+            stacks.update(each.stacks)
+        with _opened(output) as file:
+            file.writelines(line.encode() for line in collapsed_stacks.lines(stacks))
+    for note in (note for each in exported for note in each.notes):
+        click.echo(printable(note), err=True)
+    if print_errors([*unsearched, *errors]):
         raise click.exceptions.Exit(1)
 
 
-def _tables(files: Sequence[Path], output: Path, memory_bytes: int | None) -> Result:
-    if str(output) == "-" or os.path.isfile(output):
-        raise click.UsageError(f"--output {output}: --to parquet writes files into a folder")
-    parquet.pyarrow()  # one error if it is missing, and not one for each file
-    write = functools.partial(parquet.write_tables, output=output)
-    return _export_files(files, write, memory_bytes)
+@dataclass(frozen=True)
+class _Exported:
+    """What was exported of a file: its stacks, if they are asked for, and what it lacks."""
+
+    notes: list[str]
+    stacks: dict[str, int] = field(default_factory=dict)
 
 
-def _stacks(
-    files: Sequence[Path],
-    output: Path,
-    memory_bytes: int | None,
-    at: collapsed_stacks.At,
-    by_category: bool,
-) -> Result:
-    found: Counter[str] = Counter()
-    adding = threading.Lock()
-
-    def add(snapshot: Snapshot, name: str) -> list[str]:
-        roots = [name] if len(files) > 1 else []
-        stacks = collapsed_stacks.collapse_stacks(snapshot, at, roots, by_category)
-        with adding:
-            found.update(stacks)
-        return (
-            [] if used_devices(snapshot) else [f"{snapshot.path}: {why_empty(snapshot.metadata)}"]
-        )
-
-    results = _export_files(files, add, memory_bytes)
-    with _opened(output) as file:
-        file.writelines(line.encode() for line in collapsed_stacks.lines(found))
-    return results
+def _write_tables(path: Path, names: Mapping[Path, str], output: Path) -> _Exported:
+    return _Exported(parquet.write_tables(load(path), names[path], output))
 
 
-def _export_files(
-    files: Sequence[Path], write: Callable[[Snapshot, str], list[str]], memory_bytes: int | None
-) -> Result:
-    """Call a function with each snapshot and the name of its output.
-
-    Raises:
-        PytracerError: The function failed with every snapshot.
-    """
-    titles = dict(zip(files, unique_names(files), strict=True))
-
-    def read_and_write(path: Path) -> list[str]:
-        return write(load(path), titles[path])
-
-    results = in_parallel(
-        read_and_write, files, "Exporting", memory_bytes, on_interrupt=remove_unfinished
-    )
-    errors = [result for result in results if isinstance(result, PytracerError)]
-    if len(errors) == len(files):
-        print_errors(errors[:-1])
-        raise errors[-1]
-    return errors + [note for notes in results if isinstance(notes, list) for note in notes]
+def _collapse(
+    path: Path, roots: Mapping[Path, str], at: collapsed_stacks.At, by_category: bool
+) -> _Exported:
+    snapshot = load(path)
+    root = [roots[path]] if path in roots else []
+    stacks = collapsed_stacks.collapse_stacks(snapshot, at, root, by_category)
+    is_empty = not used_devices(snapshot)
+    return _Exported([f"{path}: {why_empty(snapshot.metadata)}"] if is_empty else [], stacks)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

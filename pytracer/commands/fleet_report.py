@@ -1,10 +1,10 @@
 """The command `pytracer fleet report`."""
 
+import io
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from html import escape
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytracer import __version__
 from pytracer.commands.json_output import JsonOutput, json_options
 from pytracer.commands.table import Columns, make_table
 from pytracer.errors import PytracerError
@@ -23,6 +24,31 @@ from pytracer.text import number, printable, size
 
 _ROWS_OF_PAGE = 200
 """The most rows of a table in the HTML file."""
+
+_COLUMNS = 120
+_PAGE_MARK = '<meta name="generator" content="pytracer fleet report'
+
+# Rich fills in the style sheet and the text.
+_PAGE = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{_PAGE_MARK} {escape(__version__)}">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>TITLE</title>
+<style>
+:root {{{{ color-scheme: light dark; }}}}
+pre {{{{ width: {_COLUMNS + 2}ch; margin: 2rem auto; white-space: pre-wrap; }}}}
+{{stylesheet}}
+</style>
+</head>
+<body>
+<pre>{{code}}</pre>
+</body>
+</html>
+"""
 
 _MARKS = {"found": "! ", "unknown": "? ", "none": "  "}
 
@@ -84,32 +110,13 @@ def command(
     Compares the ranks of a run. Reads all snapshots of a DIRECTORY each time. A TABLE of
     "pytracer fleet collect" has been read once.
     """
-    from pytracer.fleet.report import script
+    from pytracer.fleet.report import fleet_report, script
 
     if baseline is None and baseline_run is not None:
         raise click.UsageError("--baseline-run needs --baseline")
     if as_sql:
         click.echo(script(Path(table), run, ranks))
         return
-    found = _report(table, run, ranks, baseline, baseline_run)
-    json_output.write(vars(found), [])
-    if not json_output.is_only:
-        _show(Console(highlight=False), found, top)
-    if html_path is not None:
-        from pytracer.commands.fleet_page import write_page
-
-        title = f"{found.run or 'Files without a run'}: {number(found.overview.processes, 'rank')}"
-        show = partial(_show, report=found, top=_ROWS_OF_PAGE, is_page=True)
-        write_page(title, show, html_path)
-        if not json_output.is_only:
-            click.echo(printable(f"wrote {html_path}"))
-
-
-def _report(
-    table: str, run: str | None, ranks: int | None, baseline: str | None, baseline_run: str | None
-) -> FleetReport:
-    from pytracer.fleet.report import fleet_report
-
     with ExitStack() as folders:
         found = fleet_report(
             _dataset(table, folders),
@@ -118,10 +125,16 @@ def _report(
             baseline=None if baseline is None else _dataset(baseline, folders),
             baseline_run=baseline_run,
         )
-    change = found.baseline
-    if change is not None:
-        change = replace(change, table=str(baseline))
-    return replace(found, table=table, baseline=change)
+    found.table = table
+    if found.baseline is not None:
+        found.baseline.table = str(baseline)
+    json_output.write(vars(found), [])
+    if not json_output.is_only:
+        _show(Console(highlight=False), found, top)
+    if html_path is not None:
+        _write_page(found, html_path)
+        if not json_output.is_only:
+            click.echo(printable(f"wrote {html_path}"))
 
 
 def _dataset(path: str, folders: ExitStack) -> Path:
@@ -138,6 +151,22 @@ def _dataset(path: str, folders: ExitStack) -> Path:
     for error in collected.errors:
         click.echo(f"Error: {printable(error)}", err=True)
     return dataset
+
+
+def _write_page(report: FleetReport, path: Path) -> None:
+    """Write a report as a page. Only an earlier page of this kind is overwritten.
+
+    Raises:
+        PytracerError: The file cannot be written, or exists and is no such page.
+    """
+    from pytracer.page.page import write_page  # needed for a page only
+
+    console = Console(record=True, file=io.StringIO(), width=_COLUMNS, highlight=False)
+    _show(console, report, _ROWS_OF_PAGE, is_page=True)
+    title = f"{report.run or 'Files without a run'}: {number(report.overview.processes, 'rank')}"
+    shown = escape(printable(title)).replace("{", "{{").replace("}", "}}")
+    text = console.export_html(code_format=_PAGE.replace("TITLE", shown))
+    write_page(path, text.encode(errors="replace"), _PAGE_MARK, "pytracer fleet report")
 
 
 def _show(console: Console, report: FleetReport, top: int, *, is_page: bool = False) -> None:

@@ -1,10 +1,8 @@
 """Read several files at the same time, with progress and errors on standard error."""
 
-import os
-import signal
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,8 +17,8 @@ from pytracer.text import printable
 
 Result = TypeVar("Result")
 
-MANY_FILES = 16
-"""From so many files on, commands that can read in processes do."""
+SMALL_BYTES = 256 * 2**20
+"""Files that take less memory together, by estimate, are read in less time than processes start."""
 
 PATIENCE_S = 2.0
 """Work that takes longer than this shows its progress."""
@@ -43,87 +41,59 @@ def in_parallel(
     paths: Sequence[Path],
     description: str,
     memory_bytes: int | None = None,
-    *,
-    on_interrupt: Callable[[], None] = lambda: None,
-    in_processes: bool = False,
 ) -> list[Result | PytracerError]:
-    """Call a function with each path, in one thread per core, as far as memory allows.
+    """Call a function with each path, in a process for each core, as far as memory allows.
 
-    Control-C ends the process at once, so files written by `function` need temporary names until
-    they are complete.
+    A single file, and files that are small together, are read in this process.
 
     Args:
-        function: Called in any thread.
+        function: The function. It and its results have to be picklable.
         description: The name of the work in the progress bar, such as "Reading". A bar is shown
             for work that takes longer than `PATIENCE_S`, if standard error is a terminal.
-        memory_bytes: The memory that all calls may use at a time, as estimated by
+        memory_bytes: The memory that all processes may use at a time, as estimated by
             `estimated_bytes`. None: a quarter of the free memory.
-        on_interrupt: Called when Control-C ends the process, to remove temporary files.
-        in_processes: Whether processes, which do not wait for each other, call the function for
-            `MANY_FILES` or more. The function and its results have to be picklable.
 
     Returns:
         The results, in the order of `paths`, or the `PytracerError` that a call raised.
     """
-    if in_processes and len(paths) >= MANY_FILES:
-        return _in_processes(function, paths, description, memory_bytes)
-    budget, threads = None, 1
-    if len(paths) > 1:
-        from pytracer.fleet.memory_budget import MemoryBudget, cores
+    needed = {path: estimated_bytes(path) for path in paths}
+    if len(needed) > 1 and sum(needed.values()) >= SMALL_BYTES:
+        results = _in_processes(function, needed, memory_bytes)
+    else:
+        results = _one_by_one(function, needed)
+    found: dict[Path, Result | PytracerError] = {}
+    begin = time.monotonic()
+    with progress_bar() as progress, contextlib.closing(results):
+        task = progress.add_task(description, total=len(needed), visible=False)
+        for path, result in results:
+            found[path] = result
+            progress.update(task, advance=1, visible=time.monotonic() - begin > PATIENCE_S)
+    return [found[path] for path in paths]
 
-        budget, threads = MemoryBudget(memory_bytes), min(cores(), len(paths))
 
-    def result_or_error(path: Path) -> Result | PytracerError:
+def _one_by_one(
+    function: Callable[[Path], Result], paths: Iterable[Path]
+) -> Generator[tuple[Path, Result | PytracerError], None, None]:
+    for path in paths:
         try:
-            if budget is None:
-                return function(path)
-            with budget.taken(estimated_bytes(path)):
-                return function(path)
+            yield path, function(path)
         except PytracerError as error:
-            return error
-
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            futures = [pool.submit(result_or_error, path) for path in paths]
-            if wait(futures, timeout=PATIENCE_S).not_done:
-                with progress_bar() as progress:
-                    ended = as_completed(futures)
-                    list(progress.track(ended, len(futures), description=description))
-        except KeyboardInterrupt:
-            # A thread cannot be stopped in the middle of a file, and the interpreter would wait
-            # for it: only the signal's default action ends the process now.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            on_interrupt()
-            os.kill(os.getpid(), signal.SIGINT)
-            raise
-        return [future.result() for future in futures]
+            yield path, error
 
 
 def _in_processes(
-    function: Callable[[Path], Result],
-    paths: Sequence[Path],
-    description: str,
-    memory_bytes: int | None,
-) -> list[Result | PytracerError]:
+    function: Callable[[Path], Result], needed: Mapping[Path, int], memory_bytes: int | None
+) -> Generator[tuple[Path, Result | PytracerError], None, None]:
     from pytracer.fleet.pool import Pool, ProcessEndedError
 
-    pool: Pool[Path, Result] = Pool(function, memory_bytes)
-    found: dict[Path, Result | PytracerError] = {}
-    begin = time.monotonic()
-    with progress_bar() as progress:
-        task = progress.add_task(description, total=len(paths), visible=False)
-        try:
-            for path, result in pool.results((path, estimated_bytes(path)) for path in paths):
-                if isinstance(result, ProcessEndedError):
-                    result = PytracerError(f"{path}: {result}")
-                if isinstance(result, Exception) and not isinstance(result, PytracerError):
-                    raise result
-                found[path] = result
-                is_long = time.monotonic() - begin > PATIENCE_S
-                progress.update(task, advance=1, visible=is_long)
-        finally:
-            pool.close()
-    return [found[path] for path in paths]
+    with contextlib.closing(Pool(function, memory_bytes)) as pool:
+        for path, result in pool.results(needed.items()):
+            if isinstance(result, ProcessEndedError):
+                yield path, PytracerError(f"{path}: {result}")
+            elif isinstance(result, Exception) and not isinstance(result, PytracerError):
+                raise result
+            else:
+                yield path, result
 
 
 def progress_bar() -> Progress:

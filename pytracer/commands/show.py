@@ -44,7 +44,6 @@ class Question:
     show: Callable[[Any], None]
     combine: Callable[[list[Any]], Any] = list
     content: Callable[[Any], Mapping[str, Any]] = lambda results: {"files": results}
-    in_processes: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -103,15 +102,13 @@ def command(
     """
     found, errors = find_files(paths)
     question = _question(is_only=len(found) == 1, has_json=json_output.is_asked, **given)
-    results = errors + in_parallel(
-        question.read, found, "Reading snapshots", memory_bytes, in_processes=question.in_processes
-    )
+    results = errors + in_parallel(question.read, found, "Reading snapshots", memory_bytes)
     files = [result for result in results if not isinstance(result, PytracerError)]
     if files:  # a file without the moment that others have is no error
         question.notes.extend(str(error) for error in results if isinstance(error, NoMomentError))
         results = [result for result in results if not isinstance(result, NoMomentError)]
-    notes = [PytracerError(note) for note in sorted(question.notes)]
     combined = question.combine(files)
+    notes = [PytracerError(note) for note in sorted(question.notes)]
     if json_output.is_asked:
         json_output.write(question.content(combined), [*results, *notes])
     if files and not json_output.is_only:
@@ -153,44 +150,61 @@ def _question(
     if len(names) > 1:
         raise click.UsageError(f"give one of {' and '.join(names)}")
     notes: list[str] = []
-    at = {"at": moment, "note": notes.append}
+    show: Callable[[Any], None]
+    read: Callable[[Path], Any]
     if asks_who:
         from pytracer.commands import show_held
 
-        read = _ask(show_held.held, device=device, by=by or "line", depth=depth, **at)
-        return Question(read, partial(show_held.show, top=top), notes=notes)
+        read = partial(
+            _noted, show_held.held, device=device, by=by or "line", depth=depth, at=moment
+        )
+        show = partial(show_held.show, top=top)
+        return Question(read, show, partial(_without_notes, notes), notes=notes)
     if leaks:
         from pytracer.analysis.leaks.several_files import combine, examine
         from pytracer.commands import show_leaks
 
-        read = _ask(examine, device=device, is_only=is_only)
+        read = partial(_loaded, examine, device=device, is_only=is_only)
         return Question(read, partial(show_leaks.show, top=top), combine, vars)
     if fragmentation:
         from pytracer.analysis import pinned_segments
         from pytracer.commands import show_fragmentation
 
-        read = _ask(pinned_segments.fragmentation, device=device, **at)
-        return Question(read, partial(show_fragmentation.show, top=top), notes=notes)
+        read = partial(_noted, pinned_segments.fragmentation, device=device, at=moment)
+        show = partial(show_fragmentation.show, top=top)
+        return Question(read, show, partial(_without_notes, notes), notes=notes)
     if address is not None:
         from pytracer.analysis.addresses import blocks_at
         from pytracer.commands import show_address
 
-        asked = {"address": show_address.parsed(address), "note": notes.append}
-        read = _ask(blocks_at, device=device, **asked)
-        return Question(read, partial(show_address.show, top=top), notes=notes)
+        read = partial(_noted, blocks_at, device=device, address=show_address.parsed(address))
+        show = partial(show_address.show, top=top)
+        return Question(read, show, partial(_without_notes, notes), notes=notes)
     read = partial(read_file, device=device, is_only=is_only, has_report=has_json or has_all)
-    show: Callable[[Answered], None] = _show_verdict
+    show = _show_verdict
     if has_all:
         from pytracer.commands import show_all
 
         read = partial(read, has_all=True)
         show = partial(show_all.show, top=top)
-    return Question(read, show, partial(answered, device=device), _content, in_processes=True)
+    return Question(read, show, partial(answered, device=device), _content)
 
 
-def _ask(function: Callable[..., Any], **question: Any) -> Callable[[Path], Any]:
-    """Return the function that loads a file and calls `function` with the snapshot."""
-    return lambda path: function(load(path), **question)
+def _loaded(function: Callable[..., Any], path: Path, **question: Any) -> Any:
+    return function(load(path), **question)
+
+
+def _noted(function: Callable[..., Any], path: Path, **question: Any) -> tuple[Any, list[str]]:
+    """Return the answer for a file, and what the function notes about parts that it left out."""
+    notes: list[str] = []
+    return function(load(path), note=notes.append, **question), notes
+
+
+def _without_notes(notes: list[str], results: list[tuple[Any, list[str]]]) -> list[Any]:
+    """Return the answers for files, and add what was noted to `notes`."""
+    for _, noted in results:
+        notes += noted
+    return [answer for answer, _ in results]
 
 
 def _content(found: Answered) -> Mapping[str, Any]:

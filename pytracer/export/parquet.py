@@ -20,9 +20,9 @@ from pytracer.analysis.history import ContradictionError, History, replay, unkno
 from pytracer.analysis.modules import block_modules
 from pytracer.atomic_file import open_output
 from pytracer.errors import PytracerError
-from pytracer.export.texts import stack_texts
+from pytracer.export.texts import frame_text, stack_texts
 from pytracer.reading.files import parse_place
-from pytracer.reading.snapshot import NO_TIME, Column, Frame, Snapshot
+from pytracer.reading.snapshot import NO_TIME, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
 ROWS = 1 << 17
@@ -145,7 +145,8 @@ class _Tables:
             stack_texts(snapshot, lambda filename, name, line: f"{filename}:{line} {name}", "\n")
         )
         sites, self._site_of = np.unique(call_sites(stacks), return_inverse=True)
-        self._sites = self._texts(_site_text(frame_at(stacks, site)) for site in sites.tolist())
+        frames = (frame_at(stacks, site) for site in sites.tolist())
+        self._sites = self._texts("" if each is None else frame_text(each) for each in frames)
         self._has_site = sites[self._site_of] != UNKNOWN
         self._has_frames = np.diff(stacks.offsets) != 0
         self._strings = self._texts(strings)
@@ -309,12 +310,6 @@ def _histories(snapshot: Snapshot) -> tuple[list[History], list[str]]:
             found.append(unknown_history())
             notes.append(f"{snapshot.path}: no blocks, and no bytes after events: {error}")
     return found, notes
-
-
-def _site_text(frame: Frame | None) -> str:
-    if frame is None:
-        return ""
-    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
 
 
 def _constant(value: int | None, count: int) -> Any:

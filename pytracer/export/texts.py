@@ -6,11 +6,16 @@ from collections.abc import Callable
 import numpy as np
 
 from pytracer.errors import PytracerError
-from pytracer.reading.snapshot import Snapshot
+from pytracer.reading.snapshot import Frame, Snapshot
 from pytracer.text import size
 
 _SPARE_TEXT = 2 * 2**20
 _MOST_TEXT_EACH = 300
+
+
+def frame_text(frame: Frame) -> str:
+    """Return a frame as tables have it: "file:line function", or a frame without a file's name."""
+    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
 
 
 def stack_texts(

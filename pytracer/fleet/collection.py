@@ -9,9 +9,9 @@ from typing import Protocol
 from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import Dataset
 from pytracer.fleet.pool import Pool
+from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, with_runs
 from pytracer.fleet.summary import collect_file, unreadable
-from pytracer.fleet.tables import Encoded
 
 BATCH_FILES = 256
 """The number of files after which their rows are written."""
@@ -26,7 +26,7 @@ class Engine(Protocol):
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
         """Return the files that paths name, and why other paths name none."""
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
         """Yield the rows of each source as it is done; None: it was lost, and no row is made."""
 
     def close(self) -> None:
@@ -97,19 +97,19 @@ def collect(
 
 def _add(
     dataset: Dataset,
-    results: Iterable[tuple[Source, Encoded | None]],
+    results: Iterable[tuple[Source, ArrowTables | None]],
     done: Collected,
     total: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    batch: list[Encoded] = []
+    batch: list[ArrowTables] = []
     written = time.monotonic()
     try:
-        for source, encoded in results:
-            if encoded is None:
+        for source, tables in results:
+            if tables is None:
                 done.lost.append(source.name)
                 continue
-            batch.append(encoded)
+            batch.append(tables)
             done.read += 1
             on_progress(done.read + len(done.lost), total)
             if len(batch) >= BATCH_FILES or time.monotonic() - written > BATCH_S:
@@ -125,13 +125,13 @@ class LocalEngine:
 
     def __init__(self, memory_bytes: int | None = None, workers: int | None = None) -> None:
         """Make an engine; the arguments are those of `Pool`."""
-        self._pool: Pool[Source, Encoded] = Pool(collect_file, memory_bytes, workers)
+        self._pool: Pool[Source, ArrowTables] = Pool(collect_file, memory_bytes, workers)
 
     def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
         """Return the files that paths name, and why other paths name none."""
         return find_sources(paths)
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
         """Yield the rows of each source as it is done."""
         jobs = [(source, source.needed_bytes) for source in sources]
         for source, result in self._pool.results(jobs):

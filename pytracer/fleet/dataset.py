@@ -1,13 +1,14 @@
 """The dataset that a collection writes, in Parquet files.
 
-    TABLE/_pytracer_fleet.json                              the version of the schema
-    TABLE/_unfinished                                       a collection runs, or was killed
-    TABLE/{table}/run={run}/step={step}/{number}.parquet    a part of a table
+    TABLE/_pytracer_fleet.json         the version of the schema
+    TABLE/_unfinished                  a collection runs, or was killed
+    TABLE/{table}/{number}.parquet     a part of a table
 
-A batch of files is one part in each partition: of the same number in all tables. The part of the
-table `files` is written last, so a source counts as collected only if all of its rows are on the
-disk. Of a source in several parts, the part with the highest number is valid, and the rows in the
-others are removed. So a collection that was killed leaves nothing that the next one cannot repair.
+A batch of files is one part of each table, of the same number. The part of the table `files` is
+written last, so a source counts as collected only if all of its rows are on the disk. Of a source
+in several parts, the part with the highest number is valid, and the rows in the others are removed.
+So a collection that was killed leaves nothing that the next one cannot repair. Part 0 is empty, so
+that each table has a file with its columns.
 """
 
 import contextlib
@@ -16,17 +17,14 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from pytracer.atomic_file import open_atomically
 from pytracer.errors import PytracerError
-from pytracer.fleet.schema import SCHEMA_VERSION, TABLES
-from pytracer.fleet.tables import Encoded, arrow_schema, decode, pyarrow
+from pytracer.fleet.schema import SCHEMA_VERSION, TABLES, ArrowTables, arrow_schema, pyarrow
 from pytracer.reading.files import is_special
-from pytracer.text import file_name
 
 MARK = "_pytracer_fleet.json"
 """The file that tells a dataset from other folders."""
@@ -34,24 +32,12 @@ MARK = "_pytracer_fleet.json"
 UNFINISHED = "_unfinished"
 """The file that exists while a collection runs, and after one was killed."""
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ROWS = 1 << 16
 _TABLES = [*(name for name in TABLES if name != "files"), "files"]
 """The tables in the order in which they are written."""
 
 _LEARNED = ["source", "stamp", "run", "folder"]
 """The columns of `files` that a collection reads."""
-
-
-class Part(NamedTuple):
-    """A part of the dataset: its number, and its partition as a path."""
-
-    number: int
-    partition: str
-
-    def path(self, root: Path, table: str) -> Path:
-        """Return the file of a table."""
-        return root / table / self.partition / f"{self.number:08d}.parquet"
 
 
 class Dataset:
@@ -70,7 +56,7 @@ class Dataset:
         """
         self.path = path
         self.runs: dict[str, str] = {}
-        self._parts: dict[str, Part] = {}  # by source
+        self._parts: dict[str, int] = {}  # by source
         self._stamps: dict[str, str] = {}  # by source
         self._arrow = pyarrow()
         self._next = 1
@@ -113,7 +99,7 @@ class Dataset:
         """Return whether a source was collected in the state that a stamp tells."""
         return stamp != "" and self._stamps.get(source) == stamp
 
-    def write(self, batch: Iterable[Encoded]) -> list[str]:
+    def write(self, batch: Iterable[ArrowTables]) -> list[str]:
         """Add the rows of sources, and remove the rows of earlier states of their files.
 
         Returns:
@@ -122,33 +108,26 @@ class Dataset:
         Raises:
             PytracerError: The dataset cannot be written.
         """
-        contents = defaultdict(list)
-        for encoded in batch:
-            for table, content in encoded.items():
-                contents[table].append(content)
-        if not contents:
+        found = defaultdict(list)
+        for of_file in batch:
+            for table, rows in of_file.items():
+                found[table].append(rows)
+        if not found:
             return []
-        tables = {table: decode(of_table) for table, of_table in contents.items()}
-        by_table = {table: _by_partition(rows) for table, rows in tables.items()}
-        number, self._next = self._next, self._next + 1
-        old: dict[Part, set[str]] = defaultdict(set)
-        for partition, files in by_table["files"].items():
-            part = Part(number, partition)
-            for table in _TABLES:
-                rows = by_table.get(table, {}).get(partition)
-                if rows is not None:
-                    self._write_part(part, table, rows)
-            self._learn(part, files.select(_LEARNED), old)
-        for part, sources in old.items():
-            self._remove(part, sources)
-        return [error for error in tables["files"]["error"].to_pylist() if error is not None]
+        part, self._next = self._next, self._next + 1
+        for table in filter(found.__contains__, _TABLES):
+            rows = self._arrow.concat_tables(found[table])
+            order = [(name, "ascending") for name in ("run", "step", "rank", "source")]
+            self._write_part(part, table, rows.sort_by(order))
+        files = self._arrow.concat_tables(found["files"])
+        self._learn({part: files})
+        return [error for error in files["error"].to_pylist() if error is not None]
 
     def _begin(self) -> None:
         mark = self.path / MARK
-        first = Part(0, f"run={_NULL}/step={_NULL}")
-        for table in _TABLES:  # so that each table has a file with its columns
-            if not first.path(self.path, table).exists():
-                self._write_part(first, table, arrow_schema(table).empty_table())
+        for table in _TABLES:
+            if not self._part(0, table).exists():
+                self._write_part(0, table, arrow_schema(table).empty_table())
         if not mark.exists():
             content = json.dumps({"schema_version": SCHEMA_VERSION})
             self._write_file(mark, f"{content}\n".encode())
@@ -157,38 +136,40 @@ class Dataset:
 
     def _repair(self) -> None:
         """Read which sources the dataset has, and remove what an earlier collection left."""
-        parts = {table: set(_parts(self.path, table)) for table in _TABLES}
+        parts = {table: set(self._parts_of(table)) for table in _TABLES}
         for table in _TABLES[:-1]:
             for part in parts[table] - parts["files"]:
-                self._delete(part.path(self.path, table))
-        old: dict[Part, set[str]] = defaultdict(set)
+                self._delete(self._part(part, table))
+        files = {}
         for part in sorted(parts["files"]):
-            path = part.path(self.path, "files")
+            path = self._part(part, "files")
             try:
-                files = self._arrow.parquet.ParquetFile(path).read(_LEARNED)
+                files[part] = self._arrow.parquet.ParquetFile(path).read(_LEARNED)
             except (self._arrow.ArrowException, OSError, KeyError) as error:
                 raise PytracerError(
                     f"{path} is damaged ({error}): delete it, and collect its files again"
                 ) from error
-            self._learn(part, files, old)
-            self._next = max(self._next, part.number + 1)
+            self._next = part + 1
+        self._learn(files)
+
+    def _learn(self, parts: dict[int, Any]) -> None:
+        """Note the sources of parts, and remove their rows from the parts that had them before."""
+        old: dict[int, set[str]] = defaultdict(set)
+        for part, files in parts.items():
+            for row in files.select(_LEARNED).to_pylist():
+                source = row["source"]
+                if source in self._parts:
+                    old[self._parts[source]].add(source)
+                self._parts[source], self._stamps[source] = part, row["stamp"]
+                if row["folder"] is not None and row["run"] is not None:
+                    self.runs[row["folder"]] = row["run"]
         for part, sources in old.items():
             self._remove(part, sources)
 
-    def _learn(self, part: Part, files: Any, old: dict[Part, set[str]]) -> None:
-        """Note the sources of a part, and in `old` those of which an earlier part has rows."""
-        for row in files.to_pylist():
-            source = row["source"]
-            if source in self._parts:
-                old[self._parts[source]].add(source)
-            self._parts[source], self._stamps[source] = part, row["stamp"]
-            if row["folder"] is not None and row["run"] is not None:
-                self.runs[row["folder"]] = row["run"]
-
-    def _remove(self, part: Part, sources: set[str]) -> None:
+    def _remove(self, part: int, sources: set[str]) -> None:
         """Remove the rows of sources from a part."""
         for table in _TABLES:
-            path = part.path(self.path, table)
+            path = self._part(part, table)
             if not path.exists():
                 continue
             rows = self._arrow.parquet.ParquetFile(path).read()
@@ -200,17 +181,23 @@ class Dataset:
                 self._delete(path)
 
     def _delete(self, path: Path) -> None:
-        """Delete a file of a part, and its folders if they are empty."""
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()
-            path.parent.parent.rmdir()
 
-    def _write_part(self, part: Part, table: str, rows: Any) -> None:
-        path = part.path(self.path, table)
+    def _part(self, part: int, table: str) -> Path:
+        return self.path / table / f"{part:08d}.parquet"
+
+    def _parts_of(self, table: str) -> Iterator[int]:
+        """Yield the parts of a table, and delete temporary files of writers that were killed."""
+        for path in (self.path / table).iterdir():
+            if path.name.startswith(".pytracer-"):
+                path.unlink(missing_ok=True)
+            elif path.suffix == ".parquet" and path.stem.isdecimal():
+                yield int(path.stem)
+
+    def _write_part(self, part: int, table: str, rows: Any) -> None:
         sink = self._arrow.BufferOutputStream()
         self._arrow.parquet.write_table(rows, sink, compression="zstd", row_group_size=_ROWS)
-        self._write_file(path, sink.getvalue())
+        self._write_file(self._part(part, table), sink.getvalue())
 
     def _write_file(self, path: Path, content: Any) -> None:
         try:
@@ -231,6 +218,8 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
         PytracerError: It is not.
     """
     mark = path / MARK
+    if path.exists() and not path.is_dir():
+        raise PytracerError(f"{path} is a file: give the name of a folder")
     try:
         if mark.exists() and not mark.is_file():
             raise OSError(0, "it is not a regular file")
@@ -244,8 +233,6 @@ def check_dataset(path: Path, *, may_be_new: bool = False) -> None:
                 "that `pytracer fleet collect --output` wrote"
             ) from None
         version = SCHEMA_VERSION
-    except NotADirectoryError:
-        raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PytracerError(f"cannot read {mark}: {error}") from error
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
@@ -276,35 +263,5 @@ def _is_foreign(path: Path) -> bool:
     """Return whether a folder has more than the beginning of a dataset, which was interrupted."""
     try:
         return path.exists() and not {*os.listdir(path)} <= {*TABLES, UNFINISHED, ".pytracer.lock"}
-    except NotADirectoryError:
-        raise PytracerError(f"{path} is a file: give the name of a folder") from None
     except OSError as error:
         raise PytracerError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _parts(root: Path, table: str) -> Iterator[Part]:
-    """Yield the parts of a table, and delete temporary files of writers that were killed."""
-    for folder, _, names in os.walk(root / table):
-        for name in names:
-            if name.startswith(".pytracer-"):
-                Path(folder, name).unlink(missing_ok=True)
-            elif name.endswith(".parquet") and name.removesuffix(".parquet").isdecimal():
-                partition = os.path.relpath(folder, root / table)
-                yield Part(int(name.removesuffix(".parquet")), partition)
-
-
-def _by_partition(rows: Any) -> dict[str, Any]:
-    """Return the rows of each partition, sorted by rank and source."""
-    rows = rows.sort_by([(name, "ascending") for name in ("run", "step", "rank", "source")])
-    keys = list(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
-    found = {}
-    begin = 0
-    for end in range(1, len(keys) + 1):
-        if end == len(keys) or keys[end] != keys[begin]:
-            run, step = keys[begin]
-            # Readers take a run's name from the column, never from the folder.
-            folder = file_name(quote(run, safe=" "))
-            partition = f"run={folder}/step={_NULL if step is None else step}"
-            found[partition] = rows.slice(begin, end - begin)
-            begin = end
-    return found

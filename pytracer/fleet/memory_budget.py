@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from threading import Condition
 
 SHARE_OF_FREE = 4
 """The default budget is the free memory divided by this number."""
@@ -12,39 +11,6 @@ SHARE_OF_FREE = 4
 # The names of two files, and of a line in the file `memory.stat`, in each version of cgroups.
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
-
-
-class MemoryBudget:
-    """Memory that several threads share."""
-
-    def __init__(self, limit_bytes: int | None = None) -> None:
-        """Make a budget of which nothing is taken.
-
-        Args:
-            limit_bytes: The memory that all threads may take together. None: a share of the free
-                memory.
-        """
-        self._limit_bytes = free_bytes() // SHARE_OF_FREE if limit_bytes is None else limit_bytes
-        self._used_bytes = 0
-        self._holders = 0
-        self._changed = Condition()
-
-    @contextlib.contextmanager
-    def taken(self, needed_bytes: int) -> Iterator[None]:
-        """Hold memory, after waiting until it is available or no other thread holds any."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._holders or self._used_bytes + needed_bytes <= self._limit_bytes
-            )
-            self._holders += 1
-            self._used_bytes += needed_bytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._holders -= 1
-                self._used_bytes -= needed_bytes
-                self._changed.notify_all()
 
 
 def cores() -> int:

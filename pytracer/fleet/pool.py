@@ -1,16 +1,18 @@
 """A pool of processes that read files, bounded by a memory budget."""
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
-import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from pytracer.atomic_file import remove_unfinished
 from pytracer.errors import PytracerError
 from pytracer.fleet.memory_budget import SHARE_OF_FREE, cores, free_bytes
 
@@ -29,7 +31,7 @@ class Pool(Generic[Job, Result]):
     """Processes that call a function, as many at a time as memory allows.
 
     Attributes:
-        workers: The number of processes.
+        workers: The most processes.
         limit_bytes: The memory that the processes may take together.
     """
 
@@ -51,7 +53,7 @@ class Pool(Generic[Job, Result]):
         most = max(self.limit_bytes // PROCESS_BYTES, 1)
         self.workers = min(cores() if workers is None else workers, most)
         self._function = function
-        self._executor: ProcessPoolExecutor | None = None
+        self._processes: dict[Connection, BaseProcess] = {}
 
     def results(self, jobs: Iterable[tuple[Job, int]]) -> Iterator[tuple[Job, Result | Exception]]:
         """Yield each job with its result, or with the exception that it raised, as they end.
@@ -59,90 +61,75 @@ class Pool(Generic[Job, Result]):
         Args:
             jobs: Each job, and the memory that it needs.
         """
-        waiting = deque(jobs)
-        running: dict[Future[Result], tuple[Job, int]] = {}
+        waiting: deque[tuple[Job, float]] = deque(jobs)
+        running: dict[Connection, tuple[Job, float]] = {}
         free = self.limit_bytes - self.workers * PROCESS_BYTES
         while waiting or running:
-            while waiting and len(running) < 2 * self.workers:
-                needed = sum(each for _, each in running.values()) + waiting[0][1]
-                if running and needed > free:
+            while waiting and len(running) < self.workers:
+                if running and sum(needed for _, needed in [*running.values(), waiting[0]]) > free:
                     break
-                job = waiting.popleft()
+                idle = self._processes.keys() - running.keys()
+                connection = idle.pop() if idle else self._start()
+                running[connection] = waiting.popleft()
+                with contextlib.suppress(BrokenPipeError):  # an idle process was killed
+                    connection.send(running[connection][0])
+            for ready in wait([*running]):
+                assert isinstance(ready, Connection)
+                job, needed = running.pop(ready)
                 try:
-                    running[self._started().submit(self._function, job[0])] = job
-                except BrokenProcessPool:  # noticed below, by the jobs that run
-                    waiting.appendleft(job)
-                    if running:
-                        break
-                    self.close()
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            suspects = []
-            for future in done:
-                job = running.pop(future)
-                if isinstance(future.exception(), BrokenProcessPool):
-                    suspects.append(job)
-                else:
-                    yield job[0], _outcome(future)
-            if suspects:
-                # The job that ended its process is one of these: each is tried alone.
-                suspects += running.values()
-                running.clear()
-                for job in suspects:
-                    yield job[0], self._alone(job[0])
+                    outcome: Result | Exception = ready.recv()
+                except (EOFError, OSError):  # the process was killed
+                    self._processes.pop(ready).join()
+                    if needed < math.inf:
+                        waiting.appendleft((job, math.inf))  # alone: memory may have run out
+                        continue
+                    outcome = ProcessEndedError(
+                        "the process that read the file ended, twice: the kernel may have killed "
+                        "it because memory ran out. Give a smaller --memory, or read the file on "
+                        "a larger machine"
+                    )
+                yield job, outcome
 
     def close(self) -> None:
         """End the processes at once."""
-        executor, self._executor = self._executor, None
-        if executor is None:
-            return
-        processes = list((getattr(executor, "_processes", None) or {}).values())
-        results: Any = getattr(executor, "_result_queue", None)
-        executor.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                process.terminate()
-        for process in processes:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
             process.join()
-        # A process may have sent half of its result. The executor's thread waits for the other half
-        # until the pipe has no writer, and the interpreter's end waits for that thread.
-        with contextlib.suppress(AttributeError, OSError):
-            results._writer.close()
+        self._processes.clear()
 
-    def _alone(self, job: Job) -> Result | Exception:
-        self.close()
-        future = self._started().submit(self._function, job)
-        outcome: Result | Exception = _outcome(future)
-        if not isinstance(outcome, BrokenProcessPool):
-            return outcome
-        self.close()
-        return ProcessEndedError(
-            "the process that read the file ended, twice: the kernel may have killed it because "
-            "memory ran out. Give a smaller --memory, or read the file on a larger machine"
-        )
-
-    def _started(self) -> ProcessPoolExecutor:
-        if self._executor is None:
-            # A process that is forked from this one could inherit locks that threads hold. The fork
-            # server imports nothing: before Python 3.13 it looks in the working directory first.
-            context = multiprocessing.get_context("forkserver")
-            self._executor = ProcessPoolExecutor(self.workers, context, _begin_process)
-        return self._executor
+    def _start(self) -> Connection:
+        """Start a process, and return the connection to it."""
+        # A process that is forked from this one could inherit locks that threads hold. The fork
+        # server imports nothing: before Python 3.13 it looks in the working directory first.
+        context = multiprocessing.get_context("forkserver")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, self._function), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[ours] = process
+        return ours
 
 
-def _outcome(future: "Future[Any]") -> Any:
-    error = future.exception()
-    return future.result() if error is None else error
+def _work(connection: Connection, function: Callable[[Any], Any]) -> None:
+    """Call a function for each job, until the parent ends, which may be killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent keeps what is complete
+    signal.signal(signal.SIGTERM, _end)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            connection.send(_outcome(function, connection.recv()))
 
 
-def _begin_process() -> None:
-    """Leave Control-C to the parent, which keeps what is complete, and end when the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _outcome(function: Callable[[Any], Any], job: Any) -> Any:
+    try:
+        return function(job)
+    except PytracerError as error:
+        return error
+    except Exception as error:  # a defect: where it is would be lost with the process
+        traceback.print_exc()
+        return error
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()  # it would wait for work for ever after a parent that was killed
-        os._exit(1)
+def _end(*_: object) -> None:
+    remove_unfinished()
+    os._exit(1)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytracer.errors import PytracerError
+from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source, find_sources, is_url
 from pytracer.fleet.summary import collect_file, unreadable
-from pytracer.fleet.tables import Encoded
 
 RETRIES = 3
 """How often Ray runs a task again whose worker ended."""
@@ -36,7 +36,7 @@ class RayEngine:
         self,
         address: str | None = None,
         workers: int | None = None,
-        work: Callable[[Source], Encoded] = collect_file,
+        work: Callable[[Source], ArrowTables] = collect_file,
     ) -> None:
         """Connect to a cluster, or use the one that this process is connected to.
 
@@ -83,7 +83,7 @@ class RayEngine:
                 errors.append(PytracerError(reasons[0] if reasons else f"no node has {path}"))
         return list({source.name: source for source in sources}.values()), errors
 
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
         """Yield the rows of each source as it is done; None: its node was lost."""
         ray = self._ray
         cpus = int(ray.cluster_resources().get("CPU", 1))
@@ -113,11 +113,11 @@ class RayEngine:
         if self._is_ours:
             self._ray.shutdown()
 
-    def _result(self, task: Any, source: Source) -> Encoded | None:
+    def _result(self, task: Any, source: Source) -> ArrowTables | None:
         errors = self._ray.exceptions
         try:
-            encoded: Encoded = self._ray.get(task)
-            return encoded
+            tables: ArrowTables = self._ray.get(task)
+            return tables
         except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
             reason = f"{source.name}: the worker that read the file ended {RETRIES + 1} times"
             return unreadable(source, f"{reason}: {error}", is_content=False)

@@ -12,13 +12,13 @@ from pytracer.errors import PytracerError
 from pytracer.fleet.dataset import UNFINISHED, check_dataset
 from pytracer.fleet.report_results import BaselineChange, FleetReport, Row
 from pytracer.fleet.report_texts import answers_and_commands
+from pytracer.fleet.report_words import UNKNOWN_SITE
 
 BASE = "tables"
 QUERIES = (
-    *("processes", "overview", "rank_peaks", "worst", "peak_groups", "spread"),
-    *("outliers", "outlier_sites", "growth_in_files"),
-    *("growth_traces", "growth_observed", "growth"),
-    *("oom_order", "damaged", "expected_slots", "missing", "setting_differences"),
+    *("processes", "rank_peaks", "peak_groups", "spread", "outliers", "outlier_sites"),
+    *("growth_in_files", "growth_traces", "overview", "growth"),
+    *("oom_order", "expected_slots", "missing", "setting_differences"),
     "phase_imbalance",
 )
 """The tables of a report, in the order in which they are made; each is made by `sql/NAME.sql`."""
@@ -107,7 +107,7 @@ def _chosen_run(connection: Any, table: Path, run: str | None) -> tuple[str | No
         found = connection.execute(
             "SELECT run FROM read_parquet(?, hive_partitioning = false) GROUP BY run "
             "ORDER BY max(coalesce(written_ns, modified_ns)) DESC NULLS LAST, run",
-            [_pattern(table) + "/files/*/*/*.parquet"],
+            [_pattern(table) + "/files/*.parquet"],
         ).fetchall()
     runs = [name for (name,) in found]
     if not runs:
@@ -152,8 +152,8 @@ def _literal(value: str | int | None) -> str:
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
-def _rows(connection: Any, table: str) -> list[Row]:
-    found = connection.execute(f"FROM {table}")
+def _rows(connection: Any, query: str) -> list[Row]:
+    found = connection.execute(f"FROM {query}")
     columns = [column[0] for column in found.description]
     return [Row(**dict(zip(columns, values, strict=True))) for values in found.fetchall()]
 
@@ -165,17 +165,22 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
     outliers = _rows(connection, "outliers")
     for outlier in outliers:
         outlier.sites = sites[outlier.process]
+    overview = _rows(connection, "overview")[0]
+    highest = _rows(
+        connection, "rank_peaks ORDER BY is_cpu, peak_bytes DESC, rank, slot, source LIMIT 1"
+    )
+    damaged = "processes WHERE error IS NOT NULL ORDER BY step, rank, source"
     return FleetReport(
         table=str(table),
         run=run,
         other_runs=others,
         is_unfinished=(table / UNFINISHED).exists(),
-        observed_ranks=max(each.of_ranks for each in _rows(connection, "growth_observed")),
+        observed_ranks=max(overview.traced_ranks, overview.stepped_ranks),
         expects_files=bool(_rows(connection, "expected_slots")),
         answers=[],
         commands=[],
-        overview=_rows(connection, "overview")[0],
-        worst=next(iter(_rows(connection, "worst")), None),
+        overview=overview,
+        worst=highest[0] if highest else None,
         spread=_rows(connection, "spread"),
         outliers=outliers,
         growth=_rows(connection, "growth"),
@@ -183,7 +188,7 @@ def _read(connection: Any, table: Path, run: str | None, others: list[str]) -> F
         phases=_rows(connection, "phase_imbalance"),
         settings=_rows(connection, "setting_differences"),
         missing=_rows(connection, "missing"),
-        damaged=_rows(connection, "damaged"),
+        damaged=_rows(connection, damaged),
         baseline=None,
     )
 
@@ -212,7 +217,7 @@ def _change(connection: Any, table: str, run: str | None, report: FleetReport) -
 
 
 def _growing(growth: Iterable[Row]) -> list[str]:
-    return [each.site or "" for each in growth if each.verdict != "unknown"]
+    return [each.site or UNKNOWN_SITE for each in growth if each.verdict != "unknown"]
 
 
 def _only(sites: list[str], others: list[str]) -> list[str]:

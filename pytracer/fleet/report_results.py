@@ -43,7 +43,7 @@ class Command:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class BaselineChange:
     """What changed against another run.
 
@@ -85,7 +85,8 @@ class FleetReport:
         answers: The answers, the most urgent first.
         commands: Commands to look further.
         overview: What was collected: the row of [`overview`](fleet-sql.md#overview).
-        worst: The highest peak anywhere, [`worst`](fleet-sql.md#worst); None if there is none.
+        worst: The highest peak anywhere, a row of [`rank_peaks`](fleet-sql.md#rank_peaks); None if
+            there is none.
         spread: The peaks of the ranks by slot: [`spread`](fleet-sql.md#spread).
         outliers: The ranks that use more or less memory than the others:
             [`outliers`](fleet-sql.md#outliers), and `sites`, the call sites by which each differs,
@@ -97,7 +98,7 @@ class FleetReport:
         settings: The values of settings that differ between ranks:
             [`setting_differences`](fleet-sql.md#setting_differences).
         missing: The ranks that lack files: [`missing`](fleet-sql.md#missing).
-        damaged: The files that could not be read: [`damaged`](fleet-sql.md#damaged).
+        damaged: The files that could not be read: rows of [`processes`](fleet-sql.md#processes).
         baseline: What changed against the baseline; None without one.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pytracer.fleet.report_results import Answer, BaselineChange, Command, FleetReport, Row, Verdict
 from pytracer.fleet.report_words import delta_text, in_slot, named, signed, site_text, told_settings
-from pytracer.text import number, size, size_range
+from pytracer.text import number, sentence, size, size_range
 
 LEAST_RANKS = 8
 """The fewest ranks among which an outlier is named; `sql/spread.sql` has the same number."""
@@ -60,7 +60,7 @@ def _ooms(report: FleetReport) -> tuple[Verdict, str]:
     else:
         text += f": {first.process}{where}"
     asked = "" if first.requested_bytes is None else f"{size(first.requested_bytes)} at "
-    text += f". {_first_upper(first.process)} requested {asked}{site_text(first.site)}: "
+    text += f". {sentence(first.process)} requested {asked}{site_text(first.site)}: "
     text += f"{first.verdict}, {first.explanation}" if first.verdict else "the reason is unknown."
     return "found", text
 
@@ -133,7 +133,7 @@ def _explained(report: FleetReport) -> Iterator[str]:
         else:
             several = [site_text(each.site) for each in outliers[0].sites[:2]]
             text += f", by several call sites, such as {' and '.join(several)}" if several else ""
-        yield _first_upper(f"{text}.")
+        yield sentence(f"{text}.")
 
 
 def _growth(report: FleetReport) -> tuple[Verdict, str]:
@@ -209,7 +209,7 @@ def _settings(report: FleetReport) -> tuple[Verdict, str]:
             f"(others: {usual[value.scope, value.key] or 'not set'})"
             for value in values[:3]
         ]
-        parts.append(f"{_first_upper(named(processes, values[0].ranks))}: {', '.join(texts)}.")
+        parts.append(f"{sentence(named(processes, values[0].ranks))}: {', '.join(texts)}.")
     if len(by_ranks) > 3:
         parts.append(f"{len(by_ranks) - 3:,} more sets of ranks differ.")
     if split:
@@ -246,11 +246,7 @@ def _missing(report: FleetReport) -> tuple[Verdict, str]:
 
 
 def _ranks(missing: Sequence[Row]) -> str:
-    return _first_upper(named([f"{each.role} rank {each.rank}".strip() for each in missing]))
-
-
-def _first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return sentence(named([f"{each.role} rank {each.rank}".strip() for each in missing]))
 
 
 def _damaged(report: FleetReport) -> tuple[Verdict, str]:

@@ -7,6 +7,7 @@ from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.text import number, size, utc_time
 
 _FEW = 4  # the most ranks that a sentence names
+UNKNOWN_SITE = "an unknown call site"
 _PARENTS = re.compile(r"^.*/(?=[^/]+/[^/]+:\d+ )")
 
 
@@ -47,7 +48,7 @@ def in_slot(slot: str) -> str:
 
 def site_text(site: str | None) -> str:
     """Return a call site with the last folder of its file only."""
-    return "an unknown call site" if site is None else _PARENTS.sub("", site)
+    return UNKNOWN_SITE if site is None else _PARENTS.sub("", site)
 
 
 def signed(delta_bytes: float) -> str:

@@ -3,9 +3,12 @@
 `docs/reference/fleet-tables.md` is generated from this module.
 """
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-SCHEMA_VERSION = "1.0"
+from pytracer.export import parquet
+
+SCHEMA_VERSION = "2.0"
 """The version of the tables: a minor version adds columns, a major one changes a meaning."""
 
 # The most rows of a file in a table.
@@ -16,6 +19,13 @@ MOST_OOMS = 100  # of a device
 MOST_LEAKS = 100  # of a device
 MOST_SETTINGS = 200  # of a scope
 MOST_SETTING_LENGTH = 4096  # characters of a setting's name, and of its value
+
+
+Row = dict[str, Any]
+"""A row of a table. A column that it lacks is null."""
+
+ArrowTables = dict[str, Any]
+"""The rows of a file in each table that has any, as Arrow tables."""
 
 
 class Field(NamedTuple):
@@ -283,3 +293,42 @@ TABLES = {
     ),
 }
 """Every table, by name."""
+
+
+def pyarrow() -> Any:
+    """Return the package, which is optional.
+
+    Raises:
+        PytracerError: It is not installed.
+    """
+    return parquet.pyarrow("pytracer fleet needs")
+
+
+@cache
+def arrow_schema(table: str) -> Any:
+    """Return the Arrow schema of a table."""
+    pa = pyarrow()
+    kinds = {"text": "string", "bool": "bool_"}
+    return pa.schema(
+        {
+            name: getattr(pa, kinds.get(field.kind, field.kind))()
+            for name, field in TABLES[table].fields.items()
+        },
+        metadata={"pytracer_fleet": SCHEMA_VERSION},
+    )
+
+
+def arrow_tables(rows: dict[str, list[Row]]) -> ArrowTables:
+    """Return the rows of each table that has any."""
+    found = {}
+    for table, of_table in rows.items():
+        if of_table:
+            schema = arrow_schema(table)
+            columns = {name: [_valid(row.get(name)) for row in of_table] for name in schema.names}
+            found[table] = pyarrow().table(columns, schema=schema)
+    return found
+
+
+def _valid(value: Any) -> Any:
+    # Arrow has no lone surrogates, which names in files may contain.
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -108,10 +108,8 @@ def read_content(source: Source) -> bytes:
         PytracerError: It cannot be read.
     """
     assert source.url is not None
-    with _failing_as(f"cannot read {source.url}"):
-        file_system, _ = _file_system(source.url)
-        with file_system.open(source.path, "rb") as file:
-            content: bytes = file.read()
+    with _failing_as(f"cannot read {source.url}"), _fsspec(source.url).open(source.url) as file:
+        content: bytes = file.read()
     return content
 
 
@@ -144,8 +142,9 @@ def _local_source(path: Path) -> Source:
 
 
 def _remote(url: str) -> Iterator[Source]:
+    with _failing_as(f"cannot open {url}"):
+        file_system, path = _fsspec(url).url_to_fs(url)
     with _failing_as(f"cannot list {url}"):
-        file_system, path = _file_system(url)
         found: dict[str, Any] = {
             name: info
             for each in (file_system.glob(path) if glob.has_magic(path) else [path])
@@ -188,19 +187,11 @@ def _is_snapshot(name: str, folder: str) -> bool:
     return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in parts)
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
-
-    Raises:
-        PytracerError: The file system's package is not installed, or the URL is wrong.
-    """
+def _fsspec(url: str) -> Any:
     try:
-        core = importlib.import_module("fsspec.core")
+        return importlib.import_module("fsspec.core")
     except ImportError as error:
         raise PytracerError(f"{url} needs fsspec ({error}): `pip install fsspec`") from error
-    with _failing_as(f"cannot open {url}"):
-        file_system, path = core.url_to_fs(url)
-    return file_system, path
 
 
 def _url_of(url: str, path: str) -> str:

@@ -22,9 +22,10 @@ from pytracer.analysis.ooms import is_oom_snapshot
 from pytracer.analysis.report import DeviceReport, report_device
 from pytracer.analysis.usage import LEAST_POINTS
 from pytracer.errors import ConfigError, PytracerError
+from pytracer.export.texts import frame_text
 from pytracer.fleet import schema
+from pytracer.fleet.schema import ArrowTables, Row, arrow_tables
 from pytracer.fleet.sources import Source, read_content
-from pytracer.fleet.tables import Encoded, Row, Rows, encode
 from pytracer.reading.files import parse_place
 from pytracer.reading.reader import load
 from pytracer.reading.snapshot import Frame, Snapshot
@@ -41,14 +42,14 @@ _OPTIONS = (
 )
 
 
-def collect_file(source: Source) -> Encoded:
+def collect_file(source: Source) -> ArrowTables:
     """Read a file and return its rows: the work on one file, which every engine does alike."""
     try:
         if source.url is None:
             snapshot = load(source.path)
         else:
             snapshot = load(read_content(source), source.name)
-        return encode(summarize(snapshot, source))
+        return arrow_tables(summarize(snapshot, source))
     except PytracerError as error:
         is_content = error.__cause__ is None or getattr(error.__cause__, "errno", 0) is None
         return unreadable(source, str(error), is_content)
@@ -56,7 +57,7 @@ def collect_file(source: Source) -> Encoded:
         return unreadable(source, f"{source.name} was not understood: {error!r}", True)
 
 
-def unreadable(source: Source, error: str, is_content: bool) -> Encoded:
+def unreadable(source: Source, error: str, is_content: bool) -> ArrowTables:
     """Return the row of a file that cannot be read, with what its name tells.
 
     Args:
@@ -67,14 +68,17 @@ def unreadable(source: Source, error: str, is_content: bool) -> Encoded:
     """
     if not is_content:
         source = replace(source, stamp="")
-    return encode({"files": [_name_row(source) | {"error": " ".join(error.split())}]})
+    return arrow_tables({"files": [_name_row(source) | {"error": " ".join(error.split())}]})
 
 
-def summarize(snapshot: Snapshot, source: Source) -> Rows:
+def summarize(snapshot: Snapshot, source: Source) -> dict[str, list[Row]]:
     """Return the rows of a snapshot that was read from a source."""
     file = _file_row(snapshot, source)
     key = {name: file[name] for name in ("run", "step", "rank", "source")}
-    rows: Rows = {"files": [file], "settings": [key | row for row in _settings(snapshot)]}
+    rows: dict[str, list[Row]] = {
+        "files": [file],
+        "settings": [key | row for row in _settings(snapshot)],
+    }
     devices = chosen_devices(snapshot, None)
     file["devices"], file["events"], file["is_oom"] = len(devices), 0, False
     for device in devices:
@@ -272,16 +276,12 @@ def _site(frame: Frame | None) -> Row:
     if frame is None:
         return {}
     return {
-        "site": _frame_text(frame),
+        "site": frame_text(frame),
         "filename": frame.filename,
         "line": frame.line,
         "function": frame.name,
     }
 
 
-def _frame_text(frame: Frame) -> str:
-    return f"{frame.filename}:{frame.line} {frame.name}" if frame.filename else frame.name
-
-
 def _chain(frames: Iterable[Frame]) -> str:
-    return " <- ".join(map(_frame_text, frames))
+    return " <- ".join(map(frame_text, frames))

@@ -1,9 +1,8 @@
-"""Test how much memory the commands may use: free memory, and files that wait for one another."""
+"""Test how much memory the commands may use."""
 
 import gzip
 import os
-import threading
-import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from commands import invoke
 from synthetic_snapshots import Program
 
 from pytracer.commands import parallel
-from pytracer.fleet import memory_budget
-from pytracer.fleet.memory_budget import MemoryBudget, free_bytes
+from pytracer.fleet import pool
+from pytracer.fleet.memory_budget import free_bytes
+from pytracer.fleet.pool import Pool
 from pytracer.reading.reader import estimated_bytes
 
 GIB = 2**30
@@ -88,66 +88,37 @@ def test_the_memory_for_reading_a_file_is_estimated(tmp_path: Path) -> None:
         assert estimated_bytes(tmp_path / name) == 0
 
 
-def max_concurrent(folder: Path, sizes: list[int], memory_bytes: int, expected: int) -> int:
-    """Return how many files of `sizes` bytes are read concurrently.
-
-    Each read waits until `expected` reads run, and a little longer for any unexpected one.
-    """
-    running, highest, changing, all_running = 0, 0, threading.Lock(), threading.Event()
-
-    def read(_: Path) -> None:
-        nonlocal running, highest
-        with changing:
-            running += 1
-            highest = max(highest, running)
-            if running == expected:
-                all_running.set()
-        assert all_running.wait(60)
-        time.sleep(0.05)  # for unexpected reads
-        with changing:
-            running -= 1
-
-    paths = [folder / str(i) for i in range(len(sizes))]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_bytes(bytes(size))
-    parallel.in_parallel(read, paths, "Reading", memory_bytes)
-    return highest
-
-
-def test_files_are_read_concurrently_if_their_memory_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a machine with four cores
-    monkeypatch.setattr(memory_budget, "cores", lambda: 4)
-    # THEN files that fit into the memory are read concurrently, others one after the other
-    for memory_bytes, expected in ((16_000, 4), (11_999, 2), (1, 1)):
-        assert max_concurrent(tmp_path, [1000] * 4, memory_bytes, expected) == expected
-
-
 def test_a_quarter_of_the_free_memory_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # GIVEN the commands that read several files, in processes
+    monkeypatch.setattr(parallel, "SMALL_BYTES", 0)
+    monkeypatch.setattr(pool, "free_bytes", lambda: 8 * GIB)
     budgets: list[int] = []
 
-    class LoggingBudget(MemoryBudget):
-        def __init__(self, limit_bytes: int | None) -> None:
-            super().__init__(limit_bytes)
-            budgets.append(self._limit_bytes)
+    class InThisProcess(Pool[Path, object]):
+        def results(
+            self, jobs: Iterable[tuple[Path, int]]
+        ) -> Iterator[tuple[Path, object | Exception]]:
+            budgets.append(self.limit_bytes)
+            return ((path, self._function(path)) for path, _ in jobs)
 
-    monkeypatch.setattr(memory_budget, "MemoryBudget", LoggingBudget)
-    monkeypatch.setattr(memory_budget, "free_bytes", lambda: 8 * GIB)
-    path = Program().write(tmp_path / "a.pickle")
-    other = Program().write(tmp_path / "b.pickle")
-    # GIVEN the commands that read several files, WHEN they run without and with --memory
-    files = [path, other]
-    commands = (["show", *files], ["diff", *files], ["export", *files, "--to", "collapsed"])
+    monkeypatch.setattr(pool, "Pool", InThisProcess)
+    files = [Program().write(tmp_path / f"{name}.pickle") for name in "ab"]
+    commands = (
+        ["show", *files],
+        ["show", *files, "--leaks"],
+        ["view", *files, "-o", tmp_path / "page.html"],
+        ["diff", *files],
+        ["export", *files, "--to", "collapsed"],
+    )
+    # WHEN they run without and with --memory
     for command in commands:
         for option in ([], ["--memory", "3GiB"]):
             assert invoke(*command, *option).exit_code == 0
     # THEN they use a quarter of the free memory, or the given size
-    assert budgets == [2 * GIB, 3 * GIB] * 3
+    assert budgets == [2 * GIB, 3 * GIB] * len(commands)
     # AND the help documents the default
     assert "a quarter of the free memory" in " ".join(invoke("show", "--help").output.split())
-    refused = invoke("show", path, "--memory", "much")
+    refused = invoke("show", files[0], "--memory", "much")
     assert (refused.exit_code, "'much' is not a size" in refused.output) == (2, True)
-    assert memory_budget.SHARE_OF_FREE == 4

@@ -73,9 +73,9 @@ def test_which_losses_the_overview_reports(tmp_path: Path, key: str, is_lossy: b
 
 
 def test_a_system_without_sched_getaffinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN macOS
+    # GIVEN macOS, WHEN files are read in processes, THEN all results are returned
     monkeypatch.delattr(os, "sched_getaffinity")
-    # WHEN files are read, THEN all results are returned
+    monkeypatch.setattr(parallel, "SMALL_BYTES", 0)
     assert parallel.in_parallel(str, [Path("a"), Path("b")], "Reading") == ["a", "b"]
 
 

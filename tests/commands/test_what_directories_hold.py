@@ -144,33 +144,6 @@ def test_a_dataset_with_a_fifo_is_refused(directory: Path, fifo: str, name: str)
     assert "not a regular file" in result.output
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["中" * 28, "中" * 80, "n" * 250, "%" * 240],
-    ids=["28 characters", "80 characters", "latin", "quoted"],
-)
-def test_long_names_of_folders_are_collected(directory: Path, name: str) -> None:
-    # GIVEN two runs whose names differ at the end
-    for end in "ab":
-        folder = directory / (name + end)
-        folder.mkdir()
-        (directory / "a.pickle").rename(folder / "a.pickle")
-        shutil.copy(folder / "a.pickle", directory / "a.pickle")
-    (directory / "a.pickle").unlink()
-    dataset = directory.parent / "dataset"
-    # WHEN
-    for _ in range(2):
-        result = invoke("fleet", "collect", directory, "--output", dataset)
-        assert result.exit_code == 0, result.output
-    # THEN both runs are there once
-    import pyarrow.parquet
-
-    parts = [pyarrow.parquet.ParquetFile(path) for path in (dataset / "files").rglob("*.parquet")]
-    runs = [run for part in parts for run in part.read(["run"])["run"].to_pylist()]
-    assert sorted(runs) == [f"{name}{end}" for end in "ab"]
-    assert invoke("fleet", "report", dataset).exit_code == 0
-
-
 def test_long_names_are_exported(tmp_path: Path) -> None:
     # GIVEN files whose names, with their folders, are longer than a file's name may be
     for end in "ab":

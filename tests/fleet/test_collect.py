@@ -147,7 +147,7 @@ def test_a_rewritten_file_may_move_to_another_step(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "native/cuda-2.13.0.pickle", path)  # without a step
     # WHEN it is rewritten
     collected(table, path)
-    # THEN its rows are only in the partition of the new step
+    # THEN its rows are only those of the new step
     assert column(table, "files", "step") == [None]
     assert set(column(table, "sites", "step")) == {None}
     collected(tmp_path / "fresh", path)
@@ -258,7 +258,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     make_run(tmp_path / "run7", ranks=1, steps=1)
     table = tmp_path / "table"
     collected(table, tmp_path / "run7")
-    left = table / "sites/run=run7/step=1/.pytracer-1-2.tmp"
+    left = table / "sites/.pytracer-1-2.tmp"
     left.write_bytes(b"half")
     collected(table, tmp_path / "run7")
     assert not left.exists()

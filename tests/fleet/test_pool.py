@@ -50,28 +50,19 @@ def test_the_budget_bounds_the_number_of_processes(limit: int, workers: int) -> 
     assert Pool(pool_jobs.timed, limit, workers=64).workers == workers
 
 
-def test_a_process_that_ends_while_it_sends_its_result_is_not_waited_for(tmp_path: Path) -> None:
-    # GIVEN a process that sends a result of 500 MB
-    mark = tmp_path / "mark"
-    pool = Pool(pool_jobs.large, workers=1)
-    executor = pool._started()
-    sent = executor.submit(pool_jobs.large, str(mark))
-    manager = executor._executor_manager_thread
-    assert manager is not None
-    while not mark.exists():
+@pytest.mark.parametrize("job", [pool_jobs.write_slowly, pool_jobs.large])
+def test_processes_are_ended_at_once(tmp_path: Path, job: Callable[[str], object]) -> None:
+    # GIVEN a process that writes a file, or has begun to send a result of 500 MB
+    pool = Pool(job, workers=1)
+    pool._start().send(str(tmp_path / "mark"))
+    while not (tmp_path / "mark").exists():
         time.sleep(0.001)
-    # WHEN the pool is closed in the middle: this thread lets no other one of this process read
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    end = time.monotonic() + 1.5
-    while time.monotonic() < end:
-        pass
+    time.sleep(0.5)
+    # WHEN the pool is closed THEN the process has ended, and leaves no unfinished file
+    (process,) = pool._processes.values()
     pool.close()
-    sys.setswitchinterval(interval)
-    # THEN the thread that waits for results ends
-    manager.join(60)
-    assert not manager.is_alive()
-    assert sent.exception() is not None
+    assert process.exitcode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mark"]
 
 
 def test_errors_are_results() -> None:
@@ -93,6 +84,16 @@ def test_a_killed_process_costs_one_job() -> None:
     for number in (-1, -2):
         assert isinstance(found[number], ProcessEndedError)
         assert "--memory" in str(found[number])
+
+
+def test_an_idle_process_that_was_killed_costs_nothing() -> None:
+    pool = Pool(pool_jobs.divide, workers=1)
+    assert dict(pool.results([(1, 0)])) == {1: 1.0}
+    (process,) = pool._processes.values()
+    process.kill()
+    process.join()
+    assert dict(pool.results([(2, 0)])) == {2: 0.5}
+    pool.close()
 
 
 def test_the_local_engine_makes_the_rows_of_this_process(tmp_path: Path) -> None:
@@ -182,31 +183,23 @@ def test_a_full_disk_ends_the_collection_with_a_message(
         collect([str(tmp_path / "run7")], tmp_path / "table", InProcess())
 
 
-def test_show_and_diff_read_many_files_in_the_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN two runs of many files, one of them damaged
+def test_processes_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN two runs, one file damaged
     for run in ("run6", "run7"):
         paths = make_run(tmp_path / run, ranks=2, steps=2)
     paths[-1].write_bytes(b"")
     commands = (
         ["show", tmp_path / "run7", "--json"],
+        ["show", tmp_path / "run7", "--by", "category", "--at", "oom"],
+        ["show", tmp_path / "run7", "--leaks"],
         ["diff", tmp_path / "run6", tmp_path / "run7", "--json"],
+        ["export", tmp_path / "run7", "--to", "collapsed"],
+        ["view", tmp_path / "run7", "-o", tmp_path / "page.html"],
     )
-    by_threads = [invoke(*command) for command in commands]
-    # WHEN processes read them
-    monkeypatch.setattr(parallel, "MANY_FILES", 2)
-    pools: list[int | None] = []
-
-    class LoggingPool(Pool[Path, object]):
-        def __init__(self, function: Callable[[Path], object], limit_bytes: int | None) -> None:
-            super().__init__(function, limit_bytes, workers=1)
-            pools.append(limit_bytes)
-
-    monkeypatch.setattr("pytracer.fleet.pool.Pool", LoggingPool)
-    by_processes = [invoke(*command, "--memory", "1GiB") for command in commands]
-    # THEN the answers are the same, within the same budget
-    assert pools == [2**30] * 2
-    for one, other in zip(by_threads, by_processes, strict=True):
-        assert (one.exit_code, one.output) == (other.exit_code, other.output)
-    assert "truncated" in by_threads[0].output or "cut short" in by_threads[0].output
+    here = [invoke(*command) for command in commands]
+    # WHEN processes read them THEN the answers are the same
+    monkeypatch.setattr(parallel, "SMALL_BYTES", 0)
+    for command, expected in zip(commands, here, strict=True):
+        found = invoke(*command)
+        assert (found.exit_code, found.output) == (expected.exit_code, expected.output)
+        assert "truncated" in found.output or "cut short" in found.output

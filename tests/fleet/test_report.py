@@ -19,7 +19,7 @@ RANK = re.compile(r"\branks? (\d+(?:, \d+)*(?: and \d+)?)", re.IGNORECASE)
 
 
 def collected(folder: Path, plan: Plan) -> Path:
-    planted_fleet.make(folder / "files", [planted_fleet.GOLDEN.read_bytes()], plan)
+    planted_fleet.make(folder / "files", plan)
     table = folder / "table"
     result = invoke("fleet", "collect", folder / "files", "--output", table)
     assert (table / "_pytracer_fleet.json").exists(), result.output

@@ -47,6 +47,16 @@ def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:
     assert answer(report, "baseline") == ("none", "The median peaks did not change.")
 
 
+def test_a_growth_at_an_unknown_call_site_is_named(tmp_path: Path) -> None:
+    before, after = Fleet("monday"), Fleet("tuesday")
+    before.add(0, None, 1000)
+    device = after.add(0, None, 1000, leak_verdict="leak", leak_unit="step", leak_observed=40)
+    after.rows["leaks"].append(device | {"verdict": "leak", "bytes_per_step": 1.0, "held_bytes": 9})
+    paths = before.write(tmp_path / "monday"), after.write(tmp_path / "tuesday")
+    text = answer(fleet_report(paths[1], baseline=paths[0]), "baseline")[1]
+    assert "Memory grows now at an unknown call site." in text
+
+
 def test_two_runs_of_one_table(tmp_path: Path) -> None:
     path = tmp_path / "table"
     for name, step in (("monday", 1), ("tuesday", 2)):

@@ -33,8 +33,7 @@ def test_a_damaged_dataset(tmp_path: Path) -> None:
     fleet = Fleet()
     fleet.add(0, None, 1000)
     path = fleet.write(tmp_path / "table")
-    (part,) = path.glob("peaks/run=run7/*/*.parquet")
-    part.write_bytes(b"no parquet")
+    (path / "peaks/00000001.parquet").write_bytes(b"no parquet")
     result = invoke("fleet", "report", path)
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: cannot read {path}: ")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer.fleet.dataset import Dataset
-from pytracer.fleet.tables import encode
+from pytracer.fleet.schema import arrow_tables
 
 MIB = 2**20
 
@@ -60,7 +60,7 @@ class Fleet:
             for row in rows:
                 by_source[row["source"]][table].append(row)
         with Dataset(path) as dataset:
-            dataset.write(encode(tables) for tables in by_source.values())
+            dataset.write(arrow_tables(tables) for tables in by_source.values())
         return path
 
 

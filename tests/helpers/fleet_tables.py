@@ -7,12 +7,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pytracer.errors import PytracerError
+from pytracer.fleet.collection import LocalEngine
 from pytracer.fleet.report_results import FleetReport
-from pytracer.fleet.schema import TABLES
-from pytracer.fleet.sources import Source, find_sources
+from pytracer.fleet.schema import TABLES, ArrowTables
+from pytracer.fleet.sources import Source
 from pytracer.fleet.summary import collect_file
-from pytracer.fleet.tables import Encoded
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CUDA = GOLDEN / "snapshot-1.6-cuda.pickle"  # with an out-of-memory
@@ -21,22 +20,12 @@ CPU = GOLDEN / "snapshot-1.6-cpu.pickle"
 Row = tuple[Any, ...]
 
 
-class InProcess:
+class InProcess(LocalEngine):
     """An engine that reads in this process."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def find(self, paths: Sequence[str]) -> tuple[list[Source], list[PytracerError]]:
-        return find_sources(paths)
-
-    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, Encoded | None]]:
+    def read(self, sources: Sequence[Source]) -> Iterator[tuple[Source, ArrowTables | None]]:
         for source in sources:
-            self.names.append(Path(source.name).name)
             yield source, collect_file(source)
-
-    def close(self) -> None:
-        pass
 
 
 def make_run(folder: Path, ranks: int = 2, steps: int = 2) -> list[Path]:

@@ -1,24 +1,16 @@
 """Files of a large job, made from real recordings, with planted facts that a report must find.
 
-    python tests/helpers/planted_fleet.py FOLDER --ranks 256 --steps 8 --base FILE.pickle
-
 Each file has the events of a base, which is a real recording, with other addresses, sizes, times
-and names of call sites, and a few blocks of its own. A file of most ranks is made by writing
-numbers into the bytes of a template, which is as fast as copying. `Plan` has the planted facts.
+and names of call sites, and a few blocks of its own. `Plan` has the planted facts.
 """
 
-import argparse
 import pickle
 import random
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "snapshot-1.6-cuda.pickle"
 """A small recording of the CUDA allocator."""
@@ -225,103 +217,51 @@ def _permuted(size: int, less: Sequence[int]) -> int:
     return size - less[size % 97] if size % 512 == 0 and size else size
 
 
-RANK, PID, HOST = 1_515_870_811, 1_515_870_813, "node-in-the-template"
-WRITTEN_NS = 1_515_870_811_515_870_811
-HOST_NAME = "node-{:015d}"
+def write(
+    content: dict[str, Any], path: Path, rank: int, *, begin_us: int, shift: int, cut: int
+) -> None:
+    """Write a file of a rank.
 
-
-class Template:
-    """A file whose rank, process, host, times and addresses can be replaced in its bytes."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        """Find the bytes of each number by writing the content twice, with other numbers."""
-        pytracer = content["pytracer"]
-        pytracer |= {"rank": RANK, "pid": PID, "host": HOST, "written_ns": WRITTEN_NS}
-        trace = content["device_traces"][0]
-        first = _dumped(content)
-        for rows, name in _addresses(content):
-            for row in rows:
-                row[name] += 1 << 44
-        for event in trace:
-            event["time_us"] += 1 << 48
-        other = _dumped(content)
-        changed = np.flatnonzero(first != other)
-        by = other[changed].astype(np.int64) - first[changed]
-        self._bytes = first
-        self._addresses = changed[by == 16] - 5
-        self._times = changed[by == 1] - 6
-        expected = sum(len(rows) for rows, _ in _addresses(content)), len(trace)
-        assert (len(self._addresses), len(self._times)) == expected
-        self._address = _numbers(first, self._addresses, 6)
-        self._time_us = _numbers(first, self._times, 7)
-
-    def write(self, path: Path, rank: int, *, begin_us: int, shift: int, cut: int = 0) -> None:
-        """Write a file.
-
-        Args:
-            path: The file.
-            rank: The process's rank; eight ranks share a host.
-            begin_us: The time of the last event.
-            shift: Added to all addresses, in units of 4 GiB, at most 4,096.
-            cut: The number of bytes that are missing at the end.
-        """
-        made = self._bytes.copy()
-        _replace(made, self._addresses, self._address + (shift << 32), 6)
-        _replace(made, self._times, self._time_us + (begin_us - int(self._time_us.max())), 7)
-        data = made.tobytes()
-        for old, new in (
-            (_number(RANK, 4), _number(rank, 4)),
-            (_number(PID, 4), _number(1000 + rank, 4)),
-            (HOST.encode(), HOST_NAME.format(rank // 8).encode()),
-            (_number(WRITTEN_NS, 8), _number(begin_us * 1000 + 500_000_000, 8)),
-        ):
-            assert data.count(old) == 1
-            assert len(old) == len(new)
-            data = data.replace(old, new)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data[: len(data) - cut])
-
-
-def _dumped(content: dict[str, Any]) -> Any:
-    return np.frombuffer(pickle.dumps(content, protocol=4), np.uint8)
-
-
-def _addresses(content: dict[str, Any]) -> list[tuple[list[dict[str, Any]], str]]:
-    events = [e for e in content["device_traces"][0] if e.get("addr")]
-    blocks = [block for segment in content["segments"] for block in segment["blocks"]]
-    return [(events, "addr"), (blocks, "address"), (content["segments"], "address")]
-
-
-def _numbers(data: Any, at: Any, width: int) -> Any:
-    return sum(data[at + i].astype(np.int64) << (8 * i) for i in range(width))
-
-
-def _replace(data: Any, at: Any, numbers: Any, width: int) -> None:
-    for i in range(width):
-        data[at + i] = numbers >> (8 * i)
-
-
-def _number(value: int, width: int) -> bytes:
-    return value.to_bytes(width, "little")
+    Args:
+        content: The content, which is changed.
+        path: The file.
+        rank: The process's rank; eight ranks share a host.
+        begin_us: The time of the last event.
+        shift: Added to all addresses, in units of 4 GiB, at most 4,096.
+        cut: The number of bytes that are missing at the end.
+    """
+    content["pytracer"] |= {"rank": rank, "pid": 1000 + rank, "host": f"node-{rank // 8:015d}"}
+    content["pytracer"]["written_ns"] = begin_us * 1000 + 500_000_000
+    trace = content["device_traces"][0]
+    later_us = begin_us - max(event["time_us"] for event in trace)
+    for event in trace:
+        event["time_us"] += later_us
+        if event.get("addr"):
+            event["addr"] += shift << 32
+    for segment in content["segments"]:
+        for row in (segment, *segment["blocks"]):
+            row["address"] += shift << 32
+    data = pickle.dumps(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data[: len(data) - cut])
 
 
 def content_of(
-    base: bytes, plan: Plan, step: int, rank: int | None, variant: int, *, oom: bool = False
+    base: bytes, plan: Plan, step: int, rank: int, variant: int, *, oom: bool = False
 ) -> dict[str, Any]:
-    """Return the content of a file of one rank; of None, the content of ranks without a plant."""
+    """Return the content of a file of one rank."""
     made = Content(base, plan.seed)
     made.hold(WEIGHTS_BYTES, WEIGHTS, category="parameter")
-    more = plan.outliers.get(rank, 0) if rank is not None else 0
-    made.hold(EXPERTS_BYTES + more, EXPERTS, "forward")
+    made.hold(EXPERTS_BYTES + plan.outliers.get(rank, 0), EXPERTS, "forward")
     made.hold(2 * MIB * (1 + variant), BATCH, "load")
     leaks = [(LEAK_OF_ALL, LEAK_OF_ALL_BYTES)]
-    if rank is not None and rank == plan.leaking:
+    if rank == plan.leaking:
         leaks.append((LEAK_OF_ONE, LEAK_OF_ONE_BYTES))
     for site, size in leaks:
         for _ in range(1, step):
             made.hold(size, site)
         made.hold(size, site, "forward")
-    if rank is not None and rank == plan.other_settings:
+    if rank == plan.other_settings:
         made.content["allocator_settings"] |= OTHER_SETTINGS
     if oom:
         made.run_out_of_memory()
@@ -331,76 +271,34 @@ def content_of(
 VARIANTS = 4
 
 
-def make_step(folder: Path, bases: Sequence[bytes], plan: Plan, step: int) -> int:
-    """Write the files of all ranks for one step and return their number."""
-    rng = random.Random(plan.seed * 1_000_003 + step)
-    templates = [
-        Template(content_of(bases[i % len(bases)], plan, step, None, i)) for i in range(VARIANTS)
-    ]
-    written = 0
-    for rank in range(plan.ranks):
-        is_cascade = step == plan.steps and rank in plan.cascade
-        if rank == plan.missing:
-            continue
-        variant = rng.randrange(VARIANTS)
-        base = bases[variant % len(bases)]
-        begin_us = (BEGIN_S + STEP_S * step) * 10**6 + rng.randrange(10**6)
-        name = f"torch_memory_rank{rank}_pid{1000 + rank}.pickle"
-        path = folder / RUN / f"step{step}" / name
-        if is_cascade:
-            seconds = plan.cascade.index(rank) * 2
-            begin_us = (BEGIN_S + STEP_S * step + seconds) * 10**6
-            when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(begin_us // 10**6))
-            path = folder / RUN / f"oom_{when}-{rank:06d}" / name.replace("rank", "oom_rank", 1)
-        if rank in plan.special:
-            made = Template(content_of(base, plan, step, rank, variant, oom=is_cascade))
-        else:
-            made = templates[variant]
-        is_cut = (rank, step) in plan.damaged and not is_cascade
-        made.write(
-            path,
-            rank,
-            begin_us=begin_us,
-            shift=rng.randrange(4096),
-            cut=rng.randrange(100, 2000) if is_cut else 0,
-        )
-        written += 1
-    return written
+def make(folder: Path, plan: Plan) -> None:
+    """Write all files of a run into `folder`."""
+    base = GOLDEN.read_bytes()
+    for step in range(1, plan.steps + 1):
+        rng = random.Random(plan.seed * 1_000_003 + step)
+        for rank in range(plan.ranks):
+            if rank != plan.missing:
+                _make_file(folder, base, plan, step, rank, rng)
 
 
-def make(folder: Path, bases: Sequence[bytes], plan: Plan, processes: int = 1) -> int:
-    """Write all files of a run into `folder`, and return their number."""
-    steps = range(1, plan.steps + 1)
-    work = partial(make_step, folder, bases, plan)
-    if processes == 1:
-        return sum(map(work, steps))
-    with ProcessPoolExecutor(processes) as pool:
-        return sum(pool.map(work, steps))
-
-
-def parts(plan: Plan) -> Iterator[str]:
-    """Yield the planted facts, one line each."""
-    for name, value in vars(plan).items():
-        yield f"{name}: {sorted(value) if isinstance(value, frozenset) else value}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _make_file(
+    folder: Path, base: bytes, plan: Plan, step: int, rank: int, rng: random.Random
+) -> None:
+    is_cascade = step == plan.steps and rank in plan.cascade
+    begin_us = (BEGIN_S + STEP_S * step) * 10**6 + rng.randrange(10**6)
+    name = f"torch_memory_rank{rank}_pid{1000 + rank}.pickle"
+    path = folder / RUN / f"step{step}" / name
+    if is_cascade:
+        seconds = plan.cascade.index(rank) * 2
+        begin_us = (BEGIN_S + STEP_S * step + seconds) * 10**6
+        when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(begin_us // 10**6))
+        path = folder / RUN / f"oom_{when}-{rank:06d}" / name.replace("rank", "oom_rank", 1)
+    is_cut = (rank, step) in plan.damaged and not is_cascade
+    write(
+        content_of(base, plan, step, rank, rng.randrange(VARIANTS), oom=is_cascade),
+        path,
+        rank,
+        begin_us=begin_us,
+        shift=rng.randrange(4096),
+        cut=rng.randrange(100, 2000) if is_cut else 0,
     )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--ranks", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--base", type=Path, action="append", help="a recording of one CUDA device")
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
-    bases = [path.read_bytes() for path in options.base or [GOLDEN]]
-    plan = planned(options.ranks, options.steps, options.seed)
-    begin = time.perf_counter()
-    written = make(options.folder, bases, plan, options.processes)
-    print(f"{written:,} files in {time.perf_counter() - begin:.1f} s", *parts(plan), sep="\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,10 @@ import signal
 import time
 from pathlib import Path
 
+from pytracer.atomic_file import open_output
+from pytracer.fleet.schema import ArrowTables
 from pytracer.fleet.sources import Source
 from pytracer.fleet.summary import collect_file
-from pytracer.fleet.tables import Encoded
 
 
 def timed(seconds: float) -> tuple[float, float, int]:
@@ -29,11 +30,17 @@ def large(mark: str) -> bytes:
     return bytes(500_000_000)
 
 
+def write_slowly(mark: str) -> None:
+    with open_output(Path(f"{mark}.output")):
+        Path(mark).touch()
+        time.sleep(600)
+
+
 def divide(number: int) -> float:
     return 1 / number
 
 
-def killed_by_rank_1(source: Source) -> Encoded:
+def killed_by_rank_1(source: Source) -> ArrowTables:
     if "rank1_" in source.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return collect_file(source)

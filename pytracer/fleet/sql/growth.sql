@@ -50,7 +50,9 @@ WITH traced AS (  -- of several traces with a leak of a call site, the last one
     WINDOW of_site AS (PARTITION BY site, evidence)
 ), by_site AS (
     SELECT
-        site, evidence, any_value(of_ranks) AS of_ranks, any_value(ranks) AS ranks,
+        site, evidence,
+        any_value(if(evidence = 'trace', traced_ranks, stepped_ranks)) AS of_ranks,
+        any_value(ranks) AS ranks,
         bool_or(verdict = 'leak') AS is_certain,
         any_value(usual) AS bytes_per_step, any_value(unit) AS unit,
         max(held_bytes) AS held_bytes, min(first_step) AS first_step,
@@ -60,7 +62,7 @@ WITH traced AS (  -- of several traces with a leak of a call site, the last one
         )[:20] AS faster,
         arg_max(first_source, bytes_per_step) AS first_source,
         arg_max(source, bytes_per_step) AS source
-    FROM compared JOIN growth_observed USING (evidence)
+    FROM compared CROSS JOIN (SELECT traced_ranks, stepped_ranks FROM overview)
     GROUP BY site, evidence
 )
 SELECT

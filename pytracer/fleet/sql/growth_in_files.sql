@@ -7,88 +7,77 @@
 -- site            the call site
 -- files           the number of steps with a file
 -- growths         how often the memory grew from one file to the next
--- first_step, last_step     the first and the last of these steps
+-- first_step, last_step     the first and the last step with a file
 -- bytes_per_step  the median growth per step (Theil-Sen)
 -- begin_bytes, end_bytes    the memory of the call site in the first and in the last of these files
 -- first_source, source      the first and the last of these files
 -- is_certain      whether such a growth is improbable by chance, with as many call sites whose
 --                 memory changes
 CREATE OR REPLACE TABLE growth_in_files AS
-WITH files_of_steps AS (
-    SELECT process, step, any_value(rank) AS rank, arg_max(source, written_ns) AS source
-    FROM processes
-    WHERE error IS NULL AND step IS NOT NULL AND kind IN ('step', 'demand') AND file_phase = ''
-    GROUP BY process, step
+WITH newest AS (  -- of several files of a step, the last one
+    SELECT
+        r.process, r.step, any_value(r.rank) AS rank, max(r.peak_bytes) AS peak_bytes,
+        arg_max(r.source, p.written_ns) AS source, arg_max(r.device_name, p.written_ns) AS device_name
+    FROM rank_peaks AS r
+    JOIN processes AS p USING (source)
+    WHERE r.step IS NOT NULL AND p.file_phase = ''
+    GROUP BY r.process, r.step
 ), numbered AS (
     SELECT
-        f.*, r.device_name, r.peak_bytes,
+        *,
         count(*) OVER (PARTITION BY process) AS files,
         row_number() OVER (PARTITION BY process ORDER BY step) AS place
-    FROM files_of_steps AS f
-    JOIN (SELECT process, source, device_name, peak_bytes FROM rank_peaks) AS r
-        USING (process, source)
+    FROM newest
 ), held AS (
     SELECT process, place, site, sum(size_bytes)::BIGINT AS size_bytes
     FROM sites
     JOIN numbered USING (source, device_name)
     WHERE moment = 'end' AND site IS NOT NULL AND files >= 4
     GROUP BY process, place, site
-), growing AS (  -- those that hold more at the last file; memory without a row counts as none
-    SELECT process, site
-    FROM held JOIN numbered USING (process, place)
-    GROUP BY process, site
-    HAVING coalesce(max(size_bytes) FILTER (place = files), 0)
-        - coalesce(max(size_bytes) FILTER (place = 1), 0) > 0.001 * max(peak_bytes)
-), points AS (
-    SELECT n.process, g.site, n.place, n.step, coalesce(h.size_bytes, 0) AS size_bytes
-    FROM growing AS g
+), points AS (  -- memory without a row counts as none
+    SELECT
+        n.*, site, coalesce(size_bytes, 0) AS size_bytes,
+        coalesce(size_bytes, 0) - lag(coalesce(size_bytes, 0)) OVER (
+            PARTITION BY process, site ORDER BY place
+        ) AS more
+    FROM (SELECT DISTINCT process, site FROM held)
     JOIN numbered AS n USING (process)
-    LEFT JOIN held AS h ON h.process = n.process AND h.place = n.place AND h.site = g.site
-), changes AS (
-    SELECT *, size_bytes - lag(size_bytes) OVER (PARTITION BY process, site ORDER BY place) AS more
-    FROM points
+    LEFT JOIN held USING (process, place, site)
 ), rising AS (
-    SELECT process, site, count(*) FILTER (more > 0) AS growths
-    FROM changes
+    SELECT
+        process, site,
+        any_value(rank) AS rank,
+        any_value(files) AS files,
+        count(*) FILTER (more > 0) AS growths,
+        min(step) AS first_step, max(step) AS last_step,
+        arg_min(size_bytes, place) AS begin_bytes, arg_max(size_bytes, place) AS end_bytes,
+        arg_min(source, place) AS first_source, arg_max(source, place) AS source
+    FROM points
     GROUP BY process, site
-    HAVING min(more) >= 0 AND count(*) FILTER (more > 0) >= greatest(3, 0.6 * (count(*) - 1))
+    HAVING min(more) >= 0 AND growths >= greatest(3, 0.6 * (any_value(files) - 1))
+        AND end_bytes - begin_bytes > 0.001 * max(peak_bytes)
 ), slopes AS (
-    SELECT process, site, median((b.size_bytes - a.size_bytes) / (b.step - a.step)) AS slope
-    FROM rising
-    JOIN points AS a USING (process, site)
+    SELECT process, site, median((b.size_bytes - a.size_bytes) / (b.step - a.step)) AS bytes_per_step
+    FROM points AS a
     JOIN points AS b USING (process, site)
+    JOIN rising USING (process, site)
     WHERE a.place < b.place
     GROUP BY process, site
 ), fitted AS (
     SELECT
-        process, site, any_value(slope) AS slope,
-        max(size_bytes - slope * step) - min(size_bytes - slope * step) AS deviation
-    FROM points JOIN slopes USING (process, site)
-    GROUP BY process, site
+        process, site, bytes_per_step,
+        max(size_bytes - bytes_per_step * step) - min(size_bytes - bytes_per_step * step) AS deviation
+    FROM points
+    JOIN slopes USING (process, site)
+    GROUP BY process, site, bytes_per_step
 ), tests AS (
-    SELECT count(*) AS count FROM (
-        SELECT process, site FROM held
-        GROUP BY process, site
-        HAVING min(size_bytes) < max(size_bytes)
-    )
+    SELECT count(*) AS count
+    FROM (FROM held SELECT 1 GROUP BY process, site HAVING min(size_bytes) < max(size_bytes))
 )
 SELECT
-    f.process, any_value(n.rank) AS rank, f.site,
-    any_value(n.files) AS files, any_value(r.growths) AS growths,
-    min(n.step) AS first_step, max(n.step) AS last_step,
-    any_value(f.slope) AS bytes_per_step,
-    arg_min(p.size_bytes, p.place) AS begin_bytes,
-    arg_max(p.size_bytes, p.place) AS end_bytes,
-    arg_min(n.source, n.place) AS first_source,
-    arg_max(n.source, n.place) AS source,
-    (SELECT count FROM tests) * 0.05 / factorial(least(any_value(n.files), 20)::INTEGER) < 0.01
-    AS is_certain
-FROM fitted AS f
-JOIN rising AS r USING (process, site)
-JOIN points AS p USING (process, site)
-JOIN numbered AS n ON n.process = f.process AND n.place = p.place
-WHERE f.slope > 0 AND f.deviation <= 1.5 * f.slope * (
-    SELECT max(step) - min(step) FROM numbered AS other WHERE other.process = f.process
-) / (n.files - 1)
-GROUP BY f.process, f.site
-ORDER BY f.process, f.site;
+    rising.*, bytes_per_step,
+    (SELECT count FROM tests) * 0.05 / factorial(least(files, 20)::INTEGER) < 0.01 AS is_certain
+FROM rising
+JOIN fitted USING (process, site)
+WHERE deviation <= 1.5 * bytes_per_step * (last_step - first_step) / (files - 1)
+ORDER BY process, site;

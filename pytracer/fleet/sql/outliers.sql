@@ -62,7 +62,7 @@ WITH few AS (
                 slot: slot, group_number: group_number, source: source, peak_bytes: peak_bytes,
                 median_bytes: median_bytes::BIGINT
             },
-            abs(peak_bytes - median_bytes)
+            (abs(peak_bytes - median_bytes), slot)
         ) FILTER (is_outlier) AS worst
     FROM usable
     GROUP BY process

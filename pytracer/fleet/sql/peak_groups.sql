@@ -4,7 +4,8 @@
 -- ranks between two gaps of more than 2 % of the median, if these are at least four and a tenth of
 -- all. Each rank belongs to the group with the nearest peak.
 --
--- slot, process, rank, source, peak_bytes, most_bytes       as in `rank_peaks`
+-- slot, step, process, rank, source, device_name, is_cpu, peak_bytes, most_bytes, reserved_bytes, total_bytes  as in
+--                 `rank_peaks`
 -- slot_ranks      the number of ranks in the slot
 -- slot_groups     the number of groups in the slot
 -- group_number    the group, from 1, the lowest peaks first
@@ -48,15 +49,12 @@ WITH gaps AS (
         count(*) OVER (PARTITION BY slot) AS slot_groups
     FROM centers
 ), assigned AS (
-    SELECT
-        g.slot, process, any_value(rank) AS rank, any_value(source) AS source,
-        any_value(peak_bytes) AS peak_bytes, any_value(most_bytes) AS most_bytes,
-        any_value(slot_ranks) AS slot_ranks, any_value(floor_bytes) AS floor_bytes,
-        any_value(slot_groups) AS slot_groups,
-        arg_min(group_number, abs(peak_bytes - center)) AS group_number
-    FROM gaps AS g
-    JOIN numbered AS n ON g.slot = n.slot
-    GROUP BY g.slot, process
+    SELECT gaps.* EXCLUDE (gap), slot_groups, group_number
+    FROM gaps
+    JOIN numbered USING (slot)
+    QUALIFY row_number() OVER (
+        PARTITION BY slot, process ORDER BY abs(peak_bytes - center), group_number DESC
+    ) = 1
 ), measured AS (
     SELECT
         *,

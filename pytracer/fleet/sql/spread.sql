@@ -10,14 +10,14 @@
 --                 more than a tenth of the ranks differ
 CREATE OR REPLACE TABLE spread AS
 SELECT
-    j.slot,
-    any_value(r.step) AS step,
+    slot,
+    any_value(step) AS step,
     count(*) AS ranks,
-    min(j.peak_bytes) AS least_bytes,
-    median(j.peak_bytes)::BIGINT AS median_bytes,
-    max(j.peak_bytes) AS most_bytes,
-    median(r.reserved_bytes)::BIGINT AS reserved_median_bytes,
-    max(r.reserved_bytes) AS reserved_most_bytes,
+    min(peak_bytes) AS least_bytes,
+    median(peak_bytes)::BIGINT AS median_bytes,
+    max(peak_bytes) AS most_bytes,
+    median(reserved_bytes)::BIGINT AS reserved_median_bytes,
+    max(reserved_bytes) AS reserved_most_bytes,
     any_value(slot_groups) AS groups,
     count(*) FILTER (is_outlier) AS outliers,
     CASE
@@ -26,7 +26,6 @@ SELECT
         WHEN count(*) FILTER (is_outlier) > 0 THEN 'outliers'
         ELSE 'none'
     END AS verdict
-FROM peak_groups AS j
-JOIN rank_peaks AS r ON r.slot = j.slot AND r.process = j.process
-GROUP BY j.slot
-ORDER BY step NULLS LAST, j.slot;
+FROM peak_groups
+GROUP BY slot
+ORDER BY step NULLS LAST, slot;

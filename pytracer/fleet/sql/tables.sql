@@ -4,7 +4,7 @@
 -- make their tables from these.
 CREATE OR REPLACE MACRO collected(name) AS TABLE
 FROM read_parquet(
-    concat(getvariable('dataset'), '/', name, '/*/*/*.parquet'), hive_partitioning = false
+    concat(getvariable('dataset'), '/', name, '/*.parquet'), hive_partitioning = false
 )
 WHERE run IS NOT DISTINCT FROM getvariable('run');
 CREATE OR REPLACE TABLE files AS FROM collected('files');

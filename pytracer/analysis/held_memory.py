@@ -17,7 +17,8 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
 from pytracer.analysis.modules import PREFIXES, modules_of
-from pytracer.reading.snapshot import PENDING_FREE, Column, Stacks
+from pytracer.analysis.stack_places import BACKWARD, stack_places
+from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks
 from pytracer.reading.steps import step_at
 
 KEYS = (
@@ -158,20 +159,32 @@ class HeldMemory:
         """The same, without variables of functions that keep the graph of the current step.
 
         Those are what a forward pass keeps by itself. Without steps, all graphs count as such. One
-        that keeps the graphs of several passes, as the sum of their losses, is unusual, too.
+        that keeps the graphs of several passes, as the sum of their losses or a hidden state, is
+        unusual, too.
         """
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
         is_activation = self.is_in({"activation"})
         of_variable = texts_matching(is_variable, self.data.snapshot.strings, self.holder)
         is_usual = is_new & is_activation & of_variable
+        backward = self._backward_passes_before() if is_usual.any() else is_usual
         for holder in np.unique(self.holder[is_usual]).tolist():
             of_holder = is_usual & (self.holder == holder)
-            # Each pass has its own loss, if nothing else, which no loop over layers repeats.
+            # Each pass has its own loss, if nothing else, which no loop over layers repeats; or it
+            # has been followed by a backward pass.
             passes = np.unique(self.column("stack")[of_holder], return_counts=True)[1].min()
-            if passes >= _SEVERAL:
+            if max(passes, len(np.unique(backward[of_holder]))) >= _SEVERAL:
                 is_usual &= ~of_holder
         return np.where(is_usual, 0, self.holder)
+
+    def _backward_passes_before(self) -> Column:
+        """Return for each block how many backward passes began before it was allocated."""
+        trace = self.data.trace
+        allocs = np.flatnonzero(trace.action == ALLOC)
+        is_backward = stack_places(self.stacks).place[trace.stack[allocs]] == BACKWARD
+        begins = allocs[is_backward & ~np.append(False, is_backward[:-1])]
+        found: Column = np.searchsorted(begins, self.column("alloc_event"))
+        return found
 
     @cached_property
     def _categories(self) -> BlockCategories:

@@ -8,10 +8,12 @@ docstring is the truth. With REMEDY, a program does what would help; PART divide
 
 import collections
 import functools
+import gc
 import os
 import random
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -472,6 +474,89 @@ def reinforce_never_clears() -> None:
         update(optimizer, torch.stack(policy.log_probs[-10:]).mean())
         if FIXED:
             policy.log_probs.clear()
+
+
+class Fold:
+    """One part of a cross-validation; its callback refers back to it."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16))).to(DEVICE)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.callback = self.stop_early
+
+    def stop_early(self) -> None:
+        """Do nothing: the bound method alone is the cycle."""
+
+    def fit(self) -> None:
+        for _ in range(3):
+            update(self.optimizer, self.model(torch.randn(64, 1024, device=DEVICE)).mean())
+
+
+def old_folds_are_garbage() -> None:
+    """Garbage: reference cycles keep the models and states of earlier folds, of 192 MiB each."""
+    gc.disable()  # as for speed; it is called too seldom in any case
+    for _ in range(20):
+        Fold().fit()
+        if FIXED:
+            gc.collect()
+
+
+class Server:
+    def __init__(self) -> None:
+        self.layers = nn.ModuleList(nn.Linear(512, 1536) for _ in range(4)).to(DEVICE)
+        self.sessions: dict[int, list[torch.Tensor]] = {}
+
+    @torch.inference_mode()
+    def answer(self, session: int) -> None:
+        x = torch.randn(1024, 512, device=DEVICE)
+        kept = self.sessions.setdefault(session, [])
+        for layer in self.layers:
+            q, k, v = layer(x).chunk(3, -1)
+            kept += (k.contiguous(), v.contiguous())
+            x = x + functional.scaled_dot_product_attention(q, k, v)
+        if FIXED:
+            del self.sessions[session]
+
+
+def sessions_of_a_server() -> None:
+    """Kept: the keys and values of all sessions, in `server.sessions`."""
+    server = Server()
+    for session in range(300):
+        server.answer(session)
+
+
+def suspended_generators() -> None:
+    """Kept: generators that are not closed keep the features of their video, in `streams`."""
+    encode = nn.Linear(1024, 1024).to(DEVICE)
+
+    def track() -> Iterator[torch.Tensor]:
+        found = encode(torch.randn(3072, 1024, device=DEVICE)).detach()
+        for frame in range(1000):
+            yield found[frame].mean()
+
+    streams = {}
+    for video in range(300):
+        streams[video] = track()
+        next(streams[video])
+        if FIXED:
+            streams.pop(video).close()
+
+
+def hidden_state_is_not_detached() -> None:
+    """Graphs: the hidden state of a text keeps the graphs of all its parts."""
+    cell = nn.GRUCell(512, 512).to(DEVICE)
+    hidden = torch.zeros(256, 512, device=DEVICE)
+    for _ in range(400):
+        for _ in range(10):
+            hidden = cell(torch.randn(256, 512, device=DEVICE), hidden)
+        cell.zero_grad()
+        hidden.mean().backward(retain_graph=True)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                if parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=0.01)
+        if FIXED:
+            hidden = hidden.detach()
 
 
 def main() -> None:

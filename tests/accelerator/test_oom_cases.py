@@ -18,11 +18,13 @@ from pytracer.analysis.verdicts import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
+    GARBAGE,
     LARGER_INPUT,
     LEAK,
     LIMIT,
     OTHERS,
     TOO_LARGE,
+    UNKNOWN,
 )
 from pytracer.reading import load
 
@@ -100,6 +102,14 @@ CASES = {
     "fails_in_backward": Case((EXHAUSTED,), "", "Compute the loss in parts", helped={"PART": "2"}),
     "gan_keeps_samples": Case((LEAK,), "gallery[…]", "Look at gallery[…]"),
     "snapshots_of_weights": Case((LEAK,), "history[…]", "Look at history[…]"),
+    "old_folds_are_garbage": Case((GARBAGE,), "a reference cycle of ", "gc.collect() would free"),
+    "sessions_of_a_server": Case(
+        (EXHAUSTED, UNKNOWN), "server.sessions[…]", "Look at server.sessions[…]"
+    ),
+    "suspended_generators": Case((EXHAUSTED, UNKNOWN), "streams[…]", "Look at streams[…]"),
+    "hidden_state_is_not_detached": Case(
+        (EXHAUSTED,), "hidden of hidden_state_is_not_detached()", "Look at hidden"
+    ),
     "reinforce_never_clears": Case((LEAK,), "log_probs[…]", "log_probs[…]"),
 }
 """The programs by name: the first six are those of `make test`."""

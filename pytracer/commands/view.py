@@ -115,6 +115,10 @@ def _open(path: Path) -> OpenFile:
     return open_file(load(path), partial(explain_device, try_settings=try_settings))
 
 
+def _summarised(path: Path) -> Summary:
+    return summarised(_open(path))
+
+
 def _page_of_two(path: Path, baseline: Path, max_events: int) -> Page:
     """Return the page of a run and its baseline; each has half of the events at least."""
     files = [_open(path), _open(baseline)]
@@ -141,9 +145,7 @@ def _page_of_files(
     A file is read once for its short description and, if it is shown in full, once more, because
     not all files may fit into memory.
     """
-    results = in_parallel(
-        lambda path: summarised(_open(path)), found, "Reading snapshots", memory_bytes
-    )
+    results = in_parallel(_summarised, found, "Reading snapshots", memory_bytes)
     failed = [result for result in results if isinstance(result, PytracerError)]
     summaries = _in_order([result for result in results if isinstance(result, Summary)])
     if not summaries:

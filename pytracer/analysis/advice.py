@@ -42,6 +42,7 @@ from pytracer.analysis.verdicts import (
     FRAGMENTED,
     FREED,
     GARBAGE,
+    GROWING,
     LARGER_INPUT,
     LIBRARY,
     LIMIT,
@@ -67,7 +68,10 @@ _MUCH_OF_ITEMS, _MOST_OF_ITEMS = 0.25, 0.5
 """The least part of the memory that the items of an object keep if they are where to look: if only
 less memory helps, and else."""
 
-_HELD = {EXHAUSTED, TOO_LARGE, LARGER_INPUT, REPLACED}
+_OF_REQUESTS = {LARGER_INPUT, REPLACED, GROWING}
+"""The verdicts that say what is wrong with the requests: then what keeps their blocks is not."""
+
+_HELD = {EXHAUSTED, TOO_LARGE} | _OF_REQUESTS
 """The verdicts after which only less memory helps."""
 
 _UNTESTED_CHANGE = {"expandable_segments": "True"}
@@ -177,7 +181,8 @@ def advise_after_oom(
         is_too_little = kinds <= _HELD or (UNKNOWN in kinds and memory.is_nearly_all)
         least = _MUCH_OF_ITEMS if is_too_little else _MOST_OF_ITEMS
         lower = _dropping(memory.keepers) if kinds & {GARBAGE, EXCEPTION} else []
-        lower += _of_items(memory, least)
+        if not kinds & _OF_REQUESTS:
+            lower += _of_items(memory, least)
         has_reason = lower != []
         lower += _less(memory, kinds, is_needed=is_too_little and not has_reason)
         # A setting with which this allocation succeeds moves the failure of a program that needs
@@ -195,10 +200,9 @@ def advise_after_oom(
 def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestion]:
     """Return how a program holds less that needs more than there is."""
     categories, sample = memory.categories, memory.oom.sample
-    found: list[Suggestion] = []
+    found = [Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds]
     if kinds <= _HELD | {UNKNOWN}:
         found += (Suggestion("", why) for why in memory.avoidable)
-    found += (Suggestion("", why) for kind, why in _OF_KIND.items() if kind in kinds)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
     if sample is not None:
         total = sample.reserved_bytes + memory.oom.available_bytes
@@ -378,6 +382,8 @@ _OF_KIND = {
     "if much is cached, or limit the allocator at the start, as by "
     "torch.cuda.set_per_process_memory_fraction(0.95).",
     LARGER_INPUT: "Limit the size of one step's input, such as its longest sequence, or divide it.",
+    GROWING: "Find what it computes with that grows from step to step, such as a queue or a cache "
+    "that `torch.cat` makes longer, and bound that.",
     REPLACED: "Allocate the final size once and write into it, in place of `torch.cat` in a loop.",
 }
 

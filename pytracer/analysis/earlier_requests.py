@@ -23,6 +23,9 @@ _SMALL_PART = 64
 _LEAST_REPLACED = 16
 """The least number of blocks that a line has to replace by larger ones."""
 
+_MOSTLY = 0.9
+"""The part of the steps in which a line requests more than in the one before."""
+
 _EVEN = 1.1
 """The least growth in steps of one size, as of one token; the ring may have lost its beginning."""
 
@@ -41,6 +44,9 @@ class EarlierRequests:
             they did not, or if the blocks were kept.
         first_bytes: The first request of that step; 0 without one.
         has_steps: Whether the program marked steps; else all events count as one step.
+        growing: In how many steps the line has requested memory, if it was more in nearly each of
+            them than in the one before, from `least_bytes` on; else 0.
+        least_bytes: Its largest request in the first of them.
     """
 
     steps: int
@@ -48,6 +54,8 @@ class EarlierRequests:
     replaced: int
     first_bytes: int
     has_steps: bool
+    growing: int
+    least_bytes: int
 
     def are_smaller(self, requested_bytes: int) -> bool:
         """Return whether a request is larger than all that are usual for the line."""
@@ -71,6 +79,12 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
         freed = blocks.free_requested_event[np.isin(blocks.alloc_event, now)]
         if np.count_nonzero(freed[:-1] > now[1:]) >= 0.9 * (len(now) - 1):
             replaced = int(np.count_nonzero(freed < event))
+    of_step = np.zeros(len(begins) + 1, np.int64)
+    np.maximum.at(of_step, step, trace.size_bytes[alloc])
+    of_step[-1] = trace.size_bytes[event]
+    most_of_step = of_step[of_step > 0]
+    is_growing = len(most_of_step) >= _LEAST_REPLACED and _grows(most_of_step)
+    is_growing &= bool((np.diff(most_of_step) > 0).sum() >= _MOSTLY * (len(most_of_step) - 1))
     steps, count = np.unique(step[step < len(begins)], return_counts=True)
     # A loop within the step, as an evaluation with its own batches, does not compare.
     is_same_use = np.count_nonzero(step == len(begins)) < _MORE_OFTEN * count.max(initial=0)
@@ -81,6 +95,8 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
         replaced=replaced if 2 * replaced >= len(now) else 0,
         first_bytes=int(size[0]) if len(now) else 0,
         has_steps=data.has_marked_steps,
+        growing=len(most_of_step) if is_growing else 0,
+        least_bytes=int(most_of_step[0]),
     )
 
 

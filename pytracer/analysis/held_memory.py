@@ -164,17 +164,17 @@ class HeldMemory:
         """
         steps = [first for _, first in self.data.boundaries if first < (self.entry or 0)]
         is_new = self.column("alloc_event") >= (steps[-1] if len(steps) > 1 else 0)
-        is_activation = self.is_in({"activation"})
         of_variable = texts_matching(is_variable, self.data.snapshot.strings, self.holder)
-        is_usual = is_new & is_activation & of_variable
-        backward = self._backward_passes_before() if is_usual.any() else is_usual
-        for holder in np.unique(self.holder[is_usual]).tolist():
-            of_holder = is_usual & (self.holder == holder)
+        of_variable &= self.is_in({"activation"})
+        is_usual = np.zeros(len(self.rows), bool)
+        backward = self._backward_passes_before() if of_variable.any() else is_usual
+        for holder in np.unique(self.holder[is_new & of_variable]).tolist():
+            of_holder = of_variable & (self.holder == holder)
             # Each pass has its own loss, if nothing else, which no loop over layers repeats; or it
             # has been followed by a backward pass.
             passes = np.unique(self.column("stack")[of_holder], return_counts=True)[1].min()
-            if max(passes, len(np.unique(backward[of_holder]))) >= _SEVERAL:
-                is_usual &= ~of_holder
+            if max(passes, len(np.unique(backward[of_holder]))) < _SEVERAL:
+                is_usual |= of_holder
         return np.where(is_usual, 0, self.holder)
 
     def _backward_passes_before(self) -> Column:

@@ -34,6 +34,7 @@ OTHER_POOL = "other pool"
 FREED = "freed meanwhile"
 LARGER_INPUT = "larger input"
 REPLACED = "replaced by larger"
+GROWING = "grows from step to step"
 EXHAUSTED = "nearly exhausted"
 TOO_LARGE = "too large"
 UNKNOWN = "can't tell"
@@ -98,7 +99,8 @@ class Verdict:
             ever before, so it may need more than this allocation. "too large": no allocator could
             have served the allocation next to the memory that the program held. In place of these
             two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
-            in each earlier step; and in place of the two, "replaced by larger" if the line replaces
+            in each earlier step; "grows from step to step" if nearly each step has requested more
+            than the one before; and in place of the two, "replaced by larger" if the line replaces
             its blocks by larger ones within the step. "can't tell": none of these is certain.
         text: The figures that decided, as sentences.
     """
@@ -178,8 +180,9 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         exhausted = [_too_large(oom, sample)]
     if exhausted:
         return [_with_growth(exhausted[0], oom, around)]
-    has_replaced = around.earlier is not None and around.earlier.replaced > 0
-    if not is_free and (has_replaced or _is_larger_input(oom, around)):
+    earlier = around.earlier
+    has_grown = earlier is not None and (earlier.replaced > 0 or earlier.growing > 0)
+    if not is_free and (has_grown or _is_larger_input(oom, around)):
         return [_with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)]
     return [
         _of_enough_memory(oom) if is_free else Verdict(UNKNOWN, _why_unknown(oom, sample, around))
@@ -460,6 +463,12 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
             f"this line has requested at most {size(earlier.most_bytes)} at once in the "
             f"{number(earlier.steps, 'step')} before, and {asked} now, as for a longer sequence or "
             f"a larger batch. {sentence(verdict.text)}",
+        )
+    if earlier.growing:
+        return Verdict(
+            GROWING,
+            f"this line has requested more from step to step: from {size(earlier.least_bytes)} to "
+            f"{asked} in {number(earlier.growing, 'step')}. {sentence(verdict.text)}",
         )
     if earlier.replaced:
         span = "in this step" if earlier.has_steps else "since the recording began"

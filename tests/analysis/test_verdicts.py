@@ -21,6 +21,7 @@ from pytracer.analysis.verdicts import (
     FRAGMENTED,
     FREED,
     GARBAGE,
+    GROWING,
     LARGER_INPUT,
     LEAK,
     LIBRARY,
@@ -102,7 +103,7 @@ def kinds(failed: OutOfMemory, **around: Any) -> list[str]:
 def earlier(**changes: int) -> EarlierRequests:
     """Return that a line has requested 1 GiB at most in three steps."""
     values = {"steps": 3, "most_bytes": GIB, "replaced": 0, "first_bytes": MIB, "has_steps": True}
-    return EarlierRequests(**{**values, **changes})
+    return EarlierRequests(**{**values, "growing": 0, "least_bytes": MIB, **changes})
 
 
 GROWS = {"earlier_peak_bytes": 8 * GIB}
@@ -212,6 +213,8 @@ LATER = {"own_pool_free_bytes": None, "own_pool_streams": None, "is_at_end": Fal
         (full(5 * GIB // 4), {"is_first_backward": True}, [EXHAUSTED]),
         (full(5 * GIB // 4 + 1, **GROWS), {"earlier": earlier()}, [LARGER_INPUT]),
         (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
+        (full(5 * GIB // 4, **GROWS), {"earlier": earlier(steps=0, growing=16)}, [GROWING]),
+        (oom(5 * GIB), {"earlier": earlier(steps=0, growing=16)}, [GROWING]),
         (oom(3 * GIB), {"is_cpu": True, "earlier": earlier()}, [LARGER_INPUT]),
         (oom(5 * GIB), {"earlier": earlier(steps=0, replaced=16)}, [REPLACED]),
         # No usage at all.
@@ -373,6 +376,31 @@ def test_a_line_that_is_used_for_something_else(others: int, part: int, steps: i
     found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
     assert found is not None
     assert found.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("of_steps", "growing"),
+    [
+        ([*range(5, 20)], 16),
+        ([*range(6, 20)], 0),  # too few steps
+        ([step // 4 for step in range(20, 80)], 0),  # larger inputs from time to time
+        ([step + 9 * (step % 2) for step in range(5, 20)], 0),
+        ([*range(5, 12), *range(11, 20)], 17),  # once less
+    ],
+)
+def test_a_line_that_requests_more_from_step_to_step(of_steps: list[int], growing: int) -> None:
+    program, boundaries = Program(), []
+    for step, size in enumerate([*of_steps, 20], 1):
+        boundaries.append([step, len(program.events)])
+        if step <= len(of_steps):
+            program.free(program.alloc(size * UNIT, LINE))
+    program.out_of_memory(20 * UNIT, 0, LINE)
+    program.metadata = file_metadata(current_step=len(boundaries))
+    program.metadata["devices"][0] |= {"steps": boundaries, "overwritten": 0}
+    found = earlier_requests(device_data(program.snapshot(), 0), len(program.events) - 1)
+    assert found is not None
+    assert found.growing == growing
+    assert not growing or found.least_bytes == of_steps[0] * UNIT
 
 
 def test_the_largest_free_piece_of_each_segment() -> None:

@@ -187,8 +187,9 @@ def advise_after_oom(
         lower += _less(memory, kinds, is_needed=is_too_little and not has_reason)
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
-        if has_reason or kinds <= _HELD:
-            trials = trials and []
+        is_dropped = kinds & {GARBAGE, EXCEPTION} or memory.is_nearly_all
+        if kinds <= _HELD or (has_reason and is_dropped):
+            trials = []
         settings = _of_settings(data, path, kinds, trials)
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
     if OTHERS in kinds:
@@ -212,8 +213,7 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
             f"This line asks for {size(asked)} at once: look at its shapes, or compute it in parts."
         )
         found.append(Suggestion("", why))
-    is_needed = is_needed and (not found or LARGER_INPUT in kinds)
-    texts = lowering(categories, memory.progress, total, missing, is_needed=is_needed)
+    texts = lowering(categories, memory.progress, total, missing, is_needed=is_needed and not found)
     return found + [Suggestion("", text) for text in texts]
 
 

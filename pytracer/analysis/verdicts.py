@@ -536,11 +536,13 @@ def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) ->
             "that cannot be given back."
         )
     if oom.requested_bytes > oom.available_bytes + own:
-        other = size(sample.free_bytes - own)
+        other, pools = size(sample.free_bytes - own), ""
+        if not oom.is_one_pool:
+            pools = "in other memory pools, such as a CUDA graph's, or "
         return (
             f"{available} were free on the device and {size(own)} in the segments that the "
-            f"request could use. {other} more were free in other memory pools, such as a CUDA "
-            "graph's, or in segments for blocks of other sizes."
+            f"request could use. {other} more were free {pools}in segments for blocks of other "
+            "sizes."
         )
     doubt = "too little is to spare to be sure that expandable segments would join enough of it."
     if not _is_known(oom, around):

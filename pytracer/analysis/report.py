@@ -156,8 +156,8 @@ class DeviceReport:
         peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
         sites: The call sites that held memory at `peak_allocated`; without a history, those that
             held memory at the end.
-        sites_at_oom: If the file was written because of an out-of-memory, the call sites that held
-            memory at the last of `ooms`; else None.
+        sites_at_oom: If the file was written because of an out-of-memory error, the call sites that
+            held memory at the last of `ooms`; else None.
         categories: What memory was for; None if the file does not have the owners of blocks.
         modules: Which modules of the model memory belonged to; None if no module was a phase
             (`pytracer.annotate_modules`).

@@ -56,7 +56,7 @@ class Counts:
         device_allocs: How often the allocator took memory from the device (`segment_alloc`,
             `segment_map`).
         device_frees: How often the allocator gave memory back (`segment_free`, `segment_unmap`).
-        ooms: Out-of-memories.
+        ooms: Out-of-memory errors.
         retries: How often the device had no memory for a segment, so that the allocator gave its
             cached memory back and tried again: an estimate (see `count_retries`). None for the
             CPU, which has no cache.

@@ -213,7 +213,7 @@ class SnapshotWriter:
         report_once(message, kind)
 
     def report_ooms(self) -> None:
-        """Report how many out-of-memories there were, and the last, unless each was logged."""
+        """Report how many out-of-memory errors there were, and the last, unless each was logged."""
         if self.files is None or not self.files.replaced_oom_snapshots or not self._latest_oom:
             return
         path, device = self._latest_oom

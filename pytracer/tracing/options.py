@@ -129,7 +129,7 @@ class TracerOptions:
         "How many ring events of 48 bytes are kept for each device. An allocation is one ring "
         "event, and so is its free; a free that an accelerator's allocator completes later is two. "
         "To keep N steps, set at least 2 N times the allocations of a step (column `allocs` of "
-        "`pytracer show --all`). A full ring overwrites its oldest events, and counts them.",
+        "the report's table *Steps*). A full ring overwrites its oldest events, and counts them.",
     )
     stack_depth: Option[int, int] = Option(
         *(32, "INTEGER", form.parse_int, form.check_int(1, MAX_STACK_DEPTH, 32)),

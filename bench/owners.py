@@ -9,7 +9,7 @@
 - dump: the seconds of a snapshot of 100,000 events, with the owners and without them.
 - search: the seconds of the search for older modules and optimizers.
 
-What is compared runs by turns in one process. Each figure is the fastest of all turns, because
+What is compared runs alternately in one process. Each figure is the fastest of all turns, because
 other programs on the machine only add time. For steps, there is also the median of the differences
 within a turn. On simulated devices kernels do nothing, so a step is host time only.
 """
@@ -54,7 +54,7 @@ def by_turns(
     situations: dict[str, Callable[[], Any]],
     turns: int,
 ) -> dict[str, dict[str, float]]:
-    """Run an action in each situation, a context manager, by turns.
+    """Run an action in each situation, a context manager, alternately.
 
     Returns:
         By situation the seconds of the fastest run, and the median of how many more seconds a run

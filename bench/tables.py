@@ -185,7 +185,7 @@ def per_event(device: str) -> str:
     sections = []
     titles = {
         "raw": "by the allocator's own interface",
-        "paths": "the same, from two places by turns",
+        "paths": "the same, from two places alternately",
         "empty": "by `torch.empty`",
     }
     for through, title in titles.items():

@@ -204,12 +204,18 @@ def command_section(context: click.Context, command: click.Command) -> Iterator[
         yield (
             f"\n```bash\n{inspect.cleandoc(text)}\n```\n" if is_literal else f"\n{escaped(text)}\n"
         )
-    yield "\n| option | meaning |\n|---|---|\n"
+    tracer, rows = [], []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if isinstance(parameter, click.Option) and record and "--help" not in parameter.opts:
             names, text = record
-            yield f"| `{names.replace('|', '/')}` | {cell(text)} |\n"
+            is_tracers = context.info_name == "run" and parameter.name in OPTIONS
+            names = f"`{names.replace('|', '/')}`"
+            tracer.append(names) if is_tracers else rows.append(f"| {names} | {cell(text)} |\n")
+    if tracer:
+        yield f"\n[Options](options.md) has the meaning of: {', '.join(tracer)}.\n"
+    if rows:
+        yield f"\n| option | meaning |\n|---|---|\n{''.join(rows)}"
 
 
 def escaped(text: str) -> str:

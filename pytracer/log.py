@@ -25,7 +25,7 @@ def warn_once(message: str, kind: str | None = None) -> None:
 
 def report_once(message: str, kind: str | None = None) -> None:
     """Log a warning as `warn_once` does, and write it to stderr even if the program's logging
-    does not: for lines about files and out-of-memories, which people look for there.
+    does not: for lines about files and out-of-memory errors, which people look for there.
     """
     kind = message if kind is None else kind
     if kind not in _logged:

@@ -164,7 +164,7 @@ def advise_after_oom(
     trials: list[Trial] | None,
     leaks: DeviceLeaks | None,
 ) -> list[Suggestion]:
-    """Return what to try after an out-of-memory.
+    """Return what to try after an out-of-memory error.
 
     Args:
         data: The device.

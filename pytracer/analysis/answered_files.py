@@ -54,7 +54,7 @@ class AnsweredFile:
 
     @property
     def is_oom(self) -> bool:
-        """Whether an out-of-memory was the reason of the file."""
+        """Whether an out-of-memory error was the reason of the file."""
         return any(explanation.is_oom_file for explanation in self.devices)
 
     @property
@@ -116,7 +116,7 @@ def in_order(files: Iterable[AnsweredFile]) -> list[AnsweredFile]:
     The file that matters is that of the first process that ran out of memory in the latest run. A
     process may survive earlier out-of-memory errors, so only the last file of each process counts.
     The latest run is assumed to be the processes whose last file is at most `RUN_NS` older than the
-    newest one. Without an out-of-memory, a file with a leak matters, or else the fullest.
+    newest one. Without an out-of-memory error, a file with a leak matters, or else the fullest.
     """
     by_time = sorted(files, key=lambda file: (file.written_ns or 0, file.path))
     if not by_time:

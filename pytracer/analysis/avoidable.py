@@ -32,7 +32,8 @@ def avoidable(held: HeldMemory) -> list[str]:
     """Return what to change, as sentences with the bytes that it saves.
 
     Args:
-        held: The blocks at an out-of-memory, whose request counts like a block; [] for others.
+        held: The blocks at an out-of-memory error, whose request counts like a block; [] for
+            others.
     """
     trace, stacks, event = held.data.trace, held.stacks, (held.entry or 0) - 1
     if event < 0 or trace.action[event] != OOM:

@@ -55,7 +55,7 @@ class Categories:
 
     Attributes:
         at_end: The categories when the file was written, the largest first. In the file of an
-            out-of-memory, this is the moment of the out-of-memory.
+            out-of-memory error, this is the moment of the error.
         at_peak: The categories at `DeviceReport.peak_allocated`; None without a history.
     """
 
@@ -89,7 +89,7 @@ class Modules:
 
     Attributes:
         at_end: The modules when the file was written, the largest first. In the file of an
-            out-of-memory, this is the moment of the out-of-memory.
+            out-of-memory error, this is the moment of the error.
         at_peak: The modules at `DeviceReport.peak_allocated`; None without a history.
     """
 

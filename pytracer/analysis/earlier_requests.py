@@ -130,7 +130,7 @@ def _without_small(size_bytes: Column, alloc: Column) -> Column:
 
 
 def _grows(size: Column) -> bool:
-    """Return whether requests become larger and larger, also if several lists grow by turns."""
+    """Return whether requests become larger and larger, also if several lists grow alternately."""
     is_steady = np.count_nonzero(size[1:] >= size[:-1]) >= 0.9 * (len(size) - 1)
     early, late = size[len(size) // 4], size[3 * len(size) // 4]
     is_little = np.median(size[1:] / np.maximum(size[:-1], 1)) <= _LARGER

@@ -60,14 +60,15 @@ class Explanation:
         name: The name of the device, as in "cuda:0".
         is_oom_file: Whether the file was written because this device ran out of memory.
         rank, role: The process that wrote the file; None if unknown.
-        oom: The last out-of-memory; None if the file has none.
+        oom: The last out-of-memory error; None if the file has none.
         ooms: The number of out-of-memory errors in the file.
-        verdicts: Why the allocation failed, the cheapest remedy first; [] without an out-of-memory.
+        verdicts: Why the allocation failed, the cheapest remedy first; [] without an out-of-memory
+            error.
         held_at: The moment of `holders`: "oom", "peak", or "end" if the usage before the end is
             unknown.
         held_bytes: The active bytes at that moment, which the shares of `holders` refer to.
-        held_before_bytes: The part of `held_bytes` that was held at the out-of-memory before, too;
-            None if there was none.
+        held_before_bytes: The part of `held_bytes` that was held at the out-of-memory error before,
+            too; None if there was none.
         holders: The call sites that held most at that moment, the largest first, at most `TOP`.
         keepers: The Python objects that kept most at that moment, the largest first, at most `TOP`;
             [] if they are unknown.
@@ -76,11 +77,11 @@ class Explanation:
         suggestions: What to do next.
         sample: The usage at that moment.
         most_reserved: The usage when most memory was reserved, if that is far more than at that
-            moment; else None, and after an out-of-memory.
+            moment; else None, and after an out-of-memory error.
         of_streams: The memory that streams keep from each other; None if it is little, or unknown,
-            and after an out-of-memory.
+            and after an out-of-memory error.
         host: The growth of host memory, of which no recorded device has more than half; None if it
-            does not grow, for further devices of a file, and after an out-of-memory.
+            does not grow, for further devices of a file, and after an out-of-memory error.
         is_sum: Whether `sample` is by the sum of the trace alone, without reserved memory.
         limit_bytes: The bytes that the allocator could reserve at any time; None if unknown.
         why_unknown: Why the usage before the end is unknown; None if it is known.
@@ -144,7 +145,7 @@ class Explanation:
 def explain(
     snapshot: Snapshot, device: int | None = None, try_settings: TrySettings | None = None
 ) -> list[Explanation]:
-    """Explain a snapshot: its last out-of-memory, or else its peak.
+    """Explain a snapshot: its last out-of-memory error, or else its peak.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
@@ -166,7 +167,7 @@ def explain(
 def explain_device(
     data: DeviceData, try_settings: TrySettings | None = None, ooms: list[OutOfMemory] | None = None
 ) -> Explanation:
-    """Explain a device: its last out-of-memory, or else its peak.
+    """Explain a device: its last out-of-memory error, or else its peak.
 
     Args:
         data: The device.
@@ -348,7 +349,7 @@ def _surroundings(
 
 
 def _is_survived(data: DeviceData, oom: OutOfMemory) -> bool:
-    """Return whether steps came after an out-of-memory."""
+    """Return whether steps came after an out-of-memory error."""
     return bool(data.boundaries) and oom.event < data.boundaries[-1][1]
 
 

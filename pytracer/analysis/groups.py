@@ -94,7 +94,7 @@ def who_holds(
         snapshot: The snapshot, as returned by `load`.
         device: The index of the only device; None for all devices that were used.
         at: "oom", "peak", "end", the index of an event, or "+SECONDS" after the first event. None:
-            the last out-of-memory, or else the peak.
+            the last out-of-memory error, or else the peak.
         by: What to group by: one of `KEYS`.
         depth: How many callers distinguish groups by "line" and "caller".
         note: Called with a sentence for each device that is left out, because it has no such

@@ -32,7 +32,7 @@ class Moment:
 
     def __str__(self) -> str:
         """Return the moment as text, as in "at the peak" and "after event 12"."""
-        names = {"oom": "at the out-of-memory", "peak": "at the peak", "end": "at the end"}
+        names = {"oom": "when memory ran out", "peak": "at the peak", "end": "at the end"}
         return names.get(self.name, f"after {self.name}")
 
 
@@ -41,9 +41,9 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
 
     Args:
         data: The device.
-        text: "oom" (the last out-of-memory), "peak" (of allocated bytes), "end", the index of an
-            event, or "+SECONDS" after the first event. None: "oom" if the device ran out of memory,
-            or else "peak"; without a history "end".
+        text: "oom" (the last out-of-memory error), "peak" (of allocated bytes), "end", the index of
+            an event, or "+SECONDS" after the first event. None: "oom" if the device ran out of
+            memory, or else "peak"; without a history "end".
 
     Raises:
         NoMomentError: The device has no such moment.
@@ -58,7 +58,7 @@ def moment_of(data: DeviceData, text: str | None) -> Moment:
         raise NoMomentError(f"{path} has only the state at the end: {reason}; give --at end")
     ooms = np.flatnonzero(trace.action == OOM)
     if text == "oom" and len(ooms) == 0:
-        raise NoMomentError(f"{path} has no out-of-memory of {name}")
+        raise NoMomentError(f"{path} has no out-of-memory error of {name}")
     if text == "oom" or (text is None and len(ooms)):
         return Moment("oom", int(ooms[-1]) + 1, int(ooms[-1]))
     if text in (None, "peak"):

@@ -1,6 +1,6 @@
-"""Out-of-memories, the retries that avoided some, and how much memory a process could have.
+"""Out-of-memory errors, the retries that avoided some, and how much memory a process could have.
 
-An out-of-memory has what was requested, what was free, and whether the free memory was enough.
+Each has what was requested, what was free, and whether the free memory was enough.
 """
 
 from collections import defaultdict
@@ -72,8 +72,8 @@ class OutOfMemory:
             bound if `sample` is not exact. None without a history.
         own_pool_free_bytes: The part of `free_in_segments_bytes` in segments that the allocation
             could use if it was in one piece and on its stream: those of its memory pool, for blocks
-            of its size. None, as the following three, if this is not the last out-of-memory of the
-            file, or `sample` is not exact.
+            of its size. None, as the following three, if this is not the last out-of-memory error
+            of the file, or `sample` is not exact.
         own_pool_segments: The number of these segments that have free memory.
         own_pool_streams: The number of streams of these segments.
         own_pool_largest_bytes: The largest free piece in those of the allocation's stream.
@@ -91,8 +91,8 @@ class OutOfMemory:
             None if unknown.
         call_site: The call site of the allocation.
         callers: The program's frames that called the call site, innermost first.
-        is_at_end: Whether the file's final state is the state at the out-of-memory, because no
-            event that changes it follows. Then everything about the state is exact.
+        is_at_end: Whether the file's final state is the state at the out-of-memory error, because
+            no event that changes it follows. Then everything about the state is exact.
         has_allocated_since: Whether the file has allocations after it, so that the program went on.
         earlier_peak_bytes: The most bytes that were allocated at any time before; None without a
             history.
@@ -132,7 +132,7 @@ class OutOfMemory:
 
 
 def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
-    """Return each out-of-memory of a device."""
+    """Return each out-of-memory error of a device."""
     snapshot, device, trace, history = data.snapshot, data.device, data.trace, data.history
     events = np.flatnonzero(trace.action == OOM).tolist()
     if not events:
@@ -295,8 +295,8 @@ def _is_one_pool(data: DeviceData) -> bool:
 def is_oom_snapshot(data: DeviceData) -> bool:
     """Return whether the file was written because this device was out of memory.
 
-    Files of other recorders do not contain the reason. If it was an out-of-memory, that is the last
-    event of the trace.
+    Files of other recorders do not contain the reason. If it was an out-of-memory error, that is
+    the last event of the trace.
     """
     if data.snapshot.metadata.is_pytracers:
         return data.snapshot.metadata.oom_of(data.device) is not None
@@ -344,13 +344,13 @@ def count_retries(trace: Trace) -> int:
 
     `memory_stats()` counts these as `num_alloc_retries`; traces have no event for them. A retry
     shows in a trace as memory that is taken from the device directly after memory was given back,
-    or as an out-of-memory, before which the allocator always tries again. The estimate is too high
-    where memory is given back for another reason just before more is taken: by `empty_cache()`, by
-    the allocator's garbage collector (`garbage_collection_threshold`), or, with
+    or as an out-of-memory error, before which the allocator always tries again. The estimate is too
+    high where memory is given back for another reason just before more is taken: by
+    `empty_cache()`, by the allocator's garbage collector (`garbage_collection_threshold`), or, with
     `max_split_size_mb`, by the release of some cached blocks, which torch does not count. It is
-    also too high for an out-of-memory under graph capture, where the allocator does not try again.
-    It is too low for a retry that had nothing to give back and found memory that another process
-    had just freed.
+    also too high for an out-of-memory error under graph capture, where the allocator does not try
+    again. It is too low for a retry that had nothing to give back and found memory that another
+    process had just freed.
     """
     took = np.isin(trace.action, TAKES_MEMORY)
     gave_back = np.isin(trace.action, GIVES_MEMORY)
@@ -360,8 +360,8 @@ def count_retries(trace: Trace) -> int:
 def limit_bytes_of(snapshot: Snapshot, device: int, history: History) -> int | None:
     """Return how many bytes a device's allocator could reserve; None if unknown.
 
-    The limit is the sum of the reserved and the free memory at the last out-of-memory, or else when
-    the file was written, and at most the memory fraction.
+    The limit is the sum of the reserved and the free memory at the last out-of-memory error, or
+    else when the file was written, and at most the memory fraction.
     """
     fraction_bytes = fraction_bytes_of(snapshot, device)
     limits = [] if fraction_bytes is None else [fraction_bytes]

@@ -91,13 +91,14 @@ def fragmentation(
     at: str | None = None,
     note: Callable[[str], object] = lambda _: None,
 ) -> list[Fragmentation]:
-    """Return the free memory of each device that has a moment, and the call sites that pin it.
+    """Return the free memory of each device that has a moment, and the call sites that keep it.
 
     Args:
         snapshot: The snapshot, as returned by `load`.
         device: The index of the only device; None for all devices that were used. The CPU is left
             out, because it has no segments.
-        at: The moment, as `moment_of` takes it; None for the last out-of-memory, or else the peak.
+        at: The moment, as `moment_of` takes it; None for the last out-of-memory error, or else the
+            peak.
         note: Called with a sentence for each device that has no such moment, if others have it.
 
     Raises:

@@ -56,7 +56,7 @@ class Counts:
         device_allocs: How often the allocator took memory from the device (`segment_alloc`,
             `segment_map`).
         device_frees: How often the allocator gave memory back (`segment_free`, `segment_unmap`).
-        ooms: Out-of-memories.
+        ooms: Out-of-memory errors.
         retries: How often the device had no memory for a segment, so that the allocator gave its
             cached memory back and tried again: an estimate (see `count_retries`). None for the
             CPU, which has no cache.
@@ -156,8 +156,8 @@ class DeviceReport:
         peak_reserved: The first sample with the largest `reserved_bytes`; None without a history.
         sites: The call sites that held memory at `peak_allocated`; without a history, those that
             held memory at the end.
-        sites_at_oom: If the file was written because of an out-of-memory, the call sites that held
-            memory at the last of `ooms`; else None.
+        sites_at_oom: If the file was written because of an out-of-memory error, the call sites that
+            held memory at the last of `ooms`; else None.
         categories: What memory was for; None if the file does not have the owners of blocks.
         modules: Which modules of the model memory belonged to; None if no module was a phase
             (`pytracer.annotate_modules`).

@@ -38,7 +38,7 @@ class Requests:
         kind: uint8. `ALLOCATE` allocates a block. `LEAVE` means that the program has freed the
             block and its free waits for a stream until the block's `FREE`. `FREE` makes the block's
             memory available for other requests. `FAIL` is an allocation for which there was not
-            enough memory. `RELEASE_POOL` gives up an empty pool. `EMPTY_CACHE` gives all cached
+            enough memory. `RELEASE_POOL` releases an empty pool. `EMPTY_CACHE` gives all cached
             memory back to the device.
         block: int64, the block that is allocated, left or freed, counted from 0 in the order of
             allocations; -1 for no block.

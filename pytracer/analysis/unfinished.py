@@ -56,7 +56,7 @@ class Unfinished:
 def unfinished(
     data: DeviceData, oom: OutOfMemory, categories: Sequence[CategoryUsage]
 ) -> Unfinished | None:
-    """Return what was not finished at an out-of-memory; None if that is unknown.
+    """Return what was not finished at an out-of-memory error; None if that is unknown.
 
     Args:
         data: The device.

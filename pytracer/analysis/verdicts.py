@@ -1,4 +1,4 @@
-"""Why an allocation failed: the verdicts on an out-of-memory, and the figures that decide them.
+"""Why an allocation failed: the verdicts on an out-of-memory error, and their figures.
 
 A verdict is given only if the figures prove it, whatever is unknown. What would have saved the
 allocation is compared with `segment_bytes`, the memory that the allocator really needed. What could
@@ -40,9 +40,9 @@ TOO_LARGE = "too large"
 UNKNOWN = "can't tell"
 
 USUAL_CONTEXT_BYTES = 2**30
-"""Memory of a process outside the allocator that is not blamed: the context and loaded kernels.
+"""Memory of a process outside the allocator that is not counted: its context and its kernels.
 
-They take several hundred MiB on current devices, and the program cannot give them up.
+They take several hundred MiB on current devices, and the program cannot release them.
 """
 
 NEARLY_ALL = 0.85
@@ -111,14 +111,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a file says about the device apart from the out-of-memory. None means unknown.
+    """What a file says about the device apart from the out-of-memory error. None means unknown.
 
     Attributes:
         is_cpu: Whether the device is the CPU.
         expands: Whether expandable segments were on at the end.
         outside_bytes: The bytes that the process held on the device outside the allocator.
-        why_no_history: Why the usage at the out-of-memory is unknown; None if it is known.
-        leaks: The leaks until the out-of-memory; None if there was none, or if nobody looked.
+        why_no_history: Why the usage at the out-of-memory error is unknown; None if it is known.
+        leaks: The leaks until the out-of-memory error; None if there was none, or if nobody looked.
         garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
         exception_bytes: The bytes that functions keep which have failed.
         splits_all: Whether the allocator may split free memory of any size.
@@ -143,7 +143,7 @@ class Surroundings:
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
-    """Return the verdicts on an out-of-memory, at least one.
+    """Return the verdicts on an out-of-memory error, at least one.
 
     A leak comes first: with it, the program runs out of memory whatever else is changed. The others
     follow, the cheapest remedy first.
@@ -397,13 +397,13 @@ def _others(oom: OutOfMemory, around: Surroundings, *, is_exhausted: bool) -> It
     own, others = _elsewhere(oom, around)
     if oom.sample is None or own is None:
         return
-    blamed = max(own - USUAL_CONTEXT_BYTES, 0) + (others or 0)
-    room = oom.device_free_bytes + blamed
+    extra = max(own - USUAL_CONTEXT_BYTES, 0) + (others or 0)
+    room = oom.device_free_bytes + extra
     if oom.limit_bytes is not None:
         room = min(room, oom.limit_bytes - oom.sample.reserved_bytes)
     total = oom.sample.reserved_bytes + oom.device_free_bytes + (oom.elsewhere_bytes or 0)
     # A program that has nearly all memory soon needs more than a little that others have.
-    if blamed <= (LITTLE * total if is_exhausted else 0) or oom.segment_bytes > room:
+    if extra <= (LITTLE * total if is_exhausted else 0) or oom.segment_bytes > room:
         return
     if others is None:
         held = (

@@ -130,7 +130,7 @@ def notify_hidden(error: BaseException | None, indices: Iterable[int]) -> None:
             _core.record_oom(index, 0, free)
             _notify(OutOfMemory(index, 0, total, free, library_error))
     except Exception as failure:
-        warn_once(f"an out-of-memory was not recorded: {failure!r}")
+        warn_once(f"an out-of-memory error was not recorded: {failure!r}")
 
 
 def _hidden(error: BaseException | None) -> tuple[BaseException | None, str | None]:
@@ -172,8 +172,8 @@ def _notify(event: OutOfMemory) -> None:
     global _notifying
     if _notifying:
         report_once(
-            "memory ran out again while the snapshot of an out-of-memory was being written. The "
-            "second out-of-memory gets no snapshot of its own"
+            "memory ran out again while the snapshot of an out-of-memory error was being "
+            "written. The second error gets no snapshot of its own"
         )
         return
     _notifying = True
@@ -183,7 +183,9 @@ def _notify(event: OutOfMemory) -> None:
                 listener(event)
             except Exception as error:
                 kind = f"out-of-memory listener {hash(listener)}"
-                report_once(f"a tracer wrote no snapshot of the out-of-memory: {error!r}", kind)
+                report_once(
+                    f"a tracer wrote no snapshot of the out-of-memory error: {error!r}", kind
+                )
     finally:
         _notifying = False
 

@@ -107,7 +107,7 @@ def _show_device(
 ) -> None:
     console.print(Text(printable(f"{device.name}: {_span(device)}"), "bold"))
     console.print(usage_table(device))
-    moment = "end" if device.sites_at_oom is None else "out-of-memory"
+    moment = "at the end" if device.sites_at_oom is None else "when memory ran out"
     notes = [*_lost(report, device), *_counts(device), *_outside(device)]
     for line in [*notes, *_not_known(report, device, moment)]:
         console.print(Text(printable(line)))
@@ -123,20 +123,20 @@ def _tables(
     report: Report, device: DeviceReport, holders: Sequence[Holder], top: int
 ) -> Iterator[Table]:
     at_oom, categories, modules = device.sites_at_oom, device.categories, device.modules
-    moment = "end" if at_oom is None else "out-of-memory"
+    moment = "at the end" if at_oom is None else "when memory ran out"
     at_peak = "peak" if device.peak_allocated is not None else "end"
     if at_oom is not None:
-        yield sites_table(at_oom, "Memory held at the out-of-memory", top, holders)
+        yield sites_table(at_oom, "Memory held when memory ran out", top, holders)
     elif device.sites:
         yield sites_table(device.sites, f"Memory held at the {at_peak}", top, holders)
     if categories is not None:
         yield _categories_table(categories.at_end, moment)
         if categories.at_peak not in (None, categories.at_end):
-            yield _categories_table(categories.at_peak, "peak")
+            yield _categories_table(categories.at_peak, "at the peak")
     if modules is not None:
         usages, when = modules.at_end, moment
         if at_oom is None and modules.at_peak is not None:
-            usages, when = modules.at_peak, "peak"
+            usages, when = modules.at_peak, "at the peak"
         yield _modules_table(usages, when, top)
     if len(device.steps) > 1:
         yield steps_table(device, top)
@@ -153,14 +153,14 @@ def _categories_table(usages: Sequence[CategoryUsage], moment: str) -> Table:
             owner = usage.owners[0]
             name += f"; the largest: {size(owner.size_bytes)} {printable(owner.name)}"
         rows.append(HeldRow.of([usage], name))
-    title = f"What memory was for at the {moment}"
+    title = f"What memory was for {moment}"
     return held_table(rows, title, len(rows), key="category", noun="category")
 
 
 def _modules_table(usages: Sequence[ModuleUsage], moment: str, top: int) -> Table:
     names = ("(none)" if each.module is None else printable(each.module) for each in usages)
     rows = [HeldRow.of([usage], name) for usage, name in zip(usages, names, strict=True)]
-    title = f"Modules that held memory at the {moment}"
+    title = f"Modules that held memory {moment}"
     return held_table(rows, title, top, key="module", noun="")
 
 
@@ -276,7 +276,7 @@ def _not_known(report: Report, device: DeviceReport, moment: str) -> Iterator[st
     for usage in at_end:
         if usage.forward_bytes >= LEAST_SHARE * total and usage.forward_bytes:
             yield (
-                f"{size(usage.forward_bytes)} of the unknown blocks at the {moment} were allocated "
+                f"{size(usage.forward_bytes)} of the unknown blocks {moment} were allocated "
                 "by modules in the forward pass: activations, outputs, temporary tensors, or "
                 "memory that modules keep. Only a later free would show which."
             )

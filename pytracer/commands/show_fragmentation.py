@@ -46,7 +46,7 @@ def _answer(fragmented: Fragmentation) -> str:
 
 
 def _sentence(pin: Pin) -> str:
-    """Describe the segments that pin most, as in "108 segments of 80 MiB, each with 1 block"."""
+    """Describe the segments that keep most, as in "108 segments of 80 MiB, each with 1 block"."""
     unit = "page" if pin.is_expandable else "segment"
     each = "" if pin.segments == 1 else " each"
     sizes = size_range(pin.least_segment_bytes, pin.most_segment_bytes)

@@ -199,7 +199,7 @@ def ooms_table(device: DeviceReport) -> Table:
             "reserved": usage("reserved_bytes"),
             "free in segments": usage("free_bytes"),
             "largest free block": usage("largest_free_bytes"),
-            "held elsewhere": lambda oom: _size(oom.elsewhere_bytes),
+            "held outside the allocator": lambda oom: _size(oom.elsewhere_bytes),
             "fits in one block": lambda oom: _ANSWERS[oom.fits_in_largest_block],
             "fits if joined": lambda oom: _ANSWERS[oom.fits_if_joined],
         }

@@ -24,7 +24,7 @@ class Outcome:
         limit_bytes: The most bytes that the allocator could reserve.
         device_allocs: How often the allocator took memory from the device.
         retries: How often the allocator gave its cache back in order to allocate.
-        ooms: The number of out-of-memories.
+        ooms: The number of out-of-memory errors.
         step_us: The median time of a step, without the first step.
         wall_s: The duration of the run, in seconds.
         ended_early: Whether the run ended because memory ran out; its numbers then describe a part

@@ -37,8 +37,8 @@ class _Device:
     Attributes:
         numbers: The largest value of each number in any file.
         is_complete: Whether the trace of the last file has every event of the process.
-        oom: The unallocated, reserved and requested bytes at the last out-of-memory; None: no file
-            has the trace of one.
+        oom: The unallocated, reserved and requested bytes at the last out-of-memory error; None: no
+            file has the trace of one.
         limit_bytes: The least limit of any file.
     """
 

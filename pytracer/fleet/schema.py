@@ -179,7 +179,7 @@ TABLES = {
         f"most {MOST_SITES} rows, the largest, and one row for the others.",
         {
             **_DEVICE,
-            "moment": Field("text", "`peak`, `end`, or `oom`: the last out-of-memory"),
+            "moment": Field("text", "`peak`, `end`, or `oom`: the last out-of-memory error"),
             "is_others": Field("bool", "whether this row sums up the groups without their own row"),
             **_SITE,
             "callers": _CALLERS,
@@ -229,7 +229,8 @@ TABLES = {
         },
     ),
     "ooms": Table(
-        f"One row for each out-of-memory in a file: at most the last {MOST_OOMS} of a device.",
+        f"One row for each out-of-memory error in a file: at most the last {MOST_OOMS} of a "
+        "device.",
         {
             **_DEVICE,
             "number": Field("int32", "its number in the trace of the device, from 1"),

@@ -43,7 +43,7 @@ class GradientAccess:
         return is_own if device < 0 else not is_own and device == self._current_device
 
     def may_read_graphs(self, devices: Collection[int]) -> bool:
-        """Return whether no other thread runs a backward pass now, as far as that can be told.
+        """Return whether no other thread runs a backward pass now, as far as the caller can know.
 
         `devices` are those in use; -1: the CPU.
         """

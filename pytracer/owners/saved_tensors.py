@@ -81,8 +81,8 @@ class SavedTensors:
         The third is the id of a tensor that keeps the graph; 0: none is known. `things` are all
         objects of the types `kinds`.
 
-        The caller must be a thread beside which no other one runs a backward pass, and must have
-        switched off functions of the program that intercept those of tensors.
+        No other thread may run a backward pass meanwhile, and the caller must have switched off
+        functions of the program that intercept those of tensors.
         """
         torch = self._torch
         waiting: list[tuple[Any, int]] = [(torch._C._current_autograd_node(), 0)]

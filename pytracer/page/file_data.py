@@ -158,7 +158,7 @@ def capacity_bytes(data: DeviceData) -> int | None:
 def _capacity_until(part: Part) -> int | None:
     """Return the entry from which `capacity_bytes` is unknown; None: it holds at all entries.
 
-    A capacity that was found at an out-of-memory changes when another process takes or frees
+    A capacity that was found at an out-of-memory error changes when another process takes or frees
     memory. A larger reservation shows that it did.
     """
     data, limit = part.data, capacity_bytes(part.data)

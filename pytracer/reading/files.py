@@ -173,8 +173,8 @@ class MatchedFiles:
 def match(first: Path, second: Path, on_error: OnError | None = None) -> MatchedFiles:
     """Match the snapshots of two directories by their places.
 
-    Several files of one place (of several out-of-memories, for example) are matched in order. A run
-    may be repeated under another name or on another host: so the program is ignored if a directory
+    Several files of one place (such as out-of-memory errors) are matched in order. A run may be
+    repeated under another name or on another host: so the program is ignored if a directory
     has only one, and so are role and host of processes without a rank, if these files have no
     match and both directories have equally many of them for the place.
 

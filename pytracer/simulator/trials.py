@@ -1,4 +1,4 @@
-"""A few settings that are simulated after each out-of-memory, also in the job itself."""
+"""A few settings that are simulated after each out-of-memory error, also in the job itself."""
 
 import numpy as np
 

@@ -195,7 +195,7 @@ class TorchSession(Tracer):
         """Return the frames of the live block that begins at an address; None: unknown."""
         try:
             return self.frames(self._session.stack_of(address)) or None
-        except IndexError:  # the block was freed, and its stack was given up
+        except IndexError:  # the block was freed, and its stack was removed
             return None
 
     def segments(self) -> list[dict[str, Any]]:

@@ -50,9 +50,9 @@ def explain(path: Path, device: int) -> Answer | None:
         return None  # `on_snapshot` has moved the file
     except Exception as error:
         report(
-            f"the out-of-memory was not explained: {error!r}. The snapshot {path} is complete; "
-            "read it with `pytracer show`",
-            "out-of-memory not explained",
+            f"the out-of-memory error was not explained: {error!r}. The snapshot {path} is "
+            "complete; read it with `pytracer show`",
+            "out-of-memory error not explained",
         )
         return None
 
@@ -72,7 +72,7 @@ def leave_note(path: Path, answer: Answer | None) -> None:
             lines = log_lines(answer, _ROLES)
         _waiting = "\n  ".join((f"pytracer: {lines[0]}", *lines[1:], f"file: {path}"))
     except Exception as error:  # another torch than expected
-        warn_once(f"the exception of an out-of-memory has no note: {error!r}")
+        warn_once(f"the out-of-memory exception has no note: {error!r}")
 
 
 def forget_note() -> None:

@@ -126,11 +126,10 @@ class TracerOptions:
     )
     trace_alloc_max_entries: Option[int, int] = Option(
         *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
-        "How many ring events are kept for each device. An allocation is one ring event, and so is "
-        "its free; a free that an accelerator's allocator completes later is two. (In a file, an "
-        "allocation and its free have five entries on the CPU, and three on an accelerator.) A "
-        "ring event takes 48 bytes of memory once it is written. A full ring overwrites its oldest "
-        "events, and counts them.",
+        "How many ring events of 48 bytes are kept for each device. An allocation is one ring "
+        "event, and so is its free; a free that an accelerator's allocator completes later is two. "
+        "To keep N steps, set at least 2 N times the allocations of a step (column `allocs` of "
+        "the report's table *Steps*). A full ring overwrites its oldest events, and counts them.",
     )
     stack_depth: Option[int, int] = Option(
         *(32, "INTEGER", form.parse_int, form.check_int(1, MAX_STACK_DEPTH, 32)),
@@ -138,10 +137,10 @@ class TracerOptions:
     )
     max_stack_bytes: Option[int, int] = Option(
         *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
-        "The most bytes that the table of distinct stacks may take. When the table fills, stacks "
-        "that no event and no live block has are given up. An event whose stack does not fit has "
-        "no stack, and is counted. All tracers that exist at the same time share the "
-        "table, and the bound of the first one applies.",
+        "The largest size of the stack table. When the table fills, stacks that no event and no "
+        "live block has are removed. If that makes no room in time, events with a new stack have "
+        "no stack, and `dropped` counts them. All tracers that exist at the same time share the "
+        "table, and the first one sets its size.",
         shown="32 MiB",
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
@@ -187,9 +186,9 @@ class TracerOptions:
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
         "A function that selects the steps, as `torch.profiler.schedule()` returns it; in a "
         "variable or on the command line, the arguments of `torch.profiler.schedule()`, such as "
-        "`wait=1,active=3`. Consecutive selected steps share a file, which ends at the latest with "
-        "a step whose action is `RECORD_AND_SAVE`. The function may be called more than once for a "
-        "step.",
+        "`wait=1,active=3`. Consecutive selected steps share a file. The file ends at a step whose "
+        "action is `RECORD_AND_SAVE`, or before a step that is not selected. The function may be "
+        "called more than once for a step.",
     )
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
@@ -235,8 +234,8 @@ class TracerOptions:
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
         "How many out-of-memory snapshots are kept: the first ones and the latest. A snapshot is "
         "written when memory runs out, before the exception is raised. At the limit, each further "
-        "out-of-memory replaces the latest file. `1`: only the latest. `0`: none is written. "
-        "Each snapshot takes the time of a dump, even if the program survives the out-of-memory. "
+        "out-of-memory error replaces the latest file. `1`: only the latest. `0`: none is written. "
+        "Each snapshot takes the time of a dump, even if the program survives the error. "
         "Needs `output`.",
     )
     keep_last: Option[int | None, int | None] = Option(

@@ -213,7 +213,7 @@ class SnapshotWriter:
         report_once(message, kind)
 
     def report_ooms(self) -> None:
-        """Report how many out-of-memories there were, and the last, unless each was logged."""
+        """Report how many out-of-memory errors there were, and the last, unless each was logged."""
         if self.files is None or not self.files.replaced_oom_snapshots or not self._latest_oom:
             return
         path, device = self._latest_oom
@@ -248,7 +248,7 @@ class SnapshotWriter:
             first = f"; the first {most - 1} stay" if most > 1 else ""
             oom_answer.report(
                 f"out of memory more often than max_oom_snapshots={most}: {path} has replaced the "
-                "latest snapshot. From now on each further out-of-memory replaces the latest "
+                "latest snapshot. From now on each further out-of-memory error replaces the latest "
                 f"snapshot without a message{first}. To keep more, raise max_oom_snapshots"
             )
         if is_explained:

@@ -108,7 +108,7 @@ def test_the_command() -> None:
     ("arguments", "message"),
     [
         (["--at", "later"], "is not a moment"),
-        (["--at", "oom", "--device", "0"], "has no out-of-memory"),
+        (["--at", "oom", "--device", "0"], "has no out-of-memory error"),
         (["--at", "1000000"], "has no event 1,000,000"),
     ],
 )
@@ -244,11 +244,11 @@ def test_devices_and_files_without_the_moment_are_named(tmp_path: Path, question
     result = invoke(tmp_path, question, "--at", "oom")
     # THEN it is shown where there is one, and the others are named
     assert result.exit_code == 0
-    assert "device 1 at the out-of-memory" in result.stdout
-    lines = [line for line in result.stdout.splitlines() if "has no out-of-memory" in line]
+    assert "device 1 when memory ran out" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "has no out-of-memory error" in line]
     assert lines == [
-        f"{healthy} has no out-of-memory of device 1.",
-        f"{path} has no out-of-memory of device 0.",
+        f"{healthy} has no out-of-memory error of device 1.",
+        f"{path} has no out-of-memory error of device 0.",
     ]
     document = json.loads(invoke(tmp_path, question, "--at", "oom", "--json").stdout)
     assert [[held["name"] for held in file] for file in document["files"]] == [["device 1"]]

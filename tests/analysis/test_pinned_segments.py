@@ -155,7 +155,7 @@ def test_pages_of_expandable_segments() -> None:
 
 def test_the_command() -> None:
     output = invoke(CUDA, "--device", 0).output
-    assert output.startswith("device 0 at the out-of-memory: of 72 MiB reserved, 57.04 MiB are in")
+    assert output.startswith("device 0 when memory ran out: of 72 MiB reserved, 57.04 MiB are in")
     assert "train.py:5 make keeps most: 1 segment of 20 MiB, with 3 blocks of 9 MiB" in output
     document = json.loads(invoke(CUDA, "--device", 0, "--json").output)
     assert document["files"] == [to_json(fragmentation(load(CUDA), 0))]

@@ -62,7 +62,7 @@ def test_a_request_that_fits_into_segments_and_device_together() -> None:
     content = cuda_content(total_bytes=10 * SEGMENT)
     oom = content["device_traces"][0][5]
     oom["device_free"], inside = 2 * SEGMENT, SEGMENT - 1024
-    # WHEN both together are large enough, THEN the report says so, and how much is held elsewhere
+    # WHEN both together are large enough, THEN the report says so, and how much others hold
     oom["size"] = 2 * SEGMENT + inside
     (found,) = only_device(content).ooms
     assert (found.fits_in_largest_block, found.fits_in_free_blocks) == (False, False)

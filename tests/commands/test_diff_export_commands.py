@@ -411,7 +411,7 @@ main(["export", {str(CUDA)!r}, "--to", "parquet", "-o", {str(tmp_path / "out")!r
         (["--to", "parquet", "-o", str(CUDA.with_name("make.py"))], "into a folder"),
         (["--to", "parquet", "-o", str(CUDA)], "is named like a snapshot"),
         (["--to", "parquet", "-o", "x", "--at", "end"], "--at end applies only to"),
-        (["--to", "collapsed", "--at", "oom"], "has no out-of-memory"),
+        (["--to", "collapsed", "--at", "oom"], "has no out-of-memory error"),
         (["--to", "excel", "-o", "x"], "excel"),
         ([], "--to"),
     ],

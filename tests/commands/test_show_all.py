@@ -133,7 +133,7 @@ def test_an_out_of_memory_is_shown() -> None:
     assert ["fits in one block", "no"] in rows
     assert ["fits if joined", "no"] in rows
     # AND unknown amounts are reported as unknown
-    assert ["held elsewhere", "unknown"] in rows
+    assert ["held outside the allocator", "unknown"] in rows
     # AND the sites are those of the peak, because the out-of-memory did not cause the snapshot
     assert "Memory held at the peak" in output
 
@@ -157,13 +157,13 @@ def test_the_figures_of_an_out_of_memory(tmp_path: Path, requested: int, fits: s
         ["free on the device", "11 MiB"],
         ["free in segments", "1.5 MiB"],
         ["largest free block", "1 MiB"],
-        ["held elsewhere", "7 MiB"],
+        ["held outside the allocator", "7 MiB"],
         ["fits in one block", "no"],
         ["fits if joined", fits],
     ):
         assert row in rows
     # AND the call sites are those that hold memory at that time
-    assert "Memory held at the out-of-memory" in output
+    assert "Memory held when memory ran out" in output
     assert ["512 KiB", "100%", "1", "train.py:2 held"] in rows
     assert "train.py:1 peak" not in output
     # AND the explanation comes first

@@ -289,7 +289,7 @@ def test_lines_of_collapsed_stacks() -> None:
     content["device_traces"].append([{"action": "snapshot"}])
     assert collapse_stacks(reference_reader.convert(content)) == collapse_stacks(program.snapshot())
     # AND a file without an out-of-memory is refused with a message
-    with pytest.raises(PytracerError, match=r"made\.pickle has no out-of-memory"):
+    with pytest.raises(PytracerError, match=r"made\.pickle has no out-of-memory error"):
         collapse_stacks(program.snapshot(), "oom")
 
 

@@ -264,7 +264,9 @@ def test_listeners_that_fail_do_not_keep_others_from_writing(
         # THEN each tracer writes
         assert len(written(tmp_path)) == 2 * len(tracers)
     # AND each failure is logged once
-    assert caplog.text.count("a tracer wrote no snapshot of the out-of-memory: ValueError(") == 8
+    assert (
+        caplog.text.count("a tracer wrote no snapshot of the out-of-memory error: ValueError(") == 8
+    )
 
 
 def test_a_child_forked_while_a_snapshot_is_written_writes_its_own(tmp_path: Path) -> None:

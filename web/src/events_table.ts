@@ -113,7 +113,7 @@ function eventColumns({ file, device, usage }: Model, rows: EventRows): Column[]
       value: (event) => byAction[events.action[event]!]!,
     }, {
       id: "size", title: "Size", width: 6.5, isNumber: true,
-      hint: "The requested bytes of an allocation, a free or an out-of-memory; the bytes of a segment.",
+      hint: "The requested bytes of an allocation, a free or an out-of-memory error; the bytes of a segment.",
       text: (event) => known(rows.sizeBytes(event), size), value: rows.sizeBytes,
     }, {
       id: "allocated", title: "Allocated after", width: 9.5, isNumber: true,

@@ -65,7 +65,7 @@ function showMoment(root: HTMLElement, { file, device, usage }: Model, entry: nu
   }
   const isKnown = device.capacity_until === null || entry < device.capacity_until;
   if (limit !== null && isKnown && usage.reserved[entry]! <= limit) {
-    const name = device.capacity_until === null ? "Device limit" : "Limit at the out-of-memory";
+    const name = device.capacity_until === null ? "Device limit" : "Limit when memory ran out";
     rows.push([name, size(limit)]);
   }
   root.replaceChildren(element("h2", {}, "Selected moment"), factList(rows));

@@ -59,7 +59,7 @@ export function createTimeline(root: HTMLElement, model: Model, selection: Selec
 
   const interval = (): [number, number] => shown(selection.state.zoom, entries);
   const { capacity_bytes: limit, capacity_until } = device;
-  const limitName = capacity_until === null ? "device limit" : "limit at the out-of-memory";
+  const limitName = capacity_until === null ? "device limit" : "limit when memory ran out";
   // A limit far above the usage would press the curves flat: then only the details show it.
   const isLimitShown =
     limit !== null && limit <= 4 * most(usage.has_segments ? usage.reserved : usage.allocated);

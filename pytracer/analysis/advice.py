@@ -36,7 +36,7 @@ from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.stream_memory import StreamMemory
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdicts import (
+from pytracer.analysis.verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,

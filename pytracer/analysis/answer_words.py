@@ -22,7 +22,7 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
-from pytracer.analysis.verdicts import (
+from pytracer.analysis.verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,

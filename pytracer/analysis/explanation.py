@@ -42,7 +42,8 @@ from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
-from pytracer.analysis.verdicts import LEAK, Surroundings, Verdict, verdicts
+from pytracer.analysis.verdict_kinds import LEAK, Surroundings, Verdict
+from pytracer.analysis.verdicts import verdicts
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 

@@ -6,50 +6,39 @@ not have saved it is compared with `requested_bytes`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from pytracer.analysis.allocator_rules import PAGE_BYTES
-from pytracer.analysis.earlier_requests import EarlierRequests
 from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.leaks.results import (
-    DeviceLeaks,
     leaks_of,
     rate_text,
     since_text,
     source_text,
 )
 from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.unfinished import Unfinished
+from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
 from pytracer.analysis.usage import UsageSample
+from pytracer.analysis.verdict_kinds import (
+    EXCEPTION,
+    EXHAUSTED,
+    FRAGMENTED,
+    FREED,
+    GARBAGE,
+    GROWING,
+    LARGER_INPUT,
+    LEAK,
+    NEARLY_ALL,
+    OTHER_POOL,
+    REPLACED,
+    TOO_LARGE,
+    UNKNOWN,
+    Surroundings,
+    Verdict,
+)
 from pytracer.text import number, sentence, size
 
-LEAK = "leak"
-GARBAGE = "garbage"
-EXCEPTION = "exception"
-FRAGMENTED = "fragmented"
-LIMIT = "limit"
-OTHERS = "others"
-LIBRARY = "library"
-OTHER_POOL = "other pool"
-FREED = "freed meanwhile"
-LARGER_INPUT = "larger input"
-REPLACED = "replaced by larger"
-GROWING = "grows from step to step"
-EXHAUSTED = "nearly exhausted"
-TOO_LARGE = "too large"
-UNKNOWN = "can't tell"
-
-USUAL_CONTEXT_BYTES = 2**30
-"""Memory of a process outside the allocator that is not counted: its context and its kernels.
-
-They take several hundred MiB on current devices, and the program cannot release them.
-"""
-
-NEARLY_ALL = 0.85
-"""The part of the memory that the program has allocated when it is nearly exhausted."""
-
 MOST = 0.7
-"""The same where a forward pass or an optimizer is known to need more than all that is free."""
+"""`NEARLY_ALL` where a forward pass or an optimizer is known to need more than all that is free."""
 
 UNUSABLE_PART = 2**-10
 """The part of the device that its driver may refuse although it reports it as free.
@@ -67,79 +56,11 @@ MUCH_UNUSED = 0.2
 """The part of the memory that garbage and exceptions hold at least, where they alone are a reason
 although nearly all memory is in use."""
 
-LITTLE = 0.05
-"""The part of the device up to which others are no reason if the program has nearly all of it."""
-
 MUCH_IN_PIECES = 0.2
 """The part of the memory that is free in pieces if this alone is a reason, whatever comes next."""
 
 SPARE_PAGES = 10
 """How many pages of each stream must be to spare for a verdict of fragmentation."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A reason why an allocation failed.
-
-    Attributes:
-        kind: "leak": memory that is kept from step to step, and the allocation would have fitted
-            without it. "garbage": objects that refer to each other keep memory that
-            `gc.collect()` would free, and "exception": an exception keeps the functions that have
-            failed; the allocation would have fitted without this memory. "fragmented": the
-            allocation would have fitted if the free memory of its pool and of the device were one
-            piece; and a step of the program had ended before, or it had had as much memory, or much
-            is in pieces. "limit": a limit of the process (`set_per_process_memory_fraction`) leaves
-            memory of the device unused, and the allocation would have fitted without it. "others":
-            memory outside the allocator, of other processes or of libraries, and the allocation
-            would have fitted without it. "library": not the allocator, but a library such as cuBLAS
-            got no memory of the device.
-            "freed meanwhile": a piece of its pool that fits is free, although the allocator found
-            none. "other pool": the same of the free memory of another memory pool, such as a CUDA
-            graph's. "nearly exhausted": the program had nearly all memory allocated, and more than
-            ever before, so it may need more than this allocation. "too large": no allocator could
-            have served the allocation next to the memory that the program held. In place of these
-            two, and of "fragmented" and "can't tell", "larger input" if the line has requested less
-            in each earlier step; "grows from step to step" if nearly each step has requested more
-            than the one before; and in place of the two, "replaced by larger" if the line replaces
-            its blocks by larger ones within the step. "can't tell": none of these is certain.
-        text: The figures that decided, as sentences.
-    """
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a file says about the device apart from the out-of-memory error. None means unknown.
-
-    Attributes:
-        is_cpu: Whether the device is the CPU.
-        expands: Whether expandable segments were on at the end.
-        outside_bytes: The bytes that the process held on the device outside the allocator.
-        why_no_history: Why the usage at the out-of-memory error is unknown; None if it is known.
-        leaks: The leaks until the out-of-memory error; None if there was none, or if nobody looked.
-        garbage_bytes: The bytes that objects keep which `gc.collect()` would free.
-        exception_bytes: The bytes that functions keep which have failed.
-        splits_all: Whether the allocator may split free memory of any size.
-        earlier: What the line of the allocation has requested before; None if it is unknown.
-        progress: What was not finished; None if that is unknown.
-        is_first_backward: Whether gradients are there, and no step nor states of an optimizer.
-        has_step: Whether a step of the program had ended before.
-    """
-
-    is_cpu: bool
-    expands: bool
-    outside_bytes: int | None
-    why_no_history: str | None
-    leaks: DeviceLeaks | None = None
-    garbage_bytes: int = 0
-    exception_bytes: int = 0
-    earlier: EarlierRequests | None = None
-    progress: Unfinished | None = None
-    splits_all: bool = True
-    is_first_backward: bool = False
-    has_step: bool = False
 
 
 def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
@@ -156,8 +77,8 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         reason = around.why_no_history or "the file has the events of one phase only"
         return [Verdict(UNKNOWN, f"{reason}.")]
     if oom.library_error is not None:
-        of_library = _of_library(oom, sample, around)
-        return [of_library] if of_library.kind == UNKNOWN else [*kept, *dropped, of_library]
+        found = [of_library(oom, sample, around)]
+        return found if found[0].kind == UNKNOWN else kept + dropped + found
     is_free = oom.segment_bytes <= oom.available_bytes
     if oom.segment_bytes + UNUSABLE_PART * (oom.limit_bytes or 0) <= oom.available_bytes:
         return [_of_enough_memory(oom)]
@@ -171,7 +92,7 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
     pieces = () if exhausted or is_free else _fragmented(oom, around)
     found = [*kept, *pieces]
     if not is_free:
-        found += [*_limit(oom), *_others(oom, around, is_exhausted=exhausted != [])]
+        found += [*of_limit(oom), *of_others(oom, around, is_exhausted=exhausted != [])]
     if not is_free and not exhausted:
         found += _other_pool(oom)
     if found:
@@ -250,24 +171,6 @@ def _of_cpu(oom: OutOfMemory, around: Surroundings) -> Verdict:
         UNKNOWN,
         f"the system refused {asked}, although {free} were free. A limit of the process or of its "
         "container (ulimit -v, cgroup), or the kernel's overcommit policy, may be the reason.",
-    )
-
-
-def _of_library(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Verdict:
-    unused, free = sample.reserved_bytes - sample.allocated_bytes, size(oom.device_free_bytes)
-    if oom.device_free_bytes > USUAL_CONTEXT_BYTES:
-        why = f"a library got no memory of the device, although {free} were free"
-        return Verdict(UNKNOWN, f"{why}: {oom.library_error}.")
-    _, others = _elsewhere(oom, around)
-    elsewhere = _held_outside(oom)
-    if others is not None and others > USUAL_CONTEXT_BYTES:
-        elsewhere = f" Other processes hold {size(others)} of it."
-    return Verdict(
-        LIBRARY,
-        "a library such as cuBLAS asked the device for memory, without torch's allocator, and "
-        f"{free} were free. The allocator has reserved "
-        f"{size(sample.reserved_bytes)} of the device, of which {size(unused)} are not in use."
-        f"{elsewhere}",
     )
 
 
@@ -380,61 +283,7 @@ def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> st
             text += "Other gradients, and the states of an optimizer, are to come."
         else:
             text += "What the program needs after this is unknown."
-    return text + _held_outside(oom)
-
-
-def _limit(oom: OutOfMemory) -> Iterator[Verdict]:
-    if oom.available_bytes < oom.device_free_bytes and oom.segment_bytes <= oom.device_free_bytes:
-        unused = size(oom.device_free_bytes - oom.available_bytes)
-        yield Verdict(
-            LIMIT,
-            f"the limit of the process (set_per_process_memory_fraction) leaves {unused} of the "
-            f"device unused. Without it, the {size(oom.requested_bytes)} would have fitted.",
-        )
-
-
-def _others(oom: OutOfMemory, around: Surroundings, *, is_exhausted: bool) -> Iterator[Verdict]:
-    own, others = _elsewhere(oom, around)
-    if oom.sample is None or own is None:
-        return
-    extra = max(own - USUAL_CONTEXT_BYTES, 0) + (others or 0)
-    room = oom.device_free_bytes + extra
-    if oom.limit_bytes is not None:
-        room = min(room, oom.limit_bytes - oom.sample.reserved_bytes)
-    total = oom.sample.reserved_bytes + oom.device_free_bytes + (oom.elsewhere_bytes or 0)
-    # A program that has nearly all memory soon needs more than a little that others have.
-    if extra <= (LITTLE * total if is_exhausted else 0) or oom.segment_bytes > room:
-        return
-    if others is None:
-        held = (
-            f"{size(own)} of the device are held outside this process's allocator. Whether by "
-            "other processes or by this process's context and libraries is unknown, because the "
-            "driver did not report the memory of the process"
-        )
-    else:
-        parts = []
-        if others:
-            parts.append(f"other processes hold {size(others)} of the device")
-        if own > USUAL_CONTEXT_BYTES or not others:
-            parts.append(
-                f"this process's context and libraries hold {size(own)} outside the allocator"
-            )
-        held = ", and ".join(parts)
-    yield Verdict(
-        OTHERS, f"{held}. Without this memory, the {size(oom.requested_bytes)} would have fitted."
-    )
-
-
-def _elsewhere(oom: OutOfMemory, around: Surroundings) -> tuple[int | None, int | None]:
-    """Return the bytes outside the allocator, of this process and of other processes.
-
-    The second number is None if the two are not known apart: then the first is their sum.
-    """
-    elsewhere = oom.elsewhere_bytes
-    if elsewhere is None or around.outside_bytes is None or not oom.is_at_end:
-        return elsewhere, None
-    own = min(around.outside_bytes, elsewhere)
-    return own, elsewhere - own
+    return text + held_outside(oom)
 
 
 def _other_pool(oom: OutOfMemory) -> Iterator[Verdict]:
@@ -494,17 +343,7 @@ def _too_large(oom: OutOfMemory, sample: UsageSample) -> Verdict:
         f"{size(oom.requested_bytes)} are more than all free memory, {free} on the device and "
         f"inside segments: at least {size(missing)} are missing."
     )
-    return Verdict(TOO_LARGE, text + _held_outside(oom))
-
-
-def _held_outside(oom: OutOfMemory) -> str:
-    """Return a sentence about the memory outside the allocator; "" if there is none."""
-    if oom.elsewhere_bytes is None:
-        return " How much of the device is held outside the allocator is unknown."
-    if oom.elsewhere_bytes == 0:
-        return ""
-    held = size(oom.elsewhere_bytes)
-    return f" {held} of the device are held outside this process's allocator."
+    return Verdict(TOO_LARGE, text + held_outside(oom))
 
 
 def _why_unknown(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:

@@ -13,9 +13,10 @@ from pytracer.analysis.device_data import device_data
 from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
 from pytracer.analysis.ooms import FreePool, OutOfMemory
+from pytracer.analysis.outside_memory import USUAL_CONTEXT_BYTES
 from pytracer.analysis.unfinished import Unfinished
 from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdicts import (
+from pytracer.analysis.verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -31,10 +32,9 @@ from pytracer.analysis.verdicts import (
     REPLACED,
     TOO_LARGE,
     UNKNOWN,
-    USUAL_CONTEXT_BYTES,
     Surroundings,
-    verdicts,
 )
+from pytracer.analysis.verdicts import verdicts
 
 MIB = 2**20
 GIB = 2**30

@@ -4,6 +4,7 @@ The programs are those of oom_cases.py, under the default options. The oracle is
 and that it passes if it does what would help.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def run(folder: Path, name: str, **more: str) -> processes.Done:
 def texts(answer: Answer, *roles: str) -> str:
     """Return the texts and the notes of the lines that have one of these roles."""
     return "\n".join(f"{line.text} {line.note}" for line in answer.lines if line.role in roles)
+
+
+def test_the_docs_have_each_program() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "fidelity.md").read_text()
+    truths = dict(re.findall(r'^def (\w+)\(\) -> None:\n    """([^"]*)', PROGRAM.read_text(), re.M))
+    for name, case in CASES.items():
+        holder = f"`{case.holder.strip()}`" if case.holder else ""
+        assert f"| {truths[name]} | {holder} | {case.advice} |\n" in page
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -71,7 +71,7 @@ class Pool(Generic[Job, Result]):
                 idle = self._processes.keys() - running.keys()
                 connection = idle.pop() if idle else self._start()
                 running[connection] = waiting.popleft()
-                with contextlib.suppress(BrokenPipeError):  # an idle process was killed
+                with contextlib.suppress(OSError):  # an idle process was killed
                     connection.send(running[connection][0])
             for ready in wait([*running]):
                 assert isinstance(ready, Connection)

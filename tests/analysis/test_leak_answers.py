@@ -8,7 +8,7 @@ from synthetic_snapshots import Program
 
 from pytracer.analysis import explain, find_leaks
 from pytracer.analysis.answer_words import answer_of
-from pytracer.analysis.leaks.results import answer, leaks_of
+from pytracer.analysis.leaks.results import answer, leaks_of, remedy
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,32 @@ def test_what_keeps_a_leak(every: int, expected: str | None) -> None:
         program.hold(program.alloc(4 * SIZE, OTHER), "x of main()")
 
     assert "2 other lines, kept by x of main()." in answer(observed(several))
+
+
+@pytest.mark.parametrize(
+    ("second", "is_named"),
+    [
+        ("target[{}] of main()", True),
+        ("preds[{}] of main()", False),  # the same list
+        ("a reference cycle of Node, which gc.collect() would free", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_what_keeps_the_rest_of_a_leak(parts: int, second: str, is_named: bool) -> None:
+    # GIVEN two lines whose memory is kept: one list has most of it
+    def step(program: Program, number: int) -> None:
+        program.hold(program.alloc(parts * SIZE, LINE), f"preds[{number}] of main()")
+        address = program.alloc(SIZE, OTHER)
+        if second:
+            program.hold(address, second.format(number))
+
+    # THEN what keeps the rest is named if that is a quarter
+    device = observed(step)
+    expected = "look at preds[…] of main() and target[…] of main(), which keep the memory"
+    assert (remedy(leaks_of(device)) == expected) == (is_named and parts < 4)
+    text = "kept by preds[…] of main() and by target[…] of main()."
+    assert (text in answer(device)) == (is_named and parts < 4)
 
 
 @pytest.mark.parametrize(("has_holders", "expected"), [(True, SIZE / 2), (False, SIZE)])

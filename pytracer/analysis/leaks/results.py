@@ -8,7 +8,13 @@ import numpy as np
 
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
-from pytracer.analysis.holder_names import is_garbage, kept_by_text, main_holder, tells_where
+from pytracer.analysis.holder_names import (
+    folded,
+    is_garbage,
+    kept_by_text,
+    main_holder,
+    tells_where,
+)
 from pytracer.reading.snapshot import Frame
 from pytracer.text import number, size
 
@@ -213,10 +219,25 @@ def holder_of(growths: Sequence[Growth]) -> str | None:
     return main_holder(names, np.arange(len(names)), size_bytes)
 
 
+def _second_holder(growths: Sequence[Growth]) -> str | None:
+    """Return the object that keeps most of the rest, if that is a quarter of the memory."""
+    main = holder_of(growths)
+    if main is None:
+        return None
+    rest = [growth for growth in growths if folded(growth.kept_by or "") != folded(main)]
+    second = holder_of(rest)
+    if not all(tells_where(name) and not is_garbage(name) for name in (main, second)):
+        return None
+    of_second = [growth for growth in rest if folded(growth.kept_by or "") == folded(second or "")]
+    total = sum(growth.held_bytes for growth in growths)
+    return second if 4 * sum(each.held_bytes for each in of_second) >= total else None
+
+
 def source_text(growths: Sequence[Growth]) -> str:
     """Return where the memory comes from, and what keeps it, if that is known."""
-    name = holder_of(growths)
-    return where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
+    name, second = holder_of(growths), _second_holder(growths)
+    text = where_text(growths) + ("" if name is None else f", {kept_by_text(name)}")
+    return text if second is None else f"{text} and by {second}"
 
 
 def remedy(growths: Sequence[Growth]) -> str:
@@ -234,6 +255,8 @@ def remedy(growths: Sequence[Growth]) -> str:
             "find where the program makes a module, a parameter or a larger buffer in each step, "
             "and keeps it"
         )
+    if second := _second_holder(growths):
+        return f"look at {holder} and {second}, which keep the memory"
     is_graph = len({growth.frames[0] for growth in growths if growth.frames}) > 1
     return look_at(holder, "the memory", is_graph=is_graph)
 

@@ -40,28 +40,45 @@ def avoidable(held: HeldMemory) -> list[str]:
         return []
     now, asked = int(trace.stack[event]), int(trace.size_bytes[event])
     size_bytes, stack = held.column("size_bytes"), held.column("stack")
-    is_free = ~held.is_in(_OWNED)
-    loads = _have(stacks, frames_matching(_LOADS.fullmatch, stacks, "filename"))
-    updates = _have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name"))
+    total = int(size_bytes.sum()) + asked
+
+    def bytes_from(is_wanted: Column) -> int:
+        """Return the bytes that these stacks allocate or request, and that nothing owns."""
+        of_blocks = size_bytes[~held.is_in(_OWNED) & is_wanted[stack]]
+        return int(of_blocks.sum() + asked * is_wanted[now])
+
+    scores = _of_scores(held, now, asked, _LEAST_SCORES * total)
+    loaded = bytes_from(_have(stacks, frames_matching(_LOADS.fullmatch, stacks, "filename")))
+    updates = bytes_from(_have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name")))
     step = max((first for _, first in held.data.boundaries if first <= event), default=0)
     is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < step)
     is_forward = stack_places(stacks).place[now] in (MODULE, OUTSIDE)
-    total = int(size_bytes.sum()) + asked
-    of_update = size_bytes[is_free & updates[stack]].sum() + asked * updates[now]
-    # The update of one parameter takes as much as this request.
-    fused = "fused=True or foreach=False" if 2 * asked < of_update else "fused=True"
-    found: dict[str, int] = {
-        "Compute the loss in parts, as of some tokens: blocks of the size of its scores take {}, "
-        "with this request.": _of_scores(held, now, asked, _LEAST_SCORES * total),
-        'Load the checkpoint to the CPU, as by map_location="cpu": on the device, {} of it are '
-        "kept next to the model.": size_bytes[is_free & loads[stack]].sum() + asked * loads[now],
-        f"Create the optimizer with {fused}: its update of all parameters at once takes at least "
-        "{} of temporary memory.": of_update,
-        "Call optimizer.zero_grad(), with its default set_to_none=True, before the forward pass: "
-        "{} of gradients of the step before are kept.": is_forward * size_bytes[is_old].sum(),
-    }
-    least = _LEAST_PART * total
-    return [text.format(size(int(saved))) for text, saved in found.items() if saved > least]
+    # Not every NPU has fused updates, and the update of one parameter takes as much as this one.
+    ways = ["fused=True"] * (held.data.snapshot.backend(held.data.device) != "npu")
+    ways += ["foreach=False"] * (2 * asked < updates)
+    found = [
+        (
+            scores,
+            "Compute the loss in parts, as of some tokens: blocks of the size of its scores take "
+            "{}, with this request.",
+        ),
+        (
+            loaded,
+            'Load the checkpoint to the CPU, as by map_location="cpu": on the device, {} of it are '
+            "kept next to the model.",
+        ),
+        (
+            updates if ways else 0,
+            f"Create the optimizer with {' or '.join(ways)}: its update of all parameters at once "
+            "takes at least {} of temporary memory.",
+        ),
+        (
+            int(size_bytes[is_old].sum()) if is_forward else 0,
+            "Call optimizer.zero_grad(), with its default set_to_none=True, before the forward "
+            "pass: {} of gradients of the step before are kept.",
+        ),
+    ]
+    return [text.format(size(saved)) for saved, text in found if saved > _LEAST_PART * total]
 
 
 def _have(stacks: Stacks, is_wanted: Column) -> Column:

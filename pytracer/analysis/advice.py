@@ -19,6 +19,7 @@ from pytracer.analysis.holder_names import (
     is_of_exception,
     is_of_forward,
     is_variable,
+    look_at,
     outermost_name,
     tells_where,
 )
@@ -28,15 +29,10 @@ from pytracer.analysis.leaks.results import (
     DeviceLeaks,
     holder_of,
     leaks_of,
-    look_at,
     remedy,
 )
 from pytracer.analysis.lowering import lowering
-from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.stream_memory import StreamMemory
-from pytracer.analysis.unfinished import Unfinished
-from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdict_kinds import (
+from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -54,12 +50,13 @@ from pytracer.analysis.verdict_kinds import (
     UNKNOWN,
     Verdict,
 )
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.stream_memory import StreamMemory
+from pytracer.analysis.unfinished import Unfinished
+from pytracer.analysis.usage import UsageSample
 from pytracer.errors import ConfigError
 from pytracer.text import sentence, size
 from pytracer.variables import VARIABLE, format_settings, parse_settings
-
-LEAST_STEPS = 3
-"""The number of steps from which a leak can be looked for in one file."""
 
 UNTESTED = "untested"
 """The evidence for settings that were not simulated."""

@@ -1,12 +1,13 @@
 """The words of the answer about a device, from its explanation.
 
-Each sentence is made here, once. `pytracer show`, the job's log, notebooks and the page render it.
+`pytracer show`, the job's log, notebooks and the page render them. The sentences of a verdict are
+in `oom_verdicts.py`, those of leaks in `leaks/results.py`, and what to try is in `advice.py`.
 """
 
 import shlex
 from collections.abc import Iterator
 
-from pytracer.analysis.advice import LEAST_STEPS, is_much_unallocated
+from pytracer.analysis.advice import is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
@@ -16,13 +17,14 @@ from pytracer.analysis.holder_names import kept_by_text, tells_where
 from pytracer.analysis.holders import Holder
 from pytracer.analysis.host_growth import HostGrowth
 from pytracer.analysis.leaks.results import (
+    LEAST_STEPS,
     DeviceLeaks,
     leaks_of,
     rate_text,
     since_text,
     source_text,
 )
-from pytracer.analysis.verdict_kinds import (
+from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,

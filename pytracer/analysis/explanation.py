@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytracer.analysis.advice import (
-    LEAST_STEPS,
     Memory,
     Suggestion,
     TrySettings,
@@ -30,7 +29,9 @@ from pytracer.analysis.holders import (
     kept_bytes,
 )
 from pytracer.analysis.host_growth import HostGrowth, host_growth
-from pytracer.analysis.leaks.results import DeviceLeaks, answer
+from pytracer.analysis.leaks.results import LEAST_STEPS, DeviceLeaks, answer
+from pytracer.analysis.oom_verdict_kinds import LEAK, Surroundings, Verdict
+from pytracer.analysis.oom_verdicts import verdicts
 from pytracer.analysis.ooms import (
     OutOfMemory,
     is_oom_snapshot,
@@ -42,8 +43,6 @@ from pytracer.analysis.steps_and_phases import steps
 from pytracer.analysis.stream_memory import StreamMemory, stream_memory
 from pytracer.analysis.unfinished import unfinished
 from pytracer.analysis.usage import UsageSample, final_sample, sample_at
-from pytracer.analysis.verdict_kinds import LEAK, Surroundings, Verdict
-from pytracer.analysis.verdicts import verdicts
 from pytracer.reading.snapshot import Snapshot
 from pytracer.text import number
 

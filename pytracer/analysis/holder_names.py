@@ -68,6 +68,14 @@ def kept_by_text(holder: str) -> str:
     return f"kept by {_OF_LAST.sub(', which the last uncaught exception keeps', holder)}"
 
 
+def look_at(holder: str, what: str, *, is_graph: bool) -> str:
+    """Return what to do about memory that an object keeps, without capital and full stop."""
+    text = f"look at {holder}, which keeps {what}"
+    if is_graph:
+        text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
+    return text
+
+
 def has_holders(snapshot: Snapshot) -> bool:
     """Return whether a file says which Python objects keep blocks."""
     return bool(snapshot.blocks.holder.any())

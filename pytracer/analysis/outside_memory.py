@@ -2,9 +2,16 @@
 
 from collections.abc import Iterator
 
+from pytracer.analysis.oom_verdict_kinds import (
+    LIBRARY,
+    LIMIT,
+    OTHERS,
+    UNKNOWN,
+    Surroundings,
+    Verdict,
+)
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdict_kinds import LIBRARY, LIMIT, OTHERS, UNKNOWN, Surroundings, Verdict
 from pytracer.text import size
 
 USUAL_CONTEXT_BYTES = 2**30

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytracer.analysis.advice import LEAST_STEPS
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.explanation import explain_device
+from pytracer.analysis.leaks.results import LEAST_STEPS
 from pytracer.analysis.requests import Recording, extract_recording
 from pytracer.errors import ConfigError, PytracerError
 from pytracer.log import warn_once

@@ -14,7 +14,7 @@ from amount import amount
 from pytracer.analysis import explain
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.explanation import Explanation
-from pytracer.analysis.verdict_kinds import (
+from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,

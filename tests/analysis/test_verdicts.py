@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 from synthetic_snapshots import Program, file_metadata
 
-from pytracer.analysis import verdicts as module
+from pytracer.analysis import oom_verdicts as module
 from pytracer.analysis.device_data import device_data
 from pytracer.analysis.earlier_requests import EarlierRequests, earlier_requests
 from pytracer.analysis.layout import Layout, Segment, largest_pieces
-from pytracer.analysis.ooms import FreePool, OutOfMemory
-from pytracer.analysis.outside_memory import USUAL_CONTEXT_BYTES
-from pytracer.analysis.unfinished import Unfinished
-from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdict_kinds import (
+from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -34,7 +30,11 @@ from pytracer.analysis.verdict_kinds import (
     UNKNOWN,
     Surroundings,
 )
-from pytracer.analysis.verdicts import verdicts
+from pytracer.analysis.oom_verdicts import verdicts
+from pytracer.analysis.ooms import FreePool, OutOfMemory
+from pytracer.analysis.outside_memory import USUAL_CONTEXT_BYTES
+from pytracer.analysis.unfinished import Unfinished
+from pytracer.analysis.usage import UsageSample
 
 MIB = 2**20
 GIB = 2**30

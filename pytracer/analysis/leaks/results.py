@@ -12,6 +12,7 @@ from pytracer.analysis.holder_names import (
     folded,
     is_garbage,
     kept_by_text,
+    look_at,
     main_holder,
     tells_where,
 )
@@ -22,6 +23,9 @@ Verdict = Literal["leak", "none", "unknown"]
 
 _FAR = 1_000_000
 """A leak is harmless that takes all memory only after so many steps, longer than a training."""
+
+LEAST_STEPS = 3
+"""The number of steps from which a leak can be looked for in one file; 8 are needed to find one."""
 
 OF_MODEL = "the model"
 """`kept_by` begins with it for parameters and buffers, as in "the model's adapters.[…].weight"."""
@@ -259,14 +263,6 @@ def remedy(growths: Sequence[Growth]) -> str:
         return f"look at {holder} and {second}, which keep the memory"
     is_graph = len({growth.frames[0] for growth in growths if growth.frames}) > 1
     return look_at(holder, "the memory", is_graph=is_graph)
-
-
-def look_at(holder: str, what: str, *, is_graph: bool) -> str:
-    """Return the remedy against memory that an object keeps, as `remedy` does."""
-    text = f"look at {holder}, which keeps {what}"
-    if is_graph:
-        text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
-    return text
 
 
 def _caller(growths: Sequence[Growth]) -> Frame | None:

@@ -15,10 +15,7 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
-from pytracer.analysis.ooms import OutOfMemory
-from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
-from pytracer.analysis.usage import UsageSample
-from pytracer.analysis.verdict_kinds import (
+from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,
     FRAGMENTED,
@@ -35,6 +32,9 @@ from pytracer.analysis.verdict_kinds import (
     Surroundings,
     Verdict,
 )
+from pytracer.analysis.ooms import OutOfMemory
+from pytracer.analysis.outside_memory import held_outside, of_library, of_limit, of_others
+from pytracer.analysis.usage import UsageSample
 from pytracer.text import number, sentence, size
 
 MOST = 0.7

@@ -337,8 +337,8 @@ def _of_items(memory: Memory, least: float) -> list[Suggestion]:
     if is_garbage(name) or is_of_exception(name) or is_of_forward(name) or not tells_where(name):
         return []
     is_graph = 2 * most.activation_bytes > size_bytes
-    name = outermost_name(name)
-    if ITEM not in name and INSIDE not in name and not (is_graph and is_variable(name)):
+    outer = outermost_name(name)
+    if ITEM not in outer and INSIDE not in outer and not (is_graph and is_variable(outer)):
         return []
     text = look_at(name, size(size_bytes), is_graph=is_graph)
     return [Suggestion("", f"{sentence(text)}.")]

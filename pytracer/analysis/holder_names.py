@@ -58,7 +58,7 @@ def is_variable(holder: str) -> bool:
 
 def outermost_name(holder: str) -> str:
     """Return the object that keeps a function and its variables; else the holder itself."""
-    return holder.rpartition(", which ")[2].removesuffix(" keeps")
+    return _OF_LAST.sub("", holder).rpartition(", which ")[2].removesuffix(" keeps")
 
 
 def kept_by_text(holder: str) -> str:
@@ -70,7 +70,7 @@ def kept_by_text(holder: str) -> str:
 
 def look_at(holder: str, what: str, *, is_graph: bool) -> str:
     """Return what to do about memory that an object keeps, without capital and full stop."""
-    text = f"look at {holder}, which keeps {what}"
+    text = f"look at {outermost_name(holder)}, which keeps {what}"
     if is_graph:
         text += ". A loss or a hidden state keeps its graph; item() and detach() do not"
     return text

@@ -60,12 +60,14 @@ def lowering(
     texts += [" saves ".join(one) for one in saving[:1]] + [" ".join(one) for one in saving[1:]]
     if texts:
         return [f"By estimate, {', '.join(texts)}."]
+    total = sum(sizes.values())
     usual = {
-        "a smaller batch": of_batch,
-        "checkpointing": sizes.get("activation", 0),
-        "a smaller optimizer": sizes.get("optimizer_state", 0),
+        "a smaller or sharded model": sizes.get("parameter", 0) >= total / 2,
+        "a smaller batch": max(of_batch, sizes.get("unknown", 0)) >= least,
+        "checkpointing": sizes.get("activation", 0) >= least,
+        "a smaller optimizer": states >= least,
     }
-    named = [name for name, size_bytes in usual.items() if size_bytes >= least] or [*usual][:1]
+    named = [name for name, is_much in usual.items() if is_much] or ["a smaller batch"]
     return [f"The program must hold less: {', '.join(named)}."]
 
 

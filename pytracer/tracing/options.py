@@ -194,7 +194,8 @@ class TracerOptions:
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
         "profiles; in a program that does not import verl's profiler, the same as "
-        '`"optimizer"`. Once the program calls `step()`, only that counts, unless steps are '
+        '`"optimizer"`, until another optimizer steps twice in between, as that of the next trial: '
+        "then its steps count. Once the program calls `step()`, only that counts, unless steps are "
         'selected. `"optimizer"`: each step of one torch optimizer, the first that steps. '
         '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. '
         '`"none"`: only `step()`. `None`: the same as `"framework"`; where steps are selected, as '

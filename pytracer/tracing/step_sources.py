@@ -21,6 +21,7 @@ def _ignore(_step: int | None = None) -> None:
     """Replace a function of a source that was closed, which would form a reference cycle."""
 
 
+_MOST_OTHERS = 4096  # optimizers that step once for each step of the followed one
 _sources: "weakref.WeakSet[_OptimizerSteps]" = weakref.WeakSet()
 
 
@@ -98,10 +99,11 @@ class _OptimizerSteps(Source):
         if self._followed() is optimizer:
             self._enter(None)
         else:
-            self._note_other(type(optimizer).__name__)
+            self._note_other(optimizer)
 
-    def _note_other(self, name: str) -> None:
+    def _note_other(self, optimizer: Any) -> None:
         """Take note that an optimizer that is not followed has stepped."""
+        name = type(optimizer).__name__
         if self._wanted in ("", name):
             first = self._class_name
             warn_once(f"steps are those of the first {first}; another {name} is not counted")
@@ -121,11 +123,16 @@ class _OptimizerSteps(Source):
 
 
 class _FrameworkSteps(_OptimizerSteps):
-    """The steps that verl profiles; in a program without verl, those of the first optimizer."""
+    """The steps that verl profiles; in a program without verl, those of an optimizer.
+
+    It is the first one that steps, until another one steps twice in between: the next trial's, if a
+    program keeps those of earlier trials.
+    """
 
     def __init__(self, enter: EnterStep, restart: Callable[[], None]) -> None:
         super().__init__(enter, "")
         self._restart = restart
+        self._others: set[int] = set()  # the ids of those that have stepped since
         self._begins_in_a_step = not self._is_verls
         verl.listeners.add(self._verl_reports)
         verl.follow()
@@ -167,11 +174,17 @@ class _FrameworkSteps(_OptimizerSteps):
         self._enter(step)
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._is_verls:
-            super()._stepped(optimizer, args, kwargs)
+        if self._is_verls:
+            return
+        if id(optimizer) in self._others:
+            self._followed = None
+        super()._stepped(optimizer, args, kwargs)
+        if self._followed is not None and self._followed() is optimizer:
+            self._others.clear()
 
-    def _note_other(self, name: str) -> None:
-        """Say nothing: nobody has asked for the steps of an optimizer."""
+    def _note_other(self, optimizer: Any) -> None:
+        if len(self._others) < _MOST_OTHERS:
+            self._others.add(id(optimizer))
 
     def close(self) -> None:
         verl.listeners.discard(self._verl_reports)

@@ -16,6 +16,7 @@ LOAD = (f"{TORCH}/serialization.py", "restore_location", 1)
 SAFE = ("/venv/lib/python3.11/site-packages/safetensors/torch.py", "load_file", 1)
 UPDATE = (f"{TORCH}/optim/adam.py", "_multi_tensor_adam", 1)
 STEP = (f"{TORCH}/optim/optimizer.py", "wrapper", 1)
+CALL = (f"{TORCH}/nn/modules/module.py", "_call_impl", 1)
 BACKWARD = (f"{TORCH}/autograd/graph.py", "_engine_run_backward", 1)
 FUSED = "Create the optimizer with fused=True"
 
@@ -59,10 +60,10 @@ def test_lists_of_an_update() -> None:
 
 def test_gradients_of_the_step_before() -> None:
     blocks = [(100, TRAIN, "gradient"), (100, TRAIN, "parameter")]
-    (text,) = found(blocks)
+    (text,) = found(blocks, CALL)
     assert "100 KiB of gradients of the step before" in text
-    # AND the backward pass and the optimizer need them
-    assert found(blocks, BACKWARD) == found(blocks, STEP) == []
+    # AND the backward pass and the optimizer need them, and others may be no forward pass
+    assert found(blocks, BACKWARD) == found(blocks, STEP) == found(blocks) == []
 
 
 def test_files_without_an_out_of_memory_error_have_none() -> None:

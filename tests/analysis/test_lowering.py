@@ -77,8 +77,13 @@ def test_little_is_not_named() -> None:
         "The program must hold less: a smaller batch."
     ]
     # AND what the program does not have is no remedy
-    found = lowering(usage(parameter=GIB, optimizer_state=GIB), missing_bytes=GIB, is_needed=True)
-    assert found == ["The program must hold less: a smaller optimizer."]
+    for sizes, expected in (
+        ({"parameter": GIB}, "a smaller or sharded model."),
+        ({"parameter": GIB, "optimizer_state": 2 * GIB}, "a smaller optimizer."),
+        ({"activation": GIB}, "a smaller batch, checkpointing."),
+    ):
+        found = lowering(usage(**sizes), missing_bytes=9 * GIB, is_needed=True)
+        assert found == [f"The program must hold less: {expected}"]
     # At a peak, one kind of memory is no reason to say something.
     assert lowering(usage(unknown=GIB, activation=GIB)) == []
     assert len(lowering(usage(optimizer_state=GIB, activation=GIB))) == 1

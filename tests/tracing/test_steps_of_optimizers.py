@@ -45,6 +45,26 @@ def test_the_first_optimizer_that_steps_reports_the_steps(
     assert tracer.current_step == 5
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("AAA", [2, 3, 4]),
+        ("ABABAB", [2, 2, 3, 3, 4, 4]),  # an actor and a critic
+        ("AABBBCCC", [2, 3, 3, 4, 5, 5, 6, 7]),  # trials whose optimizers are kept
+        ("ABBABB", [2, 2, 3, 3, 4, 5]),  # B steps more often: it counts
+        ("ABCDABCD", [2, 2, 2, 2, 3, 3, 3, 3]),  # one for each layer
+    ],
+)
+def test_another_optimizer_that_steps_twice_in_between(steps: str, expected: list[int]) -> None:
+    kinds = {name: optimizer() for name in steps}
+    with Tracer(device="cpu", step_from="framework") as tracer:
+        counted = []
+        for name in steps:
+            kinds[name].step()
+            counted.append(tracer.current_step)
+    assert counted == expected
+
+
 def test_an_optimizer_by_the_name_of_its_class() -> None:
     actor, critic, second_critic = optimizer(torch.optim.AdamW), optimizer(), optimizer()
     with Tracer(device="cpu", step_from="optimizer:SGD") as tracer:

@@ -45,6 +45,7 @@ class Observation:
         is_owned: bool, whether a model or an optimizer has the block at the end. Gradients and
             states of an optimizer that are made late are no leak: the parameters bound them.
         is_of_model: bool, whether the block is a parameter or a buffer at the end.
+        is_workspace: bool, whether cuBLAS has the block, which the end of a program does not free.
         slots: The number of slots.
         position: float64, the position of each slot: its step, or its time in seconds.
         has_steps: Whether the slots are steps.
@@ -62,6 +63,7 @@ class Observation:
     files: ProgramFiles
     is_owned: Column
     is_of_model: Column
+    is_workspace: Column
     slots: int
     position: Column
     has_steps: bool
@@ -95,6 +97,7 @@ class _Search:
         lives = seen.lives
         # What a program holds all the time, such as its model.
         self._is_background = (lives.death == seen.slots) & (lives.birth <= seen.slots // 3)
+        self._is_background &= ~seen.is_workspace
         self._background = int(lives.size_bytes[self._is_background].sum())
         self._background_freed = int(
             lives.size_bytes[self._is_background & lives.is_freed_later].sum()

@@ -251,6 +251,7 @@ def _observe(data: DeviceData, slots: Timeline) -> Observation:
         files=program_files(data.snapshot.stacks),
         is_owned=~are_of_category(data.snapshot, row, OF_NO_MODEL.__contains__) & (row >= 0),
         is_of_model=is_of_model,
+        is_workspace=are_of_category(data.snapshot, row, "workspace".__eq__),
         slots=count,
         position=slots.position,
         has_steps=has_steps,

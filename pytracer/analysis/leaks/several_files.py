@@ -198,13 +198,15 @@ def _compare_ends(
     sites: dict[Frame | None, int] = {}
     site = [sites.setdefault(path[0] if path else None, len(sites)) for path in paths]
     lives = _lives(ends, {key: number for number, key in enumerate(stacks)})
+    none = np.zeros(len(lives), bool)
     seen = Observation(
         lives=lives,
         site=np.array(site, np.int64),
         frames=paths.__getitem__,
         files=common_files(file.program_files for file in files),
-        is_owned=np.zeros(len(lives), bool),
-        is_of_model=np.zeros(len(lives), bool),
+        is_owned=none,
+        is_of_model=none,
+        is_workspace=none,
         slots=slots,
         position=np.array(known[1:] if has_steps else range(2, slots + 2), np.float64),
         has_steps=has_steps,

@@ -76,11 +76,12 @@ TEST(a_block_that_is_a_workspace_has_it_as_its_owner) {
   CHECK(std::string(kRuleNames[static_cast<int>(Rule::cublas)]) == "cublas");
 }
 
-TEST(a_block_without_an_owner_has_the_first_holder_within_it) {
+TEST(a_block_has_the_first_holder_within_it) {
   const std::vector<Owner> owners = {owner(100, 50, Category::parameter, "p"),
-                                     owner(400, 50, Category::activation, "node.saved")};
+                                     owner(400, 50, Category::activation, "node.saved"),
+                                     owner(800, 50, Category::parameter, "q")};
   const std::vector<Holder> holders = {{700, 0, ""},      {410, 0, "losses of main()"},
-                                       {420, 0, "later"}, {100, 0, "of a parameter"},
+                                       {420, 0, "later"}, {100, 0, "models of main()"},
                                        {900, 1, "another device"}};
   // The text of a block of 100 bytes; "null": it may have a holder that was not looked for.
   const auto holder = [&](uint64_t address, bool is_cut_short = false) -> std::string {
@@ -91,7 +92,8 @@ TEST(a_block_without_an_owner_has_the_first_holder_within_it) {
   };
   CHECK(holder(400) == "losses of main()");
   CHECK(holder(411) == "later");
-  CHECK(holder(100) == "null");  // its owner says more
+  CHECK(holder(100) == "models of main()");  // what keeps the model
+  CHECK(holder(800) == "null");  // its owner is a Python tensor
   CHECK(holder(700) == "null");  // a tensor that nobody was found to hold
   CHECK(holder(900) == "no Python tensor" && holder(900, true) == "null");
 }

@@ -46,7 +46,7 @@ class EarlierRequests:
         has_steps: Whether the program marked steps; else all events count as one step.
         growing: In how many steps the line has requested memory, if it was more in nearly each of
             them than in the one before, from `least_bytes` on; else 0.
-        least_bytes: Its largest request in the first of them.
+        least_bytes: Its largest request in the first of them; 0 without one.
     """
 
     steps: int
@@ -71,7 +71,6 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
     alloc = np.flatnonzero((trace.action[:event] == ALLOC) & (sites[trace.stack[:event]] == site))
     begins = np.array([first for _, first in data.boundaries if first <= event], np.int64)
     step = np.searchsorted(begins, alloc, "right")
-    earlier = alloc[step < len(begins)]
     now = _without_small(trace.size_bytes, alloc[step == len(begins)])
     size, replaced = trace.size_bytes[np.append(now, event)], 0
     if len(now) >= _LEAST_REPLACED and _grows(size):
@@ -91,12 +90,12 @@ def earlier_requests(data: DeviceData, event: int) -> EarlierRequests | None:
     is_larger = is_same_use and _is_larger_step(data, sites, event, begins)
     return EarlierRequests(
         steps=len(steps) if is_larger else 0,
-        most_bytes=int(trace.size_bytes[earlier].max(initial=0)),
+        most_bytes=int(of_step[:-1].max(initial=0)),
         replaced=replaced if 2 * replaced >= len(now) else 0,
         first_bytes=int(size[0]) if len(now) else 0,
         has_steps=data.has_marked_steps,
         growing=len(most_of_step) if is_growing else 0,
-        least_bytes=int(most_of_step[0]),
+        least_bytes=int(most_of_step[0]) if is_growing else 0,
     )
 
 

@@ -378,6 +378,15 @@ def test_a_line_that_is_used_for_something_else(others: int, part: int, steps: i
     assert found.steps == steps
 
 
+def test_a_line_that_has_requested_nothing_of_a_known_size() -> None:
+    # GIVEN a library that got no memory, whose request has no size
+    program = Program()
+    program.out_of_memory(0, 0, LINE)
+    found = earlier_requests(device_data(program.snapshot(), 0), 0)
+    assert found is not None
+    assert (found.most_bytes, found.replaced, found.growing) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("of_steps", "growing"),
     [

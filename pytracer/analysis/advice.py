@@ -121,10 +121,9 @@ class Memory:
     def is_nearly_all(self) -> bool:
         """Whether nearly all memory was allocated."""
         sample = self.oom.sample
-        if sample is None:
-            return False
-        total = sample.reserved_bytes + self.oom.available_bytes
-        return sample.allocated_bytes >= NEARLY_ALL * total
+        return sample is not None and (
+            sample.allocated_bytes >= NEARLY_ALL * self.oom.most_reserved_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,8 @@ def advise_after_oom(
         lower += _less(memory, kinds, is_needed=is_too_little and not has_reason)
         # A setting with which this allocation succeeds moves the failure of a program that needs
         # more, or keeps more and more.
-        is_dropped = kinds & {GARBAGE, EXCEPTION} or memory.is_nearly_all
-        if kinds <= _HELD or (has_reason and is_dropped):
+        moves = kinds & {GARBAGE, EXCEPTION} or memory.is_nearly_all
+        if kinds <= _HELD or (has_reason and moves):
             trials = []
         settings = _of_settings(data, path, kinds, trials)
         suggestions = settings + lower if FRAGMENTED in kinds else lower + settings
@@ -203,7 +202,7 @@ def _less(memory: Memory, kinds: Set[str], *, is_needed: bool) -> list[Suggestio
         found += (Suggestion("", why) for why in memory.avoidable)
     total, missing, asked = 0, 0, memory.oom.requested_bytes
     if sample is not None:
-        total = sample.reserved_bytes + memory.oom.available_bytes
+        total = memory.oom.most_reserved_bytes
         missing = asked + sample.allocated_bytes - total
     if TOO_LARGE in kinds and 2 * asked > total:
         why = (

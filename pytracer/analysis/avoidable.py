@@ -6,8 +6,9 @@ import numpy as np
 
 from pytracer.analysis.call_sites import first_frames, frames_matching
 from pytracer.analysis.held_memory import HeldMemory
-from pytracer.analysis.stack_places import MODULE, stack_places
+from pytracer.analysis.stack_places import MODULE
 from pytracer.reading.snapshot import OOM, Column, Stacks
+from pytracer.reading.steps import begin_of_step
 from pytracer.text import size
 
 _LEAST_PART = 0.05
@@ -50,9 +51,9 @@ def avoidable(held: HeldMemory) -> list[str]:
     scores = _of_scores(held, now, asked, _LEAST_SCORES * total)
     loaded = bytes_from(_have(stacks, frames_matching(_LOADS.fullmatch, stacks, "filename")))
     updates = bytes_from(_have(stacks, frames_matching(_UPDATES_ALL.fullmatch, stacks, "name")))
-    step = max((first for _, first in held.data.boundaries if first <= event), default=0)
-    is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < step)
-    is_forward = stack_places(stacks).place[now] == MODULE
+    begin = begin_of_step(held.data.boundaries, event)
+    is_old = held.is_in({"gradient"}) & (held.column("alloc_event") < begin)
+    is_forward = held.data.stack_places.place[now] == MODULE
     # Not every NPU has fused updates, and the update of one parameter takes as much as this one.
     ways = ["fused=True"] * (held.data.snapshot.backend(held.data.device) != "npu")
     ways += ["foreach=False"] * (2 * asked < updates)

@@ -7,6 +7,7 @@ import numpy as np
 
 from pytracer.analysis.block_categories import BlockCategories, block_categories
 from pytracer.analysis.history import ContradictionError, History, replay, unknown_history
+from pytracer.analysis.stack_places import StackPlaces, stack_places
 from pytracer.analysis.trace_sum import sum_trace
 from pytracer.errors import PytracerError
 from pytracer.reading.metadata import Boundaries, DeviceMetadata, FileMetadata
@@ -53,6 +54,11 @@ class DeviceData:
         if not self.boundaries or not file.is_pytracers:
             return bool(self.boundaries)
         return (file.current_step or 1) > 1 or any(step > 1 for step, _ in self.boundaries)
+
+    @cached_property
+    def stack_places(self) -> StackPlaces:
+        """Where in a training each stack is."""
+        return stack_places(self.snapshot.stacks)
 
     @cached_property
     def block_categories(self) -> BlockCategories | None:

@@ -17,7 +17,7 @@ from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
 from pytracer.analysis.modules import PREFIXES, modules_of
-from pytracer.analysis.stack_places import BACKWARD, stack_places
+from pytracer.analysis.stack_places import BACKWARD
 from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks
 from pytracer.reading.steps import step_at
 
@@ -181,7 +181,7 @@ class HeldMemory:
         """Return for each block how many backward passes began before it was allocated."""
         trace = self.data.trace
         allocs = np.flatnonzero(trace.action == ALLOC)
-        is_backward = stack_places(self.stacks).place[trace.stack[allocs]] == BACKWARD
+        is_backward = self.data.stack_places.place[trace.stack[allocs]] == BACKWARD
         begins = allocs[is_backward & ~np.append(False, is_backward[:-1])]
         found: Column = np.searchsorted(begins, self.column("alloc_event"))
         return found

@@ -119,18 +119,25 @@ def _shared(holders: Collection[str]) -> str:
     return _ITEM.sub(lambda _: next(shown), next(iter(holders)))
 
 
-def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
-    """Return the name of the holder of at least half of the bytes; None if there is none.
+def main_holders(
+    strings: Sequence[str], holder: Column, size_bytes: Column, least: float = 0.5
+) -> list[str]:
+    """Return the names of the holders of a part of the bytes, those that hold most first.
 
     Args:
         strings: The texts of holders.
         holder: int64, an index in `strings` for each block.
         size_bytes: int64, the bytes of each block.
+        least: The least part.
     """
     names, group = holder_names(strings, holder)
     sums = np.zeros(len(names), np.int64)
     np.add.at(sums, group, size_bytes)
-    is_most = 2 * sums >= sums.sum()
-    return next(
-        (name for name, is_main in zip(names, is_most, strict=True) if name and is_main), None
-    )
+    order = np.argsort(-sums, kind="stable")
+    found = ((names[i], sums[i] >= least * sums.sum()) for i in order.tolist())
+    return [name for name, is_much in found if name and is_much]
+
+
+def main_holder(strings: Sequence[str], holder: Column, size_bytes: Column) -> str | None:
+    """Return the name of the holder of at least half of the bytes; None if there is none."""
+    return next(iter(main_holders(strings, holder, size_bytes)), None)

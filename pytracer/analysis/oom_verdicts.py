@@ -101,13 +101,12 @@ def verdicts(oom: OutOfMemory, around: Surroundings) -> list[Verdict]:
         exhausted = [_too_large(oom, sample)]
     if exhausted:
         return [_with_growth(exhausted[0], oom, around)]
-    earlier = around.earlier
-    has_grown = earlier is not None and (earlier.replaced > 0 or earlier.growing > 0)
-    if not is_free and (has_grown or _is_larger_input(oom, around)):
-        return [_with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)]
-    return [
-        _of_enough_memory(oom) if is_free else Verdict(UNKNOWN, _why_unknown(oom, sample, around))
-    ]
+    if is_free:
+        return [_of_enough_memory(oom)]
+    grown = _with_growth(Verdict(UNKNOWN, _use_text(oom, sample, around)), oom, around)
+    if grown.kind != UNKNOWN:
+        return [grown]
+    return [Verdict(UNKNOWN, _why_unknown(oom, sample, around))]
 
 
 def _leak(oom: OutOfMemory, around: Surroundings) -> Iterator[Verdict]:
@@ -223,7 +222,7 @@ def _is_known(oom: OutOfMemory, around: Surroundings) -> bool:
         return True
     if around.has_step and not _is_larger_input(oom, around):
         return True
-    return own >= MUCH_IN_PIECES * (sample.reserved_bytes + oom.available_bytes)
+    return own >= MUCH_IN_PIECES * oom.most_reserved_bytes
 
 
 def _had_as_much(oom: OutOfMemory, around: Surroundings) -> bool:
@@ -243,7 +242,7 @@ def _is_larger_input(oom: OutOfMemory, around: Surroundings) -> bool:
 
 
 def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> Iterator[Verdict]:
-    total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
+    total, held = oom.most_reserved_bytes, sample.allocated_bytes
     wanted = held + oom.requested_bytes
     # A program that has had as much before can go on, if only the memory were in one piece. And a
     # request for more than half of the memory is too large by itself.
@@ -262,7 +261,7 @@ def _exhausted(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> I
 
 def _use_text(oom: OutOfMemory, sample: UsageSample, around: Surroundings) -> str:
     """Return how much of the memory was allocated, and what was still needed, if that is known."""
-    total, held = sample.reserved_bytes + oom.available_bytes, sample.allocated_bytes
+    total, held = oom.most_reserved_bytes, sample.allocated_bytes
     wanted, pieces = held + oom.requested_bytes, sample.free_bytes
     text = (
         f"{size(held)} of the {size(total)} that the allocator could have were allocated "
@@ -333,7 +332,7 @@ def _with_growth(verdict: Verdict, oom: OutOfMemory, around: Surroundings) -> Ve
 def _most_available(oom: OutOfMemory, sample: UsageSample) -> int:
     """Return the memory that an ideal allocator would have had: no rounding, no unusable piece."""
     waiting = sample.active_bytes - sample.allocated_bytes + (sample.uncertain_bytes or 0)
-    return oom.available_bytes + sample.reserved_bytes - sample.requested_bytes + waiting
+    return oom.most_reserved_bytes - sample.requested_bytes + waiting
 
 
 def _too_large(oom: OutOfMemory, sample: UsageSample) -> Verdict:

@@ -130,6 +130,11 @@ class OutOfMemory:
     sample: UsageSample | None
     library_error: str | None
 
+    @property
+    def most_reserved_bytes(self) -> int:
+        """What the allocator could have: what it had reserved, and what was available to it."""
+        return self.available_bytes + (0 if self.sample is None else self.sample.reserved_bytes)
+
 
 def out_of_memories(data: DeviceData) -> list[OutOfMemory]:
     """Return each out-of-memory error of a device."""

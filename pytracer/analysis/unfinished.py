@@ -15,6 +15,7 @@ from pytracer.analysis.categories import CategoryUsage
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.ooms import OutOfMemory
 from pytracer.reading.snapshot import ALLOC, Column
+from pytracer.reading.steps import begin_of_step
 from pytracer.text import size
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.)")  # of a layer, in the name of a parameter
@@ -185,7 +186,7 @@ def _period(parts: list[dict[str, int]]) -> int:
 def _repeated_requests(data: DeviceData, event: int) -> list[Column]:
     """Return the events of each request that has been repeated in the step, to the same size."""
     trace = data.trace
-    begin = max((first for _, first in data.boundaries if first <= event), default=0)
+    begin = begin_of_step(data.boundaries, event)
     alloc = begin + np.flatnonzero(trace.action[begin:event] == ALLOC)
     sizes, of_size = np.unique(trace.size_bytes[alloc], return_inverse=True)
     request = trace.stack[alloc].astype(np.int64) * len(sizes) + of_size

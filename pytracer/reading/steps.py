@@ -64,6 +64,12 @@ def step_at(boundaries: Boundaries, event: int) -> int | None:
     return boundaries[after - 1][0] if after else None
 
 
+def begin_of_step(boundaries: Boundaries, event: int) -> int:
+    """Return the first event of the step of an event; 0 if it is before the first boundary."""
+    after = bisect_right(boundaries, event, key=lambda boundary: boundary[1])
+    return boundaries[after - 1][1] if after else 0
+
+
 def _profiler_steps(snapshot: Snapshot, device: int) -> Iterator[tuple[int, int]]:
     time_us = snapshot.traces[device].time_us
     if len(time_us) == 0 or time_us.min() == NO_TIME:

@@ -12,6 +12,7 @@ import pytest
 from amount import amount
 
 from pytracer.analysis import explain
+from pytracer.analysis.answer import Answer
 from pytracer.analysis.answer_words import answer_of
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.oom_verdict_kinds import (
@@ -235,14 +236,18 @@ def test_how_far_an_optimizer_was(backend: str, tmp_path: Path) -> None:
     assert larger == {name: "passed"}
 
 
+def answer_at_end(backend: str, folder: Path, name: str, **more: str) -> Answer:
+    """Return the answer about a program that does not run out of memory."""
+    assert run(backend, folder, name, OUTPUT=str(folder), **more) == {name: "passed"}
+    (path,) = folder.glob(f"{name}/exit/*.pickle")
+    return answer_of(explain(load(path))[0])
+
+
 @pytest.mark.parametrize("has_remedy", [False, True])
 def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_remedy: bool) -> None:
     # WHEN each of 8 steps has a stream of its own
     more = {"REMEDY": "1"} if has_remedy else {}
-    name = "streams_of_steps"
-    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path), **more) == {name: "passed"}
-    (path,) = tmp_path.glob(f"{name}/exit/*.pickle")
-    answer = answer_of(explain(load(path))[0])
+    answer = answer_at_end(backend, tmp_path, "streams_of_steps", **more)
     # THEN the memory of all but the last two is cached for nothing
     if has_remedy:
         assert answer.verdict == "NO PROBLEM FOUND"
@@ -261,10 +266,8 @@ def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_re
 def test_freed_blocks_that_a_stream_uses(backend: str, tmp_path: Path, has_remedy: bool) -> None:
     # WHEN a stream is slow to use blocks that the program has freed
     more = {"REMEDY": "1"} if has_remedy else {}
-    name, queries = "blocks_that_another_stream_uses", {"SIMULATED_PENDING_QUERIES": "8"}
-    assert run(backend, tmp_path, name, OUTPUT=str(tmp_path), **queries, **more) == {name: "passed"}
-    (path,) = tmp_path.glob(f"{name}/exit/*.pickle")
-    answer = answer_of(explain(load(path))[0])
+    name = "blocks_that_another_stream_uses"
+    answer = answer_at_end(backend, tmp_path, name, SIMULATED_PENDING_QUERIES="8", **more)
     # THEN the answer names how much waits for it, and which lines made and freed it
     if has_remedy:
         assert answer.verdict == "NO PROBLEM FOUND"

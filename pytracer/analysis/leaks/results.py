@@ -9,11 +9,10 @@ import numpy as np
 from pytracer.analysis.allocator_rules import MIN_BLOCK_BYTES
 from pytracer.analysis.frame_text import call_site_text, is_users
 from pytracer.analysis.holder_names import (
-    folded,
     is_garbage,
     kept_by_text,
     look_at,
-    main_holder,
+    main_holders,
     tells_where,
 )
 from pytracer.reading.snapshot import Frame
@@ -218,23 +217,23 @@ def where_text(growths: Sequence[Growth]) -> str:
 
 def holder_of(growths: Sequence[Growth]) -> str | None:
     """Return the Python object that keeps at least half of the memory; None if it is unknown."""
+    return next(iter(_holders(growths, least=0.5)), None)
+
+
+def _holders(growths: Sequence[Growth], least: float) -> list[str]:
+    """Return the objects that keep at least a part of the memory, those that keep most first."""
     names = [growth.kept_by or "" for growth in growths]
     size_bytes = np.array([growth.held_bytes for growth in growths], np.int64)
-    return main_holder(names, np.arange(len(names)), size_bytes)
+    return main_holders(names, np.arange(len(names)), size_bytes, least)
 
 
 def _second_holder(growths: Sequence[Growth]) -> str | None:
-    """Return the object that keeps most of the rest, if that is a quarter of the memory."""
-    main = holder_of(growths)
-    if main is None:
+    """Return the object that keeps a quarter of the memory, next to one that keeps half."""
+    holders = _holders(growths, least=0.25)[:2]
+    if len(holders) < 2 or holder_of(growths) is None:
         return None
-    rest = [growth for growth in growths if folded(growth.kept_by or "") != folded(main)]
-    second = holder_of(rest)
-    if not all(tells_where(name) and not is_garbage(name) for name in (main, second)):
-        return None
-    of_second = [growth for growth in rest if folded(growth.kept_by or "") == folded(second or "")]
-    total = sum(growth.held_bytes for growth in growths)
-    return second if 4 * sum(each.held_bytes for each in of_second) >= total else None
+    is_named = all(tells_where(name) and not is_garbage(name) for name in holders)
+    return holders[1] if is_named else None
 
 
 def source_text(growths: Sequence[Growth]) -> str:

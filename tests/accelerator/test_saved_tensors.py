@@ -7,6 +7,9 @@ from pathlib import Path
 import processes
 import pytest
 
+from pytracer.analysis import explain
+from pytracer.reading import load
+
 PROGRAM = """
 import sys
 
@@ -53,3 +56,10 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
                 sizes[block["category"]] += block["size"]
     assert sizes["activation"] > 32 << 20
     assert sizes["unknown"] < 0.15 * sizes["activation"]
+    # AND the gradients on their way through the backward pass are temporary
+    (explanation,) = explain(load(path))
+    found = {each.category: each.size_bytes for each in explanation.categories}
+    if where == "backward":
+        assert found["temporary"] >= 2048 * 256 * 4
+    else:
+        assert "temporary" not in found

@@ -15,6 +15,7 @@ import sys
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pytracer
 
@@ -33,6 +34,10 @@ with pytracer.Tracer(output, device=backend):
     x = torch.ones(2048, 256, device=backend)
     if where == "forward":
         rest = fill_all_but(200 << 20)
+    if where == "autocast":
+        with torch.autocast(backend, torch.bfloat16):
+            y = checkpoint(model, x, use_reentrant=False)
+            torch.empty(1 << 40, dtype=torch.uint8, device=backend)
     y = model(x)
     loss = y.square().mean()
     del y
@@ -63,3 +68,14 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
         assert found["temporary"] >= 2048 * 256 * 4
     else:
         assert "temporary" not in found
+
+
+def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:
+    # GIVEN a checkpoint after which memory runs out: no node keeps the copies of parameters that
+    # autocast makes, in its cache
+    done = processes.run(PROGRAM, backend, "autocast", tmp_path / "out", cwd=tmp_path)
+    assert "OutOfMemoryError" in done.stderr
+    (path,) = (tmp_path / "out").glob("oom_*/*")
+    found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
+    # THEN they are temporary: 16 of 1 MiB, and those of biases
+    assert 16 << 20 <= found["temporary"] < 17 << 20

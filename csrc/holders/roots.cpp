@@ -20,6 +20,12 @@ bool is_comprehension(PyCodeObject* code) {
   return name == "<listcomp>" || name == "<dictcomp>" || name == "<setcomp>";
 }
 
+// Whether torch has generated the code, as torch.compile does. The names in it say nothing.
+bool is_generated(PyCodeObject* code) {
+  const std::string file = text_of(code->co_filename, 1000);
+  return file.rfind("<eval_with_key>", 0) == 0 || file.find("/torchinductor_") != std::string::npos;
+}
+
 // The name of the function whose code an expression is.
 std::string function_of_expression(PyCodeObject* code) {
   const std::string name = function_name(code);
@@ -116,6 +122,7 @@ Roots::Name Roots::name_of(PyObject* object) const {
   const Root& root = place->second;
   switch (root.kind) {
     case Kind::variable:
+      if (is_generated(root.code)) return {"", "compiled code"};
       return {variable_name(root.code, root.slot), function_name(root.code) + "()"};
     case Kind::temporary: {
       const std::string function = function_of_expression(root.code);

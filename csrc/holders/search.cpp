@@ -55,8 +55,13 @@ class Search {
     for (Py_ssize_t i = 0; i < count; ++i) {
       const size_t target = numbers_.at(PyList_GET_ITEM(targets_, i));
       const bool is_over = std::chrono::steady_clock::now() > end_;
-      texts.push_back(is_over ? "" : nodes_[target].distance < kFar ? path_to(target)
-                                                                    : cycle_of(target));
+      if (is_over) {
+        texts.emplace_back();
+      } else if (nodes_[target].distance < kFar) {
+        texts.push_back(path_to(target));
+      } else {
+        texts.push_back(is_temporary(target) ? "a temporary value" : cycle_of(target));
+      }
     }
     return texts;
   }
@@ -188,6 +193,17 @@ class Search {
       }  // else: a variable that an inner function uses, too
     }
     return name.text() + keeper;
+  }
+
+  // Whether no object refers to the target but the arguments of a call, so that code that runs has it.
+  bool is_temporary(size_t target) const {
+    const Node& node = nodes_[target];
+    if (node.is_cut || passes_ <= node.added) return false;
+    return std::all_of(node.holders.begin(), node.holders.end(), [this](size_t each) {
+      const Node& holder = nodes_[each];
+      const bool is_of_call = PyTuple_CheckExact(holder.object) || PyDict_CheckExact(holder.object);
+      return is_of_call && holder.holders.empty() && !holder.is_cut && passes_ > holder.added;
+    });
   }
 
   // Whether only objects that hold each other hold the target; "": something else may.

@@ -21,7 +21,8 @@ struct SearchBounds {
   size_t holders = 50'000; // how many are wanted at most
 };
 
-// Returns who holds each target: "losses[41] of main()"; "": nobody was found. Throws std::bad_alloc.
+// Returns who holds each target: "losses[41] of main()"; "a temporary value": code that runs; "":
+// nobody was found. Throws std::bad_alloc.
 //
 // `objects`: a list with all objects of the collector. `targets`: a list; it holds none of them.
 // `frames` and `exceptions`: as for Roots.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History, Lifetimes
-from pytracer.analysis.holder_names import NO_TENSOR, tells_where
+from pytracer.analysis.holder_names import COMPILED, tells_where
 from pytracer.analysis.stack_places import (
     BACKWARD,
     MODULE,
@@ -41,9 +41,11 @@ class Rule(Enum):
     BUFFER = "buffer", "noted"
     STATE = "optimizer_state", "noted"
     FREED_BY_NODE = "activation", "freed_by_node"
+    COMPILED = "activation", "compiled_backward"
     WITHIN_FORWARD = "temporary", "within_forward"
     WITHIN_OPTIMIZER = "temporary", "within_optimizer"
     WITHIN_BACKWARD = "temporary", "within_backward"
+    IN_OPERATOR = "temporary", "in_operator"
     IN_FORWARD = "temporary", "in_forward"
     IN_BACKWARD = "temporary", "in_backward"
     ZERO_GRAD = "gradient", "zero_grad"
@@ -119,13 +121,18 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
         kind = _kinds_by_life(snapshot, device, lives)
     row = rows_at_end(snapshot, device, lives)
     found = np.flatnonzero(row >= 0)
-    # What a Python object keeps may outlive the pass. In the forward pass, it is one in most cases.
-    for rule, may_have, otherwise in (
-        (Rule.IN_BACKWARD, lambda text: not tells_where(text), Rule.NO_FACT),
-        (Rule.IN_FORWARD, lambda text: text == NO_TENSOR, Rule.FROM_FORWARD),
+    # What a Python object keeps may outlive the pass. Outside of the backward pass, one keeps most.
+    holder = snapshot.blocks.holder[row[found]]
+    is_held = texts_matching(tells_where, snapshot.strings, holder)
+    may_be_held = is_held | (holder == 0)
+    is_compiled = texts_matching(lambda text: text.endswith(COMPILED), snapshot.strings, holder)
+    for rule, is_kept, otherwise in (
+        (Rule.IN_BACKWARD, is_held, Rule.NO_FACT),
+        (Rule.IN_OPERATOR, may_be_held, Rule.NO_FACT),
+        (Rule.IN_FORWARD, may_be_held, Rule.FROM_FORWARD),
+        (Rule.COMPILED, ~is_compiled, Rule.FROM_FORWARD),
     ):
-        may_be = texts_matching(may_have, snapshot.strings, snapshot.blocks.holder[row[found]])
-        kind[found[~may_be & (kind[found] == rule.number)]] = otherwise.number
+        kind[found[is_kept & (kind[found] == rule.number)]] = otherwise.number
     of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
     # A node that keeps a block does not tell what came from the program, or from other ranks.
@@ -204,8 +211,10 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_within = np.zeros(len(lives), bool)
     is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
     is_within &= place != OUTSIDE
-    is_in_pass = is_in_trace & (lives.free_requested_event >= len(trace))
-    is_in_pass &= run[lives.alloc_event] == _failed_run(snapshot, device, places, run)
+    failed_stack, failed_run = _failed(snapshot, device, places, run)
+    fails_in_backward = failed_stack >= 0 and places.place[failed_stack] == BACKWARD
+    is_left = is_in_trace & (lives.free_requested_event >= len(trace))
+    is_in_pass = is_left & (run[lives.alloc_event] == failed_run)
     # A later pass freed what a pass with a graph of its own had kept for it.
     call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
     is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
@@ -240,7 +249,9 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         (Rule.RESULT, is_result & is_known & (place == MODULE)),
         (Rule.RETURNED, is_returned & by_engine),
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
+        (Rule.IN_OPERATOR, is_left & (place == OUTSIDE) & (lives.stack == failed_stack)),
         (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
+        (Rule.COMPILED, is_left & (place == MODULE) & fails_in_backward),
         (Rule.FROM_FORWARD, is_known & (place == MODULE)),
     ]
     numbers = [rule.number for rule, _ in rules]
@@ -285,17 +296,19 @@ def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
     return runs
 
 
-def _failed_run(snapshot: Snapshot, device: int, places: StackPlaces, run: Column) -> int:
-    """Return the run of the pass that an out-of-memory error has ended; else -1."""
+def _failed(snapshot: Snapshot, device: int, places: StackPlaces, run: Column) -> tuple[int, int]:
+    """Return the stack of the file's out-of-memory error and the run of its pass; -1: none."""
     trace = snapshot.traces[device]
     failed = np.flatnonzero(trace.action == OOM)[-1:]
     if snapshot.metadata.oom_of(device) is None or not len(failed):
-        return -1
+        return -1, -1
     event = int(failed[0])
+    stack = int(trace.stack[event])
     first = np.flatnonzero(run[: event + 1] == run[event])[0]
-    at, begin = places.place[trace.stack[[event, first]]].tolist()
+    at, begin = places.place[stack], places.place[trace.stack[first]]
     # A loss is often computed right after the forward pass, in the same region of autocast.
-    return int(run[event]) if at == begin or (at, begin) == (OUTSIDE, MODULE) else -1
+    is_in_pass = at == begin or (at, begin) == (OUTSIDE, MODULE)
+    return stack or -1, int(run[event]) if is_in_pass else -1
 
 
 def _by_call_site(

@@ -11,6 +11,7 @@ from pytracer.reading.snapshot import Column, Snapshot
 NO_TENSOR = "no Python tensor"
 ITEM = "[…]"  # any item of a list or dict
 INSIDE = " (inside a "  # of a deque, and of other containers without numbers
+COMPILED = "compiled code"  # a variable of code that torch.compile made
 TEMPORARY = "a temporary value"  # of an expression that is computed, without a name
 _IS_GARBAGE = ", which gc.collect() would free"
 _OF_EXCEPTION = ", which the traceback of "

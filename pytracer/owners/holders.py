@@ -17,6 +17,7 @@ MAX_SECONDS = 0.3  # how long the search takes at most, in which no other thread
 
 _MAX_LOOKED = 100_000  # how many tensors are looked at, the youngest
 IS_GARBAGE = ", which gc.collect() would free"  # csrc/holders/search.cpp
+_TEMPORARY = "a temporary value"  # code that runs has it: csrc/holders/search.cpp
 
 Begin = tuple[int, int]
 """Where the storage of a tensor begins: the device, -1 for the CPU, and the address."""
@@ -63,16 +64,22 @@ class HoldersNow:
         self.found: dict[Begin, str] = {}
         self.of_tensors: dict[int, str] = {}
         garbage: dict[Begin, tuple[str, list[Any]]] = {}
+        unnamed: set[Begin] = set()
         for (begin, number), text, tensor in zip(chosen, texts, tensors, strict=True):
             if text.endswith(IS_GARBAGE):
                 garbage.setdefault(begin, (text, []))[1].append(tensor)
                 self.found.setdefault(begin, "")
+            elif text == _TEMPORARY:
+                unnamed.add(begin)
+                self.of_tensors[number] = ""
             else:
                 self.found[begin] = self.found.get(begin) or text
                 self.of_tensors[number] = text
         for begin, (text, kept) in garbage.items():
             if not self.found[begin] and _are_all(torch, kept):
                 self.found[begin] = text
+        for begin in unnamed:
+            self.found[begin] = self.found.get(begin) or _TEMPORARY
 
 
 def _are_all(torch: Any, tensors: list[Any]) -> bool:

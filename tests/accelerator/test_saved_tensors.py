@@ -38,6 +38,8 @@ with pytracer.Tracer(output, device=backend):
         with torch.autocast(backend, torch.bfloat16):
             y = checkpoint(model, x, use_reentrant=False)
             torch.empty(1 << 40, dtype=torch.uint8, device=backend)
+    if where == "compiled":
+        model = torch.compile(model, backend="aot_eager")
     y = model(x)
     loss = y.square().mean()
     del y
@@ -79,3 +81,13 @@ def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:
     found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
     # THEN they are temporary: 16 of 1 MiB, and those of biases
     assert 16 << 20 <= found["temporary"] < 17 << 20
+
+
+def test_what_compiled_code_keeps_for_its_backward_pass(backend: str, tmp_path: Path) -> None:
+    # GIVEN a compiled model that runs out of memory in its backward pass
+    done = processes.run(PROGRAM, backend, "compiled", tmp_path / "out", cwd=tmp_path)
+    assert "OutOfMemoryError" in done.stderr
+    (path,) = (tmp_path / "out").glob("oom_*/*")
+    found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
+    # THEN what it kept is activations: at least an input of 16 MiB for each GELU and its linear layer
+    assert found["activation"] >= 8 * 16 << 20

@@ -11,6 +11,7 @@ of these runs this script.
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -147,6 +148,7 @@ def command_section(context: click.Context, command: click.Command) -> Iterator[
         if not isinstance(parameter, click.Option) or not record or "--help" in parameter.opts:
             continue
         names, text = record
+        text = re.sub(r"(; |\[)x>=\d(?=\])", "", text).replace(" ]", "")  # a range that is obvious
         if parameter.name in SHARED:
             shared.append(f"`{parameter.opts[-1]}`")
         elif context.info_name != "run" or parameter.name not in OPTIONS:

@@ -237,10 +237,10 @@ class TracerOptions:
     )
     on_snapshot: Option[OnSnapshot, OnSnapshot] = Option(
         *(None, "MODULE:FUNCTION", str, form.check_callback),
-        'A function, or its name as `"package.module:function"`. It gets the path of each file that '
-        "the tracer has written by itself (not by `dump()`), on the thread that wrote it. There is "
-        "no call when `max_oom_snapshots` or `keep_last` deletes a file. `pytracer.integrations` "
-        "has functions that upload it.",
+        'A function, or its name as `"package.module:function"`. It gets the path of each file '
+        "that the tracer has written by itself (not by `dump()`), on the thread that wrote it. "
+        "There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
+        "`pytracer.integrations` has functions that upload it.",
     )
     dump_signal: Option[str | int | None, signal.Signals | None] = Option(
         *(None, "SIGNAL", str, form.check_signal),

@@ -66,6 +66,17 @@ def test_a_command_that_records_names_what_is_missing(command: str, tmp_path: Pa
     assert done.stderr == message
 
 
+def test_the_doctor_says_what_is_possible_without_torch(tmp_path: Path) -> None:
+    done = run_python("-c", WITHOUT + COMMAND, "doctor", cwd=tmp_path, new=True)
+    assert done.returncode == 1
+    first, second, *_ = done.stdout.splitlines()
+    assert (
+        first
+        == "pytracer cannot record cpu: torch is not installed for this Python; pip install torch"
+    )
+    assert second == "recordings of other machines can be read here: that needs no torch"
+
+
 @pytest.mark.parametrize(
     "use",
     [

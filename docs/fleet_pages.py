@@ -29,8 +29,8 @@ SQL_HEAD = """
 
 The files in `pytracer/fleet/sql/` answer the questions of `pytracer fleet report` by DuckDB. Each
 makes the table of its name, from the dataset and from the tables before it. `pytracer fleet report
-TABLE --sql` prints them in this order, with the variables that they read and a comment on each
-column: [Use the tables](../how-to/many-ranks.md#use-the-tables).
+TABLE --sql` prints them in this order, with the variables that they read, and comments on the rules
+and on each column: [Use the tables](../how-to/many-ranks.md#use-the-tables).
 
 """
 
@@ -55,7 +55,8 @@ def tables_page() -> str:
         ]
         also = f" Also has {', '.join(has)}." if has else ""
         parts += [f"\n## {name}\n\n{table.meaning}{also}\n\n", columns(own)]
-    parts += [SQL_HEAD, *(sql_item(name) for name in (BASE, *QUERIES, *COMPARISONS))]
+    names = (BASE, *QUERIES, *COMPARISONS)
+    parts += [SQL_HEAD, *(f"- `{name}`: {sql_comment(name)[0]}\n" for name in names)]
     return "".join(parts)
 
 
@@ -67,20 +68,9 @@ def columns(fields: dict[str, Field]) -> str:
     )
 
 
-def sql_item(name: str) -> str:
-    """Return the question that a file of SQL answers, and its comment."""
-    question, text, _ = sql_comment(name)
-    return f"- `{name}`: {question} {text}".rstrip() + "\n"
-
-
-def sql_comment(name: str) -> tuple[str, str, dict[str, str]]:
-    """Return the parts of the comment at the beginning of a file of SQL.
-
-    Returns:
-        The question that it answers, what else it says, and the meaning of each column.
-    """
-    question, text = "", []
-    names: list[str] = []
+def sql_comment(name: str) -> tuple[str, dict[str, str]]:
+    """Return the question that a file of SQL answers, and the meaning of each of its columns."""
+    question, names = "", list[str]()
     described: dict[str, str] = {}
     for line in query(name).splitlines():
         if not line.startswith("--"):
@@ -94,9 +84,7 @@ def sql_comment(name: str) -> tuple[str, str, dict[str, str]]:
             described |= dict.fromkeys(names, column[2].strip())
         elif names and comment:
             described |= {each: f"{described[each]} {comment.strip()}" for each in names}
-        else:
-            text.append(comment)
-    return question, " ".join(" ".join(text).split()), described
+    return question, described
 
 
 def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
@@ -116,7 +104,7 @@ def sql_columns() -> dict[str, dict[str, tuple[str, str]]]:
             connection.execute(query(name))
         for name in (*QUERIES, *COMPARISONS):
             types = dict(row[:2] for row in connection.execute(f"DESCRIBE {name}").fetchall())
-            meanings = sql_comment(name)[2]
+            meanings = sql_comment(name)[1]
             assert set(types) == set(meanings), f"{name}: {set(types) ^ set(meanings)}"
             found[name] = {each: (kinds[types[each]], meanings[each]) for each in types}
     return found

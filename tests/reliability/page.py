@@ -50,22 +50,16 @@ def failed(entry: dict[str, Any]) -> str:
 
 
 def summary() -> str:
-    """Make a row for each attack; a promise that several have has one row of its own."""
-    found = results()
-    promises = [latest(runs)["promise"] for runs in found.values()]
-    common = max(promises, key=promises.count)
+    """Make a row for each attack."""
     rows = []
-    for name, runs in found.items():
-        entry = latest(runs)
-        promise = "as for damaged files" if entry["promise"] == common else entry["promise"]
-        row = [f"`{name}`: {entry['title'].rstrip('.')}", promise]
+    for name, runs in results().items():
+        row = [f"`{name}`", latest(runs)["title"].rstrip(".")]
         for run in RUNS:
-            found_by = runs.get(run)
-            row += ["-", "-"] if found_by is None else [f"{found_by['tried']:,}", failed(found_by)]
-        rows.append([*row, entry["date"]])
+            entry = runs.get(run)
+            row += ["-", "-"] if entry is None else [f"{entry['tried']:,}", failed(entry)]
+        rows.append([*row, latest(runs)["date"]])
     heads = [f"{what}, `{command}`" for command in RUNS.values() for what in ("tried", "failed")]
-    made = table(["attack", "promise", *heads, "last run"], rows)
-    return f"Damaged files: {common}\n\n{made}{failures()}"
+    return table(["attack", "what it does", *heads, "last run"], rows) + failures()
 
 
 def failures() -> str:

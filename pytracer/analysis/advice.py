@@ -364,6 +364,7 @@ def _dropping(keepers: Sequence[Keeper]) -> list[Suggestion]:
 
 _OF_STREAMS = {
     "idle": "Make streams once, and use the same ones in each step.",
+    "in turn": "Make a stream once, and use it again.",
     "waiting": "In place of record_stream(), keep the tensor until its own stream has waited for "
     "the other one: torch.cuda.current_stream().wait_stream(other). Or synchronize once a step.",
 }

@@ -233,8 +233,9 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
         return
     by = "" if found.call_site is None else f", most of it for {call_site_text(found.call_site)}"
     text = size(found.size_bytes)
-    if found.kind == "idle":
-        text += f" are cached on {found.streams} streams that the program does not use any more"
+    if found.kind != "waiting":
+        text += f" are cached on {found.streams} streams that the program "
+        text += "does not use any more" if found.kind == "idle" else "used one after the other"
         text += f"{by}. Other streams cannot use this memory."
     else:
         if found.step is not None and explanation.has_steps:
@@ -248,7 +249,7 @@ def _reserved(explanation: Explanation) -> Iterator[Line]:
 
 def _verdict_at_peak(explanation: Explanation) -> str:
     of_streams, host = explanation.of_streams, explanation.host
-    if of_streams is not None and of_streams.kind == "idle":
+    if of_streams is not None and of_streams.kind != "waiting":
         return f"CACHED ON {of_streams.streams} IDLE STREAMS"
     if of_streams is not None:
         return "FREED MEMORY WAITS FOR A STREAM"

@@ -14,6 +14,7 @@ import numpy as np
 
 from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History, Lifetimes
+from pytracer.analysis.holder_names import NO_TENSOR, tells_where
 from pytracer.analysis.stack_places import (
     BACKWARD,
     MODULE,
@@ -22,7 +23,7 @@ from pytracer.analysis.stack_places import (
     StackPlaces,
     stack_places,
 )
-from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, Column, Snapshot
+from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, OOM, Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
 UNKNOWN = "unknown"
@@ -43,6 +44,8 @@ class Rule(Enum):
     WITHIN_FORWARD = "temporary", "within_forward"
     WITHIN_OPTIMIZER = "temporary", "within_optimizer"
     WITHIN_BACKWARD = "temporary", "within_backward"
+    IN_FORWARD = "temporary", "in_forward"
+    IN_BACKWARD = "temporary", "in_backward"
     ZERO_GRAD = "gradient", "zero_grad"
     GATHER = "communication", "fsdp_gather"
     BUCKET = "communication", "ddp_bucket"
@@ -116,6 +119,13 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
         kind = _kinds_by_life(snapshot, device, lives)
     row = rows_at_end(snapshot, device, lives)
     found = np.flatnonzero(row >= 0)
+    # What a Python object keeps may outlive the pass. In the forward pass, it is one in most cases.
+    for rule, may_have, otherwise in (
+        (Rule.IN_BACKWARD, lambda text: not tells_where(text), Rule.NO_FACT),
+        (Rule.IN_FORWARD, lambda text: text == NO_TENSOR, Rule.FROM_FORWARD),
+    ):
+        may_be = texts_matching(may_have, snapshot.strings, snapshot.blocks.holder[row[found]])
+        kind[found[~may_be & (kind[found] == rule.number)]] = otherwise.number
     of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
     # A node that keeps a block does not tell what came from the program, or from other ranks.
@@ -194,6 +204,8 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
     is_within = np.zeros(len(lives), bool)
     is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
     is_within &= place != OUTSIDE
+    is_in_pass = is_in_trace & (lives.free_requested_event >= len(trace))
+    is_in_pass &= run[lives.alloc_event] == _failed_run(snapshot, device, places, run)
     # A later pass freed what a pass with a graph of its own had kept for it.
     call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
     is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
@@ -221,12 +233,14 @@ def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
         ),
         (Rule.FREED_BY_NODE, (by_forward & freed_by_engine) | is_kept),
         (Rule.WITHIN_BACKWARD, is_within & (place == BACKWARD) & in_backward),
+        (Rule.IN_BACKWARD, is_in_pass & by_engine & (place == BACKWARD)),
         (Rule.WITHIN_OPTIMIZER, is_within & (place == OPTIMIZER) & is_known),
         (Rule.WITHIN_FORWARD, is_within & (place == MODULE) & is_known),
         (Rule.ARGUMENT, is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0)),
         (Rule.RESULT, is_result & is_known & (place == MODULE)),
         (Rule.RETURNED, is_returned & by_engine),
         (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
+        (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
         (Rule.FROM_FORWARD, is_known & (place == MODULE)),
     ]
     numbers = [rule.number for rule, _ in rules]
@@ -269,6 +283,19 @@ def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
         begins[first] |= following != step + 1
     runs: Column = np.cumsum(begins)
     return runs
+
+
+def _failed_run(snapshot: Snapshot, device: int, places: StackPlaces, run: Column) -> int:
+    """Return the run of the pass that an out-of-memory error has ended; else -1."""
+    trace = snapshot.traces[device]
+    failed = np.flatnonzero(trace.action == OOM)[-1:]
+    if snapshot.metadata.oom_of(device) is None or not len(failed):
+        return -1
+    event = int(failed[0])
+    first = np.flatnonzero(run[: event + 1] == run[event])[0]
+    at, begin = places.place[trace.stack[[event, first]]].tolist()
+    # A loss is often computed right after the forward pass, in the same region of autocast.
+    return int(run[event]) if at == begin or (at, begin) == (OUTSIDE, MODULE) else -1
 
 
 def _by_call_site(

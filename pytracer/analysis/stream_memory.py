@@ -20,6 +20,8 @@ from pytracer.reading.steps import step_at
 _LEAST_BYTES = 256 * 2**20
 _LEAST_PART = 0.2
 """The least part of the reserved memory that is worth a verdict."""
+_LEAST_STREAMS, _MOST_AT_ONCE = 8, 2
+"""Before a step has ended: so many streams, of which so few had blocks in use at a time."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class StreamMemory:
 
     Attributes:
         kind: "idle": cached on streams without a block in use that have not allocated for a
-            complete step. "waiting": in blocks that were freed, but that a stream still uses.
+            complete step. "in turn": the same of many streams that were used one after the other,
+            before a step has ended. "waiting": in blocks that were freed, but that a stream still
+            uses.
         streams: The number of streams that the memory belongs to, of idle ones at least two.
         size_bytes: The bytes of their segments, or of the blocks that wait.
         step: The step in which blocks of most bytes wait; None for idle streams, or without steps.
@@ -56,29 +60,53 @@ def stream_memory(data: DeviceData, entry: int) -> StreamMemory | None:
 
 
 def _idle(data: DeviceData, entry: int) -> StreamMemory | None:
-    """Return the memory of idle streams; unless two steps began before, it is unknown."""
+    """Return the memory of idle streams; None if it is little, or unknown."""
     begins = [first for _, first in data.boundaries if first < entry]
-    if len(begins) < 2:
-        return None
+    has_step = len(begins) > 1
     try:
         layout = layout_at(data.snapshot, data.device, data.history, entry)
     except PytracerError:
         return None
     trace = data.trace
-    is_alloc = trace.action == ALLOC
-    is_alloc[: begins[-2]] = False
-    used = {*trace.stream[is_alloc].tolist()}
-    used |= {layout.segments[index].stream for index in np.unique(layout.block_segment).tolist()}
+    used = {layout.segments[index].stream for index in np.unique(layout.block_segment).tolist()}
+    if has_step:
+        is_alloc = trace.action == ALLOC
+        is_alloc[: begins[-2]] = False
+        used |= {*trace.stream[is_alloc].tolist()}
     idle = [segment for segment in layout.segments if segment.stream not in used]
     streams = {segment.stream for segment in idle}
     cached = sum(segment.size_bytes for segment in idle)
     reserved = sum(segment.size_bytes for segment in layout.segments)
     if len(streams) < 2 or cached < max(_LEAST_BYTES, _LEAST_PART * reserved):
         return None
+    if not has_step and (
+        len(streams) < _LEAST_STREAMS or _used_at_once(data, streams) > _MOST_AT_ONCE
+    ):
+        return None
     of_streams = np.flatnonzero((trace.action == ALLOC) & np.isin(trace.stream, list(streams)))
     chains = CallChains(data.snapshot.stacks)
     site = _main_site(chains, trace.stack[of_streams], trace.size_bytes[of_streams])
-    return StreamMemory("idle", len(streams), cached, None, site, None)
+    return StreamMemory("idle" if has_step else "in turn", len(streams), cached, None, site, None)
+
+
+def _used_at_once(data: DeviceData, streams: set[int]) -> int:
+    """Return how many of some streams had blocks in use at the same time, at most."""
+    blocks = data.history.blocks
+    rows = np.flatnonzero(np.isin(blocks.stream, list(streams)))
+    last = len(data.trace)
+    begin = blocks.alloc_event[rows]
+    end = np.where(blocks.free_event[rows] < 0, last, blocks.free_event[rows])
+    event, change = np.concatenate([begin, end]), np.repeat([1, -1], len(rows))
+    stream = np.tile(blocks.stream[rows], 2)
+    in_turn = np.lexsort((-change, event, stream))
+    event, change, stream = event[in_turn], change[in_turn], stream[in_turn]
+    # The changes of each stream add up to 0, so that one sum serves for all streams.
+    blocks_in_use = np.cumsum(change)
+    starts = (blocks_in_use == 1) & (change == 1)
+    stops = (blocks_in_use == 0) & (change == -1)
+    at = np.concatenate([event[starts], event[stops]])
+    by_one = np.repeat([1, -1], [int(starts.sum()), int(stops.sum())])
+    return int(np.cumsum(by_one[np.lexsort((by_one, at))]).max(initial=0))
 
 
 def _waiting(data: DeviceData) -> StreamMemory | None:

@@ -268,6 +268,19 @@ def streams_of_steps() -> None:
             tracer.step()
 
 
+def streams_of_calls() -> None:
+    """Make a stream for each call, without steps; with REMEDY, three that work at the same time."""
+    for _ in range(4):
+        streams = [api.Stream(device=device) for _ in range(3)]
+        kept = []
+        for stream in streams:
+            with api.stream(stream):
+                block = make(100)
+            if "REMEDY" in os.environ:
+                kept.append(block)
+            del block
+
+
 def blocks_that_another_stream_uses() -> None:
     """Free blocks that a second stream uses; with REMEDY, after the first has waited for it."""
     other = api.Stream(device=device)

@@ -7,11 +7,15 @@ from pathlib import Path
 import processes
 import pytest
 
+from pytracer.analysis import explain
+from pytracer.reading import load
+
 PROGRAM = """
 import sys
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pytracer
 
@@ -30,6 +34,10 @@ with pytracer.Tracer(output, device=backend):
     x = torch.ones(2048, 256, device=backend)
     if where == "forward":
         rest = fill_all_but(200 << 20)
+    if where == "autocast":
+        with torch.autocast(backend, torch.bfloat16):
+            y = checkpoint(model, x, use_reentrant=False)
+            torch.empty(1 << 40, dtype=torch.uint8, device=backend)
     y = model(x)
     loss = y.square().mean()
     del y
@@ -53,3 +61,21 @@ def test_most_memory_has_a_name(where: str, backend: str, tmp_path: Path) -> Non
                 sizes[block["category"]] += block["size"]
     assert sizes["activation"] > 32 << 20
     assert sizes["unknown"] < 0.15 * sizes["activation"]
+    # AND the gradients on their way through the backward pass are temporary
+    (explanation,) = explain(load(path))
+    found = {each.category: each.size_bytes for each in explanation.categories}
+    if where == "backward":
+        assert found["temporary"] >= 2048 * 256 * 4
+    else:
+        assert "temporary" not in found
+
+
+def test_what_autocast_keeps_is_temporary(backend: str, tmp_path: Path) -> None:
+    # GIVEN a checkpoint after which memory runs out: no node keeps the copies of parameters that
+    # autocast makes, in its cache
+    done = processes.run(PROGRAM, backend, "autocast", tmp_path / "out", cwd=tmp_path)
+    assert "OutOfMemoryError" in done.stderr
+    (path,) = (tmp_path / "out").glob("oom_*/*")
+    found = {each.category: each.size_bytes for each in explain(load(path))[0].categories}
+    # THEN they are temporary: 16 of 1 MiB, and those of biases
+    assert 16 << 20 <= found["temporary"] < 17 << 20

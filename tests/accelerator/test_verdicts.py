@@ -261,6 +261,25 @@ def test_streams_that_are_not_used_any_more(backend: str, tmp_path: Path, has_re
     assert "Make streams once, and use the same ones in each step." in answer.texts("do")
 
 
+@pytest.mark.parametrize("work_at_once", [False, True])
+def test_streams_of_a_program_without_steps(
+    backend: str, tmp_path: Path, work_at_once: bool
+) -> None:
+    # WHEN a program without steps uses 12 streams, one after the other, or three at a time
+    more = {"REMEDY": "1"} if work_at_once else {}
+    answer = answer_at_end(backend, tmp_path, "streams_of_calls", **more)
+    # THEN only in the first case one stream would have been enough
+    if work_at_once:
+        assert answer.verdict == "NO PROBLEM FOUND"
+        return
+    assert answer.verdict == "CACHED ON 12 IDLE STREAMS"
+    (why,) = answer.texts("why")
+    assert why.startswith(
+        "1.172 GiB are cached on 12 streams that the program used one after the other, most of it"
+    )
+    assert answer.texts("do")[0] == "Make a stream once, and use it again."
+
+
 @pytest.mark.usefixtures("simulated_device")
 @pytest.mark.parametrize("has_remedy", [False, True])
 def test_freed_blocks_that_a_stream_uses(backend: str, tmp_path: Path, has_remedy: bool) -> None:

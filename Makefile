@@ -180,7 +180,7 @@ BESIDE_FRAMEWORKS := $(RAY) transformers==5.9.0 hydra-core==1.3.8 codetiming==1.
 	$(@D)/bin/pip $(INSTALL) --no-deps $(FRAMEWORKS))
 HAS_FRAMEWORKS := $(shell $(PYTHON) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print(1)')
 
-# torch comes first and by itself, so that installing pytracer finds it and looks for no other.
+# torch comes first, of one version: pytracer does not depend on it, so that pip never looks for another.
 .venv/torch .venv-dev/torch: %/torch:
 	$(PYTHON) -m venv $*
 	$*/bin/pip $(INSTALL) '$(TORCH)' numpy

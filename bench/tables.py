@@ -1,7 +1,7 @@
-"""Write the figures of bench/results into the performance pages of docs/explanation.
+"""Write the figures of bench/results into docs/explanation/performance.md and bench/README.md.
 
 The function NAME makes the table between `<!-- NAME -->` and `<!-- /NAME -->`. Cells are medians,
-with the minimum and maximum over the processes in parentheses.
+with the minimum and maximum over the processes in parentheses; in bench/README.md medians alone.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def goals() -> str:
     ]
     alike = sum(hook["min"] <= empty["max"] for hook, empty in cells)
     hook, empty = (raw[name, 5]["added_ns"] for name in ("attached", "empty tracker"))
-    found = f"in {alike} of {len(cells)} cells of the tables; 5 frames: {spread(hook, '.0f')} ns, "
+    found = f"in {alike} of {len(cells)} cells; 5 frames: {spread(hook, '.0f')} ns, "
     found += f"empty tracker {spread(empty, '.0f')} ns"
     met = "yes" if alike == len(cells) else "not in all cells"
     rows.append(["hook attached, but off", "in the range of an empty tracker", found, met])
@@ -181,71 +181,65 @@ def goals() -> str:
     return table(["what", "goal", "measured", "met"], rows)
 
 
+def median(summary: dict[str, float], form: str, scale: float = 1) -> str:
+    return format(summary["median"] * scale, form)
+
+
 def per_event(device: str) -> str:
-    sections = []
-    titles = {
-        "raw": "by the allocator's own interface",
-        "paths": "the same, from two places alternately",
-        "empty": "by `torch.empty`",
+    columns = {
+        ("raw", 0): "no frames, C++",
+        ("raw", 5): "5 frames",
+        ("raw", 40): "40 frames",
+        ("paths", 40): "40, two places",
+        ("empty", 5): "5, `torch.empty`",
+        ("empty", 40): "40, `torch.empty`",
     }
-    for through, title in titles.items():
-        found = pairs(device, through)
-        frames = sorted({count for _, count in found})
-        names = [name for name in NAMES if any((name, count) in found for count in frames)]
-        if not frames:
-            continue
-        rows = [
-            [
-                "without recording",
-                *(f"{found[names[0], count]['off_ns']['median']:.0f}" for count in frames),
-            ]
-        ]
-        for name in names:
-            row = []
-            for count in frames:
-                figure = found[name, count]
-                row.append(spread(figure["added_ns"], ".0f"))
-                if "of_native" in figure:
-                    row[-1] += f"; {figure['of_native']['median']:.2f}"
-            rows.append([NAMES[name], *row])
-        heads = ("no frames, C++" if count == 0 else f"{count} frames" for count in frames)
-        sections.append(table([f"{DEVICES[device]}, ns, {title}", *heads], rows))
-    return "\n\n".join(sections)
+    found = {key: pairs(device, key[0]) for key in columns}
+    present = [key for key in columns if any(frames == key[1] for _, frames in found[key])]
+    names = [name for name in NAMES if all((name, key[1]) in found[key] for key in present)]
+    first = [median(found[key][names[0], key[1]]["off_ns"], ".0f") for key in present]
+    rows = [["without recording, in all", *first]]
+    for name in names:
+        row = []
+        for key in present:
+            figure = found[key][name, key[1]]
+            ratio = (
+                f"; {median(figure['of_native'], '.2f')}"
+                if name in OURS and "of_native" in figure
+                else ""
+            )
+            row.append(median(figure["added_ns"], ".0f") + ratio)
+        rows.append([NAMES[name], *row])
+    return table([f"{DEVICES[device]}, ns", *(columns[key] for key in present)], rows)
 
 
 def per_step(device: str) -> str:
     heads, columns = [], []
     for situation in ("quiet", "busy GIL"):
-        for clock, title in (("wall", "on the wall"), ("cpu", "CPU time")):
-            found = steps(device, situation, clock)
-            heads.append(f"{situation}, {title}: {found['off_ns']['median'] / 1e6:.1f} ms")
-            columns.append(found["added"])
-    names = [name for name in NAMES if name in columns[0]]
+        found = steps(device, situation, "wall")
+        heads.append(f"{situation}: {found['off_ns']['median'] / 1e6:.1f} ms")
+        columns.append(found["added"])
     rows = [
-        [
-            NAMES[name],
-            *(spread(column[name]["percent"], ".1f") for column in columns),
-        ]
-        for name in names
+        [NAMES[name], *(spread(column[name]["percent"], ".1f") for column in columns)]
+        for name in NAMES
+        if name in columns[0]
     ]
     return table([f"{DEVICES[device]}, % added to a step", *heads], rows)
 
 
 def threads(device: str) -> str:
     figures = results("threads", device)["figures"]
-    layouts = list(
-        dict.fromkeys((figure["kind"], figure["threads"], figure["devices"]) for figure in figures)
-    )
     recorders = list(dict.fromkeys(figure["recorder"] for figure in figures))
-    rows = []
-    for layout in layouts:
-        found = {
-            figure["recorder"]: figure
-            for figure in figures
-            if (figure["kind"], figure["threads"], figure["devices"]) == layout
-        }
-        rates = (spread(found[name]["pairs_per_s"], ".2f", 1e-6) for name in recorders)
-        rows.append([f"{layout[1]} {layout[0]}", str(layout[2]), *rates])
+    layouts: dict[tuple[Any, ...], dict[str, str]] = {}
+    for figure in figures:
+        layout = (figure["threads"], figure["kind"], figure["devices"])
+        layouts.setdefault(layout, {})[figure["recorder"]] = median(
+            figure["pairs_per_s"], ".2f", 1e-6
+        )
+    rows = [
+        [f"{layout[0]} {layout[1]}", str(layout[2]), *(found[name] for name in recorders)]
+        for layout, found in layouts.items()
+    ]
     names = ["without recording", *(NAMES[name] for name in recorders[1:])]
     return table([f"{DEVICES[device]}: threads", "devices", *names], rows)
 
@@ -260,13 +254,14 @@ def dump(device: str) -> str:
     }
     rows = []
     for figure in results("dump", device)["figures"]:
-        cells = [
-            format(figure[key]["median"] * scale, form) if key in figure else ""
-            for key, form, scale in keys.values()
-        ]
-        who = "torch" if figure["recorder"] == BASE else "pytracer"
-        rows.append([f"{figure['events']:,}", str(figure["frames"]), figure["stacks"], who, *cells])
-    return table([f"{DEVICES[device]}: events", "frames", "stacks", "", *keys], rows)
+        if figure["frames"] == 40:
+            cells = [
+                median(figure[key], form, scale) if key in figure else ""
+                for key, form, scale in keys.values()
+            ]
+            who = "torch" if figure["recorder"] == BASE else "pytracer"
+            rows.append([f"{figure['events']:,}", figure["stacks"], who, *cells])
+    return table([f"{DEVICES[device]}: events", "stacks", "", *keys], rows)
 
 
 def growth(device: str) -> str:
@@ -274,9 +269,7 @@ def growth(device: str) -> str:
         [
             figure["curve"],
             f"{figure['size']:,}",
-            f"{figure['off_ns']['median']:.0f}",
-            spread(figure["first_added_ns"], ".0f"),
-            spread(figure["added_ns"], ".0f"),
+            *(median(figure[key], ".0f") for key in ("off_ns", "first_added_ns", "added_ns")),
         ]
         for figure in results("growth", device)["figures"]
     ]
@@ -287,7 +280,7 @@ def growth(device: str) -> str:
 def startup() -> str:
     found = {device: results("startup", device)["figures"] for device in DEVICES}
     rows = [
-        [mode, what, *(spread(found[device][mode][key], ".4g", 1000) for device in DEVICES)]
+        [mode, what, *(median(found[device][mode][key], ".3g", 1000) for device in DEVICES)]
         for (mode, key), what in STARTUP.items()
     ]
     return table(["case", "ms of", *DEVICES.values()], rows)
@@ -313,9 +306,7 @@ def gpu() -> str:
 
 TABLES = {make.__name__: make for make in (environment, overhead, ring, goals, startup, gpu)}
 DEVICE_TABLES = {make.__name__: make for make in (per_event, per_step, threads, dump, growth)}
-PAGES = tuple(
-    ROOT / "docs/explanation" / name for name in ("performance.md", "performance-tables.md")
-)
+PAGES = (ROOT / "docs/explanation/performance.md", ROOT / "bench/README.md")
 
 
 def filled(text: str) -> str:

@@ -9,37 +9,31 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTED, COMPILED, NOT_TRIED = "tested in CI", "compiled", "not tried"
+TESTED, COMPILED = "tested in CI", "compiled"
 
 HEAD = """# Where does it run
 
-This table says what was tried with each release. The simulated devices of the tests run torch's
-and torch_npu's real allocators. **No release was tried on a real GPU or NPU in CI.**
+**torch 2.6 to 2.15 on Linux on x86-64, Python 3.10 to 3.13: yes, and with the wheel no compiler is
+needed.** Another release needs a C++ compiler at the first start, unless its headers are those of
+one in the table: see [Install without a compiler](../how-to/hooks.md).
 
-- *tested in CI*: the tests run with this release and Python, with the hooks that the wheel has
-  ready.
-- *compiled*: the hooks for this release are compiled for the wheel. CI runs nothing with them.
-- *not tried*: this should work, and nobody has seen it.
+- *tested in CI*: the tests run with this release and Python {python}, with the hooks that the wheel
+  has ready, over simulated devices, which run torch's and torch_npu's real allocators. **No release
+  was tried on a real GPU or NPU in CI.**
+- *compiled*: the hooks for this release are in the wheel. CI runs nothing with them.
 
 """
 TAIL = """
-Hooks do not depend on the version of Python. In the columns of other Pythons, *compiled*
-therefore says that the hooks are the same. The tests run with Python {python} alone.
-
-The wheels for Python 3.10, 3.12 and 3.13 were run by hand, once, with torch 2.12.1 and the ready
-hooks: `pytracer demo` on the CPU and on simulated CUDA devices, recording with an empty `PATH`, and
-the fast tests of the core and of recording on the CPU (`tests/core`,
-`tests/tracing/test_cpu_*.py`). All pass: one failed with Python 3.10, and was mended.
-
-On Python 3.14, call stacks are written after its headers and were never tried: Debian 12 does not
-have this interpreter, and no package with it was found in the Python Package Index. pytracer
-compares its first stack with Python's own, and records without stacks if they differ. Newer
-Pythons, and builds without the GIL, are recorded without stacks.
-
-A release that is not in the table needs a C++ compiler at the first start, or may have the same
-headers as one that is: see [Install without a compiler](../how-to/hooks.md). torch before 2.6,
-releases of torch_npu that are not in the table and are older than 2.13.0, and ROCm are refused.
-Linux is the only system.
+- **Other Pythons.** Hooks do not depend on the version of Python. The wheels for 3.10, 3.12 and
+  3.13 were run by hand, once, with torch 2.12.1: `pytracer demo`, recording with an empty `PATH`,
+  and the fast tests of the core. All pass: one failed with Python 3.10, and was mended.
+- **Python 3.14** was not tried: no package with it was found. Call stacks are written after its
+  headers. pytracer compares its first stack with Python's own, and records without stacks if they
+  differ. Newer Pythons, and builds without the GIL, are recorded without stacks.
+- **aarch64** was not tried. The wheels for it are configured, and were never built.
+- **Refused** are torch before 2.6, releases of torch_npu that are not in the table and are older
+  than 2.13.0, and ROCm. Linux is the only system. Reading files needs [no
+  torch](../how-to/read-files.md).
 """
 
 
@@ -49,38 +43,21 @@ def page() -> str:
     python = _only(r"with Python (3\.\d+)", (ROOT / ".ci/run").read_text())
     accelerators = _only(r"^ACCELERATORS := (.*)$", makefile).split()
     cpu = _only(r"^TORCH \?= torch==(\S+)$", makefile)
-    others = [
-        f"3.{minor}"
-        for minor in range(10, 14)
-        if f"3.{minor}" != python and f"3.{minor}" in _pythons()
-    ]
-    table = [
-        "| torch | torch_npu | records | "
-        f"x86-64, Python {python} | x86-64, Python {', '.join(others)} | x86-64, Python 3.14 | "
-        "aarch64 |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    table = ["| records | release | state |", "|---|---|---|"]
     pins = json.loads((ROOT / ".ci/wheels/pins.json").read_text())
     for backend in ("cpu", "cuda", "npu"):
-        for version in pins["torch-npu" if backend == "npu" else "torch"]:
-            tested = version == cpu if backend == "cpu" else f"{backend}-{version}" in accelerators
-            torch = ".".join(version.split(".")[:3])
-            torch_npu = version if backend == "npu" else ""
-            first = TESTED if tested else COMPILED
-            table.append(
-                f"| {torch} | {torch_npu} | {backend.upper()} | {first} | {COMPILED} | "
-                f"{NOT_TRIED} | {NOT_TRIED} |"
-            )
-    return HEAD + "\n".join(table) + "\n" + TAIL.format(python=python)
-
-
-def _pythons() -> str:
-    """Return what pyproject.toml says of Python's versions."""
-    return "\n".join(
-        line
-        for line in (ROOT / "pyproject.toml").read_text().splitlines()
-        if "Programming Language :: Python ::" in line
-    )
+        versions = pins["torch-npu" if backend == "npu" else "torch"]
+        package = "torch_npu (with torch of the same number)" if backend == "npu" else "torch"
+        for state in (TESTED, COMPILED):
+            names = [
+                version
+                for version in versions
+                if (state == TESTED)
+                == (version == cpu if backend == "cpu" else f"{backend}-{version}" in accelerators)
+            ]
+            if names:
+                table.append(f"| {backend.upper()} | {package} {', '.join(names)} | {state} |")
+    return HEAD.format(python=python) + "\n".join(table) + "\n" + TAIL
 
 
 def _only(pattern: str, text: str) -> str:

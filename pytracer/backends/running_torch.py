@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 
 from pytracer.backends.names import ACCELERATORS, RECORD_THE_CPU
 from pytracer.errors import HookError
+
+OLDEST_TORCH = (2, 6)
+"""The first release of torch that is recorded. pip does not check it: torch is no dependency."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,12 @@ class TorchBuild:
 def torch_build() -> TorchBuild:
     """Describe the running torch, and import it if nothing has, or raise a HookError."""
     torch: Any = _imported("torch", "pip install torch", "repair the installation")
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise HookError(
+            f"torch {torch.__version__} is older than {oldest}, the first release that pytracer "
+            "records; install a newer torch"
+        )
     return TorchBuild(
         torch.__version__, Path(torch.__file__).parent, bool(torch.compiled_with_cxx11_abi())
     )

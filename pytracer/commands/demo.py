@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from pytracer.backends.running_torch import torch_build
+
 
 @click.command("demo")
 @click.option(
@@ -38,6 +40,7 @@ def command(output: Path, steps: int, device: str) -> None:
     Trains a small transformer under the tracer, writes a snapshot, and prints where the memory
     went.
     """
+    torch_build()  # without torch, the error is one line
     from pytracer.commands import demo_training  # imports torch, which `--help` does without
 
     demo_training.run(output, steps, device)

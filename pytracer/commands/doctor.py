@@ -137,12 +137,15 @@ def _print(examination: Examination, problems: Sequence[str]) -> None:
     if not problems:
         names = ", ".join(examination.requested)
         click.echo(f"pytracer can record {names}, with call stacks")
-    if not examination.autograd.available:
+    reports = (*examination.backends, examination.autograd, examination.host)
+    if all(report.torch is None for report in reports):
+        click.echo("recordings of other machines can be read here: that needs no torch")
+    elif not examination.autograd.available:
         click.echo("forward stacks in backward: no, see the row autograd; all else is recorded")
     interpreter = examination.interpreter
     click.echo(f"{interpreter.python}: {interpreter.executable}")
     table = Table("backend", "available", "torch", "hook")
-    for report in (*examination.backends, examination.autograd, examination.host):
+    for report in reports:
         details = [report.message]
         if report.hook is not None:
             details.append(f"{report.hook}\n(found in {report.folder})")

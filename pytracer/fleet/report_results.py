@@ -10,7 +10,7 @@ Verdict = Literal["found", "none", "unknown"]
 class Row(SimpleNamespace):
     """A row of a table that a file in `sql/` makes: an attribute for each of its columns.
 
-    `docs/reference/fleet-sql.md` has the columns, from the comments of these files.
+    The comments of these files, and `docs/reference/schema.json`, have the columns.
     """
 
 
@@ -49,10 +49,9 @@ class BaselineChange:
 
     Attributes:
         table, run: The dataset or the directory of the baseline, and its run.
-        peaks: The peaks by slot: [`compare_peaks`](fleet-sql.md#compare_peaks).
-        sites: The call sites, the largest change first:
-            [`compare_sites`](fleet-sql.md#compare_sites).
-        settings: The settings that changed: [`compare_settings`](fleet-sql.md#compare_settings).
+        peaks: The peaks by slot: `compare_peaks`.
+        sites: The call sites, the largest change first: `compare_sites`.
+        settings: The settings that changed: `compare_settings`.
         ooms, baseline_ooms: The number of out-of-memory errors.
         new_growth, gone_growth: The call sites that grow in one of the runs only.
         new_outliers, gone_outliers: The ranks that are outliers in one of the runs only.
@@ -84,21 +83,17 @@ class FleetReport:
         expects_files: Whether some kind of file is from most ranks, so that a rank can be missing.
         answers: The answers, the most urgent first.
         commands: Commands to look further.
-        overview: What was collected: the row of [`overview`](fleet-sql.md#overview).
-        worst: The highest peak anywhere, a row of [`rank_peaks`](fleet-sql.md#rank_peaks); None if
-            there is none.
-        spread: The peaks of the ranks by slot: [`spread`](fleet-sql.md#spread).
-        outliers: The ranks that use more or less memory than the others:
-            [`outliers`](fleet-sql.md#outliers), and `sites`, the call sites by which each differs,
-            the largest first: [`outlier_sites`](fleet-sql.md#outlier_sites).
-        growth: The call sites whose memory grows: [`growth`](fleet-sql.md#growth).
-        ooms: The out-of-memory errors in order of time: [`oom_order`](fleet-sql.md#oom_order).
-        phases: The imbalance by phase, the largest difference first:
-            [`phase_imbalance`](fleet-sql.md#phase_imbalance).
-        settings: The values of settings that differ between ranks:
-            [`setting_differences`](fleet-sql.md#setting_differences).
-        missing: The ranks that lack files: [`missing`](fleet-sql.md#missing).
-        damaged: The files that could not be read: rows of [`processes`](fleet-sql.md#processes).
+        overview: What was collected: the row of `overview`.
+        worst: The highest peak anywhere, a row of `rank_peaks`; None if there is none.
+        spread: The peaks of the ranks by slot: `spread`.
+        outliers: The ranks that use more or less memory than the others: `outliers`, and `sites`,
+            the call sites by which each differs, the largest first: `outlier_sites`.
+        growth: The call sites whose memory grows: `growth`.
+        ooms: The out-of-memory errors in order of time: `oom_order`.
+        phases: The imbalance by phase, the largest difference first: `phase_imbalance`.
+        settings: The values of settings that differ between ranks: `setting_differences`.
+        missing: The ranks that lack files: `missing`.
+        damaged: The files that could not be read: rows of `processes`.
         baseline: What changed against the baseline; None without one.
     """
 

@@ -14,7 +14,9 @@ reasons.
 import os
 import sys
 import threading
+from typing import Any
 
+from pytracer.backends.running_torch import torch_build
 from pytracer.log import warn_once
 from pytracer.torch_recorder.replaced_functions import ReplacedFunctions
 from pytracer.tracing import verl
@@ -29,6 +31,9 @@ def patch_torch() -> None:
 
     torch_npu's functions exist once it is imported: call this again then. Under `PYTRACER=0` this
     does nothing.
+
+    Raises:
+        HookError: There is no torch, or it is too old to be recorded.
     """
     if switched_off():
         return
@@ -53,8 +58,8 @@ def unpatch_torch() -> None:
 
 
 def _backends() -> list[str]:
-    import torch
-
+    torch_build()
+    torch: Any = sys.modules["torch"]
     cuda = ["cuda"] if torch.version.cuda is not None else []
     npu = ["npu"] if "torch_npu" in sys.modules and hasattr(torch, "npu") else []
     return [*cuda, *npu]

@@ -126,10 +126,10 @@ class TracerOptions:
     )
     trace_alloc_max_entries: Option[int, int] = Option(
         *(100_000, "INTEGER", form.parse_int, form.check_int(1, MAX_ENTRIES_LIMIT, 100_000)),
-        "How many ring events of 48 bytes are kept for each device. An allocation is one ring "
-        "event, and so is its free; a free that an accelerator's allocator completes later is two. "
-        "To keep N steps, set at least 2 N times the allocations of a step (column `allocs` of "
-        "the report's table *Steps*). A full ring overwrites its oldest events, and counts them.",
+        "How many ring events of 48 bytes are kept for each device. An allocation is one, and so "
+        "is its free; a free that is completed later is two. To keep N steps, set at least 2 N "
+        "times the allocations of a step (column `allocs` of the report's table *Steps*). A full "
+        "ring overwrites its oldest events, and counts them.",
     )
     stack_depth: Option[int, int] = Option(
         *(32, "INTEGER", form.parse_int, form.check_int(1, MAX_STACK_DEPTH, 32)),
@@ -137,26 +137,24 @@ class TracerOptions:
     )
     max_stack_bytes: Option[int, int] = Option(
         *(2**25, "INTEGER", form.parse_int, form.check_int(*STACK_BYTES_LIMITS, 2**25)),
-        "The largest size of the stack table. When the table fills, stacks that no event and no "
-        "live block has are removed. If that makes no room in time, events with a new stack have "
-        "no stack, and `dropped` counts them. All tracers that exist at the same time share the "
-        "table, and the first one sets its size.",
+        "The largest size of the stack table. When it fills, stacks that no event and no live "
+        "block has are removed. If that makes no room in time, events with a new stack have none, "
+        "and `dropped` counts them. All tracers share the table, and the first one sets its size.",
         shown="32 MiB",
     )
     forward_stacks: Option[bool | None, bool | None] = Option(
         *(None, "1|0", form.parse_bool, form.optional(form.check_bool)),
         "Whether an allocation in the backward pass also has the stack of the forward call that "
-        "made its autograd node, and the node's name. An allocation and its free then take 50 to "
-        "210 ns more. This needs a small library that is compiled for the running torch, as the "
-        "hooks are; `pytracer doctor` reports whether it is there. Not given: on where the library "
-        "is there, and nothing is compiled. `True`: the library is compiled if it is missing.",
+        "made its autograd node, and the node's name, for 50 to 210 ns more. This needs a library "
+        "for the running torch, which `pytracer doctor` reports. Not given: on where the library "
+        "is there. `True`: the library is compiled if it is missing.",
     )
     pinned_memory: Option[bool, bool] = Option(
         *(False, "1|0", form.parse_bool, form.check_bool),
         "Whether torch's pinned host memory (`pin_memory=True`) is recorded too, as a device of "
-        "its own, `host`, next to the CUDA devices. A request and its free then take 200 to 300 ns "
-        "more. pytracer wraps torch's allocator of pinned memory until the process ends, which "
-        "needs torch 2.8 or newer, and a hook that is compiled at the first use.",
+        "its own, `host`, next to the CUDA devices, for 200 to 300 ns more. pytracer wraps torch's "
+        "allocator until the process ends, which needs torch 2.8 or newer, and a hook that is "
+        "compiled at the first use.",
     )
     source_lines: Option[bool, bool] = Option(
         *(True, "1|0", form.parse_bool, form.check_bool),
@@ -172,15 +170,14 @@ class TracerOptions:
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),
         "The steps to record, counted from 1: a list, a `range`, or a text such as "
-        '`"3,10-12"`. Each of these steps has a snapshot, and no snapshot is written at the end of '
-        "the program. Between these steps, only the live blocks and their stacks are tracked. "
-        "`None`: everything is recorded, and one snapshot is written at the end. An empty list, "
-        "`[]`: everything is recorded, and no snapshot is written at the end; `dump()` writes one.",
+        '`"3,10-12"`. Each has a snapshot, and none is written at the end of the program. Between '
+        "these steps, only the live blocks and their stacks are tracked. `None`: everything is "
+        "recorded, and one snapshot is written at the end. An empty list, `[]`: everything is "
+        "recorded, and `dump()` alone writes.",
     )
     memory_snapshot_num_steps: Option[int, int] = Option(
         *(1, "INTEGER", form.parse_int, form.check_int(1, MAX_STEPS_LIMIT, 1)),
-        "How many of the `steps` share a file. The file has everything from the start of the first "
-        "of these steps to the end of the last, also what is between them. Needs `steps`.",
+        "How many of the `steps` share a file, which also has what is between them. Needs `steps`.",
     )
     schedule: Option[Schedule | None, Schedule | None] = Option(
         *(None, "wait=N,active=N,...", form.parse_schedule, form.check_schedule),
@@ -193,29 +190,26 @@ class TracerOptions:
     step_from: Option[str | None, str | None] = Option(
         *(None, "framework|optimizer[:CLASS]|none", str, form.check_step_from),
         'What ends a step, in addition to `step()`. `"framework"`: verl ends the steps that it '
-        "profiles; in a program that does not import verl's profiler, the same as "
-        '`"optimizer"`, until another optimizer steps twice in between, as that of the next trial: '
-        "then its steps count. Once the program calls `step()`, only that counts, unless steps are "
-        'selected. `"optimizer"`: each step of one torch optimizer, the first that steps. '
-        '`"optimizer:AdamW"`: each step of the first optimizer of this class that steps. '
-        '`"none"`: only `step()`. `None`: the same as `"framework"`; where steps are selected, as '
-        '`"none"`.',
+        'profiles; without verl, the same as `"optimizer"`, until another optimizer steps twice in '
+        "between, as that of the next trial: then its steps count. Once the program calls "
+        '`step()`, only that counts, unless steps are selected. `"optimizer"`: each step of the '
+        'first torch optimizer that steps; `"optimizer:AdamW"`: of the first one of this class. '
+        '`"none"`: only `step()`. `None`: `"framework"`, or `"none"` where steps are selected.',
     )
     discrete: Option[bool | Sequence[str], bool | tuple[str, ...]] = Option(
         *(False, "PHASE[,PHASE...]|1|0", form.parse_discrete, form.check_discrete),
         "Which phases (`pytracer.annotate`) get a snapshot of their own each time they occur in a "
-        "recorded step: a list of names, or `True` for all phases that are not nested in another "
-        "phase. Needs `steps` or `schedule`. Decorated coroutines and generators get no snapshot "
-        "of their own, because their phases interleave.",
+        "recorded step: a list of names, or `True` for all that are not nested in another. Needs "
+        "`steps` or `schedule`. Decorated coroutines and generators get none, because their phases "
+        "interleave.",
     )
     phases: Option[str | None, str | None] = Option(
         *(None, "auto|none", form.parse_none, form.check_phases),
         '`"auto"`: each outermost call of a module is the phase `forward`, each call of '
         "`torch.autograd.backward`, `Tensor.backward` or `torch.autograd.grad` is `backward`, and "
-        "each step of a torch optimizer is `optimizer`. Each call of a module then takes some 3 µs "
-        "of host time more. The arguments and the results of models are noted, so that their "
-        "memory has a category. `None`: only the phases that the program names "
-        "(`pytracer.annotate`).",
+        "each step of a torch optimizer is `optimizer`, for some 3 µs a call of a module. "
+        "Arguments and results of models are noted, so that their memory has a category. `None`: "
+        "only the phases that the program names (`pytracer.annotate`).",
     )
     ranks: Option[Sequence[int] | str, Ranks] = Option(
         *((), "RANK[,RANK...]|all", form.parse_ranks, form.check_ranks),
@@ -233,11 +227,9 @@ class TracerOptions:
     )
     max_oom_snapshots: Option[int, int] = Option(
         *(3, "INTEGER", form.parse_int, form.check_int(0, MAX_OOM_SNAPSHOTS_LIMIT, 3)),
-        "How many out-of-memory snapshots are kept: the first ones and the latest. A snapshot is "
-        "written when memory runs out, before the exception is raised. At the limit, each further "
-        "out-of-memory error replaces the latest file. `1`: only the latest. `0`: none is written. "
-        "Each snapshot takes the time of a dump, even if the program survives the error. "
-        "Needs `output`.",
+        "How many out-of-memory snapshots are kept, the first ones and the latest; each is written "
+        "before the exception is raised, and takes the time of a dump. `1`: only the latest. `0`: "
+        "none is written. Needs `output`.",
     )
     keep_last: Option[int | None, int | None] = Option(
         *(None, "INTEGER", form.parse_int, form.optional(form.check_int(1, MAX_KEPT_LIMIT, None))),
@@ -245,10 +237,10 @@ class TracerOptions:
     )
     on_snapshot: Option[OnSnapshot, OnSnapshot] = Option(
         *(None, "MODULE:FUNCTION", str, form.check_callback),
-        'A function, or its name as `"package.module:function"`. When the tracer has written a '
-        "file by itself (not by `dump()`), the thread that wrote the file calls the function with "
-        "the file's path. There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
-        "`pytracer.integrations` has functions that upload the file.",
+        'A function, or its name as `"package.module:function"`. It gets the path of each file '
+        "that the tracer has written by itself (not by `dump()`), on the thread that wrote it. "
+        "There is no call when `max_oom_snapshots` or `keep_last` deletes a file. "
+        "`pytracer.integrations` has functions that upload it.",
     )
     dump_signal: Option[str | int | None, signal.Signals | None] = Option(
         *(None, "SIGNAL", str, form.check_signal),

@@ -1,7 +1,9 @@
 """Test the import of torch."""
 
+import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -29,4 +31,14 @@ def test_torch_that_cannot_be_imported(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     # WHEN / THEN
     with pytest.raises(HookError, match=r"importing torch failed .*(libgomp|a_missing_module)"):
+        torch_build()
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.5.1+cu121"])
+def test_torch_that_is_too_old(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a torch that pip has not compared with anything, because torch is no dependency
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(sys.modules["torch"], "__version__", version, raising=False)
+    # WHEN / THEN
+    with pytest.raises(HookError, match=rf"torch {re.escape(version)} is older than 2\.6"):
         torch_build()

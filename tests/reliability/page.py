@@ -1,7 +1,8 @@
 """Put what the attacks found into docs/explanation/reliability.md.
 
 A table stands there between `<!-- NAME -->` and `<!-- /NAME -->`; the function of that name below
-makes it from results/minutes.json (`make reliability`) and results/soak.json (`make soak`).
+makes it from results/minutes.json (`make reliability`) and results/soak.json (`make soak`), which
+have the figures, seeds and commits of each attack.
 """
 
 import argparse
@@ -52,39 +53,24 @@ def summary() -> str:
     """Make a row for each attack."""
     rows = []
     for name, runs in results().items():
-        title = latest(runs)["title"].rstrip(".")
-        anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-        row = [f"[{title}](#{anchor})", f"`{name}`"]
+        row = [f"`{name}`", latest(runs)["title"].rstrip(".")]
         for run in RUNS:
             entry = runs.get(run)
             row += ["-", "-"] if entry is None else [f"{entry['tried']:,}", failed(entry)]
         rows.append([*row, latest(runs)["date"]])
     heads = [f"{what}, `{command}`" for command in RUNS.values() for what in ("tried", "failed")]
-    return table(["attack", "name", *heads, "last run"], rows)
+    return table(["attack", "what it does", *heads, "last run"], rows) + failures()
 
 
-def attacks() -> str:
-    """Make a section for each attack."""
-    return "\n\n".join(section(runs) for runs in results().values())
-
-
-def section(runs: dict[str, Any]) -> str:
-    entry = latest(runs)
-    parts = [f"### {entry['title'].rstrip('.')}", f"**Promise.** {entry['promise']}"]
-    rows = []
-    for run, found in runs.items():
-        figures = "; ".join(f"{name}: {shown(value)}" for name, value in found["figures"].items())
-        tried = f"{found['tried']:,} {found['unit']} in {found['took_seconds']:,.0f} s"
-        where = f"{found['date']}, commit {found['commit'] or 'unknown'}, seed {found['seed']}"
-        rows.append([f"`{RUNS[run]}`", tried, failed(found), figures, where])
-    parts.append(table(["run", "tried", "failed", "figures", "when"], rows))
-    lines = [(run, line) for run, found in runs.items() for line in found["failures"]]
-    if lines:
-        parts.append("What failed:")
-        parts.append("\n".join(f"- `{text[:LINE_CHARACTERS]}`" for text in spread(lines)))
-    skipped = {line for found in runs.values() for line in found["skipped"]}
-    parts += [f"Not tried here: {line}" for line in sorted(skipped)]
-    return "\n\n".join(parts)
+def failures() -> str:
+    """List what failed and what was left out, with the name of the attack."""
+    lines = []
+    for name, runs in results().items():
+        failed_cases = [(run, line) for run, found in runs.items() for line in found["failures"]]
+        lines += [f"- `{name}` failed: `{text[:LINE_CHARACTERS]}`" for text in spread(failed_cases)]
+        skipped = {line for found in runs.values() for line in found["skipped"]}
+        lines += [f"- `{name}`, not tried here: {line}" for line in sorted(skipped)]
+    return "\n\n" + "\n".join(lines) if lines else ""
 
 
 def spread(lines: list[tuple[str, str]]) -> list[str]:
@@ -92,10 +78,6 @@ def spread(lines: list[tuple[str, str]]) -> list[str]:
     step = max(1, len(lines) / SHOWN_FAILURES)
     chosen = [lines[int(at * step)][1] for at in range(min(SHOWN_FAILURES, len(lines)))]
     return [line.replace("`", "'").replace("\n", " ") for line in chosen]
-
-
-def shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
 
 
 def machines() -> str:
@@ -115,7 +97,7 @@ def machines() -> str:
     return "\n".join(f"- {place}: {', '.join(names)}" for place, names in places.items())
 
 
-MADE = {each.__name__: each for each in (summary, attacks, machines)}
+MADE = {each.__name__: each for each in (summary, machines)}
 
 
 def filled(text: str) -> str:

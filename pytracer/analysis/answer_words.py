@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pytracer.analysis.advice import is_much_unallocated
 from pytracer.analysis.alike import AlikeSteps
 from pytracer.analysis.answer import Answer, Line
-from pytracer.analysis.block_categories import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.explanation import Explanation
 from pytracer.analysis.frame_text import call_site_text, chain_text, shown_callers
 from pytracer.analysis.holder_names import kept_by_text, tells_where
@@ -24,6 +23,7 @@ from pytracer.analysis.leaks.results import (
     since_text,
     source_text,
 )
+from pytracer.analysis.life_rules import UNKNOWN as NO_CATEGORY
 from pytracer.analysis.oom_verdict_kinds import (
     EXCEPTION,
     EXHAUSTED,

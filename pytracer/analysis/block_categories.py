@@ -7,69 +7,23 @@ categories of other blocks follow from when they were allocated and freed
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from itertools import pairwise
 
 import numpy as np
 
 from pytracer.analysis.call_sites import texts_matching
 from pytracer.analysis.history import History, Lifetimes
-from pytracer.analysis.holder_names import COMPILED, tells_where
-from pytracer.analysis.stack_places import (
-    BACKWARD,
-    MODULE,
-    OPTIMIZER,
-    OUTSIDE,
-    StackPlaces,
-    stack_places,
-)
-from pytracer.reading.snapshot import ALLOC, FREE_REQUESTED, OOM, Column, Snapshot
+from pytracer.analysis.holder_names import COMPILED, NO_TENSOR, TEMPORARY, tells_where
+from pytracer.analysis.life_rules import UNKNOWN, Rule, kinds_by_life, shows_lives
+from pytracer.reading.snapshot import Column, Snapshot
 from pytracer.reading.steps import step_boundaries
 
-UNKNOWN = "unknown"
 OF_MODEL = ("parameter", "buffer")
 OF_NO_MODEL = ("", UNKNOWN, "workspace", "activation")
 """The categories in a file of blocks that no model and no optimizer has: those that torch keeps for
 cuBLAS, those that a node keeps, and others."""
 
-
-class Rule(Enum):
-    """The rules by which the life of a block tells its category: the category, and the reason."""
-
-    NO_FACT = UNKNOWN, "no_fact"
-    PARAMETER = "parameter", "noted"
-    BUFFER = "buffer", "noted"
-    STATE = "optimizer_state", "noted"
-    FREED_BY_NODE = "activation", "freed_by_node"
-    COMPILED = "activation", "compiled_backward"
-    WITHIN_FORWARD = "temporary", "within_forward"
-    WITHIN_OPTIMIZER = "temporary", "within_optimizer"
-    WITHIN_BACKWARD = "temporary", "within_backward"
-    IN_OPERATOR = "temporary", "in_operator"
-    IN_FORWARD = "temporary", "in_forward"
-    IN_BACKWARD = "temporary", "in_backward"
-    ZERO_GRAD = "gradient", "zero_grad"
-    GATHER = "communication", "fsdp_gather"
-    BUCKET = "communication", "ddp_bucket"
-    BATCH = "input", "batch"
-    FROM_FORWARD = UNKNOWN, "from_forward"
-    REDUCED = "gradient", "fsdp_reduce"
-    AUTOCAST = "temporary", "autocast_cache"
-    ARGUMENT = "input", "argument"
-    RESULT = "output", "result"
-    RETURNED = "gradient", "autograd_grad"
-    CHECKPOINT_STATE = "activation", "checkpoint_state"
-
-    @property
-    def number(self) -> int:
-        """Return the rule's index in `BlockCategories.kinds`."""
-        return _NUMBERS[self]
-
-
 _UNSAID = UNKNOWN, ""
 """The kind of blocks of which the file says nothing."""
-
-_NUMBERS = {rule: number for number, rule in enumerate(Rule)}
 
 # A rule of the file: a node of one of autograd's graphs kept the block. These come before it.
 _SAVED = "saved_by_node"
@@ -117,22 +71,11 @@ def block_categories(snapshot: Snapshot, device: int, history: History) -> Block
     """Return what each block of a device's history was for."""
     lives = history.blocks
     kind, kinds = np.full(len(lives), Rule.NO_FACT.number), [rule.value for rule in Rule]
-    if _shows_lives(snapshot):
-        kind = _kinds_by_life(snapshot, device, lives)
+    if shows_lives(snapshot):
+        kind = kinds_by_life(snapshot, device, lives)
     row = rows_at_end(snapshot, device, lives)
     found = np.flatnonzero(row >= 0)
-    # What a Python object keeps may outlive the pass. Outside of the backward pass, one keeps most.
-    holder = snapshot.blocks.holder[row[found]]
-    is_held = texts_matching(tells_where, snapshot.strings, holder)
-    may_be_held = is_held | (holder == 0)
-    is_compiled = texts_matching(lambda text: text.endswith(COMPILED), snapshot.strings, holder)
-    for rule, is_kept, otherwise in (
-        (Rule.IN_BACKWARD, is_held, Rule.NO_FACT),
-        (Rule.IN_OPERATOR, may_be_held, Rule.NO_FACT),
-        (Rule.IN_FORWARD, may_be_held, Rule.FROM_FORWARD),
-        (Rule.COMPILED, ~is_compiled, Rule.FROM_FORWARD),
-    ):
-        kind[found[is_kept & (kind[found] == rule.number)]] = otherwise.number
+    kind[found] = _with_holders(snapshot, device, kind[found], row[found])
     of_file = file_categories(snapshot, row[found])
     # An owner decides. Why there is none is kept where the block's life does not decide either.
     # A node that keeps a block does not tell what came from the program, or from other ranks.
@@ -187,128 +130,28 @@ def are_of_category(snapshot: Snapshot, row: Column, is_wanted: Callable[[str], 
     return found
 
 
-def _shows_lives(snapshot: Snapshot) -> bool:
-    """Return whether frees have the stacks of the threads that freed, and none is missing."""
-    return snapshot.metadata.context == "all" and snapshot.metadata.only_phase is None
+def _with_holders(snapshot: Snapshot, device: int, kind: Column, row: Column) -> Column:
+    """Return the kinds of blocks that still exist, with what their holders tell.
 
+    What a Python object keeps may outlive the pass that an out-of-memory error has ended.
+    """
+    holder, strings, kind = snapshot.blocks.holder[row], snapshot.strings, kind.copy()
 
-def _kinds_by_life(snapshot: Snapshot, device: int, lives: Lifetimes) -> Column:
-    depth = snapshot.metadata.stack_depth or 0
-    trace, places = snapshot.traces[device], stack_places(snapshot.stacks, depth)
-    freed = np.clip(lives.free_requested_event, -1, len(trace))
-    is_freed = (freed >= 0) & (freed < len(trace))
-    is_in_trace = lives.alloc_event >= 0
-    alloc_stack = np.where(is_in_trace, lives.stack, 0)
-    free_stack = np.where(is_freed, trace.stack[np.where(is_freed, freed, 0)], 0)
-    is_known = is_in_trace & (alloc_stack != 0)
-    place = places.place[alloc_stack]
-    is_of_engine, is_recomputed = places.is_of_engine, places.is_recomputed
-    by_forward = is_known & ((place != BACKWARD) | is_recomputed[alloc_stack])
-    by_engine = is_in_trace & is_of_engine[alloc_stack]
-    freed_by_engine = is_freed & is_of_engine[free_stack]
-    run = _runs(snapshot, device, places)
-    both = np.flatnonzero(is_known & is_freed | by_engine & is_freed)
-    is_within = np.zeros(len(lives), bool)
-    is_within[both] = run[lives.alloc_event[both]] == run[freed[both]]
-    is_within &= place != OUTSIDE
-    failed_stack, failed_run = _failed(snapshot, device, places, run)
-    fails_in_backward = failed_stack >= 0 and places.place[failed_stack] == BACKWARD
-    is_left = is_in_trace & (lives.free_requested_event >= len(trace))
-    is_in_pass = is_left & (run[lives.alloc_event] == failed_run)
-    # A later pass freed what a pass with a graph of its own had kept for it.
-    call = np.where(is_in_trace, places.engine_call[alloc_stack], 0)
-    is_kept = (call != 0) & places.is_second[free_stack] & freed_by_engine
-    is_kept &= (places.engine_call[free_stack] != 0) & (places.engine_call[free_stack] != call)
-    in_backward = by_engine & freed_by_engine
-    in_backward |= is_recomputed[alloc_stack] & is_recomputed[free_stack]
-    roles = ("argument", "result", "autograd_grad", "parameter", "buffer", "optimizer_state")
-    is_argument, is_result, is_returned, *is_noted = (
-        _used_blocks(snapshot, device, lives, role) for role in roles
-    )
-    # The first rule that holds decides.
-    rules: list[tuple[Rule, Column]] = [
-        *zip((Rule.PARAMETER, Rule.BUFFER, Rule.STATE), is_noted, strict=True),
-        (Rule.GATHER, is_known & places.gathers[alloc_stack]),
-        (Rule.BUCKET, is_known & places.makes_buckets[alloc_stack]),
-        (Rule.BATCH, is_known & places.makes_inputs[alloc_stack]),
-        (
-            Rule.ZERO_GRAD,
-            is_freed & places.is_zero_grad[free_stack] & (~is_in_trace | (place == BACKWARD)),
-        ),
-        (Rule.REDUCED, by_engine & is_freed & places.reduces[free_stack]),
-        (
-            Rule.AUTOCAST,
-            is_known & is_freed & places.leaves_autocast[free_stack] & (place != OPTIMIZER),
-        ),
-        (Rule.FREED_BY_NODE, (by_forward & freed_by_engine) | is_kept),
-        (Rule.WITHIN_BACKWARD, is_within & (place == BACKWARD) & in_backward),
-        (Rule.IN_BACKWARD, is_in_pass & by_engine & (place == BACKWARD)),
-        (Rule.WITHIN_OPTIMIZER, is_within & (place == OPTIMIZER) & is_known),
-        (Rule.WITHIN_FORWARD, is_within & (place == MODULE) & is_known),
-        (Rule.ARGUMENT, is_argument & places.may_make_arguments[lives.stack] & (lives.stack != 0)),
-        (Rule.RESULT, is_result & is_known & (place == MODULE)),
-        (Rule.RETURNED, is_returned & by_engine),
-        (Rule.CHECKPOINT_STATE, is_known & places.keeps_random_state[alloc_stack]),
-        (Rule.IN_OPERATOR, is_left & (place == OUTSIDE) & (lives.stack == failed_stack)),
-        (Rule.IN_FORWARD, is_in_pass & (place == MODULE) & (lives.pool == 0)),
-        (Rule.COMPILED, is_left & (place == MODULE) & fails_in_backward),
-        (Rule.FROM_FORWARD, is_known & (place == MODULE)),
-    ]
-    numbers = [rule.number for rule, _ in rules]
-    return np.select([holds for _, holds in rules], numbers, Rule.NO_FACT.number)
+    def has(is_wanted: Callable[[str], object]) -> Column:
+        return texts_matching(is_wanted, strings, holder)
 
-
-def _used_blocks(snapshot: Snapshot, device: int, lives: Lifetimes, role: str) -> Column:
-    """Return for each block whether a tensor in it had a role, as in the file: bool."""
-    is_used = np.zeros(len(lives), bool)
-    uses = [use[:2] for use in snapshot.metadata.device(device).uses if use.role == role]
-    if not uses or not len(lives):
-        return is_used
-    event, address = np.array(uses, np.int64).T
-    # The block is the one that was allocated last at the address, if it was not freed by then.
-    known, number = np.unique(address, return_inverse=True)
-    rows = np.flatnonzero(np.isin(lives.address, known))
-    which = np.searchsorted(known, lives.address[rows])
-    span = np.int64(len(snapshot.traces[device]) + 2)
-    begin = which * span + lives.alloc_event[rows] + 1
-    order = np.argsort(begin, kind="stable")
-    rows, which, begin = rows[order], which[order], begin[order]
-    found = np.searchsorted(begin, number * span + np.minimum(event, span - 2), side="right") - 1
-    is_there = found >= 0
-    found, event, number = found[is_there], event[is_there], number[is_there]
-    is_there = (which[found] == number) & (lives.free_requested_event[rows[found]] >= event)
-    is_used[rows[found[is_there]]] = True
-    return is_used
-
-
-def _runs(snapshot: Snapshot, device: int, places: StackPlaces) -> Column:
-    """Return for each event the number of its run: of events of the program in the same place."""
-    trace = snapshot.traces[device]
-    counts = np.flatnonzero((trace.action == ALLOC) | (trace.action == FREE_REQUESTED))
-    place = places.place[trace.stack[counts]]
-    begins = np.zeros(len(trace), np.int64)
-    begins[counts[1:]] = place[1:] != place[:-1]
-    # Between two steps that are not consecutive, there were events that were not recorded.
-    steps = step_boundaries(snapshot, device)
-    for (step, _), (following, first) in pairwise(steps):
-        begins[first] |= following != step + 1
-    runs: Column = np.cumsum(begins)
-    return runs
-
-
-def _failed(snapshot: Snapshot, device: int, places: StackPlaces, run: Column) -> tuple[int, int]:
-    """Return the stack of the file's out-of-memory error and the run of its pass; -1: none."""
-    trace = snapshot.traces[device]
-    failed = np.flatnonzero(trace.action == OOM)[-1:]
-    if snapshot.metadata.oom_of(device) is None or not len(failed):
-        return -1, -1
-    event = int(failed[0])
-    stack = int(trace.stack[event])
-    first = np.flatnonzero(run[: event + 1] == run[event])[0]
-    at, begin = places.place[stack], places.place[trace.stack[first]]
-    # A loss is often computed right after the forward pass, in the same region of autocast.
-    is_in_pass = at == begin or (at, begin) == (OUTSIDE, MODULE)
-    return stack or -1, int(run[event]) if is_in_pass else -1
+    is_of_no_object = has(lambda text: text == NO_TENSOR)
+    for rule, holds, otherwise in (
+        (Rule.IN_BACKWARD, ~has(tells_where), Rule.NO_FACT),
+        (Rule.IN_OPERATOR, is_of_no_object, Rule.NO_FACT),
+        (Rule.IN_FORWARD, is_of_no_object, Rule.FROM_FORWARD),
+        (Rule.COMPILED, has(lambda text: text.endswith(COMPILED)), Rule.FROM_FORWARD),
+    ):
+        kind[~holds & (kind == rule.number)] = otherwise.number
+    if snapshot.metadata.oom_of(device) is not None:
+        is_open = np.isin(kind, [Rule.NO_FACT.number, Rule.FROM_FORWARD.number])
+        kind[is_open & has(lambda text: text.startswith(TEMPORARY))] = Rule.IN_EXPRESSION.number
+    return kind
 
 
 def _by_call_site(

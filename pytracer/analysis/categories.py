@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from pytracer.analysis.block_categories import UNKNOWN, has_categories
+from pytracer.analysis.block_categories import has_categories
 from pytracer.analysis.held_memory import HeldMemory
+from pytracer.analysis.life_rules import UNKNOWN
 
 
 @dataclass(frozen=True)

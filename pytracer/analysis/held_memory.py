@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.block_categories import BlockCategories, Rule, file_categories, rows_at_end
+from pytracer.analysis.block_categories import BlockCategories, file_categories, rows_at_end
 from pytracer.analysis.call_sites import call_sites, texts_matching
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders, holder_names, is_variable
+from pytracer.analysis.life_rules import Rule
 from pytracer.analysis.modules import PREFIXES, modules_of
 from pytracer.analysis.stack_places import BACKWARD
 from pytracer.reading.snapshot import ALLOC, PENDING_FREE, Column, Stacks

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import CallChains, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.frame_text import shown_callers
@@ -15,6 +14,7 @@ from pytracer.analysis.holder_names import (
     holder_names,
     main_holder,
 )
+from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.reading.snapshot import Frame
 
 

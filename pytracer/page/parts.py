@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from pytracer.analysis.block_categories import (
-    UNKNOWN,
     BlockCategories,
     file_categories,
     rows_at_end,
@@ -16,6 +15,7 @@ from pytracer.analysis.held_memory import blocks_at_end
 from pytracer.analysis.history import Lifetimes
 from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.layout import Segment, segments_at, segments_at_end
+from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.errors import PytracerError
 from pytracer.reading.snapshot import Column
 from pytracer.text import size

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.analysis.block_categories import UNKNOWN
 from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.life_rules import UNKNOWN
 from pytracer.page.columns import Packer
 from pytracer.page.parts import Part
 from pytracer.reading.snapshot import Column, Snapshot

@@ -1,0 +1,205 @@
+"""How requests grow with the sizes of a program's data: polynomials through all recordings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+
+from pytracer.reading.snapshot import Column
+
+MISSING = -1
+"""The size of a request that a recording does not have."""
+
+_MOST_POWER, _MOST_DEGREE = 2, 3
+"""Attention without flash kernels needs the degree 3: batch times the square of the length."""
+
+_MOST_TERMS = 3
+
+_MULTIPLES = (8, 16, 32, 64, 128)
+"""To these multiples kernels round a length; tried where a further recording can show it."""
+
+_EQUAL_BYTES = 0.25
+"""Sizes are whole bytes, and the arithmetic has 53 bits."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of powers of the variables.
+
+    Attributes:
+        powers: The power of each variable.
+        rounded: The index of the variable that is rounded up first; None for none.
+        multiple: To a multiple of this.
+    """
+
+    powers: tuple[int, ...]
+    rounded: int | None = None
+    multiple: int = 1
+
+    def at(self, points: Column) -> Column:
+        """Return the term's values at points, of shape (points, variables)."""
+        if self.rounded is not None:
+            points = points.copy()
+            column = points[:, self.rounded]
+            points[:, self.rounded] = np.ceil(column / self.multiple) * self.multiple
+        found: Column = np.prod(points ** np.array(self.powers), axis=1)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The requests of one polynomial: their rows, and the coefficients, (terms, rows)."""
+
+    terms: tuple[Term, ...]
+    rows: Column
+    coefficients: Column
+
+    def sizes_at(self, point: Column) -> Column:
+        values = np.array([term.at(point[None])[0] for term in self.terms])
+        found: Column = values @ self.coefficients
+        return found
+
+
+class Growth:
+    """The polynomial of each request: the lowest one that passes through all recordings.
+
+    Attributes:
+        unchecked: The rows whose polynomial is one of several that pass through all recordings.
+        unfitted: The rows that no polynomial describes.
+    """
+
+    def __init__(self, points: Column, sizes: Column) -> None:
+        """Find the polynomials.
+
+        Args:
+            points: float64 of shape (recordings, variables).
+            sizes: The bytes of each request in each recording, or `MISSING`: int64 of shape
+                (recordings, requests). Each request is in at least one recording.
+        """
+        self._rows = sizes.shape[1]
+        self._parts: list[_Part] = []
+        self._others: list[_Part] = []
+        unfitted = [np.zeros(0, np.int64)]
+        patterns, pattern = np.unique(sizes != MISSING, axis=1, return_inverse=True)
+        for i in range(patterns.shape[1]):
+            found, rows = patterns[:, i], np.flatnonzero(pattern.reshape(-1) == i)
+            unfitted.append(self._find(points[found], sizes[found], rows))
+        self.unfitted = np.concatenate(unfitted)
+        rows_of_others = [part.rows for part in self._others]
+        self.unchecked = np.unique(np.concatenate([np.zeros(0, np.int64), *rows_of_others]))
+
+    def _find(self, points: Column, sizes: Column, left: Column) -> Column:
+        """Find the polynomials of the rows `left`; return the rows that have none."""
+        for count in range(1, min(len(points), _MOST_TERMS) + 1):
+            is_found = np.zeros(len(left), bool)
+            is_sure = np.zeros(len(left), bool)
+            for terms in _polynomials(points, count):
+                tried = np.flatnonzero(~is_sure)
+                if len(tried) == 0:
+                    break
+                rows = left[tried]
+                coefficients, fits = _fitted(terms, points, sizes[:, rows])
+                is_first = fits & ~is_found[tried]
+                for parts, chosen in ((self._parts, is_first), (self._others, fits & ~is_first)):
+                    if chosen.any():
+                        parts.append(_Part(terms, rows[chosen], coefficients[:, chosen]))
+                is_found[tried[is_first]] = True
+                is_sure[tried[is_first & _is_sure(terms, points, coefficients)]] = True
+            left = left[~is_found]
+        return left
+
+    def sizes_at(self, point: Column) -> Column:
+        """Return the bytes of each request: float64; 0 for those of `unfitted`.
+
+        Args:
+            point: The value of each variable.
+        """
+        found = np.zeros(self._rows)
+        for part in self._parts:
+            found[part.rows] = part.sizes_at(point)
+        return found
+
+    def bounds_at(self, point: Column) -> tuple[Column, Column]:
+        """Return the least and the most bytes that any of the polynomials gives: float64."""
+        least = self.sizes_at(point)
+        most = least.copy()
+        for part in self._others:
+            sizes = part.sizes_at(point)
+            least[part.rows] = np.minimum(least[part.rows], sizes)
+            most[part.rows] = np.maximum(most[part.rows], sizes)
+        return least, most
+
+
+def growth_terms(variables: int) -> list[Term]:
+    """Return the products of powers of the variables, low ones first; the first is constant."""
+    powers = [
+        each
+        for each in product(range(_MOST_POWER + 1), repeat=variables)
+        if sum(each) <= _MOST_DEGREE
+    ]
+    powers.sort(key=lambda each: (sum(each), max(each, default=0)))
+    return [*map(Term, powers)]
+
+
+def _polynomials(points: Column, count: int) -> Iterator[tuple[Term, ...]]:
+    """Yield the polynomials of `count` terms, low ones first.
+
+    A variable that is the same at all points has no square: it may have any law.
+    """
+    constant = np.flatnonzero((points == points[0]).all(axis=0))
+    terms = [
+        term
+        for term in growth_terms(points.shape[1])
+        if all(term.powers[variable] < _MOST_POWER for variable in constant)
+    ]
+    chosen = sorted(
+        combinations(terms, count), key=lambda some: sum(sum(term.powers) for term in some)
+    )
+    for each in chosen:
+        if _rank(each, points) == count:
+            yield each
+    if count == 1 and len(points) > 2:
+        for variable, multiple in product(range(points.shape[1]), _MULTIPLES):
+            for term in terms:
+                if term.powers[variable]:
+                    yield (Term(term.powers, variable, multiple),)
+
+
+def _scaled(terms: tuple[Term, ...], points: Column) -> tuple[Column, Column]:
+    """Return the terms at the points, of shape (points, terms), divided by their largest values."""
+    columns = np.column_stack([term.at(points) for term in terms])
+    scale = columns.max(axis=0)
+    return columns / scale, scale
+
+
+def _rank(terms: tuple[Term, ...], points: Column) -> int:
+    return int(np.linalg.matrix_rank(_scaled(terms, points)[0], tol=1e-9))
+
+
+def _fitted(terms: tuple[Term, ...], points: Column, sizes: Column) -> tuple[Column, Column]:
+    """Return the coefficients, and which requests the polynomial passes through."""
+    columns, scale = _scaled(terms, points)
+    found, *_ = np.linalg.lstsq(columns, sizes.astype(float), rcond=None)
+    fits = np.all(np.abs(columns @ found - sizes) < _EQUAL_BYTES, axis=0)
+    return found / scale[:, None], fits
+
+
+def _is_sure(terms: tuple[Term, ...], points: Column, coefficients: Column) -> Column:
+    """Return for which requests no other polynomial has to be considered: bool.
+
+    One term that passes through points which differ in each variable is sure. Two are if they are
+    one term of a variable to which a whole number is added, such as batch * (length - 1).
+    """
+    if (points == points[0]).all(axis=0).any() or len(points) < 2:
+        return np.zeros(coefficients.shape[1], bool)
+    if len(terms) == 1:
+        return np.ones(coefficients.shape[1], bool)
+    low, high = (np.array(term.powers) for term in terms[:2])
+    if len(terms) > 2 or (high - low).sum() != 1 or (high < low).any():
+        return np.zeros(coefficients.shape[1], bool)
+    variable = int(np.argmax(high - low))
+    added = coefficients[0] / np.where(coefficients[1] == 0, 1, coefficients[1])
+    whole = np.rint(added)
+    found: Column = np.abs(added - whole) < 1e-6
+    return found & (np.abs(whole) <= points[:, variable].min())

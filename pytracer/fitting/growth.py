@@ -55,6 +55,9 @@ class _Part:
     rows: Column
     coefficients: Column
 
+    def of(self, chosen: Column) -> "_Part":
+        return _Part(self.terms, self.rows[chosen], self.coefficients[:, chosen])
+
     def sizes_at(self, point: Column) -> Column:
         values = np.array([term.at(point[None])[0] for term in self.terms])
         found: Column = values @ self.coefficients
@@ -92,20 +95,29 @@ class Growth:
     def _find(self, points: Column, sizes: Column, left: Column) -> Column:
         """Find the polynomials of the rows `left`; return the rows that have none."""
         for count in range(1, min(len(points), _MOST_TERMS) + 1):
-            is_found = np.zeros(len(left), bool)
             is_sure = np.zeros(len(left), bool)
+            possible: list[tuple[_Part, Column]] = []
             for terms in _polynomials(points, count):
                 tried = np.flatnonzero(~is_sure)
                 if len(tried) == 0:
                     break
-                rows = left[tried]
-                coefficients, fits = _fitted(terms, points, sizes[:, rows])
-                is_first = fits & ~is_found[tried]
-                for parts, chosen in ((self._parts, is_first), (self._others, fits & ~is_first)):
+                coefficients, fits = _fitted(terms, points, sizes[:, left[tried]])
+                fitting, coefficients = tried[fits], coefficients[:, fits]
+                if len(fitting):
+                    part = _Part(terms, left[fitting], coefficients)
+                    sure = _are_sure(terms, points, coefficients)
+                    possible.append((part, fitting))
+                    is_sure[fitting[sure]] = True
+                    self._parts.append(part.of(sure))
+            is_found = is_sure.copy()
+            for part, fitting in possible:
+                for parts, chosen in (
+                    (self._parts, ~is_found[fitting]),
+                    (self._others, is_found[fitting] & ~is_sure[fitting]),
+                ):
                     if chosen.any():
-                        parts.append(_Part(terms, rows[chosen], coefficients[:, chosen]))
-                is_found[tried[is_first]] = True
-                is_sure[tried[is_first & _is_sure(terms, points, coefficients)]] = True
+                        parts.append(part.of(chosen))
+                is_found[fitting] = True
             left = left[~is_found]
         return left
 
@@ -185,21 +197,23 @@ def _fitted(terms: tuple[Term, ...], points: Column, sizes: Column) -> tuple[Col
     return found / scale[:, None], fits
 
 
-def _is_sure(terms: tuple[Term, ...], points: Column, coefficients: Column) -> Column:
+def _are_sure(terms: tuple[Term, ...], points: Column, coefficients: Column) -> Column:
     """Return for which requests no other polynomial has to be considered: bool.
 
-    One term that passes through points which differ in each variable is sure. Two are if they are
-    one term of a variable to which a whole number is added, such as batch * (length - 1).
+    One term is sure that passes through points which differ in each variable. Two are if they are
+    one with a whole number added to a variable or its square, as in batch * (length - 1).
     """
-    if (points == points[0]).all(axis=0).any() or len(points) < 2:
-        return np.zeros(coefficients.shape[1], bool)
+    nothing = np.zeros(coefficients.shape[1], bool)
+    if len(points) < 2 or (points == points[0]).all(axis=0).any() or len(terms) > 2:
+        return nothing
     if len(terms) == 1:
-        return np.ones(coefficients.shape[1], bool)
-    low, high = (np.array(term.powers) for term in terms[:2])
-    if len(terms) > 2 or (high - low).sum() != 1 or (high < low).any():
-        return np.zeros(coefficients.shape[1], bool)
-    variable = int(np.argmax(high - low))
+        return ~nothing
+    more = np.array(terms[1].powers) - terms[0].powers
+    variable = int(np.argmax(more))
+    if np.count_nonzero(more) != 1 or more[variable] < 0:
+        return nothing
     added = coefficients[0] / np.where(coefficients[1] == 0, 1, coefficients[1])
     whole = np.rint(added)
-    found: Column = np.abs(added - whole) < 1e-6
-    return found & (np.abs(whole) <= points[:, variable].min())
+    most = points[:, variable].min() ** more[variable]
+    found: Column = (np.abs(added - whole) < 1e-6) & (np.abs(whole) <= most)
+    return found

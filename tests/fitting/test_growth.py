@@ -16,6 +16,7 @@ LAWS: dict[str, Law] = {
     "bilinear": lambda batch, length: 64 * batch * length,
     "without the last": lambda batch, length: 4000 * batch * (length - 1),
     "with one more": lambda batch, length: 4000 * batch * (length + 7),
+    "a mask of pixels": lambda batch, length: 64 * batch * (length**2 + 64),
     "quadratic": lambda batch, length: 4 * length**2,
     "attention": lambda batch, length: 16 * batch * length**2,
 }

@@ -64,9 +64,7 @@ def test_recordings_that_show_too_little(
 
 def test_recordings_that_differ_in_what_was_not_asked() -> None:
     files = {"a": {"batch": 2, "length": 64}, "b": {"batch": 4, "length": 128}}
-    with pytest.raises(
-        ConfigError, match=r"length \(64 and 128\): give length with --at"
-    ):
+    with pytest.raises(ConfigError, match=r"length \(64 and 128\): give length with --at"):
         variables_of(files, [{"batch": 8}])
 
 

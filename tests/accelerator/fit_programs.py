@@ -3,14 +3,14 @@
 python fit_programs.py DEVICE PROGRAM batch=2,length=64 [SNAPSHOT]
 
 Without SNAPSHOT, nothing is recorded. The program prints torch's peaks as JSON: allocated and
-reserved bytes of the first step and of the last; null, and the failed step, if memory ran out.
+reserved bytes of the first step and of the last, and the error if memory ran out.
 """
 
 import contextlib
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -223,16 +223,7 @@ def experts(device: str, batch: int, length: int) -> Step:
     return step
 
 
-def lengths(device: str, batch: int, length: int) -> Step:
-    """Return the step of a training whose batches are up to `length` tokens long."""
-    step_of = {
-        part: language_model(device, batch, max(length * part // 4, 2)) for part in (2, 3, 4)
-    }
-    return lambda number: step_of[(4, 2, 3, 4)[number % 4]](number)
-
-
-flash = SDPBackend.FLASH_ATTENTION
-half, brain = torch.float16, torch.bfloat16
+flash, half, brain = SDPBackend.FLASH_ATTENTION, torch.float16, torch.bfloat16
 PROGRAMS: dict[str, Callable[[str, int, int], Step]] = {
     "gpt": language_model,
     "flash": partial(language_model, backend=flash, dtype=brain),
@@ -252,24 +243,24 @@ def peaks(device: Any) -> list[int]:
     return [device.max_memory_allocated(), device.max_memory_reserved()]
 
 
-def run(name: str, program: str, sizes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Run a program, and yield its peaks after the first step and after the last."""
+def run(
+    name: str, program: str, sizes: dict[str, int], tracer: pytracer.Tracer | None
+) -> dict[str, Any]:
+    """Run a program, and return its peaks in the first step and in the last."""
     device = getattr(torch, name)
-    number = 0
+    found: dict[str, Any] = {}
     try:
         step = PROGRAMS[program](name, **sizes)
         for number in range(STEPS):
             device.reset_peak_memory_stats()
             step(number)
             if number in (0, STEPS - 1):
-                yield {"first" if number == 0 else "steady": peaks(device)}
-            if program == "generation" and pytracer_tracer is not None:
-                pytracer_tracer.step()
+                found["first" if number == 0 else "steady"] = peaks(device)
+            if program == "generation" and tracer is not None:
+                tracer.step()  # there is no optimizer that shows the steps
     except torch.OutOfMemoryError as error:
-        yield {"failed": number, "error": str(error).partition("\n")[0]}
-
-
-pytracer_tracer: pytracer.Tracer | None = None
+        found["failed"] = str(error).partition("\n")[0]
+    return found
 
 
 def main() -> None:
@@ -277,15 +268,11 @@ def main() -> None:
     sizes = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
     if name == "npu":
         import torch_npu  # noqa: F401
-    found: dict[str, Any] = {}
     if path:
-        global pytracer_tracer
-        with pytracer.Tracer(path[0], device=name, metadata=sizes) as pytracer_tracer:
-            for each in run(name, program, sizes):
-                found |= each
+        with pytracer.Tracer(path[0], device=name, metadata=sizes) as tracer:
+            found = run(name, program, sizes, tracer)
     else:
-        for each in run(name, program, sizes):
-            found |= each
+        found = run(name, program, sizes, None)
     print(json.dumps(found))
 
 

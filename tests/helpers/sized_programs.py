@@ -82,10 +82,9 @@ def write(
     for number, event in enumerate(run.events):
         if event["action"] in ("alloc", "free_requested", "oom"):
             first_events.append(number)
-        if event["action"] == "alloc":
-            name = next(allocated)
-            frame = {"filename": f"/{path.stem}/train/model.py", "name": name, "line": len(name)}
-            event["frames"] = [frame]
+        name = next(allocated) if event["action"] == "alloc" else "free"
+        frame = {"filename": f"/{path.stem}/train/model.py", "name": name, "line": len(name)}
+        event["frames"] = [frame]
     content: dict[str, Any] = run.content()
     content["pytracer"]["devices"][0] |= {
         "total_bytes": device_bytes,

@@ -1,15 +1,16 @@
 """Which requests of two recordings of a program are the same: by stack, stream and order."""
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
+from pytracer.analysis.call_sites import call_sites, frame_at
 from pytracer.analysis.requests import ALLOCATE, FAIL, Recording
 from pytracer.errors import PytracerError
 from pytracer.fitting.sizes import Sizes
-from pytracer.reading.snapshot import Column, Snapshot, Stacks
+from pytracer.reading.snapshot import Column, Frame, Snapshot, Stacks
 from pytracer.reading.steps import step_boundaries
-from pytracer.text import number
 
 _AGREE = 6
 """After a difference, this many requests in a row have to be the same again."""
@@ -17,11 +18,11 @@ _AGREE = 6
 _LOOK = 20_000
 """How far ahead the same requests are searched."""
 
-_BOTH = 32
-"""How many requests of both recordings may be replaced by others at one place."""
+_BOTH = 64
+"""How many requests, of both recordings together, may be others at one place."""
 
 _GIVE_UP = 100
-"""After so many places without an end of a difference, the rest is different."""
+"""After so many differences without an end, the rest is different."""
 
 
 class StackNames:
@@ -37,35 +38,27 @@ class StackNames:
 
     def of(self, stacks: Stacks) -> Column:
         """Return the number of each stack: int32."""
-        strings = stacks.strings
+        strings, known = stacks.strings, self._frames
         ends = {
             text: "/".join(strings[text].replace("\\", "/").rsplit("/", 2)[-2:])
             for text in np.unique(stacks.filename).tolist()
         }
         columns = (stacks.filename.tolist(), stacks.name.tolist(), stacks.line.tolist())
-        frame = np.array(
-            [
-                self._frames.setdefault((ends[file], strings[name], line), len(self._frames))
-                for file, name, line in zip(*columns, strict=True)
-            ],
-            np.int32,
-        )
-        frames = frame[stacks.frame].tobytes() if len(frame) else b""
+        frames = [
+            (ends[file], strings[name], line) for file, name, line in zip(*columns, strict=True)
+        ]
+        frame = np.array([known.setdefault(each, len(known)) for each in frames], np.int32)
+        content = frame[stacks.frame].tobytes()
         offsets = (stacks.offsets * frame.itemsize).tolist()
-        texts = [frames[offsets[i] : offsets[i + 1]] for i in range(len(stacks))]
-        forward, node = stacks.forward.tolist(), stacks.node.tolist()
-        return np.array(
-            [
-                self._stacks.setdefault(
-                    (texts[i], strings[node[i]], texts[forward[i]]), len(self._stacks)
-                )
-                for i in range(len(stacks))
-            ],
-            np.int32,
-        )
+        texts = [content[begin:end] for begin, end in pairwise(offsets)]
+        rows = zip(texts, stacks.node.tolist(), stacks.forward.tolist(), strict=True)
+        names = [(text, strings[node], texts[forward]) for text, node, forward in rows]
+        numbers = self._stacks
+        return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
 
 
-class Recorded(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Recorded:
     """A recording whose requests can be compared with those of others.
 
     Attributes:
@@ -74,9 +67,8 @@ class Recorded(NamedTuple):
         rows: int64, the allocations among the requests.
         key: int32, by allocation, what has to be the same: the stack, and whether the stream is the
             default one.
-        steps: The allocations before each boundary of a step: 0, those before the end of the first
-            step, and so on, and at last all; [0, all] without steps.
-        ends: The same, counted in requests.
+        steps: How many allocations come before each end of a step; first 0, at last all of them.
+        ends: The same in requests.
         complete: How many of these parts are complete steps; what follows the last step is none.
     """
 
@@ -90,15 +82,42 @@ class Recorded(NamedTuple):
     complete: int
 
     @property
+    def path(self) -> str:
+        """The file."""
+        return self.snapshot.path
+
+    @property
     def size_bytes(self) -> Column:
         """The requested bytes of each allocation: int64."""
         found: Column = self.recording.requests.size_bytes[self.rows]
         return found
 
     @property
-    def path(self) -> str:
-        """The file."""
-        return self.snapshot.path
+    def stack(self) -> Column:
+        """The stack of each allocation."""
+        found: Column = self.recording.trace.stack[self.recording.requests.event[self.rows]]
+        return found
+
+    def frame(self, allocation: int) -> Frame | None:
+        """Return the call site of an allocation; None if it is unknown."""
+        stacks = self.snapshot.stacks
+        return frame_at(stacks, int(call_sites(stacks)[self.stack[allocation]]))
+
+    def first_steps(self, count: int) -> "Recorded":
+        """Return the recording up to the end of its first steps."""
+        allocations, end = self.steps[count], self.ends[count]
+        requests = self.recording.requests
+        columns = ("kind", "block", "size_bytes", "stream", "pool", "event")
+        cut = replace(requests, **{name: getattr(requests, name)[:end] for name in columns})
+        return replace(
+            self,
+            recording=replace(self.recording, requests=cut),
+            rows=self.rows[:allocations],
+            key=self.key[:allocations],
+            steps=self.steps[: count + 1],
+            ends=self.ends[: count + 1],
+            complete=count,
+        )
 
 
 def recorded(snapshot: Snapshot, recording: Recording, sizes: Sizes, names: StackNames) -> Recorded:
@@ -137,55 +156,63 @@ def common_steps(files: list[Recorded]) -> list[Recorded]:
     Raises:
         PytracerError: Some recordings have steps, and one has no complete step.
     """
-    least = min(file.complete for file in files)
-    if all(file.complete == least for file in files):
+    least = min(files, key=lambda file: file.complete)
+    if all(file.complete == least.complete for file in files):
         return files
-    if least == 0:
-        one = next(file for file in files if file.complete == 0)
+    if least.complete == 0:
         raise PytracerError(
-            f"{one.path} has no complete step, and others have some: record equally many steps"
+            f"{least.path} has no complete step, and others have: record equally many steps"
         )
-    return [
-        file._replace(steps=file.steps[: least + 1], ends=file.ends[: least + 1], complete=least)
-        for file in files
-    ]
+    return [file.first_steps(least.complete) for file in files]
 
 
 def matches(first: Recorded, second: Recorded) -> Column:
-    """Return for each allocation of `second` that of `first` which is the same; -1: none is."""
+    """Return for each allocation of `second` that of `first` which is the same; -1: none is.
+
+    Raises:
+        PytracerError: Most have none: two different programs. The message has the first line.
+    """
     found = np.full(len(second.rows), -1)
     for step in range(len(second.steps) - 1):
-        edges = [(file.steps[step], file.steps[step + 1]) for file in (first, second)]
-        keys = [
-            file.key[begin:end] for file, (begin, end) in zip((first, second), edges, strict=True)
-        ]
-        in_first, in_second = aligned(*keys)
-        found[in_second + edges[1][0]] = in_first + edges[0][0]
+        in_first, in_second = matches_of_steps(first, step, second, step)
+        found[in_second] = in_first
+    count = int(np.count_nonzero(found >= 0))
+    if 2 * count < len(found):
+        from pytracer.analysis.frame_text import call_site_text
+
+        raise PytracerError(
+            f"{first.path} and {second.path} are of different programs, or of different code: "
+            f"{count:,} of {len(found):,} allocations are in both. The first that is not is of "
+            f"{call_site_text(second.frame(int(np.argmin(found))))}. Record the same program at "
+            "other sizes"
+        )
     return found
 
 
-def matches_between_steps(file: Recorded, step: int, other: int) -> tuple[Column, Column]:
-    """Return the allocations of two steps of a recording that are the same."""
-    begin, other_begin = file.steps[step], file.steps[other]
-    one, two = (file.key[file.steps[each] : file.steps[each + 1]] for each in (step, other))
-    in_one, in_two = aligned(one, two)
-    return in_one + begin, in_two + other_begin
+def matches_of_steps(
+    first: Recorded, step: int, second: Recorded, other: int
+) -> tuple[Column, Column]:
+    """Return the allocations of two steps, of one recording or two, that are the same."""
+    begin, other_begin = first.steps[step], second.steps[other]
+    in_first, in_second = aligned(
+        first.key[begin : first.steps[step + 1]],
+        second.key[other_begin : second.steps[other + 1]],
+    )
+    return in_first + begin, in_second + other_begin
 
 
 def aligned(first: Column, second: Column) -> tuple[Column, Column]:
     """Return the elements of two sequences that are the same, in their order.
 
-    From the first difference on, elements are skipped in one or both until `_AGREE` are the same.
+    From a difference on, elements are skipped in one or both until `_AGREE` are the same.
     """
     pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     i = j = failures = 0
     texts = first.tobytes(), second.tobytes()
     while i < len(first) and j < len(second) and failures < _GIVE_UP:
-        same = _same_run(first, second, i, j)
+        same = _same_run(first[i:], second[j:])
         pairs.append((np.arange(i, i + same), np.arange(j, j + same)))
         i, j = i + same, j + same
-        if i == len(first) or j == len(second):
-            break
         skipped = _skip(texts, first.itemsize, i, j)
         failures += skipped is None
         i, j = (i + 1, j + 1) if skipped is None else (i + skipped[0], j + skipped[1])
@@ -193,73 +220,44 @@ def aligned(first: Column, second: Column) -> tuple[Column, Column]:
     return np.concatenate(in_first), np.concatenate(in_second)
 
 
-def _same_run(first: Column, second: Column, i: int, j: int) -> int:
-    """Return how many elements from two places on are the same."""
+def _same_run(first: Column, second: Column) -> int:
+    """Return how many elements are the same from the beginning."""
     length, chunk = 0, 64
-    while True:
-        one, two = first[i + length : i + length + chunk], second[j + length : j + length + chunk]
-        count = min(len(one), len(two))
-        differing = np.flatnonzero(one[:count] != two[:count])
-        if len(differing):
-            return length + int(differing[0])
-        length += count
-        if count < chunk:
-            return length
-        chunk *= 2
+    while (count := min(len(first) - length, len(second) - length, chunk)) > 0:
+        differs = first[length : length + count] != second[length : length + count]
+        if differs.any():
+            return length + int(differs.argmax())
+        length, chunk = length + count, 2 * chunk
+    return length
 
 
 def _skip(texts: tuple[bytes, bytes], width: int, i: int, j: int) -> tuple[int, int] | None:
-    """Return how many elements of each to skip until both are the same again.
+    """Return how many elements of each to skip until both are the same again; None: unknown.
 
     Args:
         texts: The bytes of both sequences, `width` for each element.
         i, j: Where they differ.
     """
     first, second = texts
-    agree = _AGREE * width
-    found: list[tuple[int, int]] = []
-    for wanted, at, text, place in ((first, i, second, j), (second, j, first, i)):
-        pattern = wanted[at * width : at * width + agree]
-        end = (place + _LOOK) * width
-        here = text.find(pattern, place * width, end)
-        while here >= 0 and here % width:
-            here = text.find(pattern, here + 1, end)
-        if here >= 0:
-            distance = here // width - place
-            found.append((0, distance) if text is second else (distance, 0))
-    nearest = min((sum(each) for each in found), default=2 * _BOTH)
-    for total in range(2, min(nearest, 2 * _BOTH)):
+    found = []
+    if (x := _find(first, i, second[j * width : (j + _AGREE) * width], width)) is not None:
+        found.append((x, 0))
+    if (y := _find(second, j, first[i * width : (i + _AGREE) * width], width)) is not None:
+        found.append((0, y))
+    nearest = min((sum(each) for each in found), default=_BOTH)
+    for total in range(2, min(nearest, _BOTH)):
         for x in range(1, total):
             here, there = (i + x) * width, (j + total - x) * width
-            one, two = first[here : here + agree], second[there : there + agree]
-            if one == two and one:
+            wanted = first[here : here + _AGREE * width]
+            if wanted and wanted == second[there : there + _AGREE * width]:
                 return x, total - x
     return min(found, key=sum, default=None)
 
 
-def check_is_same_program(first: Recorded, second: Recorded, matched: Column) -> None:
-    """Check that most allocations of the second recording are also in the first.
-
-    Raises:
-        PytracerError: Two different programs, with the first line in which they differ.
-    """
-    end = second.steps[-1]
-    count = int(np.count_nonzero(matched[:end] >= 0))
-    if 2 * count >= end:
-        return
-    at = int(np.argmax(matched[:end] < 0))
-    raise PytracerError(
-        f"{first.path} and {second.path} are of different programs, or of different code: "
-        f"{number(count, 'allocation')} of {end:,} are in both. The first that is not is of "
-        f"{place_of(second, at)}. Record the same program with other sizes"
-    )
-
-
-def place_of(file: Recorded, allocation: int) -> str:
-    """Return the call site of an allocation as text."""
-    from pytracer.analysis.call_sites import CallChains
-    from pytracer.analysis.frame_text import call_site_text
-
-    event = int(file.recording.requests.event[file.rows[allocation]])
-    stack = int(file.recording.trace.stack[event])
-    return call_site_text(CallChains(file.snapshot.stacks).site(stack))
+def _find(text: bytes, place: int, pattern: bytes, width: int) -> int | None:
+    """Return how far behind a place a pattern begins, in elements; None: it is not near."""
+    begin, end = place * width, (place + _LOOK) * width
+    found = text.find(pattern, begin, end) if pattern else -1
+    while found >= 0 and found % width:
+        found = text.find(pattern, found + 1, end)
+    return None if found < 0 else (found - begin) // width

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from pytracer.analysis.answer import Answer, Line
 from pytracer.analysis.answer_words import CATEGORY_WORDS
 from pytracer.analysis.frame_text import call_site_text
+from pytracer.fitting.prediction import Peak, Program
 from pytracer.fitting.results import (
     DOES_NOT_FIT,
     FITS,
     NO_DEVICE,
     UNKNOWN,
+    CheckedFile,
     Failed,
     Fit,
     Grown,
@@ -47,14 +49,17 @@ def _peaks(found: Fit) -> Iterator[Line]:
     peaks = {" in the first step": target.first, " in a later step": target.steady}
     known = {where: peak for where, peak in peaks.items() if peak is not None}
     for where, peak in (known or {"": target.peak}).items():
-        allocated, reserved = size(peak.allocated_bytes), size(peak.reserved_bytes)
-        yield Line("peak", f"{allocated} allocated, {reserved} reserved{where}")
+        yield Line("peak", f"{_peak(peak)}{where}")
     if least != most:
         bounds = [
             size_range(getattr(least, name), getattr(most, name))
             for name in ("allocated_bytes", "reserved_bytes")
         ]
         yield Line("bounds", f"{bounds[0]} allocated, {bounds[1]} reserved")
+
+
+def _peak(peak: Peak) -> str:
+    return f"{size(peak.allocated_bytes)} allocated, {size(peak.reserved_bytes)} reserved"
 
 
 def _room(found: Fit) -> Iterator[Line]:
@@ -135,50 +140,42 @@ def _table(found: Fit) -> Iterator[Line]:
 
 def _row(row: Prediction) -> str:
     fits = {True: ", fits", False: ", does not fit", None: ""}[row.fits]
-    peak = f"{size(row.peak.allocated_bytes)} allocated, {size(row.peak.reserved_bytes)} reserved"
-    return f"{sizes_text(row.sizes)}: {peak}{fits}"
+    return f"{sizes_text(row.sizes)}: {_peak(row.peak)}{fits}"
 
 
 def _certainty(found: Fit) -> Iterator[Line]:
     for file in found.files:
         if file.foretold is not None:
-            exact = file.foretold == file.recorded
             text = f"{sizes_text(file.sizes)} is foretold by the other recordings "
-            if exact:
-                text += "to the byte"
-            else:
-                text += (
-                    f"with {size(file.foretold.allocated_bytes)} allocated and "
-                    f"{size(file.foretold.reserved_bytes)} reserved; it had "
-                    f"{size(file.recorded.allocated_bytes)} and "
-                    f"{size(file.recorded.reserved_bytes)}"
-                )
+            is_same = file.foretold == file.recorded
+            text += "to the byte" if is_same else f"as {_peak(file.foretold)}"
+            text += "" if is_same else f"; it had {_peak(file.recorded)}"
             yield Line("check", text)
     if found.is_exact:
         text = f"how all {found.requests:,} requests grow is confirmed by a recording"
         yield Line("exact", text)
 
 
-def notes_of(found: Fit, variables: Sequence[str]) -> Iterator[str]:
+def notes_of(program: Program, files: Sequence[CheckedFile]) -> Iterator[str]:
     """Yield what makes a prediction inexact, in sentences."""
-    if found.varying:
-        where = call_site_text(found.varying_frame)
+    if len(program.varying):
+        where = call_site_text(program.base.frame(int(program.varying[0])))
         yield (
-            f"The sizes of {number(found.varying, 'request')} depend on values: others in each "
-            f"step, or no polynomial fits. One is of {where}."
+            f"The sizes of {number(len(program.varying), 'request')} depend on values: they are "
+            f"others in each step, or no polynomial fits. The first is of {where}."
         )
-    if found.unchecked:
-        names = " and ".join(variables)
+    if unchecked := len(program.unchecked) - len(program.unseen):
+        names = " or ".join(program.variables)
         yield (
-            f"{number(found.unchecked, 'request')} may grow with a higher power of {names} than "
-            "these recordings show: a recording at a further size shows it."
+            f"{number(unchecked, 'request')} may grow with another power of {names} than these "
+            "recordings show: a recording at a further size shows it."
         )
-    if found.unseen:
+    if len(program.unseen):
         yield (
-            f"{number(found.unseen, 'request')} of the largest recording are in no other: their "
-            "growth is unknown. Record closer to the size that you ask for."
+            f"{number(len(program.unseen), 'request')} of the largest recording are in no other: "
+            "their growth is unknown. Record closer to the size that you ask for."
         )
-    for file in found.files:
+    for file in files:
         if file.unmatched:
             yield (
                 f"{number(file.unmatched, 'request')} of {file.path} are not in the largest "

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytracer.analysis.answer import Answer
-from pytracer.analysis.call_sites import CallChains
-from pytracer.analysis.requests import Recording, extract_recording
+from pytracer.analysis.requests import extract_recording
 from pytracer.errors import ConfigError
 from pytracer.fitting.alignment import Recorded, StackNames, common_steps, recorded
 from pytracer.fitting.answers import answer_of, notes_of
 from pytracer.fitting.lines import grown
-from pytracer.fitting.prediction import NO_LIMITS, Peak, Program
+from pytracer.fitting.prediction import LEAST, MOST, NO_LIMITS, Peak, Program, recorded_peak
 from pytracer.fitting.results import (
     DOES_NOT_FIT,
     FITS,
     NO_DEVICE,
+    OWN,
     UNKNOWN,
     CheckedFile,
     Failed,
@@ -40,8 +40,6 @@ from pytracer.simulator.rules import AllocatorRules
 from pytracer.simulator.simulate import Limits, Simulated, own_rules, rules_under, version_note
 from pytracer.variables import merge_settings
 
-OWN = "own settings"
-
 MOST_UNCERTAIN = 0.5
 """The largest distance of a bound from the peak, as a part of the peak, that is an answer."""
 
@@ -49,58 +47,88 @@ _MOST_VALUE = 2**30
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
-    """The program, and what it is asked about: the settings by name, and the limits of a device."""
+class _Device:
+    """The device of the next run: its memory, the part outside of the allocator, and the limits."""
 
-    program: Program
-    rules: dict[str, AllocatorRules]
-    texts: dict[str, str]
+    memory_bytes: int | None
+    outside_bytes: int
     limits: Limits | None
 
-    def failed(self, done: Simulated, sizes: Sizes) -> Failed | None:
-        """Return the request of a simulation that found no memory."""
-        if done.failed_request is None:
+    @property
+    def room_bytes(self) -> int | None:
+        if self.limits is None:
             return None
-        base = self.program.base
+        found = (self.limits.fraction_bytes, self.limits.device_bytes)
+        return next((each for each in found if each is not None), None)
+
+
+def _device(base: Recorded, memory_bytes: int | None) -> _Device:
+    """Return the device of the next run: it has the limits that the recorded one had."""
+    recording = base.recording
+    total_bytes = base.snapshot.metadata.device(recording.device).total_bytes
+    memory_bytes = memory_bytes or total_bytes
+    if memory_bytes is None:
+        return _Device(None, 0, None)
+    if recording.fraction_bytes is not None and total_bytes:
+        share = recording.fraction_bytes / total_bytes
+        return _Device(memory_bytes, 0, Limits(round(share * memory_bytes), None))
+    outside_bytes = 0
+    if total_bytes is not None and recording.limit_bytes is not None:
+        outside_bytes = max(total_bytes - recording.limit_bytes, 0)
+    return _Device(memory_bytes, outside_bytes, Limits(None, max(memory_bytes - outside_bytes, 0)))
+
+
+class _Allocator:
+    """A program's allocator under some settings."""
+
+    def __init__(self, program: Program, device: _Device, name: str, settings: str) -> None:
+        self.name = name
+        self._program, self._device, self._settings = program, device, settings
+        recording = program.base.recording
+        is_own = name == OWN
+        self.rules = own_rules(recording) if is_own else rules_under(settings, recording)
+
+    def _limited(self, sizes: Sizes) -> tuple[bool, Failed | None]:
+        """Return whether the program fits into the device, and the request that does not."""
+        done: Simulated = self._program.simulate(
+            sizes, self.rules, self._device.limits or NO_LIMITS
+        )
+        if done.failed_request is None:
+            return done.ooms == 0, None
+        base = self._program.base
         allocation = int(np.searchsorted(base.rows, done.failed_request))
-        size_bytes = int(self.program.size_bytes(sizes)[allocation])
-        return Failed(size_bytes, _frame(base, allocation))
+        size_bytes = int(self._program.size_bytes(sizes)[allocation])
+        return False, Failed(size_bytes, base.frame(allocation))
 
-    def predicted(self, sizes: Sizes, name: str) -> Prediction:
-        """Predict the program at some sizes, under the settings of this name."""
-        done = self.program.simulate(sizes, self.rules[name])
-        peaks = self.program.peaks(done)
+    def predicted(self, sizes: Sizes) -> Prediction:
+        peaks = self._program.peaks(self._program.simulate(sizes, self.rules))
         fits, failed = None, None
-        if self.limits is not None:
-            limited = self.program.simulate(sizes, self.rules[name], self.limits, with_curve=False)
-            fits, failed = limited.ooms == 0, self.failed(limited, sizes)
-        peak = peaks.get("all", Peak(0, 0))
-        return Prediction(sizes, name, peak, peaks.get("first"), peaks.get("steady"), fits, failed)
+        if self._device.limits is not None:
+            fits, failed = self._limited(sizes)
+        first, steady = peaks.get("first"), peaks.get("steady")
+        return Prediction(sizes, self.name, peaks["all"], first, steady, fits, failed)
 
-    def largest(self, target: Sizes, variable: str, name: str) -> Largest:
+    def largest(self, target: Sizes, variable: str) -> Largest:
         """Return the largest value of a variable that fits, by bisection."""
-        assert self.limits is not None
-        limits = self.limits
-
-        def run(value: int) -> Simulated:
-            sizes = {**target, variable: value}
-            return self.program.simulate(sizes, self.rules[name], limits, with_curve=False)
-
         low, high = 0, target[variable]
-        while run(high).ooms == 0:
+        while self._limited({**target, variable: high})[0]:
             low, high = high, 2 * high
             if high > _MOST_VALUE:
-                return Largest(variable, name, None, None)
+                return Largest(variable, self.name, None, None)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if run(middle).ooms else (middle, high)
-        return Largest(variable, name, low, self.failed(run(high), {**target, variable: high}))
+            fits, _ = self._limited({**target, variable: middle})
+            low, high = (middle, high) if fits else (low, middle)
+        _, failed = self._limited({**target, variable: high})
+        return Largest(variable, self.name, low, failed)
 
-    def smallest_device(self, target: Sizes, name: str) -> int | None:
-        """Return the least memory for the allocator with which the target fits."""
-        recording = replace(self.program.requests_at(target), settings=self.texts[name])
-        has_fraction = self.limits is not None and self.limits.fraction_bytes is not None
-        search = Search(recording, Limits(1 << 50, None) if has_fraction else NO_LIMITS)
+    def smallest_device(self, target: Sizes) -> int | None:
+        """Return the least memory for the allocator with which the target fits; None: none is."""
+        has_fraction = self._device.limits and self._device.limits.fraction_bytes is not None
+        search = Search(
+            replace(self._program.at(target), settings=self._settings),
+            Limits(1 << 50, None) if has_fraction else NO_LIMITS,
+        )
         (found,) = search.with_smallest_device([search.own()])
         return found.smallest_device_bytes
 
@@ -140,136 +168,99 @@ def fit(
         raise ConfigError(f"device_memory_bytes={device_memory_bytes}: give more than 0, or None")
     if isinstance(settings, str) or not all(change.strip() for change in settings):
         raise ConfigError(f"settings={settings!r}: give a list of settings such as NAME:VALUE")
+    if not paths:
+        raise ConfigError("give at least one recording")
     names, files = StackNames(), []
     for given in paths:
         path, sizes = parsed_file(os.fspath(given))
         on_progress(f"Reading {path}")
         snapshot = load(path)
-        own = sizes_of(snapshot, sizes, [*targets[0]])
-        files.append(recorded(snapshot, extract_recording(snapshot, device), own, names))
-    if not files:
-        raise ConfigError("give at least one recording")
+        sizes = sizes_of(snapshot, sizes, [*targets[0]])
+        files.append(recorded(snapshot, extract_recording(snapshot, device), sizes, names))
     variables = variables_of({file.path: file.sizes for file in files}, targets)
     on_progress("Matching the requests")
     files = common_steps(files)
     program = Program(files, variables)
-    own_recording = program.base.recording
-    texts = {OWN: own_recording.settings}
-    texts |= {change: merge_settings(texts[OWN], change) for change in settings}
-    rules = {name: rules_under(text, own_recording) for name, text in texts.items()}
-    rules[OWN] = own_rules(own_recording)
-    total_bytes = program.base.snapshot.metadata.device(own_recording.device).total_bytes
-    outside_bytes = _outside_bytes(own_recording, total_bytes)
-    memory_bytes = device_memory_bytes or total_bytes
-    limits = _limits(own_recording, total_bytes, memory_bytes, outside_bytes)
-    question = _Question(program, rules, texts, limits)
     on_progress("Simulating")
-    predictions = [question.predicted(sizes, name) for name in rules for sizes in targets]
-    target = predictions[len(targets) - 1]
-    checked = _checked(files, program, rules[OWN])
-    least, most = _bounds(program, rules[OWN], target, checked)
-    unlike = unlike_sizes([file.sizes for file in files], variables, target.sizes)
-    is_exact = least == most == target.peak and not program.has_bounds and not unlike
-    kind = _kind(question, target, least, most)
-    on_progress("Searching the largest sizes")
-    largest = [
-        question.largest(target.sizes, variable, name)
-        for name in rules
-        for variable in (variables if limits is not None else ())
+    return _fit(program, files, targets, list(settings), device_memory_bytes)
+
+
+def _fit(
+    program: Program,
+    files: Sequence[Recorded],
+    targets: Sequence[Sizes],
+    settings: Sequence[str],
+    memory_bytes: int | None,
+) -> Fit:
+    recording = program.base.recording
+    device = _device(program.base, memory_bytes)
+    own = _Allocator(program, device, OWN, recording.settings)
+    allocators = [own] + [
+        _Allocator(program, device, change, merge_settings(recording.settings, change))
+        for change in settings
     ]
-    devices = {name: question.smallest_device(target.sizes, name) for name in rules}
-    categories, lines = grown(program, target.sizes, rules[OWN])
-    varying = program.varying
+    predictions = [each.predicted(sizes) for each in allocators for sizes in targets]
+    target = predictions[len(targets) - 1]
+    checked = _checked(files, program)
+    least, most = _bounds(program, own.rules, target, checked)
+    unlike = unlike_sizes([file.sizes for file in files], program.variables, target.sizes)
+    devices = {each.name: each.smallest_device(target.sizes) for each in allocators}
+    limited = allocators if device.limits is not None else []
+    variables = program.variables
+    categories, lines = grown(program, target.sizes, own.rules)
+    note = version_note(recording)
     found = Fit(
-        kind=kind,
-        device=own_recording.name,
-        torch_version=own_recording.torch_version,
-        device_memory_bytes=memory_bytes,
-        outside_bytes=outside_bytes,
-        requests=len(program.requests_at(target.sizes).requests),
+        kind=_kind(device.room_bytes, target, least, most),
+        device=recording.name,
+        torch_version=recording.torch_version,
+        device_memory_bytes=device.memory_bytes,
+        outside_bytes=device.outside_bytes,
+        requests=len(recording.requests),
         target=target,
         least=least,
         most=most,
-        is_exact=is_exact,
+        is_exact=least == most and not program.has_bounds and not unlike,
         smallest_device_bytes={name: size for name, size in devices.items() if size is not None},
-        largest=largest,
+        largest=[each.largest(target.sizes, name) for each in limited for name in variables],
         categories=categories,
         lines=lines,
         predictions=predictions,
         files=checked,
         unchecked=len(program.unchecked),
         unseen=len(program.unseen),
-        varying=len(varying),
-        varying_frame=_frame(program.base, int(varying[0])) if len(varying) else None,
-        notes=[],
+        varying=len(program.varying),
+        notes=[*notes_of(program, checked), *unlike, *([] if note is None else [note])],
         answer=Answer("unknown", "", "", []),
     )
-    notes = [*notes_of(found, variables), *unlike]
-    if (note := version_note(own_recording)) is not None:
-        notes.append(note)
-    found = replace(found, notes=notes)
     return replace(found, answer=answer_of(found))
 
 
-def _frame(file: Recorded, allocation: int):  # type: ignore[no-untyped-def]
-    event = int(file.recording.requests.event[file.rows[allocation]])
-    return CallChains(file.snapshot.stacks).site(int(file.recording.trace.stack[event]))
-
-
-def _outside_bytes(recording: Recording, total_bytes: int | None) -> int:
-    """Return the memory of the recorded device that other processes and the driver had."""
-    if total_bytes is None or recording.limit_bytes is None or recording.fraction_bytes is not None:
-        return 0
-    return max(total_bytes - recording.limit_bytes, 0)
-
-
-def _limits(
-    recording: Recording, total_bytes: int | None, memory_bytes: int | None, outside_bytes: int
-) -> Limits | None:
-    """Return the limits on a device, of the kind that the recording had."""
-    if memory_bytes is None:
-        return None
-    fraction_bytes = recording.fraction_bytes
-    if fraction_bytes is not None and total_bytes:
-        return Limits(round(fraction_bytes / total_bytes * memory_bytes), None)
-    return Limits(None, max(memory_bytes - outside_bytes, 0))
-
-
-def _checked(
-    files: Sequence[Recorded], program: Program, rules: AllocatorRules
-) -> list[CheckedFile]:
+def _checked(files: Sequence[Recorded], program: Program) -> list[CheckedFile]:
     """Compare recordings with what is predicted for them.
 
     The largest recording that the others do not need is also predicted by the others alone.
     """
-    variables = program.variables
-    left_out, foretold = None, None
-    for file in sorted(files, key=lambda file: -_extent(file, variables)):
+
+    def predicted(by: Program, file: Recorded) -> Peak:
+        return by.peaks(by.simulate(file.sizes, own_rules(file.recording)))["all"]
+
+    variables, foretold = program.variables, {}
+    for file in sorted(files, key=lambda file: -np.prod([file.sizes[name] for name in variables])):
         others = [other for other in files if other is not file]
-        sizes = [other.sizes for other in others]
-        if len(others) > len(variables) and variables and are_independent(sizes, variables):
-            left_out, alone = file, Program(others, variables)
-            done = alone.simulate(file.sizes, own_rules(alone.base.recording))
-            foretold = alone.peaks(done)["all"]
+        if variables and are_independent([other.sizes for other in others], variables):
+            foretold[file.path] = predicted(Program(others, variables), file)
             break
-    found = []
-    for file in files:
-        done = program.simulate(file.sizes, own_rules(file.recording))
-        found.append(
-            CheckedFile(
-                file.path,
-                file.sizes,
-                program.recorded_peak(file),
-                program.peaks(done)["all"],
-                foretold if file is left_out else None,
-                program.unmatched.get(file.path, 0),
-            )
+    return [
+        CheckedFile(
+            path=file.path,
+            sizes=file.sizes,
+            recorded=recorded_peak(file),
+            predicted=predicted(program, file),
+            foretold=foretold.get(file.path),
+            unmatched=program.unmatched[file.path],
         )
-    return found
-
-
-def _extent(file: Recorded, variables: Sequence[str]) -> int:
-    return int(np.prod([file.sizes[name] for name in variables]))
+        for file in files
+    ]
 
 
 def _bounds(
@@ -282,16 +273,14 @@ def _bounds(
     """
     peaks = [target.peak]
     if program.has_bounds:
-        for which in ("least", "most"):
+        for which in (LEAST, MOST):
             done = program.simulate(target.sizes, rules, which=which)
             peaks.append(program.peaks(done)["all"])
     allocated = [peak.allocated_bytes for peak in peaks]
     reserved = [peak.reserved_bytes for peak in peaks]
     if program.has_bounds:
-        reserved += [
-            min(allocated),
-            max(allocated) + max(two - one for one, two in zip(allocated, reserved, strict=True)),
-        ]
+        unused = max(two - one for one, two in zip(allocated, reserved, strict=True))
+        reserved += [min(allocated), max(allocated) + unused]
     share = max(
         abs(getattr(one, name) / max(getattr(file.recorded, name), 1) - 1)
         for file in checked
@@ -305,22 +294,18 @@ def _bounds(
     return least, most
 
 
-def _kind(question: _Question, target: Prediction, least: Peak, most: Peak) -> str:
-    if (
-        max(
-            most.reserved_bytes / max(target.peak.reserved_bytes, 1) - 1,
-            1 - least.reserved_bytes / max(target.peak.reserved_bytes, 1),
-        )
-        > MOST_UNCERTAIN
+def _kind(room_bytes: int | None, target: Prediction, least: Peak, most: Peak) -> str:
+    reserved = target.peak.reserved_bytes
+    if max(most.reserved_bytes - reserved, reserved - least.reserved_bytes) > (
+        MOST_UNCERTAIN * reserved
     ):
         return UNKNOWN
-    if target.fits is None or question.limits is None:
+    if room_bytes is None:
         return NO_DEVICE
-    room = question.limits.device_bytes or question.limits.fraction_bytes or 0
-    if least != most:
-        # The allocator needs at least what is allocated, and at most what it would like to reserve.
-        if target.fits and most.allocated_bytes > room:
-            return UNKNOWN
-        if not target.fits and least.reserved_bytes <= room:
-            return UNKNOWN
+    # What is reserved is more than what has to be.
+    is_near = least != most and (
+        most.allocated_bytes > room_bytes if target.fits else least.reserved_bytes <= room_bytes
+    )
+    if is_near:
+        return UNKNOWN
     return FITS if target.fits else DOES_NOT_FIT

@@ -84,9 +84,11 @@ class Growth:
         self._parts: list[_Part] = []
         self._others: list[_Part] = []
         unfitted = [np.zeros(0, np.int64)]
-        patterns, pattern = np.unique(sizes != MISSING, axis=1, return_inverse=True)
-        for i in range(patterns.shape[1]):
-            found, rows = patterns[:, i], np.flatnonzero(pattern.reshape(-1) == i)
+        present = sizes != MISSING
+        pattern = (1 << np.arange(len(points))) @ present
+        for each in np.unique(pattern).tolist():
+            rows = np.flatnonzero(pattern == each)
+            found = present[:, rows[0]]
             unfitted.append(self._find(points[found], sizes[found], rows))
         self.unfitted = np.concatenate(unfitted)
         rows_of_others = [part.rows for part in self._others]
@@ -121,26 +123,21 @@ class Growth:
             left = left[~is_found]
         return left
 
-    def sizes_at(self, point: Column) -> Column:
+    def sizes_at(self, point: Column, which: int) -> Column:
         """Return the bytes of each request: float64; 0 for those of `unfitted`.
 
         Args:
             point: The value of each variable.
+            which: -1 and 1: the least and the most that any of several polynomials gives; 0: that
+                of the lowest one.
         """
         found = np.zeros(self._rows)
         for part in self._parts:
             found[part.rows] = part.sizes_at(point)
+        bound = np.minimum if which < 0 else np.maximum
+        for part in self._others if which else ():
+            found[part.rows] = bound(found[part.rows], part.sizes_at(point))
         return found
-
-    def bounds_at(self, point: Column) -> tuple[Column, Column]:
-        """Return the least and the most bytes that any of the polynomials gives: float64."""
-        least = self.sizes_at(point)
-        most = least.copy()
-        for part in self._others:
-            sizes = part.sizes_at(point)
-            least[part.rows] = np.minimum(least[part.rows], sizes)
-            most[part.rows] = np.maximum(most[part.rows], sizes)
-        return least, most
 
 
 def growth_terms(variables: int) -> list[Term]:

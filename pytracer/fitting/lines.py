@@ -34,8 +34,7 @@ def grown(
     block = recording.requests.block[base.rows[held]]
     category = index[block_order(recording.history.blocks)[block]]
     sites = call_sites(base.snapshot.stacks)
-    stack = recording.trace.stack[recording.requests.event[base.rows[held]]]
-    distinct, site = np.unique(sites[stack], return_inverse=True)
+    distinct, site = np.unique(sites[base.stack[held]], return_inverse=True)
     by_category = [
         Grown(names[i], None, size_bytes, each)
         for i, size_bytes, each in _sums(category, len(names), sizes, more)

@@ -7,10 +7,10 @@ from pytracer.fitting.prediction import Peak
 from pytracer.fitting.sizes import Sizes
 from pytracer.reading.snapshot import Frame
 
-FITS = "fits"
-DOES_NOT_FIT = "does not fit"
-UNKNOWN = "can't tell"
-NO_DEVICE = "no device"
+FITS, DOES_NOT_FIT, UNKNOWN, NO_DEVICE = "fits", "does not fit", "can't tell", "no device"
+
+OWN = "own settings"
+"""The name of the recording's own settings."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class CheckedFile:
         sizes: The sizes of the program's data in it.
         recorded: The peak in the recording.
         predicted: The peak that the simulation of the matched requests has at these sizes.
-        foretold: The peak that the other recordings alone predict; None: they are too few, or this
-            recording was not left out.
-        unmatched: The allocations that have no counterpart in the largest recording.
+        foretold: The peak that the other recordings alone predict, of the largest recording that
+            they do not need; else None.
+        unmatched: How many allocations the largest recording does not have.
     """
 
     path: str
@@ -37,12 +37,7 @@ class CheckedFile:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request for which there is no memory.
-
-    Attributes:
-        size_bytes: The bytes that it requests.
-        frame: Its call site; None if unknown.
-    """
+    """The request for which there is no memory: its bytes, and its call site if it is known."""
 
     size_bytes: int
     frame: Frame | None
@@ -55,7 +50,7 @@ class Prediction:
     Attributes:
         sizes: The sizes of the program's data.
         settings: "own settings" of the recording, or those given, as given.
-        peak: The peak of the recorded part of the program, without a limit of memory.
+        peak: The peak of what was recorded of the program, without a limit of memory.
         first, steady: The peaks of the first step, with all that comes before it, and of the last
             complete step; None: the recordings do not have such a step.
         fits: Whether every request finds memory on the device; None: no device is known.
@@ -110,27 +105,25 @@ class Fit:
     """What a program needs at other sizes of its data.
 
     Attributes:
-        kind: "fits", "does not fit", "can't tell": the bounds of the prediction are on both sides
-            of the device's memory, or too far apart; "no device": the memory of no device is known.
+        kind: "fits"; "does not fit"; "can't tell": the bounds are on both sides of the device's
+            memory, or too far apart; "no device": the memory of the device is unknown.
         device: The device, as in "cuda:0".
         torch_version: The version of torch (of torch_npu on an NPU); None if unknown.
         device_memory_bytes: The memory of the device; None if unknown.
         outside_bytes: The part of it that the allocator does not get.
         requests: The number of simulated requests.
-        target: The prediction for the target, the last of `predictions` under the own settings.
+        target: The prediction for the target: the last sizes under the recording's own settings.
         least, most: The bounds of the target's peak; both are the peak itself if it is exact.
-        is_exact: Whether the sizes of all requests follow a law that a recording confirms, and all
-            recordings are reproduced to the byte.
-        smallest_device_bytes: The least memory for the allocator with which the target fits, to
-            2 MiB or 0.2 %, by settings; without those that fit into no device.
+        is_exact: Whether a recording confirms how each request grows, and each recording is
+            reproduced to the byte.
+        smallest_device_bytes: By settings, the least memory for the allocator with which the target
+            fits, to 2 MiB or 0.2 %; without settings that fit into no device.
         largest: The largest values that fit, of each variable under each setting.
         categories, lines: How memory grows, the largest first.
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
-        unchecked, unseen, varying: How many allocations grow by a law that no recording confirms,
+        unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
             are in the largest recording alone, and depend on values.
-        varying_frame: A call site whose requests depend on values; None: there is none, or it is
-            unknown.
         notes: What makes the prediction inexact, in sentences.
         answer: The answer in lines.
     """
@@ -154,7 +147,6 @@ class Fit:
     unchecked: int
     unseen: int
     varying: int
-    varying_frame: Frame | None
     notes: list[str]
     answer: Answer
 

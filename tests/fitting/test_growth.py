@@ -34,7 +34,7 @@ def test_three_recordings_show_the_law(name: str) -> None:
     # THEN the bytes at other sizes are exact, and confirmed
     assert len(found.unchecked) == len(found.unfitted) == 0
     for point in [(17, 4096), (3, 640), (256, 32)]:
-        assert round(found.sizes_at(np.array(point, float))[0]) == LAWS[name](*point)
+        assert round(found.sizes_at(np.array(point, float), 0)[0]) == LAWS[name](*point)
 
 
 @pytest.mark.parametrize("multiple", [8, 32, 128])
@@ -46,7 +46,7 @@ def test_lengths_are_rounded_up(multiple: int) -> None:
     points = [(2, 500), (4, 500), (4, 777), (4, 1025)]
     found = Growth(np.array(points, float), grown(points, law))
     assert len(found.unchecked) == 0
-    assert round(found.sizes_at(np.array((16.0, 3001.0)))[0]) == law(16, 3001)
+    assert round(found.sizes_at(np.array((16.0, 3001.0)), 0)[0]) == law(16, 3001)
 
 
 def test_two_recordings_show_straight_lines() -> None:
@@ -55,11 +55,11 @@ def test_two_recordings_show_straight_lines() -> None:
     sizes = np.array([[100, 200, 140], [200, 800, 260]])
     found = Growth(points, sizes)
     # THEN proportional sizes, and squares, are confirmed
-    assert found.sizes_at(target)[:2].round().tolist() == [800, 12800]
+    assert found.sizes_at(target, 0)[:2].round().tolist() == [800, 12800]
     # AND the line with a constant is not: with a square instead, it would be more
     assert found.unchecked.tolist() == [2]
-    assert round(found.sizes_at(target)[2]) == 980
-    least, most = found.bounds_at(target)
+    assert round(found.sizes_at(target, 0)[2]) == 980
+    least, most = (found.sizes_at(target, which) for which in (-1, 1))
     assert least[:2].round().tolist() == most[:2].round().tolist() == [800, 12800]
     assert least[2] < 980 < most[2]
 
@@ -73,8 +73,8 @@ def test_requests_that_some_recordings_lack() -> None:
     # THEN no law is confirmed, and they may grow with what does not vary
     assert sorted(found.unchecked.tolist()) == [0, 1]
     target = np.array((8.0, 256.0))
-    assert found.sizes_at(target).round().tolist() == [4096, 2560]
-    assert found.bounds_at(target)[1].round().tolist() == [4 * 4096, 5120]
+    assert found.sizes_at(target, 0).round().tolist() == [4096, 2560]
+    assert found.sizes_at(target, 1).round().tolist() == [4 * 4096, 5120]
 
 
 def test_sizes_without_a_law() -> None:

@@ -41,6 +41,7 @@ from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
 from pytracer.commands.main import main as command_line
 from pytracer.experiments.comparison import Comparison
+from pytracer.fitting.results import Fit
 from pytracer.fleet.dataset import Dataset
 from pytracer.fleet.report import BASE, COMPARISONS, QUERIES, query
 from pytracer.fleet.report_results import FleetReport, Row
@@ -101,6 +102,10 @@ JSON_ROOTS = {
         "The object has `schema_version` and `recommendations`, one for each `--capacity`. Each is "
         "a `Recommendation`:",
         Recommendation,
+    ),
+    "`pytracer fit --json`": (
+        "The object has `schema_version`, and the attributes of `Fit`:",
+        Fit,
     ),
     "`pytracer experiment --json`": (
         "The object has `schema_version`, `conclusions` (a list of sentences), and the attributes "

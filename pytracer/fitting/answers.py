@@ -56,6 +56,8 @@ def _peaks(found: Fit) -> Iterator[Line]:
             for name in ("allocated_bytes", "reserved_bytes")
         ]
         yield Line("bounds", f"{bounds[0]} allocated, {bounds[1]} reserved")
+    elif found.unchecked:
+        yield Line("bounds", "none: however the requests of the note grow, the peaks are the same")
 
 
 def _peak(peak: Peak) -> str:
@@ -172,8 +174,8 @@ def notes_of(program: Program, files: Sequence[CheckedFile]) -> Iterator[str]:
         )
     if len(program.unseen):
         yield (
-            f"{number(len(program.unseen), 'request')} of the largest recording are in no other: "
-            "their growth is unknown. Record closer to the size that you ask for."
+            f"{number(len(program.unseen), 'request')} begin only above some size: they are not in "
+            "all recordings, and their growth is uncertain. Record larger sizes."
         )
     for file in files:
         if file.unmatched:

@@ -268,8 +268,8 @@ def _bounds(
 ) -> tuple[Peak, Peak]:
     """Return the bounds of the target's peak: what is unknown of requests, and the deviations.
 
-    Where sizes vary, so does what is reserved and not allocated: it may be none, and at most as
-    much as in any of the simulations more than what is allocated.
+    Where sizes depend on values, so does what is reserved and not allocated: it may be none, and at
+    most as much as in any of the simulations more than what is allocated.
     """
     peaks = [target.peak]
     if program.has_bounds:
@@ -278,7 +278,7 @@ def _bounds(
             peaks.append(program.peaks(done)["all"])
     allocated = [peak.allocated_bytes for peak in peaks]
     reserved = [peak.reserved_bytes for peak in peaks]
-    if program.has_bounds:
+    if len(program.varying):
         unused = max(two - one for one, two in zip(allocated, reserved, strict=True))
         reserved += [min(allocated), max(allocated) + unused]
     share = max(

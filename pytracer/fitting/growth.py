@@ -99,6 +99,11 @@ class Growth:
         for count in range(1, min(len(points), _MOST_TERMS) + 1):
             is_sure = np.zeros(len(left), bool)
             possible: list[tuple[_Part, Column]] = []
+            if count == 2:
+                capped = np.flatnonzero(_are_capped(points, sizes[:, left]))
+                constant = (Term((0,) * points.shape[1]),)
+                most = sizes[:, left[capped]].max(axis=0, keepdims=True)
+                possible.append((_Part(constant, left[capped], most), capped))
             for terms in _polynomials(points, count):
                 tried = np.flatnonzero(~is_sure)
                 if len(tried) == 0:
@@ -154,18 +159,23 @@ def growth_terms(variables: int) -> list[Term]:
 def _polynomials(points: Column, count: int) -> Iterator[tuple[Term, ...]]:
     """Yield the polynomials of `count` terms, low ones first.
 
-    A variable that is the same at all points has no square: it may have any law.
+    A variable that is the same at all points may have any law. It has no square, and terms of the
+    others come first that grow with it too, as most data do.
     """
-    constant = np.flatnonzero((points == points[0]).all(axis=0))
+    is_constant = (points == points[0]).all(axis=0)
+    constant = np.flatnonzero(is_constant)
+
+    def order(some: tuple[Term, ...]) -> tuple[int, int]:
+        powers = np.array([term.powers for term in some])
+        grows = powers[:, ~is_constant].any(axis=1)
+        return int((powers[grows][:, is_constant] == 0).sum()), int(powers.sum())
+
     terms = [
         term
         for term in growth_terms(points.shape[1])
         if all(term.powers[variable] < _MOST_POWER for variable in constant)
     ]
-    chosen = sorted(
-        combinations(terms, count), key=lambda some: sum(sum(term.powers) for term in some)
-    )
-    for each in chosen:
+    for each in sorted(combinations(terms, count), key=order):
         if _rank(each, points) == count:
             yield each
     if count == 1 and len(points) > 2:
@@ -173,6 +183,17 @@ def _polynomials(points: Column, count: int) -> Iterator[tuple[Term, ...]]:
             for term in terms:
                 if term.powers[variable]:
                     yield (Term(term.powers, variable, multiple),)
+
+
+def _are_capped(points: Column, sizes: Column) -> Column:
+    """Return which requests grow up to a size that the two largest points have: bool.
+
+    The buffers of reductions have a largest size.
+    """
+    order = np.argsort(np.prod(points, axis=1), kind="stable")
+    more = np.diff(sizes[order], axis=0)
+    found: Column = (more >= 0).all(axis=0) & (more[-1] == 0)
+    return found
 
 
 def _scaled(terms: tuple[Term, ...], points: Column) -> tuple[Column, Column]:

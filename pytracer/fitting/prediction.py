@@ -57,7 +57,7 @@ class Program:
         variables: The names of the sizes in which the recordings differ.
         unmatched: By path, how many allocations the base does not have.
         unchecked, unseen, varying: The allocations of the base whose growth no recording confirms,
-            of them those that are in no other recording, and those that depend on values: int64.
+            of them those that some recordings lack, and those that depend on values: int64.
     """
 
     def __init__(self, files: Sequence[Recorded], variables: Sequence[str]) -> None:
@@ -80,9 +80,8 @@ class Program:
         self._varying = self._find_varying(files, points, sizes)
         self.varying = self._varying.rows
         self.unchecked = np.setdiff1d(self._growth.unchecked, self.varying)
-        others = np.delete(sizes, largest, axis=0)
-        is_unseen = np.all(others == MISSING, axis=0) & (len(files) > 1)
-        self.unseen = np.setdiff1d(np.flatnonzero(is_unseen), self.varying)
+        is_missing = np.any(sizes == MISSING, axis=0)
+        self.unseen = self.unchecked[is_missing[self.unchecked]]
 
     def _find_varying(self, files: Sequence[Recorded], points: Column, sizes: Column) -> _Varying:
         """Return the requests that depend on values.

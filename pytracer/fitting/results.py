@@ -123,7 +123,7 @@ class Fit:
         predictions: All sizes that were asked for, under all settings.
         files: The recordings.
         unchecked, unseen, varying: How many allocations grow in a way that no recording confirms,
-            are in the largest recording alone, and depend on values.
+            of them are not in all recordings, and depend on values.
         notes: What makes the prediction inexact, in sentences.
         answer: The answer in lines.
     """

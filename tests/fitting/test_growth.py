@@ -70,11 +70,23 @@ def test_requests_that_some_recordings_lack() -> None:
     points = np.array([(2.0, 64.0), (4.0, 64.0), (4.0, 128.0)])
     sizes = np.array([[MISSING, MISSING], [MISSING, 640], [4096, 1280]])
     found = Growth(points, sizes)
-    # THEN no law is confirmed, and they may grow with what does not vary
+    # THEN no law is confirmed: what grows with the length may grow with the batch too
     assert sorted(found.unchecked.tolist()) == [0, 1]
     target = np.array((8.0, 256.0))
-    assert found.sizes_at(target, 0).round().tolist() == [4096, 2560]
+    assert found.sizes_at(target, 0).round().tolist() == [4096, 5120]
+    assert found.sizes_at(target, -1).round().tolist() == [4096, 2560]
     assert found.sizes_at(target, 1).round().tolist() == [4 * 4096, 5120]
+
+
+def test_a_buffer_with_a_largest_size() -> None:
+    # GIVEN a buffer that does not grow any more
+    points = np.array([(4.0, 512.0), (8.0, 512.0), (8.0, 1024.0)])
+    found = Growth(points, np.array([[67108864], [113246208], [113246208]]))
+    # THEN it is expected to stay, and it may grow with the batch
+    target = np.array((16.0, 4096.0))
+    assert found.unchecked.tolist() == [0]
+    assert found.sizes_at(target, 0).tolist() == [113246208]
+    assert found.sizes_at(target, 1)[0] > 113246208
 
 
 def test_sizes_without_a_law() -> None:

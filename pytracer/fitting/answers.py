@@ -76,6 +76,9 @@ def _room(found: Fit) -> Iterator[Line]:
         note = ""
         if found.outside_bytes:
             note = f"{size(found.outside_bytes)} are outside of it, as in the recording"
+        room = (found.device_memory_bytes or 0) - found.outside_bytes
+        if found.target.fits and found.target.peak.reserved_bytes > room:
+            text += ": the run fits because the allocator gives its cache back"
         yield Line("device", text, note)
     targets = [row for row in found.predictions if row.sizes == found.target.sizes]
     for row in targets[1:]:
@@ -153,7 +156,7 @@ def _certainty(found: Fit) -> Iterator[Line]:
             text += "to the byte" if is_same else f"as {_peak(file.foretold)}"
             text += "" if is_same else f"; it had {_peak(file.recorded)}"
             yield Line("check", text)
-    if found.is_exact:
+    if found.is_exact and any(row.more_bytes for row in found.lines):
         text = f"how all {found.requests:,} requests grow is confirmed by a recording"
         yield Line("exact", text)
 

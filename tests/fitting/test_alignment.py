@@ -35,6 +35,8 @@ LAYERS = "abcdefgh" * 50
         (LAYERS, LAYERS[:-1] + "Xh", LAYERS),
         # A kernel in the place of two others.
         ("abcd" + "UV" + "efgh" * 9, "abcd" + "XYZ" + "efgh" * 9, "abcd" + "efgh" * 9),
+        # The same in one layer alone.
+        ("abcdUVefgh" * 2, "abcdXYZefgh" + "abcdUVefgh", "abcdefgh" + "abcdUVefgh"),
         # Many requests more.
         ("abcdefgh" + "ijklmnop", "abcdefgh" + "XYZ" * 1000 + "ijklmnop", "abcdefghijklmnop"),
         # Nothing is the same.

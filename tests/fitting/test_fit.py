@@ -153,6 +153,15 @@ def test_recordings_that_are_not_complete(tmp_path: Path) -> None:
         pytracer.fit(*short, at={"batch": 8, "length": 64})
 
 
+def test_one_recording_predicts_its_own_sizes(tmp_path: Path) -> None:
+    (path,) = recordings(tmp_path, sizes=RECORDED[:1])
+    found = pytracer.fit(path, at=RECORDED[0])
+    assert found.target.peak == true_peak(tmp_path, **RECORDED[0])
+    assert "confirmed" not in str(found)
+    with pytest.raises(PytracerError, match="give a recording with another batch"):
+        pytracer.fit(path, at={"batch": 4, "length": 64})
+
+
 def test_more_steps_in_one_recording(tmp_path: Path) -> None:
     paths = [tmp_path / "2.pickle", tmp_path / "4.pickle"]
     write(paths[0], training, batch=2, length=64, steps=3)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.frame_text import call_site_text
 from pytracer.analysis.requests import ALLOCATE, FAIL, Recording
 from pytracer.errors import PytracerError
 from pytracer.fitting.sizes import Sizes
@@ -178,8 +179,6 @@ def matches(first: Recorded, second: Recorded) -> Column:
         found[in_second] = in_first
     count = int(np.count_nonzero(found >= 0))
     if 2 * count < len(found):
-        from pytracer.analysis.frame_text import call_site_text
-
         raise PytracerError(
             f"{first.path} and {second.path} are of different programs, or of different code: "
             f"{count:,} of {len(found):,} allocations are in both. The first that is not is of "

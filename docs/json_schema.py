@@ -27,6 +27,7 @@ from pytracer.analysis.pinned_segments import Fragmentation
 from pytracer.analysis.report import Report
 from pytracer.backends.doctor import Examination
 from pytracer.experiments.comparison import Comparison
+from pytracer.fitting.results import Fit
 from pytracer.fleet.collection import Collected
 from pytracer.fleet.report_results import FleetReport, Row
 from pytracer.reading.metadata import FileMetadata
@@ -103,6 +104,7 @@ def documents(schema_of: Callable[[Any], Schema]) -> dict[str, Schema]:
             "recommend --json",
             {"recommendations": key(list[Recommendation], "One for each `--capacity`.")},
         ),
+        "fit": document("fit --json", {}, Fit),
         "experiment": comparison,
         "fleet_collect": document("fleet collect --json", {}, Collected),
         "fleet_report": document("fleet report --json", errors, FleetReport),

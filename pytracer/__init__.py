@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytracer.commands.answers import show
     from pytracer.errors import ConfigError, HookError, PytracerError
     from pytracer.experiments.function_experiment import experiment
+    from pytracer.fitting.fit import fit
     from pytracer.settings.change import allocator_settings, expandable_segments
     from pytracer.torch_recorder.patch import patch_torch, unpatch_torch
     from pytracer.tracing.phases import annotate
@@ -34,6 +35,7 @@ __all__ = [
     "annotate_modules",
     "expandable_segments",
     "experiment",
+    "fit",
     "patch_torch",
     "show",
     "unpatch_torch",
@@ -65,6 +67,7 @@ _HOMES = {
     "annotate_modules": "tracing.training_phases",
     "expandable_segments": "settings.change",
     "experiment": "experiments.function_experiment",
+    "fit": "fitting.fit",
     "patch_torch": "torch_recorder.patch",
     "show": "commands.answers",
     "unpatch_torch": "torch_recorder.patch",

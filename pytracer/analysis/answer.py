@@ -25,7 +25,7 @@ _TOGETHER = re.compile(
 _JOINED = "\N{NO-BREAK SPACE}"
 
 # What is left out first if an answer has too many lines.
-_EXPENDABLE = ("steps", "modules", "do", "others", "lines", "more", "why")
+_EXPENDABLE = ("steps", "modules", "do", "others", "lines", "more", "why", "sizes", "set", "grows")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Line:
             step to step; "host": the host memory of the process; "lost": what the recording lacks;
             "held": what the memory was for; "lines": a call site that held memory; "modules" and
             "steps": those that are alike; "others": further devices or files; "do": what to try;
-            "more": a command that shows more.
+            "more": a command that shows more. Of a prediction, "bounds", "exact" and "check": how
+            certain it is; "largest" and "device": what fits; "set": other settings; "grows": what
+            grows with what; "sizes": other sizes; "note": what makes it inexact.
         text: The text. Of "do" and "more" a command for a shell, unless `is_command` is False.
         note: What explains the text; "" for nothing.
         size_bytes: The bytes that come before the text; None for none.

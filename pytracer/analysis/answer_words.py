@@ -74,7 +74,7 @@ LEAST_SHARE = 0.01
 MUCH_KEPT = 0.1
 """The least part of all memory, without a category, that an answer names the Python object for."""
 
-_WORDS = {
+CATEGORY_WORDS = {
     "activation": "activations",
     "buffer": "buffers",
     "gradient": "gradients",
@@ -292,7 +292,7 @@ def _held(explanation: Explanation) -> Iterator[Line]:
             if one.category == NO_CATEGORY:
                 parts += _unknown(explanation, one.size_bytes)
             else:
-                parts.append((one.size_bytes, _WORDS.get(one.category, one.category)))
+                parts.append((one.size_bytes, CATEGORY_WORDS.get(one.category, one.category)))
         parts.sort(key=lambda part: -part[0])
         shown = [part for part in parts if part[0] >= LEAST_SHARE * total]
         if others := sum(part[0] for part in parts) - sum(part[0] for part in shown):

@@ -19,6 +19,7 @@ COMMANDS = {
     "diff": "What changed between two recordings?",
     "view": "What does a recording look like?",
     "recommend": "Which allocator settings does this recording need?",
+    "fit": "Will the next run fit?",
     "experiment": "Which allocator settings does this program need?",
     "fleet": "What do the recordings of many ranks show together?",
     "export": "How do I open a recording in other tools?",

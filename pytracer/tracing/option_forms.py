@@ -312,12 +312,16 @@ def check_signal(name: str, value: object) -> signal.Signals | None:
     return number
 
 
-def parse_json(text: str) -> object:
-    """Parse JSON."""
+def parse_metadata(text: str) -> object:
+    """Parse JSON, or pairs such as "batch=2,run=a"."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        pairs = [part.partition("=") for part in text.split(",")]
+        if not all(equals and name.strip().isidentifier() for name, equals, _ in pairs):
+            return text
+        is_number = re.compile(r"-?\d{1,18}").fullmatch
+        return {name.strip(): int(v) if is_number(v) else v for name, _, v in pairs}
 
 
 def check_metadata(name: str, metadata: object) -> dict[str, Any]:
@@ -325,7 +329,10 @@ def check_metadata(name: str, metadata: object) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        problem = 'is not a dict: give a dict, or None (in the variable JSON, such as {"run": 7})'
+        problem = (
+            'is not a dict: give a dict, or None (in the variable JSON, such as {"run": 7}, or '
+            "batch=2,length=512)"
+        )
         raise _refusal(name, metadata, problem)
     try:
         return {_check_key(key): _check_value(value) for key, value in metadata.items()}

@@ -163,9 +163,10 @@ class TracerOptions:
         "`False`: no source is read.",
     )
     metadata: Option[dict[str, Any] | None, dict[str, Any]] = Option(
-        *(None, "JSON", form.parse_json, form.check_metadata),
+        *(None, "JSON|NAME=VALUE,...", form.parse_metadata, form.check_metadata),
         "A dict that is written into each snapshot. Its values may be strings, numbers, booleans, "
-        "`None`, lists and dicts.",
+        "`None`, lists and dicts. `pytracer fit` reads the sizes of the data from it, as in "
+        "`batch=2,length=512`.",
     )
     steps: Option[Sequence[int] | str | None, Sequence[int] | None] = Option(
         *(None, "STEP[-STEP][,STEP...]", form.parse_none, form.check_steps),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import sized_programs
 from commands import invoke
 from fleet_rows import Fleet, add_oom
 from fleet_tables import make_run
@@ -122,6 +123,14 @@ def test_diff(leak: Path) -> None:
 
 def test_recommend(leak: Path) -> None:
     assert shown("recommend", "recommend", leak, "--capacity", "20MiB")["recommendations"]
+
+
+def test_fit(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{batch}.pickle" for batch in (2, 4, 8)]
+    for path in paths:
+        sized_programs.write(path, sized_programs.training, batch=int(path.stem), length=64)
+    found = shown("fit", "fit", *paths, "--at", "batch=16", "--device-memory", "1GiB")
+    assert found["answer"]["lines"]
 
 
 def test_experiment() -> None:

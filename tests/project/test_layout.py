@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 # Three chains, from top to bottom: a folder may import those below it in its chains.
 RECORDING = (
     "commands",
+    "fitting",
     "recommendation",
     "experiments",
     "activation",
@@ -30,6 +31,7 @@ RECORDING = (
 )
 READING = (
     "commands",
+    "fitting",
     "recommendation",
     "experiments",
     "fleet",

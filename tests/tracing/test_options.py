@@ -30,6 +30,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("max_stack_bytes", "1000000", 1_000_000),
     ("source_lines", "0", False),
     ("metadata", '{"run": 7}', {"run": 7}),
+    ("metadata", "batch=2, length=-64,run=a b", {"batch": 2, "length": -64, "run": "a b"}),
     ("steps", "1,2, 5", (1, 2, 5)),
     ("steps", "[1,2,5]", (1, 2, 5)),
     ("steps", "[]", ()),
@@ -140,6 +141,7 @@ BAD = [
     ("stack_depth", "-1", "PYTRACER_STACK_DEPTH=-1 is out of range: give an integer from 1 to"),
     ("max_stack_bytes", "1", "PYTRACER_MAX_STACK_BYTES=1 is out of range: give"),
     ("metadata", "{run: 7}", "PYTRACER_METADATA='{run: 7}' is not a dict: give"),
+    ("metadata", "batch=2,run", "PYTRACER_METADATA='batch=2,run' is not a dict: give"),
     *(
         ("steps", text, f"PYTRACER_STEPS={text!r} is not a list of steps: give a list of integers")
         for text in (

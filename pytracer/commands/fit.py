@@ -1,0 +1,93 @@
+"""The command `pytracer fit`."""
+
+import shutil
+from collections.abc import Sequence
+
+import click
+from rich.console import Console
+
+from pytracer.analysis.answer import text_lines
+from pytracer.commands.interruption import signals_interrupt
+from pytracer.commands.json_output import JsonOutput, json_options
+from pytracer.commands.shared_options import parse_size
+from pytracer.errors import ConfigError
+from pytracer.fitting import fit
+from pytracer.fitting.sizes import parsed_target
+from pytracer.text import printable
+
+_MOST_WIDTH = 120
+
+
+def _parsed(_: click.Context, __: click.Parameter, text: str) -> dict[str, Sequence[int]]:
+    try:
+        return parsed_target(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command("fit")
+@click.argument("paths", metavar="FILE[@NAME=SIZE,...]...", nargs=-1, required=True)
+@click.option(
+    "--at",
+    metavar="NAME=SIZE,...",
+    required=True,
+    callback=_parsed,
+    help="The sizes to predict, such as batch=16,length=4096. batch=8..32 are all sizes from 8 to "
+    "32, batch=8..32..8 every eighth; the last is the target.",
+)
+@click.option(
+    "--device-memory",
+    "device_memory_bytes",
+    metavar="SIZE",
+    callback=parse_size,
+    help="The memory of the device of the next run, such as 80GiB.  [default: that of the recorded "
+    "device]",
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="SETTINGS",
+    multiple=True,
+    help="Allocator settings to compare with the recording's own, as NAME:VALUE,NAME:VALUE. Repeat "
+    "the option for more.",
+)
+@click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    help="The device's index in the files.  [default: the accelerator with the most events]",
+)
+@json_options
+def command(
+    paths: tuple[str, ...],
+    at: dict[str, Sequence[int]],
+    device_memory_bytes: int | None,
+    settings: tuple[str, ...],
+    device: int | None,
+    json_output: JsonOutput,
+) -> None:
+    """Will the next run fit?
+
+    \b
+    PYTRACER_METADATA=batch=2 pytracer run -o 2.pickle train.py --batch 2
+    PYTRACER_METADATA=batch=4 pytracer run -o 4.pickle train.py --batch 4
+    pytracer fit 2.pickle 4.pickle --at batch=16 --device-memory 80GiB
+
+    Predicts the peaks of the program at other sizes of its data from recordings at small sizes: how
+    each request grows, and how the allocator would serve all of them. Recordings that do not name
+    their sizes are given as FILE@batch=2. Needs neither torch nor a device.
+    """
+    console = Console(stderr=True, highlight=False)
+    with signals_interrupt(), console.status("Reading the recordings") as status:
+        found = fit(
+            *paths,
+            at=at,
+            device_memory_bytes=device_memory_bytes,
+            settings=settings,
+            device=device,
+            on_progress=lambda text: status.update(printable(text)),
+        )
+    if not json_output.is_only:
+        width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+        for line in text_lines(found.answer, width):
+            click.echo(line)
+    json_output.write(vars(found))

@@ -1,0 +1,262 @@
+"""Which requests of two recordings of a program are the same: by stack, stream and order."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from pytracer.analysis.call_sites import call_sites, frame_at
+from pytracer.analysis.frame_text import call_site_text
+from pytracer.analysis.requests import ALLOCATE, FAIL, Recording
+from pytracer.errors import PytracerError
+from pytracer.fitting.sizes import Sizes
+from pytracer.reading.snapshot import Column, Frame, Snapshot, Stacks
+from pytracer.reading.steps import step_boundaries
+
+_AGREE = 6
+"""After a difference, this many requests in a row have to be the same again."""
+
+_LOOK = 20_000
+"""How far ahead the same requests are searched."""
+
+_BOTH = 64
+"""How many requests, of both recordings together, may be others at one place."""
+
+_GIVE_UP = 100
+"""After so many differences without an end, the rest is different."""
+
+
+class StackNames:
+    """Numbers for stacks that are the same in all recordings: folders and interpreters may differ.
+
+    A frame is known by the last two parts of its file's path, its function and its line.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any stack."""
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._stacks: dict[tuple[bytes, str, bytes], int] = {}
+
+    def of(self, stacks: Stacks) -> Column:
+        """Return the number of each stack: int32."""
+        strings, known = stacks.strings, self._frames
+        ends = {
+            text: "/".join(strings[text].replace("\\", "/").rsplit("/", 2)[-2:])
+            for text in np.unique(stacks.filename).tolist()
+        }
+        columns = (stacks.filename.tolist(), stacks.name.tolist(), stacks.line.tolist())
+        frames = [
+            (ends[file], strings[name], line) for file, name, line in zip(*columns, strict=True)
+        ]
+        frame = np.array([known.setdefault(each, len(known)) for each in frames], np.int32)
+        content = frame[stacks.frame].tobytes()
+        offsets = (stacks.offsets * frame.itemsize).tolist()
+        texts = [content[begin:end] for begin, end in pairwise(offsets)]
+        rows = zip(texts, stacks.node.tolist(), stacks.forward.tolist(), strict=True)
+        names = [(text, strings[node], texts[forward]) for text, node, forward in rows]
+        numbers = self._stacks
+        return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A recording whose requests can be compared with those of others.
+
+    Attributes:
+        snapshot, recording: The file, and the requests in it.
+        sizes: The sizes of the program's data.
+        rows: int64, the allocations among the requests.
+        key: int32, by allocation, what has to be the same: the stack, and whether the stream is the
+            default one.
+        steps: How many allocations come before each end of a step; first 0, at last all of them.
+        ends: The same in requests.
+        complete: How many of these parts are complete steps; what follows the last step is none.
+    """
+
+    snapshot: Snapshot
+    recording: Recording
+    sizes: Sizes
+    rows: Column
+    key: Column
+    steps: list[int]
+    ends: list[int]
+    complete: int
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.snapshot.path
+
+    @property
+    def size_bytes(self) -> Column:
+        """The requested bytes of each allocation: int64."""
+        found: Column = self.recording.requests.size_bytes[self.rows]
+        return found
+
+    @property
+    def stack(self) -> Column:
+        """The stack of each allocation."""
+        found: Column = self.recording.trace.stack[self.recording.requests.event[self.rows]]
+        return found
+
+    def frame(self, allocation: int) -> Frame | None:
+        """Return the call site of an allocation; None if it is unknown."""
+        stacks = self.snapshot.stacks
+        return frame_at(stacks, int(call_sites(stacks)[self.stack[allocation]]))
+
+    def first_steps(self, count: int) -> "Recorded":
+        """Return the recording up to the end of its first steps."""
+        allocations, end = self.steps[count], self.ends[count]
+        requests = self.recording.requests
+        columns = ("kind", "block", "size_bytes", "stream", "pool", "event")
+        cut = replace(requests, **{name: getattr(requests, name)[:end] for name in columns})
+        return replace(
+            self,
+            recording=replace(self.recording, requests=cut),
+            rows=self.rows[:allocations],
+            key=self.key[:allocations],
+            steps=self.steps[: count + 1],
+            ends=self.ends[: count + 1],
+            complete=count,
+        )
+
+
+def recorded(snapshot: Snapshot, recording: Recording, sizes: Sizes, names: StackNames) -> Recorded:
+    """Return a recording whose requests can be compared.
+
+    Raises:
+        PytracerError: The recording lacks the beginning of the program, or ran out of memory.
+    """
+    requests, path = recording.requests, snapshot.path
+    if requests.older_blocks or not recording.starts_empty:
+        raise PytracerError(
+            f"{path} lacks the beginning of the program: memory was in use before its first event. "
+            "Record from the beginning, with a ring that keeps all events "
+            "(PYTRACER_TRACE_ALLOC_MAX_ENTRIES) and without a choice of steps"
+        )
+    if np.any(requests.kind == FAIL):
+        raise PytracerError(
+            f"{path} ran out of memory, so it lacks what the program would have requested next: "
+            "record a size that fits"
+        )
+    rows = np.flatnonzero(requests.kind == ALLOCATE)
+    event = requests.event[rows]
+    stack = names.of(snapshot.stacks)[recording.trace.stack[event]]
+    key = (2 * stack + (requests.stream[rows] != 0)).astype(np.int32)
+    begins = [first for _, first in step_boundaries(snapshot, recording.device)][1:]
+    steps = [0, *np.searchsorted(event, begins).tolist(), len(rows)]
+    ends = [0, *np.searchsorted(requests.event, begins).tolist(), len(requests)]
+    return Recorded(snapshot, recording, sizes, rows, key, steps, ends, len(begins))
+
+
+def common_steps(files: list[Recorded]) -> list[Recorded]:
+    """Return the recordings with the steps that all have.
+
+    What follows the last step is left out, unless all have equally many steps.
+
+    Raises:
+        PytracerError: Some recordings have steps, and one has no complete step.
+    """
+    least = min(files, key=lambda file: file.complete)
+    if all(file.complete == least.complete for file in files):
+        return files
+    if least.complete == 0:
+        raise PytracerError(
+            f"{least.path} has no complete step, and others have: record equally many steps"
+        )
+    return [file.first_steps(least.complete) for file in files]
+
+
+def matches(first: Recorded, second: Recorded) -> Column:
+    """Return for each allocation of `second` that of `first` which is the same; -1: none is.
+
+    Raises:
+        PytracerError: Most have none: two different programs. The message has the first line.
+    """
+    found = np.full(len(second.rows), -1)
+    for step in range(len(second.steps) - 1):
+        in_first, in_second = matches_of_steps(first, step, second, step)
+        found[in_second] = in_first
+    count = int(np.count_nonzero(found >= 0))
+    if 2 * count < len(found):
+        raise PytracerError(
+            f"{first.path} and {second.path} are of different programs, or of different code: "
+            f"{count:,} of {len(found):,} allocations are in both. The first that is not is of "
+            f"{call_site_text(second.frame(int(np.argmin(found))))}. Record the same program at "
+            "other sizes"
+        )
+    return found
+
+
+def matches_of_steps(
+    first: Recorded, step: int, second: Recorded, other: int
+) -> tuple[Column, Column]:
+    """Return the allocations of two steps, of one recording or two, that are the same."""
+    begin, other_begin = first.steps[step], second.steps[other]
+    in_first, in_second = aligned(
+        first.key[begin : first.steps[step + 1]],
+        second.key[other_begin : second.steps[other + 1]],
+    )
+    return in_first + begin, in_second + other_begin
+
+
+def aligned(first: Column, second: Column) -> tuple[Column, Column]:
+    """Return the elements of two sequences that are the same, in their order.
+
+    From a difference on, elements are skipped in one or both until `_AGREE` are the same.
+    """
+    pairs = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    i = j = failures = 0
+    texts = first.tobytes(), second.tobytes()
+    while i < len(first) and j < len(second) and failures < _GIVE_UP:
+        same = _same_run(first[i:], second[j:])
+        pairs.append((np.arange(i, i + same), np.arange(j, j + same)))
+        i, j = i + same, j + same
+        skipped = _skip(texts, first.itemsize, i, j)
+        failures += skipped is None
+        i, j = (i + 1, j + 1) if skipped is None else (i + skipped[0], j + skipped[1])
+    in_first, in_second = zip(*pairs, strict=True)
+    return np.concatenate(in_first), np.concatenate(in_second)
+
+
+def _same_run(first: Column, second: Column) -> int:
+    """Return how many elements are the same from the beginning."""
+    length, chunk = 0, 64
+    while (count := min(len(first) - length, len(second) - length, chunk)) > 0:
+        differs = first[length : length + count] != second[length : length + count]
+        if differs.any():
+            return length + int(differs.argmax())
+        length, chunk = length + count, 2 * chunk
+    return length
+
+
+def _skip(texts: tuple[bytes, bytes], width: int, i: int, j: int) -> tuple[int, int] | None:
+    """Return how many elements of each to skip until both are the same again; None: unknown.
+
+    Args:
+        texts: The bytes of both sequences, `width` for each element.
+        i, j: Where they differ.
+    """
+    first, second = texts
+    found = []
+    if (x := _find(first, i, second[j * width : (j + _AGREE) * width], width)) is not None:
+        found.append((x, 0))
+    if (y := _find(second, j, first[i * width : (i + _AGREE) * width], width)) is not None:
+        found.append((0, y))
+    nearest = min((sum(each) for each in found), default=_BOTH)
+    for total in range(2, min(nearest, _BOTH)):
+        for x in range(1, total):
+            here, there = (i + x) * width, (j + total - x) * width
+            wanted = first[here : here + _AGREE * width]
+            if wanted and wanted == second[there : there + _AGREE * width]:
+                return x, total - x
+    return min(found, key=sum, default=None)
+
+
+def _find(text: bytes, place: int, pattern: bytes, width: int) -> int | None:
+    """Return how far behind a place a pattern begins, in elements; None: it is not near."""
+    begin, end = place * width, (place + _LOOK) * width
+    found = text.find(pattern, begin, end) if pattern else -1
+    while found >= 0 and found % width:
+        found = text.find(pattern, found + 1, end)
+    return None if found < 0 else (found - begin) // width

@@ -1,0 +1,169 @@
+"""The sizes of a program's data, such as its batch: as people write them, and of recordings."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import gcd
+from pathlib import Path
+
+import numpy as np
+
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.reading.snapshot import Column, Snapshot
+from pytracer.text import number
+
+Sizes = dict[str, int]
+"""The size of each variable, as in {"batch": 2, "length": 4096}."""
+
+MOST_VALUES = 1000
+"""The most sizes of a range."""
+
+LEAST_MULTIPLE = 8
+"""From this multiple on, kernels are known to round sizes."""
+
+_SIZE = r"[A-Za-z_][\w.-]*=\d{1,12}"
+_NAMED = re.compile(rf"(?P<path>.+)@(?P<sizes>{_SIZE}(?:,{_SIZE})*)", re.DOTALL)
+_RANGE = re.compile(r"(\d{1,12})(?:\.\.(\d{1,12})(?:\.\.(\d{1,12}))?)?")
+_EXAMPLE = "give sizes such as batch=16,length=4096"
+
+
+def parsed_file(text: str) -> tuple[Path, Sizes | None]:
+    """Return the path of "snapshot.pickle@batch=2" and its sizes; None: the text has none."""
+    found = _NAMED.fullmatch(text)
+    if found is None or Path(text).exists():
+        return Path(text), None
+    pairs = (part.split("=") for part in found["sizes"].split(","))
+    return Path(found["path"]), {name: int(value) for name, value in pairs}
+
+
+def parsed_target(text: str) -> dict[str, Sequence[int]]:
+    """Return the values of each variable of a text such as "batch=8..32,length=4096".
+
+    "8..32" means all numbers from 8 to 32, and "8..32..8" every eighth of them.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    found: dict[str, Sequence[int]] = {}
+    for part in text.split(","):
+        name, _, values = part.strip().partition("=")
+        parsed = _RANGE.fullmatch(values)
+        if not name or parsed is None or name in found:
+            raise ConfigError(
+                f'"{text}": {_EXAMPLE}, each name once; 8..32 and 8..32..8 are ranges'
+            )
+        first = int(parsed[1])
+        found[name] = range(first, int(parsed[2] or first) + 1, int(parsed[3] or 1) or 1)
+    return found
+
+
+def targets_of(values: Mapping[str, int | Sequence[int]]) -> list[Sizes]:
+    """Return all combinations of the values, in their order.
+
+    Raises:
+        ConfigError: There are no values, too many, or one is no whole number greater than 0.
+    """
+    found: list[Sizes] = [{}]
+    for name, given in values.items():
+        column = [given] if isinstance(given, int) else list(given)
+        if not column or not all(type(value) is int and 0 < value < 10**12 for value in column):
+            raise ConfigError(f"{name}={given!r}: {_EXAMPLE}; a size is a whole number above 0")
+        found = [{**sizes, name: value} for sizes in found for value in column]
+        if len(found) > MOST_VALUES:
+            raise ConfigError(f"more than {MOST_VALUES:,} sizes at once: give fewer values")
+    if not values:
+        raise ConfigError(f"no sizes to predict: {_EXAMPLE}")
+    return found
+
+
+def sizes_of(snapshot: Snapshot, given: Sizes | None, names: Sequence[str]) -> Sizes:
+    """Return the sizes of a recording: those given with its name, or else of its metadata.
+
+    Raises:
+        ConfigError: One of the `names` has no size.
+    """
+    known = {
+        name: value
+        for name, value in snapshot.metadata.given.items()
+        if isinstance(name, str) and type(value) is int and value > 0
+    }
+    found = known if given is None else given
+    for name in names:
+        if name not in found:
+            raise ConfigError(
+                f"{snapshot.path} does not say its {name}: give it as {snapshot.path}@{name}=2, or "
+                f'record with PYTRACER_METADATA={name}=2 or Tracer(metadata={{"{name}": 2}})'
+            )
+    return found
+
+
+def variables_of(recorded: Mapping[str, Sizes], targets: Sequence[Sizes]) -> list[str]:
+    """Return the variables in which recordings differ, in the order of `--at`.
+
+    Args:
+        recorded: The sizes of each recording, by path.
+        targets: The sizes to predict.
+
+    Raises:
+        PytracerError: The recordings do not show how the program grows with a variable.
+    """
+    names = [*targets[0]]
+    for path, sizes in recorded.items():
+        first_path, first = next(iter(recorded.items()))
+        for name in sorted(sizes.keys() & first.keys() - {*names}):
+            if sizes[name] != first[name]:
+                raise ConfigError(
+                    f"{first_path} and {path} differ in {name} ({first[name]:,} and "
+                    f"{sizes[name]:,}): give {name} with --at too"
+                )
+    found = []
+    for name in names:
+        values = {sizes[name] for sizes in recorded.values()}
+        if len(values) > 1:
+            found.append(name)
+        elif other := {target[name] for target in targets} - values:
+            raise PytracerError(
+                f"all recordings have {name}={values.pop():,}, which does not show what changes at "
+                f"{name}={max(other):,}: give a recording with another {name}"
+            )
+    if found and not are_independent(list(recorded.values()), found):
+        raise PytracerError(
+            f"{number(len(recorded), 'recording')} cannot tell {' and '.join(found)} apart: give "
+            f"{len(found) + 1}, of which each differs from one of the others in one of them alone"
+        )
+    return found
+
+
+def are_independent(recorded: Sequence[Sizes], variables: Sequence[str]) -> bool:
+    """Return whether recordings show the growth with each variable apart from the others."""
+    points = points_of(recorded, variables)
+    with_constant = np.column_stack([np.ones(len(points)), points / points.max(axis=0)])
+    return bool(np.linalg.matrix_rank(with_constant, tol=1e-9) > len(variables))
+
+
+def unlike_sizes(recorded: Sequence[Sizes], variables: Sequence[str], target: Sizes) -> list[str]:
+    """Return a sentence about each size that is no multiple of what divides all recorded ones.
+
+    Kernels round lengths up, and convolutions halve them: recordings of even multiples alone do not
+    show it.
+    """
+    found = []
+    for name in variables:
+        common = gcd(*(sizes[name] for sizes in recorded))
+        multiple = common & -common  # the power of two
+        if multiple >= LEAST_MULTIPLE and target[name] % multiple:
+            found.append(
+                f"All recordings have a {name} that is a multiple of {multiple:,}, and "
+                f"{target[name]:,} is none: kernels may round it, which they do not show."
+            )
+    return found
+
+
+def points_of(recorded: Sequence[Sizes], variables: Sequence[str]) -> Column:
+    """Return the sizes as numbers: float64 of shape (recordings, variables)."""
+    shape = (len(recorded), len(variables))
+    return np.array([[each[name] for name in variables] for each in recorded], float).reshape(shape)
+
+
+def sizes_text(sizes: Sizes) -> str:
+    """Return sizes as text, as in "batch=16, length=4,096"."""
+    return ", ".join(f"{name}={value:,}" for name, value in sizes.items())

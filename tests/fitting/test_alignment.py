@@ -1,0 +1,62 @@
+"""The requests of two recordings are matched over insertions and replacements."""
+
+import numpy as np
+import pytest
+
+from pytracer.fitting.alignment import aligned
+
+
+def keys(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def pairs(first: str, second: str) -> str:
+    """Return the characters that are matched, and check that they are the same and in order."""
+    in_first, in_second = aligned(keys(first), keys(second))
+    found = [first[i] for i in in_first]
+    assert found == [second[i] for i in in_second]
+    assert np.all(np.diff(in_first) > 0)
+    assert np.all(np.diff(in_second) > 0)
+    return "".join(found)
+
+
+LAYERS = "abcdefgh" * 50
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "matched"),
+    [
+        (LAYERS, LAYERS, LAYERS),
+        (LAYERS, "", ""),
+        # A buffer more in each layer, and at the end.
+        (LAYERS, "abcdXefgh" * 50, LAYERS),
+        ("abcdXefgh" * 50, LAYERS, LAYERS),
+        (LAYERS, LAYERS + "X", LAYERS),
+        (LAYERS, LAYERS[:-1] + "Xh", LAYERS),
+        # A kernel in the place of two others.
+        ("abcd" + "UV" + "efgh" * 9, "abcd" + "XYZ" + "efgh" * 9, "abcd" + "efgh" * 9),
+        # The same in one layer alone.
+        ("abcdUVefgh" * 2, "abcdXYZefgh" + "abcdUVefgh", "abcdefgh" + "abcdUVefgh"),
+        # Many requests more.
+        ("abcdefgh" + "ijklmnop", "abcdefgh" + "XYZ" * 1000 + "ijklmnop", "abcdefghijklmnop"),
+        # Nothing is the same.
+        ("abcdefgh" * 9, "XYZ" * 30, ""),
+    ],
+)
+def test_what_is_matched(first: str, second: str, matched: str) -> None:
+    assert pairs(first, second) == matched
+
+
+def test_keys_are_compared_as_numbers() -> None:
+    # GIVEN a key whose bytes are also inside of two others
+    wanted = np.array([1] * 8, np.int32)
+    shifted = np.full(8, 256, np.int32)
+    in_first, _ = aligned(np.concatenate([[7], wanted]).astype(np.int32), np.append(7, shifted))
+    assert in_first.tolist() == [0]
+
+
+def test_different_sequences_end_soon() -> None:
+    # GIVEN two long sequences without a common part
+    first = np.arange(100_000, dtype=np.int32)
+    in_first, _ = aligned(first, first + 100_000)
+    assert len(in_first) == 0

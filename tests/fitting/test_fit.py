@@ -1,0 +1,212 @@
+"""Predictions are compared with the same program at the size that was predicted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import invoke
+from sized_programs import routed, training, write
+
+import pytracer
+from pytracer.analysis.requests import extract_recording
+from pytracer.errors import ConfigError, PytracerError
+from pytracer.fitting import Fit
+from pytracer.fitting.prediction import Peak
+from pytracer.reading import load
+
+RECORDED = [{"batch": 2, "length": 64}, {"batch": 4, "length": 64}, {"batch": 4, "length": 128}]
+TARGETS = [
+    {"batch": 7, "length": 128},
+    {"batch": 4, "length": 256},
+    {"batch": 3, "length": 64},
+    {"batch": 9, "length": 192},
+]
+
+
+def recordings(folder: Path, program=training, sizes=RECORDED, **options: object) -> list[Path]:  # type: ignore[no-untyped-def]
+    found = []
+    for each in sizes:
+        found.append(folder / f"{'-'.join(map(str, each.values()))}.pickle")
+        write(found[-1], program, **each, **options)
+    return found
+
+
+def true_peak(folder: Path, program=training, **options: object) -> Peak:  # type: ignore[no-untyped-def]
+    write(folder / "true.pickle", program, **options)
+    snapshot = load(folder / "true.pickle")
+    usage = extract_recording(snapshot).history.usage
+    return Peak(int(usage.allocated_bytes.max()), int(usage.reserved_bytes.max()))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_predictions_are_exact(target: dict[str, int], tmp_path: Path) -> None:
+    found = pytracer.fit(*recordings(tmp_path), at=target)
+    assert found.is_exact
+    assert found.target.peak == true_peak(tmp_path, **target)
+    assert found.least == found.most == found.target.peak
+    assert found.target.first is not None
+    assert found.target.steady is not None
+    parts = (found.target.first, found.target.steady)
+    assert max(part.reserved_bytes for part in parts) == found.target.peak.reserved_bytes
+
+
+def test_a_length_that_is_unlike_the_recorded_ones(tmp_path: Path) -> None:
+    # GIVEN recordings with multiples of 64, and a length that is none
+    found = pytracer.fit(*recordings(tmp_path), at={"batch": 4, "length": 200})
+    assert found.target.peak == true_peak(tmp_path, batch=4, length=200)
+    assert not found.is_exact
+    assert found.notes == [
+        "All recordings have a length that is a multiple of 64, and 200 is none: kernels may round "
+        "it, which they do not show."
+    ]
+
+
+def test_other_settings(tmp_path: Path) -> None:
+    # GIVEN recordings without settings, and a run with a setting
+    setting, target = "expandable_segments:True", TARGETS[0]
+    found = pytracer.fit(*recordings(tmp_path), at=target, settings=[setting])
+    own, other = found.predictions
+    assert (own.settings, other.settings) == ("own settings", setting)
+    assert other.peak == true_peak(tmp_path, settings=setting, **target)
+
+
+def test_the_largest_batch_runs_and_the_next_does_not(tmp_path: Path) -> None:
+    room = 300 << 20
+    found = pytracer.fit(
+        *recordings(tmp_path), at={"batch": 4, "length": 256}, device_memory_bytes=room
+    )
+    batch, length = found.largest
+    for largest, other in ((batch, {"length": 256}), (length, {"batch": 4})):
+        assert largest.value is not None
+        for value, ran_out in ((largest.value, False), (largest.value + 1, True)):
+            sizes = {**other, largest.variable: value}
+            run = write(tmp_path / "true.pickle", training, device_bytes=room, **sizes)
+            assert run.ran_out == ran_out, sizes
+        assert largest.failed is not None
+        assert run.events[-1]["size"] == largest.failed.size_bytes
+        assert largest.failed.frame is not None
+    # AND the smallest device of the target is that, to 2 MiB
+    least = found.smallest_device_bytes["own settings"]
+    for bytes_, ran_out in ((least, False), (least - (3 << 20), True)):
+        run = write(tmp_path / "true.pickle", training, bytes_, batch=4, length=256)
+        assert run.ran_out == ran_out
+
+
+def test_a_further_recording_is_the_check(tmp_path: Path) -> None:
+    sizes = [*RECORDED, {"batch": 6, "length": 128}]
+    found = pytracer.fit(*recordings(tmp_path, sizes=sizes), at=TARGETS[0])
+    (checked,) = [file for file in found.files if file.foretold is not None]
+    assert checked.sizes == sizes[-1]
+    assert checked.foretold == checked.recorded
+    assert "batch=6, length=128 is foretold by the other recordings to the byte" in str(found)
+
+
+def test_a_buffer_that_only_large_recordings_have(tmp_path: Path) -> None:
+    # GIVEN a recording with the buffer, and three without it
+    at, sizes = {"batch": 12, "length": 128}, [*RECORDED, {"batch": 10, "length": 128}]
+    paths = [
+        f"{path}@batch={each['batch']},length={each['length']}"
+        for path, each in zip(
+            recordings(tmp_path, sizes=[{**each, "buffer_from": 1000} for each in sizes]),
+            sizes,
+            strict=True,
+        )
+    ]
+    found = pytracer.fit(*paths, at=at)
+    # THEN its growth is not known, and the bounds have the truth
+    assert found.unseen == 3
+    assert not found.is_exact
+    truth = true_peak(tmp_path, **at, buffer_from=1000)
+    assert found.least.allocated_bytes <= truth.allocated_bytes <= found.most.allocated_bytes
+    assert found.least.reserved_bytes <= truth.reserved_bytes <= found.most.reserved_bytes
+    assert any("3 requests begin only above some size" in note for note in found.notes)
+
+
+def test_requests_that_depend_on_values(tmp_path: Path) -> None:
+    found = pytracer.fit(*recordings(tmp_path, routed), at={"batch": 16, "length": 256})
+    assert not found.is_exact
+    assert found.varying == 12
+    assert "The first is of train/model.py:6 expert." in found.notes[0]
+    truth = true_peak(tmp_path, routed, batch=16, length=256)
+    assert found.least.allocated_bytes <= truth.allocated_bytes <= found.most.allocated_bytes
+    assert found.least.reserved_bytes <= truth.reserved_bytes <= found.most.reserved_bytes
+    assert "depend on values" in str(found)
+    # AND on a device between the bounds, there is no answer
+    room = (found.least.reserved_bytes + found.most.reserved_bytes) // 2
+    paths = recordings(tmp_path, routed)
+    undecided = pytracer.fit(*paths, at={"batch": 16, "length": 256}, device_memory_bytes=room)
+    assert undecided.kind == "can't tell"
+
+
+def test_two_different_programs(tmp_path: Path) -> None:
+    (first,) = recordings(tmp_path, sizes=[{"batch": 2, "length": 64}])
+    (second,) = recordings(tmp_path, routed, sizes=[{"batch": 4, "length": 64}])
+    with pytest.raises(PytracerError, match=r"different programs.*train/model.py:6 expert"):
+        pytracer.fit(first, second, at={"batch": 8, "length": 64})
+
+
+def test_recordings_that_are_not_complete(tmp_path: Path) -> None:
+    # GIVEN a recording that ran out of memory
+    sizes = RECORDED[:2]
+    short = recordings(tmp_path, sizes=sizes, device_bytes=24 << 20)
+    with pytest.raises(PytracerError, match="ran out of memory"):
+        pytracer.fit(*short, at={"batch": 8, "length": 64})
+
+
+def test_one_recording_predicts_its_own_sizes(tmp_path: Path) -> None:
+    (path,) = recordings(tmp_path, sizes=RECORDED[:1])
+    found = pytracer.fit(path, at=RECORDED[0])
+    assert found.target.peak == true_peak(tmp_path, **RECORDED[0])
+    assert "confirmed" not in str(found)
+    with pytest.raises(PytracerError, match="give a recording with another batch"):
+        pytracer.fit(path, at={"batch": 4, "length": 64})
+
+
+def test_more_steps_in_one_recording(tmp_path: Path) -> None:
+    paths = [tmp_path / "2.pickle", tmp_path / "4.pickle"]
+    write(paths[0], training, batch=2, length=64, steps=3)
+    write(paths[1], training, batch=4, length=64, steps=6)
+    # The sizes are those given, because the metadata has the steps too.
+    named = [f"{path}@batch={batch}" for path, batch in zip(paths, (2, 4), strict=True)]
+    found = pytracer.fit(*named, at={"batch": 8})
+    assert found.target.peak == true_peak(tmp_path, batch=8, length=64)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    paths = recordings(tmp_path)
+    done = invoke("fit", *paths, "--at", "batch=8..32..4,length=256", "--device-memory", "200MiB")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("DOES NOT FIT: batch=32, length=256 in 200 MiB")
+    assert len(lines) <= 20
+    assert any(line.startswith(" largest batch=") for line in lines)
+    assert any("a batch" in line for line in lines)
+    report = json.loads(invoke("fit", *paths, "--at", "batch=8..32..4,length=256", "--json").stdout)
+    assert [row["sizes"]["batch"] for row in report["predictions"]] == [*range(8, 33, 4)]
+    assert report["target"] == report["predictions"][-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--at", "batch=8,length=64,width=3"], "does not say its width: give it as"),
+        (["--at", "batch=8"], "give length with --at too"),
+        (["--at", "batch"], "give sizes such as batch=16,length=4096"),
+        (["--at", "batch=8,length=64", "--set", "x:1"], 'has no setting "x"'),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = invoke("fit", *recordings(tmp_path), *arguments)
+    assert done.exit_code != 0
+    assert message in done.stderr
+
+
+def test_no_settings_as_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a list of settings"):
+        pytracer.fit("a.pickle", at={"batch": 2}, settings="a:1")
+
+
+def test_results_are_printed(tmp_path: Path) -> None:
+    found = pytracer.fit(*recordings(tmp_path), at=TARGETS[0])
+    assert isinstance(found, Fit)
+    assert str(found).startswith("FITS: batch=7, length=128 in 16 GiB")

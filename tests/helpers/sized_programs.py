@@ -1,0 +1,98 @@
+"""Recordings of a program at chosen sizes of its data, on a simulated allocator, without torch."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from simulated_recordings import MIB, Recorded
+
+from pytracer.analysis.requests import ALLOCATE, FREE
+
+DEVICE_BYTES = 2**34
+
+Requests = Iterator[tuple[str, str, int]]
+"""Pairs of a line and the name of a block with its bytes, or ("step", "", 0) after a step."""
+
+
+def training(batch: int, length: int, steps: int = 3, buffer_from: int = 2**40) -> Requests:
+    """Train: attention needs the square of the length, and many rows a buffer more."""
+    rows = batch * length
+    for i in range(4):
+        yield "parameter", f"p{i}", 3 * MIB + i
+    for step in range(steps):
+        for i in range(4):
+            yield "mixed", f"m{i}", 64 * rows * 4
+            yield "attention", f"a{i}", 4 * batch * length**2 * 4
+        yield "logits", "l", 1000 * batch * (length - 1) * 4
+        if rows >= buffer_from:
+            yield "buffer", "b", 4096 * rows
+            yield "free", "b", 0
+        yield "free", "l", 0
+        for i in reversed(range(4)):
+            yield "gradient", f"g{i}", 3 * MIB + i
+            yield "free", f"a{i}", 0
+            yield "free", f"m{i}", 0
+        for i in range(4):
+            if step == 0:
+                yield "state", f"s{i}", 6 * MIB + 2 * i
+            yield "update", "u", 3 * MIB + i
+            yield "free", "u", 0
+        for i in range(4):
+            yield "free", f"g{i}", 0
+        yield "step", "", 0
+
+
+def routed(batch: int, length: int, steps: int = 3) -> Requests:
+    """Train experts, which get as many tokens as the values of each step decide."""
+    rows = batch * length
+    yield "parameter", "p", 3 * MIB
+    for step in range(steps):
+        for i in range(4):
+            tokens = rows // 4 + (rows // 32) * ((i + step + batch) % 3 - 1)
+            yield "expert", f"e{i}", 4096 * tokens
+        for i in range(4):
+            yield "free", f"e{i}", 0
+        yield "step", "", 0
+
+
+def write(
+    path: Path,
+    program: Callable[..., Requests],
+    device_bytes: int | None = DEVICE_BYTES,
+    settings: str = "",
+    **sizes: int,
+) -> Recorded:
+    """Write the snapshot of a program that has run at some sizes, which are in the metadata."""
+    rows: list[tuple[int, int, int, int, int]] = []
+    lines: list[str] = []
+    begins, blocks = [0], {}
+    for line, name, size_bytes in program(**sizes):
+        if line == "step":
+            begins.append(len(rows))
+        elif line == "free":
+            rows.append((FREE, blocks.pop(name), 0, 0, 0))
+        else:
+            blocks[name] = len(lines)
+            rows.append((ALLOCATE, len(lines), size_bytes, 0, 0))
+            lines.append(line)
+    run = Recorded(rows, settings, device_bytes)
+    # A request has several events: where its first one is, steps begin.
+    first_events, allocated = [], iter(lines)
+    for number, event in enumerate(run.events):
+        if event["action"] in ("alloc", "free_requested", "oom"):
+            first_events.append(number)
+        name = next(allocated) if event["action"] == "alloc" else "free"
+        frame = {"filename": f"/{path.stem}/train/model.py", "name": name, "line": len(name)}
+        event["frames"] = [frame]
+    content: dict[str, Any] = run.content()
+    content["pytracer"]["devices"][0] |= {
+        "total_bytes": device_bytes,
+        "steps": [
+            [step, first_events[first] if first < len(first_events) else len(run.events)]
+            for step, first in enumerate(begins, 1)
+        ],
+    }
+    content["pytracer"]["metadata"] = sizes
+    path.write_bytes(pickle.dumps(content))
+    return run

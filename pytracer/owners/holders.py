@@ -8,6 +8,7 @@ from typing import Any
 
 import pytracer
 from pytracer import _core
+from pytracer.owners.bounded import with_bounds
 from pytracer.owners.tensors import memory_of
 
 MAX_TENSORS = 10_000
@@ -54,6 +55,7 @@ class HoldersNow:
             wanted.append((id(root), is_list_wanted))
             del root
         texts = _core.holders_of(tensors, hidden, MAX_SECONDS * patience)
+        texts = with_bounds(texts, hidden, MAX_SECONDS * patience)
         self.of_roots = {
             number: text
             for (number, is_list_wanted), text in zip(wanted, texts[first_root:], strict=True)

@@ -254,6 +254,7 @@ def _lives(ends: Sequence[Ends], numbers: Mapping[int, int]) -> Lives:
         birth=file[first] - 1,
         death=file[last],
         size_bytes=size_bytes[order[first]],
+        requested_bytes=size_bytes[order[first]],
         stack=np.array([numbers[key] for key in keys.tolist()], np.int64)[which],
         phase=np.zeros(len(first), np.int64),
         is_freed_later=np.zeros(len(first), bool),

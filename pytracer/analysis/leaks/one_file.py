@@ -17,8 +17,9 @@ from pytracer.analysis.call_sites import call_sites, callers_of, frame_at
 from pytracer.analysis.device_data import DeviceData
 from pytracer.analysis.holder_names import file_holders
 from pytracer.analysis.leaks.bounded import without_bounded
-from pytracer.analysis.leaks.groups import Observation, search
+from pytracer.analysis.leaks.groups import search
 from pytracer.analysis.leaks.growth import LEAST_SLOTS, Lives
+from pytracer.analysis.leaks.observation import Observation
 from pytracer.analysis.leaks.results import DeviceLeaks, Growth, Release, Verdict, bytes_per_step
 from pytracer.analysis.ooms import limit_bytes_of
 from pytracer.analysis.program_files import program_files
